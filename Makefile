@@ -1,0 +1,59 @@
+# Everything a developer or CI runs, by one name each. `make help` lists them.
+
+PYTHON ?= python3
+VENV ?= .venv
+ARGS ?=
+
+BIN := $(VENV)/bin
+PROTOS := $(shell find protos -name '*.proto')
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup protos serve test check format lossless bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .make/setup ## create the environment and install into it, where something changed
+
+protos: .make/tools ## generate the gRPC stubs, nothing else
+	$(BIN)/python setup.py --quiet generate_stubs
+
+serve: .make/setup ## serve smollm2-135m-instruct, or as ARGS='--...' says, until Ctrl-C
+	@exec $(BIN)/specdec serve $(ARGS)
+
+test: .make/setup ## run the tests that are not slow; ARGS go to pytest
+	$(BIN)/python -m pytest $(ARGS)
+
+check: .make/setup ## lint, formatting, types, import rules, protos
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+	$(BIN)/lint-imports
+	$(BIN)/buf lint
+
+format: .make/setup ## format the code and fix what can be fixed
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lossless: .make/setup ## compare outputs with speculation on and off
+	$(BIN)/python -m benchmarks.lossless $(ARGS)
+
+bench: .make/setup ## measure throughput
+	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+clean: ## remove what was built; the environment stays
+	rm -rf .make build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
+	find protos -name '*_pb2*' -delete
+	find specdec cluster protos tests -name __pycache__ -prune -exec rm -rf {} +
+
+# The generator comes first and at its pinned version: an isolated build would fetch a newer
+# setuptools, which constraints do not reach.
+.make/tools: constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools grpcio-tools
+	@mkdir -p $(@D) && touch $@
+
+.make/setup: .make/tools pyproject.toml setup.py $(PROTOS)
+	$(BIN)/python -m pip install --quiet --no-build-isolation -c constraints.txt -e '.[dev]'
+	@mkdir -p $(@D) && touch $@

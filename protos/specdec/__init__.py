@@ -1,0 +1,1 @@
+"""Protobuf package `specdec`, a folder a version."""

@@ -1,0 +1,277 @@
+"""The engine: requests in, tokens out, one step at a time.
+
+Synchronous, single-threaded, without a clock or randomness of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, replace
+
+from specdec.block_manager import BlockManager
+from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.detokenizer import IncrementalDetokenizer
+from specdec.errors import InvalidValueError
+from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
+from specdec.runner import Target
+from specdec.scheduler import ScheduledRow, Scheduler
+from specdec.sequence import FinishReason, Request, Sequence, SequenceStatus
+from specdec.stats import EngineStats, SpeculationStats
+from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow, VerifyOutput
+from specdec.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What one step added to a request.
+
+    text: whole characters only; may be empty while a character or a stop string is incomplete.
+    finish_reason: None while the request goes on. speculation: counts of the request so far.
+    """
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason | None
+    num_prompt_tokens: int
+    num_output_tokens: int
+    speculation: SpeculationStats
+
+
+class Engine:
+    """Schedules, drafts, verifies and commits. The same with speculation on or off."""
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        target: Target,
+        tokenizer: Tokenizer,
+        eos_token_ids: frozenset[int],
+        proposer: Proposer | None = None,
+    ) -> None:
+        """`proposer` replaces the one that `config.speculation` names."""
+        self.config = config
+        self._target = target
+        self._tokenizer = tokenizer
+        self._eos_token_ids = eos_token_ids
+        self._blocks = BlockManager(config.num_blocks, config.block_size)
+        self._scheduler = Scheduler(config, self._blocks)
+        self._proposer = proposer or _make_proposer(config.speculation)
+        self._sequences: dict[str, Sequence] = {}
+        self._next_seq_id = 0
+        self._num_steps = 0
+        self._in_flight: list[tuple[Sequence, StepRow]] = []
+        self._num_known_blocks: dict[int, int] = {}  # by sequence, those the worker was told of
+        self._released: list[int] = []
+        self._totals = SpeculationStats()
+        self._num_prompt_tokens = 0
+        self._num_generated_tokens = 0
+
+    def add(self, request: Request) -> None:
+        """Queues a request. Raises InvalidValueError or OverloadedError, and then keeps nothing."""
+        self._validate(request)
+        detokenizer = IncrementalDetokenizer(self._tokenizer, request.params.stop)
+        seq = Sequence(self._next_seq_id, request, detokenizer)
+        self._scheduler.add(seq)
+        self._sequences[request.request_id] = seq
+        self._next_seq_id += 1
+        self._num_prompt_tokens += seq.num_prompt_tokens
+
+    def abort(self, request_id: str) -> None:
+        """Ends a request and frees its blocks; one that is unknown or has ended is no error."""
+        seq = self._sequences.get(request_id)
+        if seq is not None:
+            self._finish(seq)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `step` has anything to do."""
+        return bool(self._sequences or self._in_flight)
+
+    def step(self) -> list[RequestOutput]:
+        """Collects and commits the step in flight, and begins the next before it returns.
+
+        So whoever delivers the outputs does it while the next forward pass runs.
+        """
+        outputs = self._commit(self._target.collect()) if self._in_flight else []
+        rows = self._scheduler.schedule()
+        for seq in self._scheduler.preempted:
+            self._forget_on_worker(seq)
+        self._begin(rows, self._propose(rows))
+        return outputs
+
+    def stats(self) -> EngineStats:
+        """The load now, and the counters since the start."""
+        return EngineStats(
+            num_running=self._scheduler.num_running,
+            num_waiting=self._scheduler.num_waiting,
+            num_blocks=self._blocks.num_blocks,
+            num_free_blocks=self._blocks.num_free_blocks,
+            num_steps=self._num_steps,
+            num_preemptions=self._scheduler.num_preemptions,
+            num_prompt_tokens=self._num_prompt_tokens,
+            num_generated_tokens=self._num_generated_tokens,
+            speculation=replace(self._totals),
+        )
+
+    def check_integrity(self) -> None:
+        """Asserts that no block is lost, shared, or held by a sequence that has ended."""
+        self._blocks.check_integrity()
+        if not self._sequences:
+            assert self._blocks.num_free_blocks == self._blocks.num_blocks, "blocks leaked"
+
+    def _validate(self, request: Request) -> None:
+        if request.request_id in self._sequences:
+            raise InvalidValueError("request_id", request.request_id, "unused by a running request")
+        num_tokens = len(request.prompt_token_ids)
+        if num_tokens == 0:
+            raise InvalidValueError("prompt", "", "at least 1 token long")
+        limit = self.config.max_model_len - 1
+        if num_tokens > limit:
+            raise InvalidValueError(
+                "prompt length", num_tokens, f"at most {limit} tokens (max_model_len less one)"
+            )
+        self._tokenizer.check_token_ids("prompt", request.prompt_token_ids)
+        method = request.params.speculation.method
+        loaded = self.config.speculation.method if self.config.speculation else "none"
+        if method is not None and method != loaded:
+            raise InvalidValueError("speculation.method", method, f"what is loaded: {loaded}")
+
+    def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
+        requests = [
+            DraftRequest(row.seq, row.num_draft_tokens) for row in rows if row.num_draft_tokens
+        ]
+        if not requests or self._proposer is None:
+            return {}
+        self._proposer.begin(requests)
+        return {proposal.seq_id: proposal for proposal in self._proposer.collect()}
+
+    def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> None:
+        if not rows:
+            return
+        admitted = [row.seq for row in rows if row.seq.seq_id not in self._num_known_blocks]
+        self._num_known_blocks.update({seq.seq_id: 0 for seq in admitted})
+        step_rows = [_step_row(row, drafts.get(row.seq.seq_id)) for row in rows]
+        step = StepInput(
+            step_id=self._num_steps,
+            released=tuple(self._released),
+            admitted=tuple(_admission(seq) for seq in admitted),
+            block_table_deltas=tuple(self._table_deltas(rows)),
+            rows=tuple(step_rows),
+        )
+        self._num_steps += 1
+        self._released.clear()
+        self._in_flight = list(zip([row.seq for row in rows], step_rows, strict=True))
+        self._target.begin(step)
+
+    def _table_deltas(self, rows: Many[ScheduledRow]) -> Iterator[BlockTableDelta]:
+        """The blocks that the worker does not know yet; tables change only at their end."""
+        for row in rows:
+            seq_id = row.seq.seq_id
+            table, known = self._blocks.block_table(seq_id), self._num_known_blocks[seq_id]
+            if len(table) > known:
+                self._num_known_blocks[seq_id] = len(table)
+                yield BlockTableDelta(seq_id, known, tuple(table[known:]))
+
+    def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
+        new_tokens = {row.seq_id: row.token_ids for row in verified.rows}
+        outputs = []
+        for seq, row in self._in_flight:
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # aborted while the step ran
+            if row.samples:
+                outputs.append(self._append(seq, row, new_tokens[seq.seq_id]))
+            else:
+                seq.num_computed_tokens += len(row.token_ids)
+        self._in_flight = []
+        return outputs
+
+    def _append(self, seq: Sequence, row: StepRow, token_ids: Many[int]) -> RequestOutput:
+        """Adds verified tokens up to the one that ends the sequence, if one does."""
+        finish_reason, num_kept = None, 0
+        while finish_reason is None and num_kept < len(token_ids):
+            seq.token_ids.append(token_ids[num_kept])
+            num_kept += 1
+            finish_reason = self._finish_reason(seq)
+        seq.num_computed_tokens = seq.num_tokens - 1
+        self._num_generated_tokens += num_kept
+        for stats in (seq.speculation, self._totals):
+            stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
+        if finish_reason is None:
+            self._drop_rejected(seq)
+        else:
+            self._finish(seq)
+        return RequestOutput(
+            request_id=seq.request.request_id,
+            token_ids=tuple(token_ids[:num_kept]),
+            text=seq.detokenizer.take() if finish_reason is None else seq.detokenizer.flush(),
+            finish_reason=finish_reason,
+            num_prompt_tokens=seq.num_prompt_tokens,
+            num_output_tokens=seq.num_output_tokens,
+            speculation=replace(seq.speculation),
+        )
+
+    def _finish_reason(self, seq: Sequence) -> FinishReason | None:
+        """Whether the token appended last ends the sequence."""
+        token, params = seq.token_ids[-1], seq.params
+        if seq.detokenizer.append(token):
+            return FinishReason.STOP
+        if token in self._eos_token_ids and not params.ignore_eos:
+            return FinishReason.STOP
+        is_full = seq.num_tokens >= self.config.max_model_len
+        if is_full or seq.num_output_tokens == params.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _drop_rejected(self, seq: Sequence) -> None:
+        """Gives back the blocks that only rejected drafts had needed."""
+        self._blocks.truncate(seq.seq_id, seq.num_computed_tokens)
+        num_held = len(self._blocks.block_table(seq.seq_id))
+        self._num_known_blocks[seq.seq_id] = min(self._num_known_blocks[seq.seq_id], num_held)
+
+    def _finish(self, seq: Sequence) -> None:
+        del self._sequences[seq.request.request_id]
+        self._scheduler.finish(seq)
+        self._forget_on_worker(seq)
+        if self._proposer is not None:
+            self._proposer.release(seq.seq_id)
+
+    def _forget_on_worker(self, seq: Sequence) -> None:
+        if self._num_known_blocks.pop(seq.seq_id, None) is not None:
+            self._released.append(seq.seq_id)
+
+
+def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
+    if config is None:
+        return None
+    return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+
+
+def _admission(seq: Sequence) -> SequenceAdmission:
+    params = seq.params
+    return SequenceAdmission(
+        seq_id=seq.seq_id,
+        num_prompt_tokens=seq.num_prompt_tokens,
+        temperature=params.temperature,
+        top_p=params.top_p,
+        top_k=params.top_k,
+        seed=seq.request.seed,
+        choice=0,
+    )
+
+
+def _step_row(row: ScheduledRow, proposal: Proposal | None) -> StepRow:
+    """The tokens to run: known ones, then the drafts if they continue what is known."""
+    seq, start = row.seq, row.seq.num_computed_tokens
+    drafts: tuple[int, ...] = ()
+    if proposal is not None and _continues(proposal, seq):
+        drafts = proposal.draft_token_ids[: row.num_draft_tokens]
+    known = tuple(seq.token_ids[start : start + row.num_tokens])
+    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples)
+
+
+def _continues(proposal: Proposal, seq: Sequence) -> bool:
+    """Whether a proposal was made for the sequence's present end; a stale one never is verified."""
+    base = (proposal.base_length, proposal.base_token)
+    return base == (seq.num_tokens, seq.token_ids[-1])

@@ -1,0 +1,47 @@
+"""Errors a caller can cause, named so that every interface can report them alike.
+
+Each carries the field, the value and the limit that was broken. `cluster.errors` maps them to gRPC
+and HTTP codes. A failed invariant of our own is an `assert`, never one of these.
+"""
+
+from __future__ import annotations
+
+
+class SpecdecError(Exception):
+    """Base of every error that is meant to be read by the person who caused it."""
+
+
+class InvalidValueError(SpecdecError, ValueError):
+    """A field of a request or of the configuration is out of its limits."""
+
+    def __init__(self, field: str, value: object, limit: str) -> None:
+        """`limit` completes the sentence "`field` is `value`; it must be ..."."""
+        self.field = field
+        self.value = value
+        self.limit = limit
+        super().__init__(f"{field} is {_short(value)}; it must be {limit}")
+
+
+class UnsupportedModelError(SpecdecError):
+    """The checkpoint is of an architecture, or has a feature, that is not implemented."""
+
+
+class ModelNotFoundError(SpecdecError):
+    """No model answers to that name, here or where it could be fetched from."""
+
+
+class OutOfMemoryError(SpecdecError):
+    """The machine has too little memory for the configuration asked for."""
+
+
+class OverloadedError(SpecdecError):
+    """The request was refused because the queue is full; it may be sent again later."""
+
+
+class TargetFailedError(SpecdecError):
+    """The target model stopped answering; requests that were running are lost."""
+
+
+def _short(value: object, max_chars: int = 80) -> str:
+    text = repr(value)
+    return text if len(text) <= max_chars else f"{text[:max_chars]}... ({len(text)} characters)"

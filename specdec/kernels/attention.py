@@ -1,0 +1,124 @@
+"""Attention of a flat batch over paged KV: prefill, decode and several draft tokens in one call.
+
+This is the torch implementation, and the reference for device kernels, which keep its two calls:
+`plan` once a forward pass, on the host; `run` once a layer.
+
+KV of one layer is [num_slots, 2, num_kv_heads, head_dim] (keys, then values), so that writing a
+token's pair and reading a sequence's pages are one indexed copy each.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.model_input import ModelInput
+
+MAX_SHORT_QUERY_TOKENS = 16
+"""Queries up to this length (decode, drafts) share a padded group; longer chunks stand alone."""
+
+
+@dataclass(frozen=True)
+class AttentionGroup:
+    """G sequences of similar context length, padded to Q query tokens and S context tokens."""
+
+    rows: Tensor  # [G, Q] int64: flat token of each query; padding repeats the last one
+    slots: Tensor  # [G * S] int64: KV slot of each context position; padding names any valid slot
+    mask: Tensor | None  # [G, 1, Q * heads_per_kv, S] additive; None when every query sees all
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """Everything about a batch's attention that does not change from layer to layer."""
+
+    slot_mapping: Tensor  # [T] int64
+    groups: tuple[AttentionGroup, ...]
+
+
+class PagedAttention:
+    """Scaled dot-product attention with grouped query heads over one rank's KV pages."""
+
+    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
+        """`num_heads` and `num_kv_heads` are this rank's; the first divides by the second."""
+        assert num_heads % num_kv_heads == 0
+        self.num_kv_heads = num_kv_heads
+        self.heads_per_kv = num_heads // num_kv_heads
+        self.head_dim = head_dim
+        self.block_size = block_size
+        self._workspace = torch.empty(0)
+
+    def plan(self, batch: ModelInput, dtype: torch.dtype) -> AttentionPlan:
+        """Groups the sequences of a batch; context lengths in a group differ by less than half."""
+        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+        for index, context_len in enumerate(batch.context_lens):
+            is_long = batch.query_len(index) > MAX_SHORT_QUERY_TOKENS
+            members[context_len.bit_length(), index + 1 if is_long else 0].append(index)
+        groups = tuple(self._plan_group(batch, indices, dtype) for indices in members.values())
+        return AttentionPlan(batch.slot_mapping, groups)
+
+    def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
+        """Writes this pass's `kv` into its slots, then attends; returns [T, num_heads, head_dim].
+
+        query: [T, num_heads, head_dim]. kv: [T, 2, num_kv_heads, head_dim], keys rotated.
+        kv_cache: [num_slots, 2, num_kv_heads, head_dim], changed in place.
+        """
+        kv_cache.index_copy_(0, plan.slot_mapping, kv)
+        output = torch.empty_like(query)
+        for group in plan.groups:
+            output[group.rows] = self._attend(query[group.rows], kv_cache, group)
+        return output
+
+    def _plan_group(
+        self, batch: ModelInput, indices: list[int], dtype: torch.dtype
+    ) -> AttentionGroup:
+        device = batch.block_tables.device
+        query_lens = torch.tensor([batch.query_len(i) for i in indices], device=device)
+        starts = torch.tensor([batch.cu_seqlens_q[i] for i in indices], device=device)
+        contexts = torch.tensor([batch.context_lens[i] for i in indices], device=device)
+        max_query, max_context = int(query_lens.max()), int(contexts.max())
+        # Padding queries repeat the last one, so writing their results back is harmless.
+        steps = torch.arange(max_query, device=device)
+        offsets = torch.minimum(steps, query_lens[:, None] - 1)  # [G, Q]
+        num_blocks = -(-max_context // self.block_size)
+        tables = batch.block_tables[torch.tensor(indices, device=device), :num_blocks]
+        slots = tables[:, :, None] * self.block_size + torch.arange(self.block_size, device=device)
+        last_seen = (contexts - query_lens)[:, None] + offsets  # [G, Q]
+        return AttentionGroup(
+            rows=starts[:, None] + offsets,
+            slots=slots.flatten(1)[:, :max_context].flatten(),
+            mask=self._mask(last_seen, max_context, dtype),
+        )
+
+    def _mask(self, last_seen: Tensor, max_context: int, dtype: torch.dtype) -> Tensor | None:
+        """last_seen: [G, Q], the last context position that a query may attend to."""
+        if bool((last_seen == max_context - 1).all()):
+            return None
+        positions = torch.arange(max_context, device=last_seen.device)
+        hidden = positions > last_seen[:, :, None]  # [G, Q, S]
+        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
+        mask.masked_fill_(hidden, float("-inf"))
+        return mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None]
+
+    def _attend(self, query: Tensor, kv_cache: Tensor, group: AttentionGroup) -> Tensor:
+        """query: [G, Q, num_heads, head_dim]; returns the same shape."""
+        num_seqs, num_queries = query.shape[:2]
+        pages = self._gather(kv_cache, group.slots).view(num_seqs, -1, *kv_cache.shape[1:])
+        keys, values = pages[:, :, 0].transpose(1, 2), pages[:, :, 1].transpose(1, 2)
+        # Query heads that share a KV head become more queries of that head: no KV is repeated.
+        grouped = query.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
+        folded = grouped.transpose(1, 2).reshape(num_seqs, self.num_kv_heads, -1, self.head_dim)
+        attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
+        unfolded = attended.view(num_seqs, self.num_kv_heads, num_queries, self.heads_per_kv, -1)
+        return unfolded.transpose(1, 2).reshape(query.shape)
+
+    def _gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
+        """Copies slots to a buffer that lives on: fresh memory would cost twice the copy itself."""
+        numel = slots.numel() * kv_cache[0].numel()
+        if self._workspace.numel() < numel or self._workspace.dtype != kv_cache.dtype:
+            self._workspace = kv_cache.new_empty(numel)
+        out = self._workspace[:numel].view(-1, *kv_cache.shape[1:])
+        return torch.index_select(kv_cache, 0, slots, out=out)

@@ -1,0 +1,65 @@
+"""Linear layers that know how a checkpoint's weights are split over ranks.
+
+Weights are stored [in_features, out_features], the transpose of a checkpoint: for the few rows of
+a decode or verification step the product is then up to twice as fast on a CPU (docs/adr/0003).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from specdec.checkpoint import CheckpointReader
+from specdec.parallel import TensorParallelGroup
+
+
+@dataclass(frozen=True)
+class WeightPart:
+    """One checkpoint tensor of a fused layer, and the output rows of it that a rank holds."""
+
+    name: str
+    out_features: int
+    rows: range
+
+
+class ColumnParallelLinear(nn.Module):
+    """Several projections of one input, fused; each rank computes its share of every output."""
+
+    def __init__(self, reader: CheckpointReader, in_features: int, parts: list[WeightPart]) -> None:
+        """Reads only this rank's rows of each part."""
+        super().__init__()
+        total = sum(len(part.rows) for part in parts)
+        self.weight = torch.empty(in_features, total, dtype=reader.dtype)
+        start = 0
+        for part in parts:
+            shape = (part.out_features, in_features)
+            end = start + len(part.rows)
+            self.weight[:, start:end] = reader.read(part.name, shape, rows=part.rows).t()
+            start = end
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, in_features]; returns [T, this rank's outputs], the parts side by side."""
+        return x @ self.weight
+
+
+class RowParallelLinear(nn.Module):
+    """A projection whose input is split over the ranks; the partial results are summed."""
+
+    def __init__(
+        self,
+        reader: CheckpointReader,
+        name: str,
+        shape: tuple[int, int],
+        cols: range,
+        group: TensorParallelGroup,
+    ) -> None:
+        """`shape` is the checkpoint's, [out_features, in_features]; `cols` this rank's inputs."""
+        super().__init__()
+        self.weight = reader.read(name, shape, cols=cols).t().contiguous()
+        self.group = group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, this rank's inputs]; returns [T, out_features], equal on every rank."""
+        return self.group.all_reduce(x @ self.weight)

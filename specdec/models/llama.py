@@ -1,0 +1,210 @@
+"""A Llama-like decoder (Touvron et al. 2023), tensor-parallel by construction, on one page.
+
+Each rank holds its KV groups' heads, its share of the MLP's hidden units and its slice of the
+vocabulary, and reads only those from the checkpoint. Hidden states are equal on every rank.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.checkpoint import CheckpointReader, open_checkpoint
+from specdec.config import ModelConfig
+from specdec.kernels import AttentionPlan, PagedAttention
+from specdec.layers import (
+    ColumnParallelLinear,
+    HeadShard,
+    RMSNorm,
+    RotaryEmbedding,
+    Rotation,
+    RowParallelLinear,
+    VocabEmbedding,
+    VocabHead,
+    WeightPart,
+    head_rows,
+)
+from specdec.model_input import ModelInput
+from specdec.parallel import TensorParallelGroup
+
+
+class Attention(nn.Module):
+    """Self-attention of this rank's heads over paged KV."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        heads: HeadShard,
+        group: TensorParallelGroup,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
+        self.head_dim = config.head_dim
+        query_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        query_rows = head_rows(heads.query, config.head_dim)
+        kv_rows = head_rows(heads.kv, config.head_dim)
+        parts = [
+            WeightPart(f"{prefix}.q_proj.weight", query_size, query_rows),
+            WeightPart(f"{prefix}.k_proj.weight", kv_size, kv_rows),
+            WeightPart(f"{prefix}.v_proj.weight", kv_size, kv_rows),
+        ]
+        self.qkv_proj = ColumnParallelLinear(reader, config.hidden_size, parts)
+        output_shape = (config.hidden_size, query_size)
+        self.o_proj = RowParallelLinear(
+            reader, f"{prefix}.o_proj.weight", output_shape, query_rows, group
+        )
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        rotation: Rotation,
+        kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
+        attention: PagedAttention,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Returns [T, hidden_size]."""
+        qkv = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        rotated = rotation.apply(qkv[:, : self.num_heads + self.num_kv_heads])
+        query, keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
+        values = qkv[:, self.num_heads + self.num_kv_heads :]
+        attended = attention.run(query, torch.stack((keys, values), dim=1), kv_cache, plan)
+        return self.o_proj(attended.flatten(1))
+
+
+class MLP(nn.Module):
+    """The gated feed-forward layer, SwiGLU (Shazeer 2020)."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        group: TensorParallelGroup,
+    ) -> None:
+        super().__init__()
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        units = group.share_of(intermediate)
+        parts = [
+            WeightPart(f"{prefix}.gate_proj.weight", intermediate, units),
+            WeightPart(f"{prefix}.up_proj.weight", intermediate, units),
+        ]
+        self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
+        self.down_proj = RowParallelLinear(
+            reader, f"{prefix}.down_proj.weight", (hidden, intermediate), units, group
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [T, hidden_size]; returns the same shape."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate).mul_(up))
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        heads: HeadShard,
+        group: TensorParallelGroup,
+    ) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(reader, f"{prefix}.input_layernorm.weight", size, eps)
+        self.attention = Attention(config, reader, f"{prefix}.self_attn", heads, group)
+        self.mlp_norm = RMSNorm(reader, f"{prefix}.post_attention_layernorm.weight", size, eps)
+        self.mlp = MLP(config, reader, f"{prefix}.mlp", group)
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size], changed in place
+        rotation: Rotation,
+        kv_cache: Tensor,
+        attention: PagedAttention,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Returns [T, hidden_size]."""
+        x += self.attention(self.input_norm(x), rotation, kv_cache, attention, plan)
+        x += self.mlp(self.mlp_norm(x))
+        return x
+
+
+class LlamaForCausalLM(nn.Module):
+    """One rank of the decoder. `forward` and `compute_logits` are collective calls."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        group: TensorParallelGroup,
+        max_model_len: int,
+        block_size: int,
+    ) -> None:
+        """Reads this rank's weights; raises UnsupportedModelError for a checkpoint that differs."""
+        super().__init__()
+        self.dtype = reader.dtype
+        self.num_layers = config.num_layers
+        self.heads = HeadShard.of(config.num_heads, config.num_kv_heads, group.rank, group.size)
+        self.head_dim = config.head_dim
+        self.vocab_slice = group.share_of(config.vocab_size)
+        vocab_shape = (config.vocab_size, config.hidden_size)
+        embed_name = "model.embed_tokens.weight"
+        head_name = embed_name if config.tie_word_embeddings else "lm_head.weight"
+        self.lm_head = VocabHead(reader, head_name, vocab_shape, self.vocab_slice)
+        table = (
+            self.lm_head.weight.t()
+            if config.tie_word_embeddings
+            else reader.read(embed_name, vocab_shape, rows=self.vocab_slice)
+        )
+        self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)
+            for index in range(config.num_layers)
+        )
+        self.norm = RMSNorm(reader, "model.norm.weight", config.hidden_size, config.rms_norm_eps)
+        self.rotary = RotaryEmbedding(
+            config.head_dim, max_model_len, config.rope_theta, reader.dtype
+        )
+        self.attention = PagedAttention(
+            len(self.heads.query), len(self.heads.kv), config.head_dim, block_size
+        )
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """[num_layers, num_slots, 2, this rank's KV heads, head_dim], zero: padding reads it."""
+        shape = (self.num_layers, num_slots, 2, len(self.heads.kv), self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype)
+
+    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+        """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size]."""
+        plan = self.attention.plan(batch, self.dtype)
+        rotation = self.rotary.rotation(batch.positions)
+        x = self.embed_tokens(batch.input_ids)
+        for index, layer in enumerate(self.layers):
+            x = layer(x, rotation, kv_cache[index], self.attention, plan)
+        return self.norm(x)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
+        return self.lm_head(hidden)
+
+
+def load_model(
+    directory: Path,
+    config: ModelConfig,
+    group: TensorParallelGroup,
+    *,
+    dtype: torch.dtype,
+    max_model_len: int,
+    block_size: int,
+) -> LlamaForCausalLM:
+    """One rank of the model in a Hugging Face directory."""
+    with open_checkpoint(directory, dtype) as reader:
+        return LlamaForCausalLM(config, reader, group, max_model_len, block_size)

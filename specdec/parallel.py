@@ -1,0 +1,45 @@
+"""The ranks that share one model, and how a dimension is divided among them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TensorParallelGroup:
+    """One rank's view of its tensor-parallel group. Size 1 needs no `torch.distributed`.
+
+    Every rank calls the same collectives in the same order; a peer that dies raises RuntimeError.
+    """
+
+    rank: int = 0
+    size: int = 1
+    process_group: dist.ProcessGroup | None = None
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sums `tensor` over the ranks, in place, and returns it."""
+        if self.size > 1:
+            dist.all_reduce(tensor, group=self.process_group)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        """Stacks every rank's `tensor` (equal shapes) to [size, *tensor.shape]."""
+        if self.size == 1:
+            return tensor.unsqueeze(0)
+        parts = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(parts, tensor.contiguous(), group=self.process_group)
+        return torch.stack(parts)
+
+    def share_of(self, total: int) -> range:
+        """The indices of a dimension of `total` that this rank holds."""
+        return partition(total, self.size)[self.rank]
+
+
+def partition(total: int, parts: int) -> tuple[range, ...]:
+    """Divides range(total) into `parts` contiguous ranges whose lengths differ by at most one."""
+    bounds = [part * total // parts for part in range(parts + 1)]
+    return tuple(range(start, end) for start, end in zip(bounds, bounds[1:], strict=False))

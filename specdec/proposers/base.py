@@ -1,0 +1,47 @@
+"""The seam between the engine and whatever drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+from typing import Protocol
+
+from specdec.sequence import Sequence
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """A sequence to draft for, and at most how many tokens (never 0)."""
+
+    seq: Sequence
+    max_tokens: int
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Draft tokens for one sequence; none is legal.
+
+    The base stamps say which text was continued: `base_length` tokens that ended in `base_token`.
+    The engine discards a proposal whose base is not the sequence's present end.
+    """
+
+    seq_id: int
+    base_length: int
+    base_token: int
+    draft_token_ids: tuple[int, ...]
+
+
+class Proposer(Protocol):
+    """Drafts for a batch. It never changes what is generated, only how fast.
+
+    `begin` may return before the drafts are made; `collect` waits for those of the last `begin`.
+    """
+
+    def begin(self, requests: Many[DraftRequest]) -> None:
+        """Starts drafting. Sequences hold verified tokens only."""
+
+    def collect(self) -> list[Proposal]:
+        """The drafts of the last `begin`, in any order, some perhaps missing."""
+
+    def release(self, seq_id: int) -> None:
+        """Forgets a sequence; one that it never saw is no error."""

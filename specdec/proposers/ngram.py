@@ -1,0 +1,66 @@
+"""Prompt lookup (Saxena 2023): what followed the last few tokens when they last occurred."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from specdec.proposers.base import DraftRequest, Proposal
+
+
+class NgramIndex:
+    """Where each n-gram of one growing text was last followed by something."""
+
+    def __init__(self, min_n: int, max_n: int) -> None:
+        self._sizes = range(max_n, min_n - 1, -1)
+        self._followers: dict[tuple[int, ...], int] = {}
+        self._num_indexed = 0
+
+    def update(self, token_ids: Many[int]) -> None:
+        """Indexes the tokens that are new since the last call; each is visited once."""
+        for position in range(self._num_indexed, len(token_ids)):
+            for size in self._sizes:
+                if position >= size:
+                    self._followers[tuple(token_ids[position - size : position])] = position
+        self._num_indexed = len(token_ids)
+
+    def follower(self, token_ids: Many[int]) -> int | None:
+        """Position that followed the last occurrence of the longest n-gram that ends the text."""
+        for size in self._sizes:
+            found = self._followers.get(tuple(token_ids[-size:]))
+            if found is not None:
+                return found
+        return None
+
+
+class NgramProposer:
+    """Drafts by lookup in the sequence's own prompt and output."""
+
+    def __init__(self, min_n: int, max_n: int) -> None:
+        """Looks up n-grams of `max_n` tokens first, then shorter ones down to `min_n`."""
+        self._min_n = min_n
+        self._max_n = max_n
+        self._indices: dict[int, NgramIndex] = {}
+        self._proposals: list[Proposal] = []
+
+    def begin(self, requests: Many[DraftRequest]) -> None:
+        self._proposals = [self._propose(request) for request in requests]
+
+    def collect(self) -> list[Proposal]:
+        return self._proposals
+
+    def release(self, seq_id: int) -> None:
+        self._indices.pop(seq_id, None)
+
+    def _propose(self, request: DraftRequest) -> Proposal:
+        seq = request.seq
+        index = self._indices.setdefault(seq.seq_id, NgramIndex(self._min_n, self._max_n))
+        index.update(seq.token_ids)
+        follower = index.follower(seq.token_ids)
+        drafts = () if follower is None else copy_from(seq.token_ids, follower, request.max_tokens)
+        return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], drafts)
+
+
+def copy_from(token_ids: Many[int], start: int, count: int) -> tuple[int, ...]:
+    """`count` tokens from `start` on; past the end the copy goes on with itself, as in LZ77."""
+    period = len(token_ids) - start
+    return tuple(token_ids[start + offset % period] for offset in range(count))

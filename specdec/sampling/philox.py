@@ -1,0 +1,72 @@
+"""The Philox4x32-10 counter-based random generator in torch integer arithmetic.
+
+Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 4.
+It has no state: words are a pure function of (counter, key), so any of them can be had in any order
+on any device. 32-bit words are carried in int64 tensors, because torch has no full unsigned types.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_NUM_ROUNDS = 10
+
+
+def _constant(value: int) -> Tensor:
+    # A 0-d CPU tensor mixes with tensors of any device, and is dispatched faster than an int is.
+    return torch.tensor(value, dtype=torch.int64, device="cpu")
+
+
+_WORD_BITS = _constant(32)
+_WORD_MASK = _constant(2**32 - 1)
+_MULTIPLIERS = (_constant(0xD2511F53), _constant(0xCD9E8D57))
+_WEYL_INCREMENTS = (_constant(0x9E3779B9), _constant(0xBB67AE85))
+
+
+class Key(NamedTuple):
+    """A 64-bit key; words from 0 to 2^32 - 1."""
+
+    w0: Tensor  # int64
+    w1: Tensor  # int64
+
+
+class Words(NamedTuple):
+    """A 128-bit counter, or the output of one call; words from 0 to 2^32 - 1."""
+
+    w0: Tensor  # int64
+    w1: Tensor  # int64
+    w2: Tensor  # int64
+    w3: Tensor  # int64
+
+
+def key_of(seeds: Tensor) -> Key:
+    """The keys that are the two halves of 64-bit `seeds`, of any shape."""
+    return Key(seeds & _WORD_MASK, (seeds >> _WORD_BITS) & _WORD_MASK)
+
+
+def philox4x32(counter: Words, key: Key) -> Words:
+    """Four random words for every counter, exactly as published.
+
+    The words of the key, and all but w0 of the counter, have one shape that broadcasts to w0's.
+    Where they are the same for many counters the first two rounds are then nearly free.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_NUM_ROUNDS):
+        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c2 = _mix(product1, c1, k0), _mix(product0, c3, k1)
+        # Words 1 and 3 are the low halves; what lies above them is masked off by the next mix.
+        c1, c3 = product1, product0
+        k0 = (k0 + _WEYL_INCREMENTS[0]) & _WORD_MASK
+        k1 = (k1 + _WEYL_INCREMENTS[1]) & _WORD_MASK
+    return Words(c0, c1 & _WORD_MASK, c2, c3 & _WORD_MASK)
+
+
+def _mix(product: Tensor, word: Tensor, key: Tensor) -> Tensor:
+    # The products fill 64 bits, so the shift brings in copies of the sign: the mask drops them.
+    mixed = product >> _WORD_BITS
+    mixed = mixed.bitwise_xor_(word) if mixed.numel() >= word.numel() else mixed ^ word
+    return mixed.bitwise_xor_(key).bitwise_and_(_WORD_MASK)

@@ -1,0 +1,151 @@
+"""Decides which sequences run in a step, with how many tokens, and who must wait."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from specdec.block_manager import BlockManager
+from specdec.config import EngineConfig
+from specdec.errors import OverloadedError
+from specdec.sequence import Sequence, SequenceStatus
+
+
+@dataclass(frozen=True)
+class ScheduledRow:
+    """A sequence's part in a step: its next `num_tokens`, and room for drafts behind them."""
+
+    seq: Sequence
+    num_tokens: int
+    num_draft_tokens: int
+
+    @property
+    def samples(self) -> bool:
+        """Whether this row reaches the end of what is known, so that a new token follows."""
+        return self.num_tokens == self.seq.num_uncomputed_tokens
+
+
+class Scheduler:
+    """Continuous batching: decoding sequences first, then prefill in chunks, oldest first.
+
+    When blocks run out the youngest sequence is preempted: it gives up its blocks and is computed
+    again later from its tokens. The oldest can therefore always go on.
+    """
+
+    def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
+        self._config = config
+        self._blocks = blocks
+        self._waiting: deque[Sequence] = deque()
+        self._running: list[Sequence] = []  # oldest first
+        self._rows: dict[int, ScheduledRow] = {}
+        self._preempted: list[Sequence] = []
+        self.num_preemptions = 0
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def add(self, seq: Sequence) -> None:
+        """Queues a sequence; raises OverloadedError when the queue is full."""
+        if len(self._waiting) >= self._config.max_queue_len:
+            raise OverloadedError(f"{len(self._waiting)} requests are waiting, as many as may")
+        self._waiting.append(seq)
+
+    def finish(self, seq: Sequence) -> None:
+        """Takes a sequence out, wherever it is, and frees its blocks."""
+        if seq.status is SequenceStatus.WAITING:
+            self._waiting.remove(seq)
+        elif seq.status is SequenceStatus.RUNNING:
+            self._running.remove(seq)
+        seq.status = SequenceStatus.FINISHED
+        self._blocks.release(seq.seq_id)
+
+    def schedule(self) -> list[ScheduledRow]:
+        """The rows of the next step; every one has its blocks reserved."""
+        self._rows = {}
+        self._preempted = []
+        budget = self._schedule_decodes(self._config.max_num_batched_tokens)
+        budget = self._schedule_prefills(budget)
+        self._admit_waiting(budget)
+        return list(self._rows.values())
+
+    @property
+    def preempted(self) -> list[Sequence]:
+        """The sequences that lost their blocks in the last `schedule`."""
+        return self._preempted
+
+    def _schedule_decodes(self, budget: int) -> int:
+        decoding = [seq for seq in self._running if seq.is_decoding]
+        # Drafts take at most half of what is left over, so that prefill always moves on.
+        draft_budget = (budget - len(decoding)) // 2
+        for seq in decoding:
+            if seq.status is not SequenceStatus.RUNNING:
+                continue  # preempted for an older one, just now
+            num_drafts = min(self._max_draft_tokens(seq), draft_budget)
+            # Drafts are optional: nobody is preempted for their slots.
+            if not self._blocks.reserve(seq.seq_id, seq.num_tokens + num_drafts):
+                num_drafts = 0
+            if self._add_row(seq, 1, num_drafts):
+                draft_budget -= num_drafts
+                budget -= 1 + num_drafts
+        return budget
+
+    def _schedule_prefills(self, budget: int) -> int:
+        for seq in [seq for seq in self._running if not seq.is_decoding]:
+            if budget == 0:
+                break
+            chunk = min(seq.num_uncomputed_tokens, budget)
+            if seq.status is SequenceStatus.RUNNING and self._add_row(seq, chunk, 0):
+                budget -= chunk
+        return budget
+
+    def _admit_waiting(self, budget: int) -> None:
+        # After a preemption blocks are short: whoever came in now would be the next to go.
+        while self._waiting and budget > 0 and not self._preempted:
+            seq = self._waiting[0]
+            chunk = min(seq.num_uncomputed_tokens, budget)
+            is_full = len(self._running) >= self._config.max_num_seqs
+            if is_full or not self._blocks.reserve(seq.seq_id, chunk):
+                break
+            self._running.append(self._waiting.popleft())
+            seq.status = SequenceStatus.RUNNING
+            self._rows[seq.seq_id] = ScheduledRow(seq, chunk, 0)
+            budget -= chunk
+
+    def _add_row(self, seq: Sequence, num_tokens: int, num_drafts: int) -> bool:
+        """Reserves a row's blocks, preempting younger sequences for them; False if that fails."""
+        needed = seq.num_computed_tokens + num_tokens + num_drafts
+        while not self._blocks.reserve(seq.seq_id, needed):
+            youngest = self._running[-1]
+            if youngest is seq:
+                return False
+            self._preempt(youngest)
+        self._rows[seq.seq_id] = ScheduledRow(seq, num_tokens, num_drafts)
+        return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._running.remove(seq)
+        self._rows.pop(seq.seq_id, None)
+        self._blocks.release(seq.seq_id)
+        seq.status = SequenceStatus.WAITING
+        seq.num_computed_tokens = 0
+        self._waiting.appendleft(seq)
+        self._preempted.append(seq)
+        self.num_preemptions += 1
+
+    def _max_draft_tokens(self, seq: Sequence) -> int:
+        """What configuration and request allow, short of tokens that could not be kept."""
+        config, options = self._config.speculation, seq.params.speculation
+        if config is None or options.enabled is False:
+            return 0
+        count = config.num_speculative_tokens
+        if options.num_speculative_tokens is not None:
+            count = options.num_speculative_tokens
+        room = self._config.max_model_len - seq.num_tokens
+        if seq.params.max_tokens is not None:
+            room = min(room, seq.params.max_tokens - seq.num_output_tokens)
+        return max(0, min(count, room - 1))

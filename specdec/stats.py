@@ -1,0 +1,50 @@
+"""Counters that the engine keeps; metrics and usage reports are made from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class SpeculationStats:
+    """What was drafted and what came of it, for one request or for all.
+
+    num_drafts: drafts verified, one a step and sequence. num_draft_tokens: tokens in them.
+    num_accepted_tokens: those that became output.
+    """
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+
+    def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Counts one verified draft; an empty one is none."""
+        if num_draft_tokens:
+            self.num_drafts += 1
+            self.num_draft_tokens += num_draft_tokens
+            self.num_accepted_tokens += num_accepted_tokens
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted per drafted token; 0 when nothing was drafted."""
+        return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens a draft yields, the target's own included; 1 when nothing was drafted."""
+        return 1 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """The engine's load at one moment, and its counters since it started."""
+
+    num_running: int
+    num_waiting: int
+    num_blocks: int
+    num_free_blocks: int
+    num_steps: int
+    num_preemptions: int
+    num_prompt_tokens: int
+    num_generated_tokens: int
+    speculation: SpeculationStats
