@@ -1,0 +1,1 @@
+"""Speculative decoding in one process: algorithms, scheduling, running the model."""

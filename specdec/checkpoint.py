@@ -24,7 +24,7 @@ class CheckpointReader:
     """
 
     def __init__(self, tensors: dict[str, Any], directory: Path, dtype: torch.dtype) -> None:
-        """`tensors` maps a name to the open safetensors file that holds it; see `open_checkpoint`."""
+        """`tensors` maps each name to the open file that holds it; see `open_checkpoint`."""
         self.dtype = dtype
         self.num_elements_read = 0
         self._files = tensors
@@ -34,7 +34,11 @@ class CheckpointReader:
         return name in self._files
 
     def read(
-        self, name: str, shape: tuple[int, ...], rows: range | None = None, cols: range | None = None
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        rows: range | None = None,
+        cols: range | None = None,
     ) -> Tensor:
         """The given rows and columns of a tensor whose whole shape must be `shape`.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 from specdec.block_manager import BlockManager
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.errors import InvalidValueError
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
@@ -19,7 +19,7 @@ from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import FinishReason, Request, Sequence, SequenceStatus
 from specdec.stats import EngineStats, SpeculationStats
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow, VerifyOutput
-from specdec.tokenizer import Tokenizer
+from specdec.tokenizer import Tokenizer, check_token_ids
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,16 @@ class Engine:
     def __init__(
         self,
         config: EngineConfig,
+        model: ModelConfig,
         target: Target,
         tokenizer: Tokenizer,
-        eos_token_ids: frozenset[int],
         proposer: Proposer | None = None,
     ) -> None:
         """`proposer` replaces the one that `config.speculation` names."""
         self.config = config
+        self._model = model
         self._target = target
         self._tokenizer = tokenizer
-        self._eos_token_ids = eos_token_ids
         self._blocks = BlockManager(config.num_blocks, config.block_size)
         self._scheduler = Scheduler(config, self._blocks)
         self._proposer = proposer or _make_proposer(config.speculation)
@@ -132,7 +132,7 @@ class Engine:
             raise InvalidValueError(
                 "prompt length", num_tokens, f"at most {limit} tokens (max_model_len less one)"
             )
-        self._tokenizer.check_token_ids("prompt", request.prompt_token_ids)
+        check_token_ids("prompt", request.prompt_token_ids, self._model.vocab_size)
         method = request.params.speculation.method
         loaded = self.config.speculation.method if self.config.speculation else "none"
         if method is not None and method != loaded:
@@ -217,7 +217,7 @@ class Engine:
         token, params = seq.token_ids[-1], seq.params
         if seq.detokenizer.append(token):
             return FinishReason.STOP
-        if token in self._eos_token_ids and not params.ignore_eos:
+        if token in self._model.eos_token_ids and not params.ignore_eos:
             return FinishReason.STOP
         is_full = seq.num_tokens >= self.config.max_model_len
         if is_full or seq.num_output_tokens == params.max_tokens:

@@ -30,12 +30,26 @@ class ModelNotFoundError(SpecdecError):
     """No model answers to that name, here or where it could be fetched from."""
 
 
+class UnknownModelError(SpecdecError):
+    """A request names a model that is not the one that is served."""
+
+    def __init__(self, requested: str, loaded: str) -> None:
+        """`requested` is the name in the request, `loaded` the one that would be answered to."""
+        self.requested = requested
+        self.loaded = loaded
+        super().__init__(f"no model {_short(requested)} is loaded; the one loaded is {loaded!r}")
+
+
 class OutOfMemoryError(SpecdecError):
     """The machine has too little memory for the configuration asked for."""
 
 
 class OverloadedError(SpecdecError):
     """The request was refused because the queue is full; it may be sent again later."""
+
+
+class NotReadyError(SpecdecError):
+    """The service is loading its model, or draining; the request did not start."""
 
 
 class TargetFailedError(SpecdecError):

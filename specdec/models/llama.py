@@ -74,7 +74,8 @@ class Attention(nn.Module):
         query, keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
         values = qkv[:, self.num_heads + self.num_kv_heads :]
         attended = attention.run(query, torch.stack((keys, values), dim=1), kv_cache, plan)
-        return self.o_proj(attended.flatten(1))
+        output: Tensor = self.o_proj(attended.flatten(1))
+        return output
 
 
 class MLP(nn.Module):
@@ -102,7 +103,8 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x: [T, hidden_size]; returns the same shape."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate).mul_(up))
+        output: Tensor = self.down_proj(F.silu(gate).mul_(up))
+        return output
 
 
 class DecoderLayer(nn.Module):
@@ -189,11 +191,13 @@ class LlamaForCausalLM(nn.Module):
         x = self.embed_tokens(batch.input_ids)
         for index, layer in enumerate(self.layers):
             x = layer(x, rotation, kv_cache[index], self.attention, plan)
-        return self.norm(x)
+        hidden: Tensor = self.norm(x)
+        return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
-        return self.lm_head(hidden)
+        logits: Tensor = self.lm_head(hidden)
+        return logits
 
 
 def load_model(

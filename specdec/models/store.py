@@ -22,13 +22,11 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from filelock import FileLock, Timeout
-from tqdm import tqdm
 
 from specdec.errors import ModelNotFoundError
 
@@ -70,9 +68,7 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
     }
 )
 
-HUB_TIMEOUT_S = 10.0
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
 _PIP_LIMITS = ("--timeout=15", "--retries=2")
 
 
@@ -113,6 +109,17 @@ def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print
     )
 
 
+def _from_hub(name: str, progress: Progress) -> Path:
+    from specdec.models import hub
+
+    try:
+        snapshot = hub.fetch(name, progress)
+    except ModelNotFoundError as error:
+        hint = f"no directory {name!r} is here, and {error}{_did_you_mean(name)}"
+        raise ModelNotFoundError(hint) from error
+    return _checked(snapshot)
+
+
 def _checked(directory: Path) -> Path:
     if not (directory / "config.json").is_file():
         raise ModelNotFoundError(
@@ -138,8 +145,8 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
                 if not target.is_dir():
                     _build(source, target, progress)
     except OSError as error:
-        reason = f"cannot prepare {alias} in {target.parent}: {_one_line(error)}"
-        raise ModelNotFoundError(reason) from error
+        reason = " ".join(str(error).split())
+        raise ModelNotFoundError(f"cannot prepare {alias} in {target.parent}: {reason}") from error
     return target
 
 
@@ -202,16 +209,15 @@ def _pip_reason(stderr: str) -> str:
     if any("connection broken" in line or "Connection to" in line for line in lines):
         return "the package index cannot be reached; check the network and pip's settings"
     errors = [line for line in lines if line.startswith("ERROR:")]
-    return _one_line((errors or lines[-1:] or ["it gave no reason"])[0].removeprefix("ERROR: "))
+    return (errors or lines[-1:] or ["it gave no reason"])[0].removeprefix("ERROR: ")
 
 
 def _unpack(wheel: Path, member: str, directory: Path) -> Path:
     # The output's name is ours, never the archive's, so no member can be written elsewhere.
     gguf = directory / "model.gguf"
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(member) as packed:
-            with gguf.open("wb") as unpacked:
-                shutil.copyfileobj(packed, unpacked)
+        with zipfile.ZipFile(wheel) as archive, gguf.open("wb") as unpacked:
+            shutil.copyfileobj(archive.open(member), unpacked)
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelNotFoundError(f"{wheel.name} holds no readable {member}") from error
     return gguf
@@ -237,6 +243,8 @@ def _convert(gguf: Path, directory: Path, splits_digits: bool) -> None:
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(directory)
     model.generation_config.save_pretrained(directory)
+    # safetensors writes for its owner only, but a cache may be shared: the umask decides instead.
+    shutil.copymode(directory / "config.json", directory / "model.safetensors")
 
 
 def _split_digits(tokenizer: Any) -> None:
@@ -252,95 +260,3 @@ def _distinct_tensors(model: Any) -> dict[str, Any]:
     for name, tensor in model.state_dict().items():
         by_storage.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))
     return dict(by_storage.values())
-
-
-# The Hugging Face Hub
-
-
-def _from_hub(name: str, progress: Progress) -> Path:
-    from huggingface_hub import HfApi, snapshot_download
-
-    # The hub's library raises errors of whichever HTTP client it is built on, so none are listed.
-    try:
-        # Asked first because it is the one request that can be given a time-out.
-        info = HfApi().model_info(name, files_metadata=True, timeout=HUB_TIMEOUT_S)
-    except Exception as error:
-        return _cached_from_hub(name, error)
-    total_bytes = sum(file.size or 0 for file in info.siblings or () if _is_wanted(file.rfilename))
-    progress(f"fetching {name} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
-    try:
-        snapshot = snapshot_download(
-            name,
-            allow_patterns=list(_HUB_FILES),
-            ignore_patterns=["*/*"],
-            etag_timeout=HUB_TIMEOUT_S,
-            tqdm_class=_reporting_bar(name, total_bytes, progress),
-        )
-    except Exception as error:
-        raise _hub_failure(name, error) from error
-    return _checked(Path(snapshot))
-
-
-def _cached_from_hub(name: str, why: Exception) -> Path:
-    from huggingface_hub import snapshot_download
-
-    try:
-        return _checked(Path(snapshot_download(name, local_files_only=True)))
-    except OSError:
-        raise _hub_failure(name, why) from why
-
-
-def _is_wanted(path: str) -> bool:
-    return "/" not in path and any(fnmatch(path, pattern) for pattern in _HUB_FILES)
-
-
-def _reporting_bar(name: str, total_bytes: int, progress: Progress) -> type[tqdm[Any]]:
-    """A progress bar class for the hub that draws nothing and reports each tenth of the bytes."""
-    reported = 0
-
-    class Bar(tqdm[Any]):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            options.pop("name", None)
-            self._counts_bytes = options.get("unit") == "B"
-            self._bytes = 0.0
-            super().__init__(*args, **{**options, "disable": True})
-
-        def update(self, n: float | None = 1) -> bool | None:
-            nonlocal reported
-            self._bytes += n or 0
-            tenths = (
-                int(10 * self._bytes / total_bytes) if self._counts_bytes and total_bytes else 0
-            )
-            if reported < tenths <= 10:
-                reported = tenths
-                progress(f"fetching {name}: {tenths * 10} %")
-            return None
-
-    return Bar
-
-
-def _hub_failure(name: str, error: Exception) -> ModelNotFoundError:
-    reason = f"there is no directory {name!r} here, and {_hub_reason(error)}"
-    return ModelNotFoundError(f"{reason}{_did_you_mean(name)}")
-
-
-def _hub_reason(error: Exception) -> str:
-    from huggingface_hub import errors
-
-    match error:
-        case errors.GatedRepoError():
-            return (
-                "that model is gated: accept its terms on the Hub, then log in with `hf auth login`"
-            )
-        case errors.RepositoryNotFoundError():
-            return "the Hugging Face Hub has no such model, or it is private"
-        case errors.OfflineModeIsEnabled():
-            return "HF_HUB_OFFLINE is set and no copy is in the Hub's cache"
-        case errors.HfHubHTTPError():
-            return f"the Hugging Face Hub answered HTTP {error.response.status_code}"
-    return f"the Hugging Face Hub could not be reached ({_one_line(error)})"
-
-
-def _one_line(reason: object, max_chars: int = 200) -> str:
-    text = " ".join(str(reason).split()) or type(reason).__name__
-    return text if len(text) <= max_chars else f"{text[:max_chars]}..."

@@ -43,12 +43,15 @@ class NgramProposer:
         self._proposals: list[Proposal] = []
 
     def begin(self, requests: Many[DraftRequest]) -> None:
+        """Looks the drafts up at once."""
         self._proposals = [self._propose(request) for request in requests]
 
     def collect(self) -> list[Proposal]:
+        """What `begin` found; a sequence without a match has an empty draft."""
         return self._proposals
 
     def release(self, seq_id: int) -> None:
+        """Drops the index of a sequence."""
         self._indices.pop(seq_id, None)
 
     def _propose(self, request: DraftRequest) -> Proposal:

@@ -32,6 +32,7 @@ class SequenceState:
     block_table: list[int] = field(default_factory=list)
 
     def apply(self, delta: BlockTableDelta) -> None:
+        """Takes over what has changed at the table's end."""
         self.block_table[delta.start :] = delta.block_ids
 
 
@@ -101,9 +102,7 @@ class ModelRunner:
         return ModelInput(
             input_ids=torch.tensor([token for row in rows for token in row.token_ids]),
             positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(
-                blocks * self.block_size + positions % self.block_size
-            ),
+            slot_mapping=torch.from_numpy(blocks * self.block_size + positions % self.block_size),
             cu_seqlens_q=tuple(np.cumsum([0, *lengths]).tolist()),
             context_lens=tuple(_context_len(row) for row in rows),
             block_tables=torch.from_numpy(tables),

@@ -26,9 +26,11 @@ class LocalTarget:
         self._step: StepInput | None = None
 
     def begin(self, step: StepInput) -> None:
+        """Keeps the step for `collect`."""
         self._step = step
 
     def collect(self) -> VerifyOutput:
+        """Runs the step."""
         assert self._step is not None, "collect without begin"
         step, self._step = self._step, None
         return self._runner.execute(step)

@@ -3,84 +3,138 @@
 The noise of a token is a pure function of (request seed, choice index, output position, token id),
 so a draft, another rank or a run after a preemption adds the same noise to the same token. This is
 what couples draft and target (see `specdec.verification`).
+
+Adding noise to a whole vocabulary would cost more than any other part of sampling, so it is laid
+out for skipping most of it. Standard Gumbel noise is -log(S) of independent S ~ Exp(1). In a chunk
+of n tokens the smallest S is Exp(1) / n, any token is equally likely to have it, and, since the
+exponential has no memory, the others are that smallest one plus an Exp(1) of their own. So a chunk
+has one random number for its smallest S, one for who has it, and one for every token; the first
+alone bounds the noise of all n (`largest_noise`), and few chunks of a vocabulary are left to
+compute in full (`gumbel_noise`). The tokens' noise is exactly independent all the same.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from specdec.sampling.philox import Words, key_of, philox4x32
 
-TOKENS_PER_BLOCK = 4
-"""Tokens that share one Philox call: block `b` is the token ids from 4b to 4b + 3."""
+_LOG_CHUNK_TOKENS = 6
+CHUNK_TOKENS = 2**_LOG_CHUNK_TOKENS
+"""Chunk `c` is the token ids from 64c to 64c + 63, whatever the size of the vocabulary."""
 
-_WORD_SCALE = 2.0**-32
+_TOKENS_PER_CALL = 4
+_CALLS_PER_CHUNK = CHUNK_TOKENS // _TOKENS_PER_CALL
+_FIRST_CHUNK_COUNTER = 2**31
+"""Counters of chunks start here, beyond those of tokens."""
+
+_WORD_BITS = 32
 _LARGEST_UNIFORM = 1 - 2.0**-24
+_LARGEST_EXPONENTIAL = -math.log1p(-_LARGEST_UNIFORM)
 
-MIN_NOISE = -math.log(-math.log1p(-_LARGEST_UNIFORM))
-MAX_NOISE = -math.log(-math.log1p(-_WORD_SCALE / 2))
-"""No noise is below MIN_NOISE (about -2.81) or above MAX_NOISE (about 22.87)."""
+MIN_NOISE = -math.log(_LARGEST_EXPONENTIAL * (1 + 1 / CHUNK_TOKENS))
+"""No noise is smaller than this, about -2.83."""
+MAX_NOISE = -math.log(2.0 ** -(_WORD_BITS + 1) / CHUNK_TOKENS)
+"""No noise is larger than this, about 27.03."""
 
-# Philox holds about eight int64 tensors of this many counters: on a CPU they should stay in its
-# second-level cache, elsewhere they should only not fill the memory.
+# Counters computed at a time, each in about ten int64 tensors: on a CPU they should stay near its
+# caches, elsewhere they only must not fill the memory.
 _CPU_SLAB_COUNTERS = 2**15
 _SLAB_COUNTERS = 2**22
 
 
-def gumbel_noise(
-    seeds: Tensor,  # [num_rows] int64
-    choices: Tensor,  # [num_rows] int64
-    positions: Tensor,  # [num_rows] int64
-    first_blocks: Tensor,  # [num_rows] int64
-    num_blocks: int,
-) -> Tensor:
-    """Standard Gumbel noise of 4 * num_blocks successive tokens a row, from id 4 * first_blocks.
+@dataclass(frozen=True)
+class NoiseKeys:
+    """What fixes the noise of a row of logits, together with the token id.
 
-    Token `t` gets word `t % 4` of Philox4x32-10 under the key `seed` and the counter (t // 4,
-    position, choice, 0); a last word that is not 0 is left for other uses of the same seed.
-    Positions, choices and blocks are from 0 to 2^32 - 1.
+    seeds: 64 bits. choices, positions: the choice of the request and the index among its output
+    tokens, from 0 to 2^32 - 1.
+    """
 
-    32 random bits become v = (bits + 0.5) / 2^32 in float32, at most 1 - 2^-24, then
-    E = -log1p(-v), which is exponential, and -log(E). Winners of an argmax have small E, hence
-    small v, where float32 is dense: all 32 bits of them count, and the largest noise is 22.87. The
-    usual -log(-log(u)) has its winners at u near 1, where float32 has only 24 bits: the largest
-    noise would be 16.6, and large values would come in visible steps. The coarse end, the clamp
-    included, falls on the losers. What is lost is a token less likely than e^-25 of the best one.
+    seeds: Tensor  # [num_rows] int64
+    choices: Tensor  # [num_rows] int64
+    positions: Tensor  # [num_rows] int64
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+    def __getitem__(self, rows: Tensor | slice) -> NoiseKeys:
+        return NoiseKeys(self.seeds[rows], self.choices[rows], self.positions[rows])
+
+
+@dataclass(frozen=True)
+class LargestNoise:
+    """The largest noise within each of some chunks, and the token of the chunk that has it."""
+
+    noise: Tensor  # [num_chunks] float32
+    offsets: Tensor  # [num_chunks] int64, from 0 to CHUNK_TOKENS - 1
+
+
+def largest_noise(keys: NoiseKeys, chunks: Tensor) -> LargestNoise:
+    """The largest noise of each chunk, at a seventeenth of the cost of all its noise.
+
+    keys and chunks (ids, [num_chunks] int64) are parallel.
+    """
+    words = _words(keys, chunks + _FIRST_CHUNK_COUNTER)
+    smallest = _exponentials_of_bits(words.w0.float()).div_(CHUNK_TOKENS)
+    return LargestNoise(smallest.log_().neg_(), words.w1 >> (_WORD_BITS - _LOG_CHUNK_TOKENS))
+
+
+def gumbel_noise(keys: NoiseKeys, chunks: Tensor) -> Tensor:
+    """The noise of every token of each chunk.
+
+    keys and chunks (ids, [num_chunks] int64) are parallel. Philox4x32-10 is keyed by the seed.
+    Token `t` has word t % 4 of counter (t // 4, position, choice, 0); chunk `c` has word 0 for its
+    smallest S, and the upper bits of word 1 for who has it, of counter (2^31 + c, position,
+    choice, 0). A last word that is not 0 is left for other uses of the same seed.
+
+    32 random bits become v = (bits + 0.5) / 2^32 in float32, at most 1 - 2^-24, and then the
+    exponential -log1p(-v). Winners of an argmax have small exponentials, hence small v, where
+    float32 is dense: all 32 bits of them count. The usual -log(-log(u)) has its winners at u near
+    1, where float32 has only 24 bits: no noise would exceed 16.6, and large values would come in
+    visible steps. The coarse end, the clamp included, falls on losers. What is lost is tokens less
+    likely than e^-29 of the best one: they are never drawn.
 
     The random bits are the same on every device; the logarithms may differ in the last place.
 
-    Returns [num_rows, 4 * num_blocks] float32.
+    Returns [num_chunks, CHUNK_TOKENS] float32.
     """
-    noise = torch.empty(len(seeds), num_blocks, TOKENS_PER_BLOCK, device=seeds.device)
-    slab_counters = _CPU_SLAB_COUNTERS if seeds.device.type == "cpu" else _SLAB_COUNTERS
-    num_rows = max(1, slab_counters // num_blocks)
-    for start in range(0, len(seeds), num_rows):
-        slab = slice(start, start + num_rows)
-        words = _words(seeds[slab], choices[slab], positions[slab], first_blocks[slab], num_blocks)
-        for index, word in enumerate(words):
-            noise[slab, :, index] = word.T
-        _gumbel_of_bits(noise[slab])
-    return noise.view(len(seeds), num_blocks * TOKENS_PER_BLOCK)
+    noise = torch.empty(len(keys), CHUNK_TOKENS, device=chunks.device)
+    slab_counters = _CPU_SLAB_COUNTERS if chunks.device.type == "cpu" else _SLAB_COUNTERS
+    slab_chunks = slab_counters // _CALLS_PER_CHUNK
+    for start in range(0, len(keys), slab_chunks):
+        slab = slice(start, start + slab_chunks)
+        _fill_noise(noise[slab], keys[slab], chunks[slab])
+    return noise
 
 
-def _words(
-    seeds: Tensor,  # [num_rows]
-    choices: Tensor,  # [num_rows]
-    positions: Tensor,  # [num_rows]
-    first_blocks: Tensor,  # [num_rows]
-    num_blocks: int,
-) -> Words:
-    """The words of each block, [num_blocks, num_rows]: rows last, where they are contiguous."""
-    blocks = first_blocks + torch.arange(num_blocks, device=seeds.device).unsqueeze(1)
-    rows = positions.unsqueeze(0), choices.unsqueeze(0)
-    counter = Words(blocks, *rows, torch.zeros_like(rows[0]))
-    return philox4x32(counter, key_of(seeds.unsqueeze(0)))
+def _fill_noise(noise: Tensor, keys: NoiseKeys, chunks: Tensor) -> None:
+    """noise: [num_chunks, CHUNK_TOKENS], overwritten."""
+    calls = torch.arange(_CALLS_PER_CHUNK, device=chunks.device).unsqueeze(1)
+    counters = torch.cat(
+        [chunks * _CALLS_PER_CHUNK + calls, chunks.unsqueeze(0) + _FIRST_CHUNK_COUNTER]
+    )  # [_CALLS_PER_CHUNK + 1, num_chunks]: the chunks are last, where they are contiguous
+    words = _words(keys, counters)
+    by_call = noise.view(-1, _CALLS_PER_CHUNK, _TOKENS_PER_CALL)
+    for index, word in enumerate(words):
+        by_call[:, :, index] = word[:-1].T
+    smallest = _exponentials_of_bits(words.w0[-1:].T.float()).div_(CHUNK_TOKENS)
+    offsets = words.w1[-1:].T >> (_WORD_BITS - _LOG_CHUNK_TOKENS)
+    _exponentials_of_bits(noise).add_(smallest).scatter_(1, offsets, smallest)
+    noise.log_().neg_()
 
 
-def _gumbel_of_bits(bits: Tensor) -> Tensor:
-    # In place: `bits` holds integers from 0 to 2^32 as float32, and then, after one pass, -v.
-    bits.mul_(-_WORD_SCALE).sub_(_WORD_SCALE / 2).clamp_(min=-_LARGEST_UNIFORM)
-    return bits.log1p_().neg_().log_().neg_()
+def _words(keys: NoiseKeys, counters: Tensor) -> Words:
+    """counters: [..., num_keys] int64, from 0 to 2^32 - 1."""
+    counter = Words(counters, keys.positions, keys.choices, torch.zeros_like(keys.choices))
+    return philox4x32(counter, key_of(keys.seeds))
+
+
+def _exponentials_of_bits(bits: Tensor) -> Tensor:
+    """In place; `bits` are integers from 0 to 2^32 in float32, and then, after one line, -v."""
+    bits.mul_(-(2.0**-_WORD_BITS)).sub_(2.0 ** -(_WORD_BITS + 1)).clamp_(min=-_LARGEST_UNIFORM)
+    return bits.log1p_().neg_()

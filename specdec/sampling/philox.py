@@ -54,19 +54,27 @@ def philox4x32(counter: Words, key: Key) -> Words:
     Where they are the same for many counters the first two rounds are then nearly free.
     """
     c0, c1, c2, c3 = counter
-    k0, k1 = key
-    for _ in range(_NUM_ROUNDS):
-        product0, product1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+    for k0, k1 in _round_keys(key):
+        product0, product1 = torch.mul(c0, _MULTIPLIERS[0]), torch.mul(c2, _MULTIPLIERS[1])
         c0, c2 = _mix(product1, c1, k0), _mix(product0, c3, k1)
         # Words 1 and 3 are the low halves; what lies above them is masked off by the next mix.
         c1, c3 = product1, product0
-        k0 = (k0 + _WEYL_INCREMENTS[0]) & _WORD_MASK
-        k1 = (k1 + _WEYL_INCREMENTS[1]) & _WORD_MASK
     return Words(c0, c1 & _WORD_MASK, c2, c3 & _WORD_MASK)
+
+
+def _round_keys(key: Key) -> list[Key]:
+    rounds = torch.arange(_NUM_ROUNDS, device=key.w0.device)
+    rounds = rounds.view(-1, *[1] * key.w0.dim())  # [num_rounds, 1, ...]
+    schedules = [
+        torch.bitwise_and(word + rounds * increment, _WORD_MASK).unbind()
+        for word, increment in zip(key, _WEYL_INCREMENTS, strict=True)
+    ]
+    return [Key(*words) for words in zip(*schedules, strict=True)]
 
 
 def _mix(product: Tensor, word: Tensor, key: Tensor) -> Tensor:
     # The products fill 64 bits, so the shift brings in copies of the sign: the mask drops them.
-    mixed = product >> _WORD_BITS
-    mixed = mixed.bitwise_xor_(word) if mixed.numel() >= word.numel() else mixed ^ word
+    mixed = torch.bitwise_right_shift(product, _WORD_BITS)
+    fits = mixed.dim() >= word.dim() and mixed.numel() >= word.numel()
+    mixed = mixed.bitwise_xor_(word) if fits else mixed ^ word
     return mixed.bitwise_xor_(key).bitwise_and_(_WORD_MASK)

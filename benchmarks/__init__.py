@@ -1,0 +1,1 @@
+"""What proves that the service is lossless, and what measures its speed."""

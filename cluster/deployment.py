@@ -1,0 +1,97 @@
+"""The Router as a Ray Serve deployment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.config import gRPCOptions
+
+from cluster.config import ServeConfig
+from cluster.http import make_app
+from cluster.ingress import EmbeddedIngress
+from cluster.resources import CPUS_PER_ROUTER, CPUS_PER_SHARD
+from cluster.router import Router
+from cluster.servicers import InferenceServicer
+
+APPLICATION = "specdec"
+
+_STOP_TIMEOUT_S = 10.0
+_HEALTH_CHECK_PERIOD_S = 2.0
+# Only the Router rejects: Serve's own bound stands above whatever the engine may queue and run.
+_MAX_ONGOING_REQUESTS = 100_000
+
+
+def _serve_app() -> FastAPI:
+    """The HTTP application on Serve's ingress; Serve builds it beside the replica's object."""
+
+    def get_router() -> Router:
+        router: Router = serve.get_replica_context().servable_object.router
+        return router
+
+    return make_app(get_router)
+
+
+class RouterReplica(InferenceServicer):
+    """One replica. It is made, and so reachable through Serve, only once the model is warm."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, config: Mapping[str, Any], model_directory: str
+    ) -> None:
+        serve_config = ServeConfig.from_mapping(config)
+        router = Router(serve_config, Path(model_directory))
+        super().__init__(router)
+        self._ingress = (
+            EmbeddedIngress(router, serve_config) if serve_config.ingress == "embedded" else None
+        )
+        if self._ingress is not None:
+            await self._ingress.start()
+        await router.start(ray.util.get_current_placement_group())
+        if self._ingress is not None:
+            await self._ingress.set_ready(True)
+
+    def check_health(self) -> None:
+        """Asked by Serve; raises once the engine is lost, which has the replica replaced."""
+        if self.router.failure is not None:
+            raise self.router.failure
+
+    async def __del__(self) -> None:
+        """Called by Serve when the replica stops."""
+        if self._ingress is not None:
+            await self._ingress.close()
+        await self.router.close()
+
+
+def make_application(config: ServeConfig, model_directory: Path) -> serve.Application:
+    """The deployment, bound to a configuration, with the resources of a replica declared.
+
+    The first bundle is the Router's; the second holds every shard, so they share a node.
+    """
+    shards = {"CPU": CPUS_PER_SHARD * config.tensor_parallel_size}
+    replica = serve.ingress(_serve_app)(RouterReplica)
+    deployment = serve.deployment(replica).options(
+        name="Router",
+        ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
+        placement_group_bundles=[{"CPU": CPUS_PER_ROUTER}, shards],
+        placement_group_strategy="PACK",
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        graceful_shutdown_timeout_s=_STOP_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+    return deployment.bind(config.to_mapping(), str(model_directory))
+
+
+def grpc_options(config: ServeConfig) -> gRPCOptions:
+    """What Serve's own gRPC ingress carries."""
+    return gRPCOptions(
+        port=config.grpc_port,
+        grpc_servicer_functions=[
+            "protos.specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
+            "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+        ],
+    )

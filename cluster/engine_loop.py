@@ -1,0 +1,153 @@
+"""Runs an engine in a thread of its own, and hands what it makes to asyncio streams."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import queue
+import threading
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from specdec.engine import Engine, RequestOutput
+from specdec.errors import NotReadyError, TargetFailedError
+from specdec.sequence import Request
+from specdec.stats import EngineStats
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A call to make on the engine's thread, and where its result goes; None where nobody waits."""
+
+    function: Callable[[], Any]
+    result: asyncio.Future[Any] | None = None
+
+
+class EngineLoop:
+    """The bridge between one engine and one event loop.
+
+    The engine is touched by its thread alone. Commands reach it through a queue, on which the
+    thread sleeps while there is nothing to do. Outputs of a step reach the event loop together.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        """Must be made on the event loop that will read the streams. Starts the thread."""
+        self._engine = engine
+        self._event_loop = asyncio.get_running_loop()
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._serial = itertools.count()
+        self._failure: TargetFailedError | None = None
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def failure(self) -> TargetFailedError | None:
+        """Why the engine stopped for good; None while it runs."""
+        return self._failure
+
+    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+        """Streams a request's outputs, one a step. Leaving the stream early aborts the request.
+
+        Raises what `Engine.add` raises, and TargetFailedError when the engine is lost. The
+        request's id need not be unique.
+        """
+        unique_id = f"{request.request_id}/{next(self._serial)}"
+        stream = self._streams[unique_id] = asyncio.Queue()
+        finished = False
+        try:
+            await self._call(lambda: self._engine.add(replace(request, request_id=unique_id)))
+            while not finished:
+                output = await stream.get()
+                if isinstance(output, Exception):
+                    raise output
+                finished = output.finish_reason is not None
+                yield replace(output, request_id=request.request_id)
+        finally:
+            del self._streams[unique_id]
+            if not finished:
+                self._commands.put(_Command(lambda: self._engine.abort(unique_id)))
+
+    async def stats(self) -> EngineStats:
+        """The engine's load, as of between two steps."""
+        return await self._call(self._engine.stats)
+
+    async def close(self) -> None:
+        """Stops the thread after the step in flight; streams still open end with an error."""
+        self._closed = True
+        self._commands.put(None)
+        await asyncio.to_thread(self._thread.join)
+        self._fail_streams(NotReadyError("the service is shutting down"))
+
+    async def _call(self, function: Callable[[], T]) -> T:
+        """Runs a function on the engine's thread, between two steps."""
+        if self._closed:
+            raise NotReadyError("the service is shutting down")
+        result: asyncio.Future[T] = self._event_loop.create_future()
+        self._commands.put(_Command(function, result))
+        return await result
+
+    def _run(self) -> None:
+        while self._run_commands():
+            if self._failure is None and self._engine.has_work:
+                self._step()
+
+    def _step(self) -> None:
+        try:
+            outputs = self._engine.step()
+        except Exception as error:
+            logger.exception("the engine stopped")
+            self._failure = (
+                error if isinstance(error, TargetFailedError) else TargetFailedError("engine error")
+            )
+            self._event_loop.call_soon_threadsafe(self._fail_streams, self._failure)
+        else:
+            self._event_loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _run_commands(self) -> bool:
+        """Runs what is queued, waiting for it when there is no other work; False to stop."""
+        while True:
+            idle = self._failure is not None or not self._engine.has_work
+            try:
+                command = self._commands.get(block=idle)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            self._execute(command)
+
+    def _execute(self, command: _Command) -> None:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            value = command.function()
+        except Exception as error:
+            self._event_loop.call_soon_threadsafe(_settle, command.result, None, error)
+        else:
+            self._event_loop.call_soon_threadsafe(_settle, command.result, value, None)
+
+    def _deliver(self, outputs: list[RequestOutput]) -> None:
+        for output in outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:  # else its reader has left, and the abort is on its way
+                stream.put_nowait(output)
+
+    def _fail_streams(self, error: Exception) -> None:
+        for stream in self._streams.values():
+            stream.put_nowait(error)
+
+
+def _settle(result: asyncio.Future[Any] | None, value: Any, error: Exception | None) -> None:
+    if result is None or result.cancelled():
+        return
+    if error is None:
+        result.set_result(value)
+    else:
+        result.set_exception(error)

@@ -1,0 +1,32 @@
+"""The HTTP interface."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+
+from cluster.router import Router
+
+
+def make_app(get_router: Callable[[], Router]) -> FastAPI:
+    """The ASGI application; `get_router` is asked at each request, after start-up."""
+    app = FastAPI(title="specdec", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.get("/health")
+    async def health() -> JSONResponse:
+        """Liveness: 200 while the process serves, loading or not; 503 once the engine is lost."""
+        failure = get_router().failure
+        if failure is not None:
+            return JSONResponse({"status": "failed", "reason": str(failure)}, status_code=503)
+        return JSONResponse({"status": "ok"})
+
+    @app.get("/ready")
+    async def ready() -> JSONResponse:
+        """Readiness: 200 once the model is warm, 503 before that and while the engine is lost."""
+        is_ready = get_router().is_ready
+        status = "ready" if is_ready else "not ready"
+        return JSONResponse({"status": status}, status_code=200 if is_ready else 503)
+
+    return app

@@ -1,0 +1,100 @@
+"""The embedded ingress: gRPC and HTTP servers of our own in the Router's process.
+
+Unlike Serve's gRPC it binds the host it is told, loopback by default, can speak TLS, and limits
+the size of messages; and no proxy stands between a client and the step loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterator
+
+import grpc
+import uvicorn
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from cluster.config import ServeConfig
+from cluster.http import make_app
+from cluster.router import Router
+from cluster.servicers import SERVICE_NAMES, InferenceServicer, add_inference_service
+
+_GRACE_S = 2.0
+_MAX_CONCURRENT_CONNECTIONS = 1000
+
+
+class _HttpServer(uvicorn.Server):
+    """uvicorn without its signal handlers: the process belongs to Ray."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class EmbeddedIngress:
+    """Both servers. They listen while the model loads: alive, but not ready."""
+
+    def __init__(self, router: Router, config: ServeConfig) -> None:
+        self._router = router
+        self._config = config
+        self._health = health.aio.HealthServicer()
+        self._grpc = grpc.aio.server(options=_grpc_options(config))
+        self._http = _HttpServer(
+            uvicorn.Config(
+                make_app(lambda: router),
+                host=config.host,
+                port=config.http_port,
+                log_level="warning",
+                limit_concurrency=_MAX_CONCURRENT_CONNECTIONS,
+                ssl_certfile=config.tls_cert_file,
+                ssl_keyfile=config.tls_key_file,
+            )
+        )
+        self._http_task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Opens both ports. Raises RuntimeError when one can't be had."""
+        add_inference_service(InferenceServicer(self._router), self._grpc)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
+        reflection.enable_server_reflection(
+            (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc
+        )
+        await self.set_ready(False)
+        address = f"{self._config.host}:{self._config.grpc_port}"
+        credentials = _credentials(self._config)
+        if credentials is None:
+            self._grpc.add_insecure_port(address)
+        else:
+            self._grpc.add_secure_port(address, credentials)
+        await self._grpc.start()
+        self._http_task = asyncio.create_task(self._http.serve())
+
+    async def set_ready(self, is_ready: bool) -> None:
+        """What grpc.health.v1 answers, for the whole server and for each service."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        for name in ("", *SERVICE_NAMES):
+            await self._health.set(name, status.SERVING if is_ready else status.NOT_SERVING)
+
+    async def close(self) -> None:
+        """Lets running calls end for a moment, then closes both servers."""
+        self._http.should_exit = True
+        await self._grpc.stop(_GRACE_S)
+        if self._http_task is not None:
+            await self._http_task
+
+
+def _grpc_options(config: ServeConfig) -> list[tuple[str, int]]:
+    max_bytes = config.grpc_max_message_mib * 2**20
+    return [
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_send_message_length", max_bytes),
+        ("grpc.so_reuseport", 0),  # a port in use is an error, not a second listener
+    ]
+
+
+def _credentials(config: ServeConfig) -> grpc.ServerCredentials | None:
+    if config.tls_cert_file is None or config.tls_key_file is None:
+        return None
+    pair = (config.tls_key_file.read_bytes(), config.tls_cert_file.read_bytes())
+    return grpc.ssl_server_credentials([pair])

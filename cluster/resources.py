@@ -1,0 +1,124 @@
+"""What the machine has, and what of it a configuration takes. "auto" is resolved here."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+
+from cluster.config import ServeConfig
+from specdec.config import DTYPES, EngineConfig, ModelConfig, require_range
+from specdec.errors import InvalidValueError, OutOfMemoryError
+
+CPUS_PER_SHARD = 0.5
+"""What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
+
+CPUS_PER_ROUTER = 0.5
+
+_GIB = 2**30
+_PROCESS_BYTES = 350 * 2**20
+"""What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
+
+_MAX_AUTO_KV_BYTES = 4 * _GIB
+_KV_SHARE_OF_FREE_MEMORY = 0.25
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be taken now, of the machine or of the control group, the smaller one."""
+    available = psutil.virtual_memory().available
+    limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
+    if limit is None or used is None:
+        return available
+    return min(available, max(0, limit - used))
+
+
+def available_cpus() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_per_shard(tensor_parallel_size: int) -> int:
+    """Ranks on one machine share its cores."""
+    return max(1, available_cpus() // tensor_parallel_size)
+
+
+def check_tensor_parallel_size(size: int, model: ModelConfig, num_cpus: int) -> None:
+    """Raises InvalidValueError unless the model can be divided so and the machine bears it."""
+    by_machine = int((num_cpus - CPUS_PER_ROUTER) / CPUS_PER_SHARD)
+    limit = min(by_machine, model.num_heads)
+    if size > limit:
+        reason = (
+            f"from 1 to {limit}: the model has {model.num_heads} attention heads, and this machine "
+            f"of {num_cpus} cores bears {by_machine} ranks"
+        )
+        raise InvalidValueError("tensor_parallel_size", size, reason)
+
+
+def engine_config(config: ServeConfig, model: ModelConfig, available_bytes: int) -> EngineConfig:
+    """The engine's limits, with everything that was left open decided.
+
+    Raises InvalidValueError for a context longer than the model's, and OutOfMemoryError when the
+    weights, the processes and the KV pool do not fit in `available_bytes`.
+    """
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
+    block_bytes = model.kv_bytes_per_token(DTYPES[config.dtype]) * config.block_size
+    blocks_of_longest = -(-max_model_len // config.block_size)
+    free_bytes = available_bytes - _bytes_without_kv(config, model)
+    num_blocks = _num_blocks(config, block_bytes, blocks_of_longest, free_bytes)
+    _check_memory(num_blocks, block_bytes, blocks_of_longest, free_bytes, available_bytes)
+    return EngineConfig(
+        max_model_len=max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_queue_len=config.max_queue_len,
+        speculation=config.speculative_config,
+    )
+
+
+def _num_blocks(
+    config: ServeConfig, block_bytes: int, blocks_of_longest: int, free_bytes: int
+) -> int:
+    """As configured; else a share of free memory, within what could ever be used and a ceiling."""
+    if config.kv_cache_memory_gib is not None:
+        return int(config.kv_cache_memory_gib * _GIB) // block_bytes
+    share = int(min(free_bytes * _KV_SHARE_OF_FREE_MEMORY, _MAX_AUTO_KV_BYTES)) // block_bytes
+    return min(max(share, blocks_of_longest), config.max_num_seqs * blocks_of_longest)
+
+
+def _check_memory(
+    num_blocks: int,
+    block_bytes: int,
+    blocks_of_longest: int,
+    free_bytes: int,
+    available_bytes: int,
+) -> None:
+    if num_blocks < blocks_of_longest:
+        needed = blocks_of_longest * block_bytes / _GIB
+        raise OutOfMemoryError(
+            f"kv_cache_memory_gib is {num_blocks * block_bytes / _GIB:.2f}; one sequence of "
+            f"max_model_len needs {needed:.2f}"
+        )
+    missing = num_blocks * block_bytes - free_bytes
+    if missing > 0:
+        raise OutOfMemoryError(
+            f"weights, processes and KV cache need {(available_bytes + missing) / _GIB:.1f} GiB, "
+            f"and {available_bytes / _GIB:.1f} GiB are free; lower kv_cache_memory_gib or "
+            "max_model_len, or take a smaller model"
+        )
+
+
+def _bytes_without_kv(config: ServeConfig, model: ModelConfig) -> int:
+    weights = model.num_parameters * DTYPES[config.dtype].itemsize
+    return weights + (config.tensor_parallel_size + 1) * _PROCESS_BYTES
+
+
+def _read_int(path: str) -> int | None:
+    try:
+        text = Path(path).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

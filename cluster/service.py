@@ -1,0 +1,179 @@
+"""`specdec serve`: a Ray of its own, Serve on it, the Router on that, until a signal comes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from cluster.config import ServeConfig
+from cluster.resources import (
+    available_cpus,
+    available_memory_bytes,
+    check_tensor_parallel_size,
+    engine_config,
+)
+from specdec.config import ModelConfig
+from specdec.errors import SpecdecError
+from specdec.models.store import resolve
+
+Report = Callable[[str], None]
+
+_OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
+
+_RAY_ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # A service at rest should be at rest: by default these loops wake ten times a second.
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1.0",
+    "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_enable_metrics_collection": "0",
+    "RAY_event_stats": "0",
+}
+
+
+class StartupError(SpecdecError):
+    """The service did not come up; the message says why."""
+
+
+def serve_forever(config: ServeConfig, report: Report) -> None:
+    """Starts everything, reports each stage, and returns after SIGINT or SIGTERM.
+
+    Everything that was started is gone when it returns. Raises SpecdecError when start-up fails.
+    """
+    stop = threading.Event()
+    with _signals_set(stop), running_service(config, report):
+        stop.wait()
+        report("stopping")
+
+
+@contextmanager
+def running_service(config: ServeConfig, report: Report) -> Iterator[None]:
+    """The service on a Ray of its own, for as long as the context lasts."""
+    started_at = time.monotonic()
+    for port in (config.grpc_port, config.http_port):
+        _require_free_port(config.host, port)
+    directory = resolve(config.model, progress=report)
+    _check_resources(config, directory)
+    report("starting Ray")
+    try:
+        _start_ray(config)
+        report(f"loading {config.served_model_name} on {config.tensor_parallel_size} rank(s)")
+        _deploy(config, directory)
+        report(_how_to_call(config, time.monotonic() - started_at))
+        yield
+    finally:
+        _stop_ray()
+
+
+@contextmanager
+def _signals_set(stop: threading.Event) -> Iterator[None]:
+    """Until the end of the context SIGINT and SIGTERM set `stop`."""
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    previous = {number: signal.signal(number, on_signal) for number in _STOP_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+def _require_free_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            reason = os.strerror(error.errno or 0).lower()
+            raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
+
+
+def _check_resources(config: ServeConfig, directory: Path) -> None:
+    """Finds out here what the Router would only find out after half a minute."""
+    model = ModelConfig.from_directory(directory)
+    check_tensor_parallel_size(config.tensor_parallel_size, model, available_cpus())
+    engine_config(config, model, available_memory_bytes())
+
+
+def _start_ray(config: ServeConfig) -> None:
+    """A Ray for this service alone, closed to whoever lacks its token."""
+    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    for name, value in _RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray  # reads the environment when it is imported
+    from ray import serve
+
+    from cluster.deployment import grpc_options
+
+    ray.init(
+        address="local",
+        num_cpus=available_cpus(),
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        log_to_driver=config.log_level == "debug",
+        logging_level=logging.ERROR,
+    )
+    embedded = config.ingress == "embedded"
+    serve.start(
+        proxy_location="Disabled" if embedded else "HeadOnly",
+        http_options={"host": config.host, "port": config.http_port},
+        grpc_options=None if embedded else grpc_options(config),
+        logging_config={"log_level": "WARNING"},
+    )
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+
+
+def _deploy(config: ServeConfig, directory: Path) -> None:
+    from ray import serve
+
+    from cluster.deployment import APPLICATION, make_application
+
+    try:
+        serve.run(make_application(config, directory), name=APPLICATION, route_prefix="/")
+    except RuntimeError as error:
+        raise StartupError(f"the Router did not start: {_failure_reason()}") from error
+
+
+def _failure_reason() -> str:
+    """The last line of what Serve recorded of the failed start: the error without its traceback."""
+    from ray import serve
+
+    from cluster.deployment import APPLICATION
+
+    application = serve.status().applications[APPLICATION]
+    messages = [deployment.message for deployment in application.deployments.values()]
+    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
+    return str(lines[-1] if lines else application.message)
+
+
+def _how_to_call(config: ServeConfig, elapsed_s: float) -> str:
+    grpc_address = f"{config.host}:{config.grpc_port}"
+    scheme = "https" if config.tls_cert_file else "http"
+    return (
+        f"{config.served_model_name} is ready after {elapsed_s:.0f} s; Ctrl-C stops it\n"
+        f"  gRPC  {grpc_address} (specdec.v1.InferenceService, health, reflection)\n"
+        f"  HTTP  {scheme}://{config.host}:{config.http_port}/health and /ready\n"
+        f"  try   specdec generate --address {grpc_address} 'Why is the sky blue?'"
+    )
+
+
+def _stop_ray() -> None:
+    import ray
+    from ray import serve
+
+    if ray.is_initialized():
+        serve.shutdown()
+        ray.shutdown()

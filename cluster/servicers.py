@@ -1,0 +1,102 @@
+"""The gRPC services. One class mounts on Ray Serve's ingress and on our own `grpc.aio` server.
+
+Serve hands the context to a parameter named `grpc_context`; grpc passes it by position. Status
+codes are set, not raised: that is the one way of reporting that both understand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing, contextmanager
+from typing import Any
+
+from grpc_health.v1 import health_pb2
+
+from cluster import codec
+from cluster.errors import status_of
+from cluster.router import Router
+from protos.specdec.v1 import inference_pb2 as pb
+from protos.specdec.v1 import inference_pb2_grpc
+
+SERVICE_NAMES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+
+add_inference_service: Callable[..., None] = (
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server
+)
+
+
+class InferenceServicer:
+    """InferenceService over a Router. The errors that a caller reads are written for callers."""
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+
+    async def GenerateStream(
+        self, request: pb.GenerateRequest, grpc_context: Any
+    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+        """One message a step. Cancelling the call aborts the request."""
+        with _reporting_to(grpc_context):
+            generation = await self.router.generate(codec.decode_generate(request))
+            is_first = True
+            async with aclosing(generation.outputs) as outputs:
+                async for output in outputs:
+                    yield codec.encode_stream_chunk(generation.seed, output, is_first=is_first)
+                    is_first = False
+
+    async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
+        """The whole completion as one message. Cancelling the call aborts the request."""
+        with _reporting_to(grpc_context):
+            generation = await self.router.generate(codec.decode_generate(request))
+            async with aclosing(generation.outputs) as outputs:
+                return codec.encode_completion(
+                    generation.seed, [output async for output in outputs]
+                )
+        return pb.GenerateResponse()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
+        """The token ids of a text or a chat."""
+        with _reporting_to(grpc_context):
+            token_ids = await self.router.tokenize(codec.decode_tokenize(request))
+            return codec.encode_tokens(
+                token_ids, self.router.token_strings(token_ids), self.router.max_model_len
+            )
+        return pb.TokenizeResponse()
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, grpc_context: Any
+    ) -> pb.DetokenizeResponse:
+        """The text of token ids."""
+        with _reporting_to(grpc_context):
+            text = await self.router.detokenize(codec.decode_detokenize(request))
+            return pb.DetokenizeResponse(text=text)
+        return pb.DetokenizeResponse()
+
+    async def GetModelInfo(
+        self, request: pb.GetModelInfoRequest, grpc_context: Any
+    ) -> pb.GetModelInfoResponse:
+        """The model and how it is served."""
+        with _reporting_to(grpc_context):
+            return codec.encode_model_info(self.router.model_info(request.model))
+        return pb.GetModelInfoResponse()
+
+    async def Check(
+        self, request: health_pb2.HealthCheckRequest, grpc_context: Any
+    ) -> health_pb2.HealthCheckResponse:
+        """grpc.health.v1 on Serve's ingress; our own server mounts grpc's servicer instead."""
+        status = health_pb2.HealthCheckResponse.ServingStatus
+        is_ready = self.router.is_ready
+        return health_pb2.HealthCheckResponse(
+            status=status.SERVING if is_ready else status.NOT_SERVING
+        )
+
+
+@contextmanager
+def _reporting_to(grpc_context: Any) -> Iterator[None]:
+    """Turns an error into the status of the call; what a caller must not see goes to the log."""
+    try:
+        yield
+    except Exception as error:
+        status = status_of(error)
+        grpc_context.set_code(status.grpc_code)
+        grpc_context.set_details(status.message)
+        grpc_context.set_trailing_metadata(status.trailing_metadata)

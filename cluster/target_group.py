@@ -1,0 +1,153 @@
+"""The tensor-parallel group of shard actors, as the engine's target."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import zmq
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster import wire
+from cluster.resources import CPUS_PER_SHARD
+from cluster.shard import ShardSpec, TargetShard
+from cluster.transport import Connection, CurveKeys, Transport
+from specdec.config import DTypeName, EngineConfig
+from specdec.errors import TargetFailedError
+from specdec.step import StepInput, VerifyOutput
+
+_LIVENESS_CHECK_PERIOD_MS = 500
+_STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class TargetSpec:
+    """The model, and how to divide and reach it."""
+
+    model_directory: Path
+    dtype: DTypeName
+    tensor_parallel_size: int
+    engine: EngineConfig
+    num_threads: int
+    transport: Transport | None  # None: ipc on this node, tcp to another
+    step_timeout_s: float
+
+
+class ShardGroup:
+    """Starts the shards, fans steps out to them, and collects rank 0's answer.
+
+    A rank that reports an error, dies, or lets the deadline pass loses the group: every call from
+    then on raises TargetFailedError, and `close` kills what is left.
+    """
+
+    def __init__(self, spec: TargetSpec, placement: PlacementGroup | None) -> None:
+        """Returns when every rank is warm. `placement` holds the shards in its second bundle."""
+        self._spec = spec
+        self._directory = Path(tempfile.mkdtemp(prefix="specdec-group-"))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._shards = [self._start_shard(rank, placement) for rank in range(self._size)]
+        self._connections: list[Connection] = []
+        try:
+            ray.get([shard.load.remote() for shard in self._shards])
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+        self._runs = [shard.run.remote() for shard in self._shards]
+        self._deadline_s = 0.0
+
+    def begin(self, step: StepInput) -> None:
+        """Sends a step to every rank; its deadline runs from now."""
+        frames = wire.encode_step(step)
+        self._deadline_s = time.monotonic() + self._spec.step_timeout_s
+        for connection in self._connections:
+            connection.socket.send_multipart(frames, copy=False)
+
+    def collect(self) -> VerifyOutput:
+        """Waits for rank 0's answer; raises TargetFailedError as the class says."""
+        while not (ready := self._poller.poll(_LIVENESS_CHECK_PERIOD_MS)):
+            self._check_alive()
+        socket, _ = ready[0]
+        rank = next(r for r, c in enumerate(self._connections) if c.socket is socket)
+        try:
+            return wire.decode_output(socket.recv_multipart())
+        except wire.ShardError as error:
+            raise TargetFailedError(f"rank {rank} failed: {error}") from error
+
+    def close(self) -> None:
+        """Ends every shard: by message where it listens, by force where it does not."""
+        for connection in self._connections:
+            connection.socket.send_multipart(wire.STOP, flags=zmq.NOBLOCK)
+        if self._connections:
+            ray.wait(self._runs, num_returns=len(self._runs), timeout=_STOP_TIMEOUT_S)
+        for shard in self._shards:
+            ray.kill(shard)
+        for connection in self._connections:
+            connection.socket.close()
+        self._connections = []
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    @property
+    def _size(self) -> int:
+        return self._spec.tensor_parallel_size
+
+    def _start_shard(self, rank: int, placement: PlacementGroup | None) -> Any:
+        strategy = (
+            "DEFAULT"
+            if placement is None
+            else PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=1)
+        )
+        actor = ray.remote(TargetShard).options(
+            num_cpus=CPUS_PER_SHARD,
+            max_restarts=0,
+            max_concurrency=2,  # `run` never returns, and control calls must still be answered
+            scheduling_strategy=strategy,
+        )
+        spec = self._spec
+        return actor.remote(
+            ShardSpec(
+                rank=rank,
+                size=self._size,
+                model_directory=spec.model_directory,
+                dtype=spec.dtype,
+                engine=spec.engine,
+                rendezvous=self._directory / "rendezvous",
+                num_threads=spec.num_threads,
+                step_timeout_s=spec.step_timeout_s,
+            )
+        )
+
+    def _connect(self) -> None:
+        keys = CurveKeys.generate()
+        own_address = ray.util.get_node_ip_address()
+        addresses = ray.get([shard.node_address.remote() for shard in self._shards])
+        transports = [
+            self._spec.transport or ("ipc" if address == own_address else "tcp")
+            for address in addresses
+        ]
+        endpoints = ray.get(
+            [
+                shard.bind.remote(transport, keys.public)
+                for shard, transport in zip(self._shards, transports, strict=True)
+            ]
+        )
+        self._poller = zmq.Poller()
+        for endpoint in endpoints:
+            connection = Connection(self._context, endpoint, keys)
+            self._poller.register(connection.socket, zmq.POLLIN)
+            self._connections.append(connection)
+
+    def _check_alive(self) -> None:
+        ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
+        if ended:
+            raise TargetFailedError(f"rank {self._runs.index(ended[0])} of the target ended")
+        if time.monotonic() > self._deadline_s:
+            limit = self._spec.step_timeout_s
+            raise TargetFailedError(f"the target did not finish a step within {limit} s")

@@ -1,0 +1,43 @@
+"""What a call can end in besides an answer."""
+
+from __future__ import annotations
+
+import grpc
+from grpc import StatusCode
+
+# How gRPC's own words begin when no connection came about; the service's words never do.
+_NOT_CONNECTED = ("failed to connect to", "errors resolving", "DNS resolution failed")
+
+
+class ClientError(Exception):
+    """A call that failed. `code` is the gRPC status; `message` is one line, meant to be read."""
+
+    def __init__(self, code: StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+def client_error(error: grpc.RpcError, address: str, timeout_s: float | None) -> ClientError:
+    """Puts what gRPC reports about a call into words.
+
+    address, timeout_s: where the call went, and how many seconds it had.
+    """
+    code: StatusCode = error.code()
+    details = " ".join((error.details() or "").split())
+    return ClientError(code, _message(code, details, address, timeout_s))
+
+
+def _message(code: StatusCode, details: str, address: str, timeout_s: float | None) -> str:
+    if code is StatusCode.DEADLINE_EXCEEDED:
+        limit = "the deadline" if timeout_s is None else f"{timeout_s:g} s"
+        return f"{address} did not complete its answer within {limit}"
+    if code is StatusCode.UNIMPLEMENTED:
+        return f"what answers at {address} is no specdec service, or one of another version"
+    if code is not StatusCode.UNAVAILABLE:
+        return details or f"{address} answered {code.name} without a reason"
+    if not details.startswith(_NOT_CONNECTED):
+        return f"the service at {address} is unavailable: {details}"
+    if "handshake failed" in details.lower():
+        return f"no TLS connection to {address} came about; check the address and the CA file"
+    return f"no service answers at {address}; start one with `specdec serve`"

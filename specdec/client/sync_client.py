@@ -1,0 +1,138 @@
+"""A client that blocks, for scripts and the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import grpc
+
+from protos.specdec.v1 import inference_pb2 as pb
+from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
+from specdec.client import codec
+from specdec.client.errors import client_error
+from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
+from specdec.errors import InvalidValueError
+from specdec.sampling_params import SamplingParams
+from specdec.tokenizer import ChatMessage
+
+DEFAULT_TIMEOUT_S = 300.0
+
+# The service limits what it sends; gRPC's own limit of 4 MiB would cut off long answers.
+_OPTIONS = [("grpc.max_receive_message_length", -1)]
+
+
+class Client:
+    """One connection to a service, made at the first call. A context manager; thread-safe.
+
+    Every call raises ClientError when it fails, and InvalidValueError for arguments that cannot
+    even be sent. An empty `model` stands for the one that is loaded.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        timeout_s: float | None = DEFAULT_TIMEOUT_S,
+        tls_ca_file: Path | None = None,
+    ) -> None:
+        """Raises InvalidValueError for an address without a port or a CA file that is not there.
+
+        address: host:port. timeout_s: what each call has in all, in seconds; None: no limit.
+        tls_ca_file: certificates (PEM) of who may vouch for the service; None: no TLS.
+        """
+        if ":" not in address:
+            raise InvalidValueError("address", address, "of the form host:port")
+        self.address = address
+        self.timeout_s = timeout_s
+        self._channel = _open_channel(address, tls_ca_file)
+        self._stub = InferenceServiceStub(self._channel)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes the connection; calls under way are cancelled."""
+        self._channel.close()
+
+    def generate(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        model: str = "",
+        request_id: str = "",
+    ) -> Completion:
+        """Completes a prompt and returns when all of it is there. No `params`: the defaults."""
+        request = codec.encode_generate(prompt, params or SamplingParams(), model, request_id)
+        with self._reported():
+            return codec.decode_completion(self._stub.Generate(request, timeout=self.timeout_s))
+
+    def generate_stream(
+        self,
+        prompt: Prompt,
+        params: SamplingParams | None = None,
+        *,
+        model: str = "",
+        request_id: str = "",
+    ) -> Iterator[StreamChunk]:
+        """Completes a prompt and yields what each decoding step adds.
+
+        The call begins with the first `next`; closing the iterator early ends the generation.
+        """
+        request = codec.encode_generate(prompt, params or SamplingParams(), model, request_id)
+        return self._stream(request)
+
+    def tokenize(
+        self,
+        prompt: str | Sequence[ChatMessage],
+        *,
+        model: str = "",
+        add_special_tokens: bool = True,
+    ) -> TokenizedInput:
+        """Encodes a text or a chat as `generate` does; `add_special_tokens` concerns texts only."""
+        request = codec.encode_tokenize(prompt, model, add_special_tokens=add_special_tokens)
+        with self._reported():
+            return codec.decode_tokens(self._stub.Tokenize(request, timeout=self.timeout_s))
+
+    def model_info(self, model: str = "") -> ModelInfo:
+        """Describes the model that is loaded."""
+        request = pb.GetModelInfoRequest(model=model)
+        with self._reported():
+            response = self._stub.GetModelInfo(request, timeout=self.timeout_s)
+            return codec.decode_model_info(response)
+
+    def _stream(self, request: pb.GenerateRequest) -> Iterator[StreamChunk]:
+        with self._reported():
+            call = self._stub.GenerateStream(request, timeout=self.timeout_s)
+            try:
+                yield from map(codec.decode_chunk, call)
+            finally:
+                call.cancel()  # no effect on a call that has ended
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise client_error(error, self.address, self.timeout_s) from error
+
+
+def _open_channel(address: str, tls_ca_file: Path | None) -> grpc.Channel:
+    if tls_ca_file is None:
+        return grpc.insecure_channel(address, _OPTIONS)
+    try:
+        credentials = grpc.ssl_channel_credentials(tls_ca_file.read_bytes())
+    except OSError as error:
+        raise InvalidValueError("tls_ca_file", str(tls_ca_file), "a file to read") from error
+    return grpc.secure_channel(address, credentials, _OPTIONS)

@@ -1,0 +1,123 @@
+"""Turns generated tokens into text as they come, and finds where a stop string ends it.
+
+A character may be spread over several tokens, so the text of a token is known only in its context.
+The last few tokens are therefore decoded together, each time one is added; what that shows beyond
+what was shown before is new. (tokenizers' own DecodeStream does so too, but it holds back bytes
+that never become a character for ever, at a cost that grows with each, and has no end to it: the
+last half character of a text cannot be asked for.)
+"""
+
+from __future__ import annotations
+
+from specdec.tokenizer import Tokenizer
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_CONTEXT_TOKENS = 3  # the most an unfinished character, of at most four bytes, can be spread over
+_MAX_OPEN_TOKENS = 8  # longer without a whole character, and the bytes are no UTF-8
+_MAX_WINDOW_TOKENS = 4  # beyond it, tokens before the last character boundary are let go
+
+
+class IncrementalDetokenizer:
+    """The text of one request, as its tokens come.
+
+    Joined, the results of `take` and `flush` are what `tokenizer.decode` would give, cut before the
+    first stop string. That is exact for byte-level tokenizers, whatever the tokens. With
+    byte-fallback ones (Llama 2) a character once shown stays, where decoding all at once would take
+    it back if broken bytes followed directly.
+
+    The first stop string is the one that ends first; of two that end together, the longer.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), skip_special_tokens: bool = True
+    ) -> None:
+        """`stop`: non-empty strings that end the text and are not part of it."""
+        self._tokenizer = tokenizer
+        self._stop = stop
+        self._max_stop_chars = max(map(len, stop), default=0)
+        self._skip_special_tokens = skip_special_tokens
+        special = tokenizer.special_token_ids if skip_special_tokens else frozenset()
+        self._silent_ids = special | tokenizer.blank_token_ids
+        self._vocab_size = tokenizer.vocab_size
+        self._window: list[int] = []  # the tokens that new ones are decoded with
+        self._boundary = 0  # tokens of the window up to the last whole character's end
+        self._num_shown = 0  # characters of the decoded window that are in the text
+        self._text = ""  # not yet taken
+        self._stopped = False
+
+    def append(self, token_id: int) -> bool:
+        """Adds a token; True if the text has now reached a stop string, and so is complete."""
+        assert not self._stopped, "the text has ended with a stop string"
+        if token_id in self._silent_ids or token_id >= self._vocab_size:
+            return False
+        self._window.append(token_id)
+        return self._extend(self._new_chars())
+
+    def take(self) -> str:
+        """Returns the text that is certain and was not returned before; it may be empty.
+
+        Held back are unfinished characters and what may be the beginning of a stop string.
+        """
+        end = len(self._text) if self._stopped else self._certain_chars()
+        taken, self._text = self._text[:end], self._text[end:]
+        return taken
+
+    def flush(self) -> str:
+        """Returns all the rest, an unfinished character as U+FFFD. Nothing may follow."""
+        if not self._stopped:
+            self._extend(self._decode()[self._num_shown :])
+        self._stopped = True
+        taken, self._text = self._text, ""
+        return taken
+
+    def _decode(self) -> str:
+        return self._tokenizer.decode(self._window, self._skip_special_tokens)
+
+    def _new_chars(self) -> str:
+        text = self._decode()
+        end = len(text.rstrip(_REPLACEMENT))
+        new = text[self._num_shown : end]
+        if end == len(text):
+            self._close_at(text)
+        elif len(self._window) - self._boundary > _MAX_OPEN_TOKENS:
+            # Only the last replacement character can still become another one.
+            new = text[self._num_shown : -1]
+            self._window = self._window[-_CONTEXT_TOKENS:]
+            self._boundary = 0
+            self._num_shown = len(self._decode()) - 1
+        else:
+            self._num_shown = max(self._num_shown, end)
+        return new
+
+    def _close_at(self, text: str) -> None:
+        """Notes that the window, decoded to `text`, ends with a whole character."""
+        if len(self._window) > _MAX_WINDOW_TOKENS:
+            self._window = self._window[self._boundary :]
+            text = self._decode()
+        self._num_shown = len(text)
+        self._boundary = len(self._window)
+
+    def _extend(self, new: str) -> bool:
+        # A stop string that ends in what is new began at most this far before it. None began in
+        # text already taken, which was certain.
+        search_from = max(0, len(self._text) - self._max_stop_chars + 1)
+        self._text += new
+        if not new or not self._stop:
+            return False
+        starts = ((self._text.find(stop, search_from), len(stop)) for stop in self._stop)
+        found = [(start + length, start) for start, length in starts if start >= 0]
+        if found:
+            self._text = self._text[: min(found)[1]]
+            self._stopped = True
+        return self._stopped
+
+    def _certain_chars(self) -> int:
+        """How much of the text cannot be the beginning of a stop string."""
+        end = len(self._text)
+        for stop in self._stop:
+            start = self._text.find(stop[0], max(0, len(self._text) - len(stop) + 1))
+            while 0 <= start < end and not stop.startswith(self._text[start:]):
+                start = self._text.find(stop[0], start + 1)
+            if 0 <= start < end:
+                end = start
+        return end

@@ -1,0 +1,104 @@
+"""Fetches a model from the Hugging Face Hub: its configuration, tokenizer and safetensors only.
+
+The hub's cache is its own (HF_HOME), shared with other tools. Its progress bars and tracebacks
+stay inside; what comes out is a line of progress, or one error that says why.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from huggingface_hub import HfApi, errors, snapshot_download
+from tqdm.auto import tqdm
+
+from specdec.errors import ModelNotFoundError
+
+if TYPE_CHECKING:
+    from specdec.models.store import Progress
+
+TIMEOUT_S = 10.0
+_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_FOLDERS = ["*/*"]  # other formats of the same weights, or training logs
+
+
+def fetch(repo_id: str, progress: Progress) -> Path:
+    """Returns the local snapshot of `repo_id`, downloading what is missing from it.
+
+    A copy that is already here serves when the hub does not answer within TIMEOUT_S seconds.
+    Raises ModelNotFoundError when there is neither, with the reason in one line.
+    """
+    # Each release of the hub's library raises the errors of its own HTTP client: none are listed.
+    try:
+        # Asked first because it is the one request that can be given a time-out.
+        info = HfApi().model_info(repo_id, files_metadata=True, timeout=TIMEOUT_S)
+    except Exception as error:
+        return _cached(repo_id, error)
+    files = info.siblings or []
+    total_bytes = sum(file.size or 0 for file in files if _is_wanted(file.rfilename))
+    progress(f"fetching {repo_id} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
+    try:
+        return _snapshot(repo_id, tqdm_class=_reporting_bar(repo_id, total_bytes, progress))
+    except Exception as error:
+        raise ModelNotFoundError(_reason(error)) from error
+
+
+def _snapshot(repo_id: str, **options: Any) -> Path:
+    return Path(
+        snapshot_download(
+            repo_id,
+            allow_patterns=_FILES,
+            ignore_patterns=_FOLDERS,
+            etag_timeout=TIMEOUT_S,
+            **options,
+        )
+    )
+
+
+def _cached(repo_id: str, why_not_fetched: Exception) -> Path:
+    try:
+        return _snapshot(repo_id, local_files_only=True)
+    except OSError:
+        raise ModelNotFoundError(_reason(why_not_fetched)) from why_not_fetched
+
+
+def _is_wanted(path: str) -> bool:
+    return "/" not in path and any(fnmatch(path, pattern) for pattern in _FILES)
+
+
+def _reporting_bar(repo_id: str, total_bytes: int, progress: Progress) -> type[tqdm[Any]]:
+    """A bar class that draws nothing and reports each tenth of `total_bytes` once."""
+    reported = 0
+
+    class Bar(tqdm[Any]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            self._counts_bytes = options.get("unit") == "B"
+            self._num_bytes = 0.0
+            super().__init__(*args, **{**options, "disable": True})
+
+        def update(self, n: float | None = 1) -> bool | None:
+            nonlocal reported
+            self._num_bytes += n or 0
+            tenths = int(10 * self._num_bytes / max(1, total_bytes))
+            if self._counts_bytes and reported < tenths <= 10:
+                reported = tenths
+                progress(f"fetching {repo_id}: {tenths}0 %")
+            return None
+
+    return Bar
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case errors.GatedRepoError():
+            return (
+                "on the Hugging Face Hub it is gated: accept its terms there, then `hf auth login`"
+            )
+        case errors.RepositoryNotFoundError():
+            return "the Hugging Face Hub has no such model, or it is private"
+        case errors.OfflineModeIsEnabled():
+            return "HF_HUB_OFFLINE is set and the Hub's cache holds no copy"
+        case errors.HfHubHTTPError():
+            return f"the Hugging Face Hub answered HTTP {error.response.status_code}"
+    return f"the Hugging Face Hub could not be reached ({' '.join(str(error).split())[:200]})"

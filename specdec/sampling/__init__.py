@@ -1,0 +1,5 @@
+"""Which token a row of logits is defined to be, over a vocabulary that is split by rank."""
+
+from specdec.sampling.sampler import SamplingBatch, sample
+
+__all__ = ["SamplingBatch", "sample"]

@@ -1,0 +1,212 @@
+"""Top-k and top-p over a vocabulary that is split by rank, without sorting or gathering scores.
+
+Both keep the tokens from some score on: top-k the first that counts k tokens, top-p the first that
+covers enough probability. That score, the floor, is found digit by digit: the ranks add up small
+histograms of the scores' leading digits, which settle the floor's; the tokens that share that digit
+are told apart by the next one; and so on (radix select: Alabi, Blanchard, Gordon and Steinbach,
+"Fast k-Selection Algorithms for Graphics Processing Units", ACM JEA 17, 2012).
+
+Before that, one histogram of the chunks' maxima gives a floor that can only be too low, because it
+covers fewer tokens. Usually it leaves a few hundred tokens to search.
+
+Probabilities are added in float64, so only the order of addition depends on the number of ranks: a
+floor can differ between two of them only where the sum meets top_p to within about 1e-13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from specdec.parallel import TensorParallelGroup
+from specdec.sampling.chunks import ScoreChunks
+
+_ROWS_PER_SLAB = 16
+
+
+@dataclass(frozen=True)
+class _Digit:
+    """`size` values of a key, from bit `shift` up."""
+
+    shift: int
+    size: int
+
+
+# Keys are the bits of -score, which is positive: 31 bits that ascend as scores descend. The first
+# digit is the exponent and three bits more.
+_DIGITS = (_Digit(20, 2**11), _Digit(10, 2**10), _Digit(0, 2**10))
+_KEY_OF_MINUS_INFINITY = 0x7F800000
+
+
+_Weigh = Callable[[Tensor], Tensor]
+"""Scores [n] float32 to what each counts for, [n] float64."""
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """Some tokens of this rank, each with the row, among those searched, that it belongs to."""
+
+    rows: Tensor  # int32, broadcasts to scores
+    scores: Tensor  # float32
+
+    @classmethod
+    def of_maxima(cls, maxima: Tensor) -> _Tokens:
+        """The best token of every chunk; maxima: [num_rows, num_columns]."""
+        rows = torch.arange(len(maxima), dtype=torch.int32, device=maxima.device)
+        return cls(rows.unsqueeze(1), maxima)
+
+    @classmethod
+    def near(cls, chunks: ScoreChunks, rows: Tensor, floors: Tensor) -> _Tokens:
+        """All tokens of `rows` that reach `floors`, and those that share a chunk with them.
+
+        rows: [num_rows] int64. floors: [num_rows] float32.
+        """
+        searched, columns = (chunks.maxima[rows] >= floors.unsqueeze(1)).nonzero().unbind(1)
+        return cls(searched.int().unsqueeze(1), chunks.scores[rows[searched], columns])
+
+
+@dataclass(frozen=True)
+class Limits:
+    """One limit for each of some rows."""
+
+    rows: Tensor  # [num_limits] int64
+    values: Tensor  # [num_limits] float64
+
+    @classmethod
+    def where(
+        cls, chosen: Sequence[bool], values: Sequence[float], device: torch.device | str
+    ) -> Limits:
+        """The limits of the rows that are chosen."""
+        rows = [row for row, is_chosen in enumerate(chosen) if is_chosen]
+        limits = [float(values[row]) for row in rows]
+        return cls(
+            torch.tensor(rows, dtype=torch.int64, device=device),
+            torch.tensor(limits, dtype=torch.float64, device=device),
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Which rows are cut, and how. The rows that are not cost nothing."""
+
+    top_k: Limits
+    top_p: Limits  # of rows without top_k
+    top_p_of_top_k: Limits
+
+    @classmethod
+    def from_lists(
+        cls, top_k: Sequence[int], top_p: Sequence[float], device: torch.device | str
+    ) -> Truncation:
+        """One entry a row; see SamplingParams."""
+        has_k = [k > 0 for k in top_k]
+        has_p = [p < 1 for p in top_p]
+        only_p = [p and not k for k, p in zip(has_k, has_p, strict=True)]
+        both = [p and k for k, p in zip(has_k, has_p, strict=True)]
+        return cls(
+            Limits.where(has_k, top_k, device),
+            Limits.where(only_p, top_p, device),
+            Limits.where(both, top_p, device),
+        )
+
+
+def support_floors(
+    chunks: ScoreChunks, truncation: Truncation, group: TensorParallelGroup
+) -> Tensor:
+    """The lowest score of each row that its top_k, and then its top_p, let through.
+
+    Scores are logarithms of probabilities relative to the row's best token, so at most 0. Equal
+    scores are in or out together; what top_p keeps is a share of what top_k left.
+
+    Returns [num_rows] float32, -inf for a row that is not cut, and the same on every rank.
+    """
+    floors = chunks.maxima.new_full((len(chunks.maxima),), -torch.inf)
+    if len(truncation.top_k):
+        rows, counts = truncation.top_k.rows, truncation.top_k.values
+        floors[rows] = _floors(chunks, rows, counts, _count, group)
+    if len(truncation.top_p):
+        rows, shares = truncation.top_p.rows, truncation.top_p.values
+        totals = group.all_reduce(_total_masses(chunks, rows))
+        floors[rows] = _floors(chunks, rows, totals * shares, _mass, group)
+    if len(truncation.top_p_of_top_k):
+        rows, shares = truncation.top_p_of_top_k.rows, truncation.top_p_of_top_k.values
+        floors[rows] = _floors_within(chunks, rows, floors[rows], shares, group)
+    return floors
+
+
+def _floors(
+    chunks: ScoreChunks,
+    rows: Tensor,  # [num_rows] int64
+    targets: Tensor,  # [num_rows] float64
+    weigh: _Weigh,
+    group: TensorParallelGroup,
+) -> Tensor:
+    """The floors above which the tokens of `rows` weigh `targets`, [num_rows] float32."""
+    maxima = _Tokens.of_maxima(chunks.maxima[rows])
+    bounds = _search(maxima, targets, weigh, _DIGITS[:1], group)
+    tokens = _Tokens.near(chunks, rows, bounds)
+    return _search(tokens, targets, weigh, _DIGITS, group)
+
+
+def _floors_within(
+    chunks: ScoreChunks,
+    rows: Tensor,  # [num_rows] int64
+    floors: Tensor,  # [num_rows] float32
+    shares: Tensor,  # [num_rows] float64
+    group: TensorParallelGroup,
+) -> Tensor:
+    """The floors above which lie `shares` of the mass that lies above `floors`."""
+    tokens = _Tokens.near(chunks, rows, floors)
+    tokens.scores.masked_fill_(tokens.scores < floors[tokens.rows], -torch.inf)
+    totals = torch.zeros_like(shares)
+    totals.index_add_(0, tokens.rows.squeeze(1), _mass(tokens.scores).sum(1))
+    return _search(tokens, group.all_reduce(totals) * shares, _mass, _DIGITS, group)
+
+
+def _total_masses(chunks: ScoreChunks, rows: Tensor) -> Tensor:
+    """rows: [num_rows] int64. A slab at a time, as float64 takes much memory."""
+    slabs = rows.split(_ROWS_PER_SLAB)
+    return torch.cat([_mass(chunks.scores[slab]).sum((1, 2)) for slab in slabs])
+
+
+def _search(
+    tokens: _Tokens,
+    targets: Tensor,  # [num_rows] float64
+    weigh: _Weigh,
+    digits: Sequence[_Digit],
+    group: TensorParallelGroup,
+) -> Tensor:
+    """The highest scores from which on the tokens of each row weigh `targets`.
+
+    With some of the digits, the lowest scores that begin with the digits found. A target that is
+    not reached gives a score below all tokens. Returns [num_rows] float32.
+    """
+    rows, keys = tokens.rows, tokens.scores.abs().view(torch.int32)
+    weights = weigh(tokens.scores)
+    found = torch.zeros_like(targets, dtype=torch.int32)
+    for digit in digits:
+        values = (keys >> digit.shift) & (digit.size - 1)
+        sums = targets.new_zeros(len(targets) * digit.size)
+        sums.index_add_(0, (rows * digit.size + values).flatten(), weights.flatten())
+        running = group.all_reduce(sums).view(-1, digit.size).cumsum(1)
+        settled = (running < targets.unsqueeze(1)).sum(1).clamp_(max=digit.size - 1)
+        targets = targets - pad(running, (1, 0)).gather(1, settled.unsqueeze(1)).squeeze(1)
+        found += settled << digit.shift
+        same = (values == settled.int()[rows]).nonzero(as_tuple=True)
+        rows, keys, weights = rows.expand_as(values)[same], keys[same], weights[same]
+    found += (1 << digits[-1].shift) - 1
+    return -found.clamp(max=_KEY_OF_MINUS_INFINITY).view(torch.float32)
+
+
+def _count(scores: Tensor) -> Tensor:
+    return torch.ones_like(scores, dtype=torch.float64)
+
+
+def _mass(scores: Tensor) -> Tensor:
+    return scores.double().exp_()

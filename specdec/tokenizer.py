@@ -1,0 +1,150 @@
+"""Text to token ids and back, for the tokenizer that a model directory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from specdec.errors import InvalidValueError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+CHAT_ROLES = ("system", "user", "assistant")
+
+
+@dataclass(frozen=True)
+class ChatMessage:
+    """One turn of a conversation. role: one of CHAT_ROLES; checked when it is encoded."""
+
+    role: str
+    content: str
+
+
+class Tokenizer:
+    """A fast tokenizer read from local files; code that comes with it is never run.
+
+    Safe to share between threads. Truncation and padding that the files ask for are not applied:
+    a prompt is encoded whole, and who receives it judges its length.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        """Reads the files in `directory`; UnsupportedModelError if they make no fast tokenizer."""
+        self._transformers = _load(directory)
+        self._backend: Backend = self._transformers.backend_tokenizer
+        self._backend.no_truncation()
+        self._backend.no_padding()
+        vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
+        self._vocab_size = max(vocabulary.values()) + 1
+        added = self._backend.get_added_tokens_decoder()
+        self._special_ids = frozenset(token_id for token_id, t in added.items() if t.special)
+        assigned = {token_id for text, token_id in vocabulary.items() if text}
+        self._blank_ids = frozenset(range(self._vocab_size)) - assigned
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest token id. A model's own vocabulary may be padded beyond it."""
+        return self._vocab_size
+
+    @property
+    def special_token_ids(self) -> frozenset[int]:
+        """Tokens that steer the model and are no text, such as the end of a turn."""
+        return self._special_ids
+
+    @property
+    def blank_token_ids(self) -> frozenset[int]:
+        """Ids below vocab_size that stand for no text at all: unassigned ones."""
+        return self._blank_ids
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Returns the token ids of `text`; special tokens written out in it count as such.
+
+        add_special_tokens: what the model wants around every text, such as a beginning token.
+        Raises InvalidValueError if `text` holds half a surrogate pair.
+        """
+        _require_unicode("text", text)
+        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+
+    def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
+        """Returns the prompt that asks for the answer to `messages`, by the model's own template.
+
+        A template may add to the messages; SmolLM2's puts a system message before a first user
+        message. Raises InvalidValueError for a message that is malformed or that the template
+        refuses, and where the model has no template.
+        """
+        _check_messages(messages)
+        if not self._transformers.chat_template:
+            raise InvalidValueError(
+                "messages", messages, "a prompt: the model has no chat template"
+            )
+        return self.encode(self._render(messages), add_special_tokens=False)
+
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Returns the text of `token_ids`; bytes that are no UTF-8 become U+FFFD.
+
+        Ids outside the vocabulary stand for nothing, as a padded model may generate them.
+        """
+        return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it; an id that is not assigned has an empty one."""
+        return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def _render(self, messages: Sequence[ChatMessage]) -> str:
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        try:
+            text: str = self._transformers.apply_chat_template(
+                turns, tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # a template is a program of the model's: it may raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            limit = f"acceptable to the model's chat template, which says: {reason}"
+            raise InvalidValueError("messages", messages, limit) from error
+        return text
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raises InvalidValueError, naming the place, if an id is not in 0 to vocab_size - 1."""
+    if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        return
+    for index, token_id in enumerate(token_ids):
+        if not 0 <= token_id < vocab_size:
+            limit = f"a token id from 0 to {vocab_size - 1}"
+            raise InvalidValueError(f"{field}[{index}]", token_id, limit)
+
+
+def _load(directory: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            directory, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:  # whatever the files make transformers raise
+        reason = " ".join(str(error).split())
+        raise UnsupportedModelError(
+            f"no tokenizer can be read from {directory}: {reason}"
+        ) from error
+    if not tokenizer.is_fast:
+        raise UnsupportedModelError(f"the tokenizer in {directory} has no tokenizer.json")
+    return tokenizer
+
+
+def _check_messages(messages: Sequence[ChatMessage]) -> None:
+    if not messages:
+        raise InvalidValueError("messages", messages, "at least one message")
+    for index, message in enumerate(messages):
+        if message.role not in CHAT_ROLES:
+            limit = f"one of {', '.join(CHAT_ROLES)}"
+            raise InvalidValueError(f"messages[{index}].role", message.role, limit)
+        _require_unicode(f"messages[{index}].content", message.content)
+
+
+def _require_unicode(field: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        limit = f"text; at character {error.start} it has half of a surrogate pair"
+        raise InvalidValueError(field, text, limit) from error

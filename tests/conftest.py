@@ -1,0 +1,27 @@
+"""Models that many tests share; each is built or fetched once a session."""
+
+from pathlib import Path
+
+import pytest
+
+from specdec.errors import ModelNotFoundError
+from specdec.models.store import resolve
+from tests.specdec.tiny import tiny_llama_dir
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama in SmolLM2's proportions: 9 heads, 3 KV heads, nothing that divides by 2.
+
+    Shared by the whole session: read it, never write to it.
+    """
+    return tiny_llama_dir(tmp_path_factory.mktemp("tiny_llama"))
+
+
+@pytest.fixture(scope="session")
+def smollm2_dir() -> Path:
+    """SmolLM2-135M-Instruct, downloaded on first use. For tests marked `model`."""
+    try:
+        return resolve("smollm2-135m-instruct")
+    except ModelNotFoundError as error:
+        pytest.skip(str(error))

@@ -1,0 +1,108 @@
+"""An InferenceService that answers from a script, in this process, and remembers what it is asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from protos.specdec.v1 import inference_pb2 as pb
+from protos.specdec.v1 import inference_pb2_grpc
+
+USAGE = pb.Usage(
+    prompt_tokens=7,
+    completion_tokens=3,
+    speculation=pb.SpeculationUsage(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3),
+)
+CHUNKS = (
+    pb.GenerateStreamResponse(request_id="r1", seed=42, text="Blue", token_ids=[5]),
+    pb.GenerateStreamResponse(
+        request_id="r1",
+        seed=42,
+        text=" sky",
+        token_ids=[6, 7],
+        finish_reason=pb.FINISH_REASON_STOP,
+        usage=USAGE,
+    ),
+)
+
+
+class FakeService(inference_pb2_grpc.InferenceServiceServicer):
+    """Answers with CHUNKS. `error` (code, details) is raised after `num_chunks_before_error`."""
+
+    def __init__(self):
+        self.requests: list[Any] = []
+        self.error: tuple[grpc.StatusCode, str] | None = None
+        self.num_chunks_before_error = 0
+        self.hangs = False
+        self.ended = threading.Event()
+        self.address = ""
+
+    def GenerateStream(self, request, context):
+        self._receive(request, context)
+        for index, chunk in enumerate(CHUNKS):
+            if index == self.num_chunks_before_error:
+                self._fail_or_hang(context)
+            yield chunk
+
+    def Generate(self, request, context):
+        self._receive(request, context)
+        self._fail_or_hang(context)
+        return pb.GenerateResponse(
+            request_id="r1",
+            seed=42,
+            text="Blue sky",
+            token_ids=[5, 6, 7],
+            finish_reason=pb.FINISH_REASON_LENGTH,
+            usage=USAGE,
+        )
+
+    def Tokenize(self, request, context):
+        self._receive(request, context)
+        return pb.TokenizeResponse(token_ids=[1, 2], tokens=["a", "b"], max_model_len=64)
+
+    def GetModelInfo(self, request, context):
+        self._receive(request, context)
+        return pb.GetModelInfoResponse(
+            model="tiny",
+            architecture="LlamaForCausalLM",
+            dtype="float32",
+            vocab_size=100,
+            max_model_len=64,
+            tensor_parallel_size=2,
+            speculation_method=pb.SPECULATION_METHOD_NGRAM,
+            num_speculative_tokens=3,
+            version="0.1.0",
+        )
+
+    def _receive(self, request, context):
+        self.requests.append(request)
+        context.add_callback(self.ended.set)
+
+    def _fail_or_hang(self, context):
+        if self.error is not None:
+            context.abort(*self.error)
+        if self.hangs:
+            self.ended.wait(10)
+
+
+@contextmanager
+def running(service: FakeService, credentials: Any = None) -> Iterator[FakeService]:
+    """Serves on a free port of the loopback interface; sets `service.address`."""
+    server = grpc.server(ThreadPoolExecutor(2))
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    service.address = f"127.0.0.1:{port}"
+    server.start()
+    try:
+        yield service
+    finally:
+        service.ended.set()
+        server.stop(0).wait()

@@ -1,0 +1,234 @@
+import subprocess
+import sys
+
+import grpc
+import pytest
+
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client import Client, ClientError, Completion, ModelInfo, TokenizedInput, Usage
+from specdec.errors import InvalidValueError
+from specdec.sampling_params import SamplingParams, SpeculationOptions
+from specdec.sequence import FinishReason
+from specdec.stats import SpeculationStats
+from specdec.tokenizer import ChatMessage
+from tests.specdec.client.certificate import self_signed_certificate
+from tests.specdec.client.fake_service import FakeService, running
+
+USAGE = Usage(prompt_tokens=7, completion_tokens=3, speculation=SpeculationStats(2, 6, 3))
+
+
+@pytest.fixture
+def service():
+    with running(FakeService()) as service:
+        yield service
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.address, timeout_s=10) as client:
+        yield client
+
+
+def test_a_stream_yields_each_chunk(client):
+    first, last = client.generate_stream("Why?")
+    assert (first.text, first.token_ids, first.seed) == ("Blue", (5,), 42)
+    assert first.finish_reason is None
+    assert first.usage is None
+    assert (last.text, last.token_ids, last.request_id) == (" sky", (6, 7), "r1")
+    assert last.finish_reason is FinishReason.STOP
+    assert last.usage == USAGE
+
+
+def test_generate_returns_the_whole(client):
+    assert client.generate("Why?") == Completion(
+        request_id="r1",
+        text="Blue sky",
+        token_ids=(5, 6, 7),
+        finish_reason=FinishReason.LENGTH,
+        seed=42,
+        usage=USAGE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sent"),
+    [
+        ("Why?", {"text": "Why?"}),
+        ("", {"text": ""}),
+        ((3, 1), {"token_ids": pb.TokenIds(ids=[3, 1])}),
+        (
+            [ChatMessage("user", "Why?")],
+            {"chat": pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="Why?")])},
+        ),
+    ],
+)
+def test_every_kind_of_prompt_is_sent(client, service, prompt, sent):
+    client.generate(prompt, model="tiny", request_id="mine")
+    expected = pb.GenerateRequest(
+        model="tiny",
+        request_id="mine",
+        sampling=pb.SamplingParams(temperature=1, top_p=1, top_k=0, ignore_eos=False),
+        speculation=pb.SpeculationOptions(),
+        **sent,
+    )
+    assert service.requests == [expected]
+
+
+def test_every_parameter_is_sent(client, service):
+    params = SamplingParams(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        seed=2**63 - 1,
+        stop=("\n", "END"),
+        max_tokens=8,
+        ignore_eos=True,
+        speculation=SpeculationOptions(enabled=False, num_speculative_tokens=0, method="ngram"),
+    )
+    client.generate("Why?", params)
+    [request] = service.requests
+    assert request.sampling == pb.SamplingParams(
+        temperature=0.5,
+        top_p=0.9,
+        top_k=40,
+        seed=2**63 - 1,
+        stop=["\n", "END"],
+        max_tokens=8,
+        ignore_eos=True,
+    )
+    assert request.speculation == pb.SpeculationOptions(
+        enabled=False, num_speculative_tokens=0, method=pb.SPECULATION_METHOD_NGRAM
+    )
+
+
+def test_tokenize(client, service):
+    assert client.tokenize("ab", add_special_tokens=False) == TokenizedInput((1, 2), ("a", "b"), 64)
+    client.tokenize([ChatMessage("user", "ab")])
+    chat = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="ab")])
+    assert service.requests == [
+        pb.TokenizeRequest(text="ab", add_special_tokens=False),
+        pb.TokenizeRequest(chat=chat, add_special_tokens=True),
+    ]
+
+
+def test_model_info(client):
+    assert client.model_info() == ModelInfo(
+        model="tiny",
+        architecture="LlamaForCausalLM",
+        dtype="float32",
+        vocab_size=100,
+        max_model_len=64,
+        tensor_parallel_size=2,
+        speculation_method="ngram",
+        num_speculative_tokens=3,
+        version="0.1.0",
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (("\udcff",), "text"),
+        (([2**31],), "token_ids[0]"),
+        (("Why?", SamplingParams(max_tokens=2**31)), "max_tokens"),
+    ],
+)
+def test_what_cannot_be_sent_is_refused_at_once(client, service, arguments, field):
+    with pytest.raises(InvalidValueError) as caught:
+        client.generate_stream(*arguments)
+    assert caught.value.field == field
+    assert service.requests == []
+
+
+def test_an_address_needs_a_port():
+    with pytest.raises(InvalidValueError, match="host:port"):
+        Client("localhost")
+
+
+def test_a_refusal_carries_code_and_reason(client, service):
+    service.error = (grpc.StatusCode.INVALID_ARGUMENT, "top_p is 2.0; it must be at most 1")
+    with pytest.raises(ClientError) as caught:
+        list(client.generate_stream("Why?"))
+    assert caught.value.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.message == str(caught.value) == "top_p is 2.0; it must be at most 1"
+
+
+def test_a_stream_that_breaks_off_keeps_what_came(client, service):
+    service.error = (grpc.StatusCode.UNAVAILABLE, "the model is lost")
+    service.num_chunks_before_error = 1
+    stream = client.generate_stream("Why?")
+    assert next(stream).text == "Blue"
+    with pytest.raises(ClientError) as caught:
+        next(stream)
+    expected = f"the service at {service.address} is unavailable: the model is lost"
+    assert caught.value.message == expected
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:9000"])
+def test_nobody_there(address):
+    with Client(address, timeout_s=10) as client, pytest.raises(ClientError) as caught:
+        client.model_info()
+    assert caught.value.code is grpc.StatusCode.UNAVAILABLE
+    assert caught.value.message == (
+        f"no service answers at {address}; start one with `specdec serve`"
+    )
+
+
+def test_the_deadline_passes(service):
+    service.hangs = True
+    with Client(service.address, timeout_s=0.2) as client, pytest.raises(ClientError) as caught:
+        list(client.generate_stream("Why?"))
+    assert caught.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert caught.value.message.endswith("did not complete its answer within 0.2 s")
+    assert service.ended.wait(5), "the service is told, so that it can stop"
+
+
+def test_another_service_is_told_apart(client, service):
+    service.error = (grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+    with pytest.raises(ClientError, match="is no specdec service, or one of another version"):
+        client.generate("Why?")
+
+
+def test_tls(tmp_path):
+    ca_file = tmp_path / "ca.pem"
+    key, certificate = self_signed_certificate()
+    ca_file.write_bytes(certificate)
+    credentials = grpc.ssl_server_credentials([(key, certificate)])
+    with running(FakeService(), credentials) as service:
+        with Client(service.address, tls_ca_file=ca_file) as client:
+            assert client.model_info().model == "tiny"
+        with Client(service.address) as client, pytest.raises(ClientError):
+            client.model_info()
+
+
+def test_tls_to_a_service_without_it(service, tmp_path):
+    ca_file = tmp_path / "ca.pem"
+    ca_file.write_bytes(self_signed_certificate()[1])
+    with Client(service.address, tls_ca_file=ca_file) as client:
+        with pytest.raises(ClientError) as caught:
+            client.model_info()
+    assert caught.value.message == (
+        f"no TLS connection to {service.address} came about; check the address and the CA file"
+    )
+
+
+def test_a_missing_ca_file_is_named(tmp_path):
+    with pytest.raises(InvalidValueError, match="tls_ca_file is .*ca.pem"):
+        Client("127.0.0.1:9000", tls_ca_file=tmp_path / "ca.pem")
+
+
+def test_leaving_a_stream_ends_the_call(client, service):
+    service.hangs = True
+    service.num_chunks_before_error = 1
+    stream = client.generate_stream("Why?")
+    next(stream)
+    stream.close()
+    assert service.ended.wait(5)
+
+
+def test_importing_the_client_loads_no_engine():
+    program = "import sys, specdec.client; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert "specdec.client" in loaded
+    assert not loaded & {"torch", "transformers", "numpy", "specdec.engine", "specdec.config"}

@@ -1,0 +1,66 @@
+"""Stand-ins for what tests cannot afford to start."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from specdec.parallel import TensorParallelGroup
+
+Result = TypeVar("Result")
+
+
+class Exchange:
+    """Where threads that stand for ranks show each other their tensors."""
+
+    def __init__(self, size: int) -> None:
+        self._barrier = threading.Barrier(size, timeout=30)
+        self._shown: list[Tensor | None] = [None] * size
+
+    def swap(self, rank: int, tensor: Tensor) -> list[Tensor]:
+        """Every rank's tensor, once all ranks have called."""
+        self._shown[rank] = tensor.clone()
+        self._barrier.wait()
+        shown = [other for other in self._shown if other is not None]
+        self._barrier.wait()
+        return shown
+
+    def abort(self) -> None:
+        self._barrier.abort()
+
+
+@dataclass(frozen=True)
+class ThreadGroup(TensorParallelGroup):
+    """A rank that is a thread; it also counts its collectives."""
+
+    exchange: Exchange = field(default_factory=lambda: Exchange(1))
+    collectives: list[str] = field(default_factory=list)
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        self.collectives.append("all_reduce")
+        return tensor.copy_(torch.stack(self.exchange.swap(self.rank, tensor)).sum(0))
+
+    def all_gather(self, tensor: Tensor) -> Tensor:
+        self.collectives.append("all_gather")
+        return torch.stack(self.exchange.swap(self.rank, tensor))
+
+
+def run_ranks(size: int, work: Callable[[ThreadGroup], Result]) -> list[Result]:
+    """What `work` returns on each of `size` ranks that run at once."""
+    exchange = Exchange(size)
+
+    def run(rank: int) -> Result:
+        try:
+            return work(ThreadGroup(rank=rank, size=size, exchange=exchange))
+        except BaseException:
+            exchange.abort()  # the other ranks must not wait for this one
+            raise
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(run, range(size)))

@@ -1,0 +1,31 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.proposers.ngram import NgramIndex, copy_from
+
+TOKENS = st.lists(st.integers(0, 3), max_size=40)
+
+
+def scanned_follower(tokens: list[int], min_n: int, max_n: int) -> int | None:
+    """The slow reference: longest n-gram first, then the latest earlier occurrence."""
+    for size in range(max_n, min_n - 1, -1):
+        for position in range(len(tokens) - 1, size - 1, -1):
+            if tokens[position - size : position] == tokens[-size:]:
+                return position
+    return None
+
+
+@given(TOKENS, st.integers(1, 3), st.integers(0, 3), st.integers(0, 40))
+def test_index_finds_what_a_scan_finds(
+    tokens: list[int], min_n: int, extra: int, split: int
+) -> None:
+    index = NgramIndex(min_n, min_n + extra)
+    index.update(tokens[:split])
+    index.update(tokens)
+    assert index.follower(tokens) == scanned_follower(tokens, min_n, min_n + extra)
+
+
+def test_copy_goes_on_with_itself() -> None:
+    assert copy_from([9, 1, 2, 3], 1, 7) == (1, 2, 3, 1, 2, 3, 1)
+    assert copy_from([5, 6, 7], 2, 3) == (7, 7, 7)
+    assert copy_from([5, 6, 7, 8], 0, 2) == (5, 6)

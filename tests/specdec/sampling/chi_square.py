@@ -1,0 +1,30 @@
+"""How unlikely counts are under a distribution that they are said to come from."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy import stats
+
+# Seeds are fixed, so a test that passes once always passes. For a sampler that is right, each of
+# the fewer than 50 seeds had one chance in a million to be a bad one when it was chosen.
+FALSE_ALARM = 1e-6
+_LEAST_EXPECTED = 5
+
+
+def chi_square_p_value(tokens: np.ndarray, probs: np.ndarray) -> float:
+    """Pearson's test. Values that expect fewer than 5 are merged; impossible ones give 0."""
+    counts = np.bincount(tokens, minlength=len(probs))
+    if counts[probs == 0].any():
+        return 0.0
+    counts, expected = _merged(counts, probs * len(tokens))
+    return float(stats.chisquare(counts, expected).pvalue)
+
+
+def _merged(counts: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    rare = expected < _LEAST_EXPECTED
+    counts = np.append(counts[~rare], counts[rare].sum())
+    expected = np.append(expected[~rare], expected[rare].sum())
+    if expected[-1] < _LEAST_EXPECTED:
+        counts = np.append(counts[:-2], counts[-2:].sum())
+        expected = np.append(expected[:-2], expected[-2:].sum())
+    return counts, expected

@@ -1,0 +1,231 @@
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from specdec.parallel import TensorParallelGroup, partition
+from specdec.sampling import SamplingBatch, sample
+from specdec.sampling import sampler as sampler_module
+from specdec.sampling.noise import CHUNK_TOKENS, NoiseKeys, gumbel_noise
+from tests.specdec.fakes import run_ranks
+from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
+
+ALONE = TensorParallelGroup()
+
+
+def batch_of(
+    num_rows: int,
+    temperature: float | list[float] = 1.0,
+    top_k: int | list[int] = 0,
+    top_p: float | list[float] = 1.0,
+    seed: int = 7,
+) -> SamplingBatch:
+    """Row i is output position i of one request."""
+    return SamplingBatch.from_lists(
+        temperatures=temperature if isinstance(temperature, list) else [temperature] * num_rows,
+        top_k=top_k if isinstance(top_k, list) else [top_k] * num_rows,
+        top_p=top_p if isinstance(top_p, list) else [top_p] * num_rows,
+        seeds=[seed] * num_rows,
+        choices=[0] * num_rows,
+        positions=list(range(num_rows)),
+    )
+
+
+def random_logits(num_rows: int, vocab_size: int, spread: float = 2.0, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab_size, generator=generator) * spread
+
+
+def sample_whole(logits: Tensor, batch: SamplingBatch) -> Tensor:
+    return sample(logits, batch, ALONE, 0, logits.shape[1])
+
+
+def cut_by_sort(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+    """Log-probabilities relative to the best token's; logits without ties."""
+    scores = (logits - logits.amax(1, keepdim=True)) / temperature
+    ordered, order = scores.sort(dim=1, descending=True)
+    if top_k:
+        ordered[:, top_k:] = -torch.inf
+    probs = ordered.double().softmax(1)
+    ordered[probs.cumsum(1) - probs >= top_p] = -torch.inf
+    return torch.empty_like(scores).scatter_(1, order, ordered)
+
+
+def argmax_with_all_noise(scores: Tensor, seed: int = 7) -> Tensor:
+    """The definition, with the noise of every token of every row."""
+    num_rows, vocab_size = scores.shape
+    num_chunks = -(-vocab_size // CHUNK_TOKENS)
+    positions = torch.arange(num_rows).repeat_interleave(num_chunks)
+    keys = NoiseKeys(torch.full_like(positions, seed), torch.zeros_like(positions), positions)
+    noise = gumbel_noise(keys, torch.arange(num_chunks).repeat(num_rows))
+    return (scores + noise.view(num_rows, -1)[:, :vocab_size]).argmax(1)
+
+
+CUTS = [(1.0, 0, 1.0), (0.6, 0, 1.0), (1.0, 20, 1.0), (1.0, 0, 0.8), (1.3, 30, 0.7)]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), CUTS)
+@pytest.mark.parametrize("spread", [0.01, 2.0, 8.0])
+@pytest.mark.parametrize("many_chunks", [0, 10**9])
+def test_is_the_argmax_with_all_noise(temperature, top_k, top_p, spread, many_chunks, monkeypatch):
+    monkeypatch.setattr(sampler_module, "_MANY_CHUNKS", many_chunks)
+    logits = random_logits(200, 1000, spread)
+    expected = argmax_with_all_noise(cut_by_sort(logits, temperature, top_k, top_p))
+    assert torch.equal(sample_whole(logits, batch_of(200, temperature, top_k, top_p)), expected)
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3])
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(0.0, 0, 1.0), *CUTS])
+@pytest.mark.parametrize("vocab_size", [7, 1000])
+def test_any_division_of_the_vocabulary_gives_the_same_tokens(
+    num_ranks, temperature, top_k, top_p, vocab_size
+):
+    logits = random_logits(100, vocab_size)
+    batch = batch_of(100, temperature, top_k, top_p)
+    shares = partition(vocab_size, num_ranks)
+
+    def of_rank(group):
+        share = shares[group.rank]
+        part = logits[:, share.start : share.stop]
+        return sample(part, batch, group, share.start, vocab_size), group.collectives
+
+    expected = sample_whole(logits, batch)
+    results = run_ranks(num_ranks, of_rank)
+    assert all(torch.equal(tokens, expected) for tokens, _ in results)
+    assert all(collectives == results[0][1] for _, collectives in results)
+    if temperature == 0:
+        assert results[0][1] == ["all_gather"]
+
+
+def test_a_rank_with_padding_only_in_its_columns_ignores_it():
+    logits = random_logits(20, 130)
+    logits[:, 100:] = 1000
+    batch = batch_of(20, [0.0, 1.0] * 10)
+    expected = sample_whole(logits[:, :100], batch)
+    assert torch.equal(sample(logits, batch, ALONE, 0, 100), expected)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_greedy_ties_go_to_the_lowest_token(num_ranks):
+    logits = torch.zeros(3, 500)
+    logits[0, [40, 300]] = 2
+    logits[1, [499, 251]] = 2
+    shares = partition(500, num_ranks)
+
+    def of_rank(group):
+        share = shares[group.rank]
+        part = logits[:, share.start : share.stop]
+        return sample(part, batch_of(3, 0.0), group, share.start, 500)
+
+    assert [tokens.tolist() for tokens in run_ranks(num_ranks, of_rank)] == [
+        [40, 251, 0]
+    ] * num_ranks
+
+
+def test_mixed_batch_equals_its_rows_alone():
+    logits = random_logits(8, 3000)
+    temperature = [0.0, 1.0, 0.7, 0.0, 1.5, 1.0, 0.3, 1.0]
+    top_k = [5, 0, 10, 0, 0, 50, 1, 0]
+    top_p = [0.5, 1.0, 1.0, 1.0, 0.9, 0.8, 1.0, 0.1]
+    together = sample_whole(logits, batch_of(8, temperature, top_k, top_p))
+    for row in range(8):
+        batch = SamplingBatch.from_lists(
+            temperatures=temperature[row : row + 1],
+            top_k=top_k[row : row + 1],
+            top_p=top_p[row : row + 1],
+            seeds=[7],
+            choices=[0],
+            positions=[row],
+        )
+        assert sample_whole(logits[row : row + 1], batch).item() == together[row].item()
+    assert torch.equal(together[[0, 3, 6]], logits[[0, 3, 6]].argmax(1))
+
+
+@pytest.mark.parametrize("other", ["seeds", "choices", "positions"])
+def test_seed_choice_and_position_each_change_the_draw(other):
+    fields = {"seeds": [1] * 300, "choices": [0] * 300, "positions": list(range(300))}
+    limits = {"temperatures": [1.0] * 300, "top_k": [0] * 300, "top_p": [1.0] * 300}
+    logits = torch.zeros(300, 1000)
+    first = sample_whole(logits, SamplingBatch.from_lists(**limits, **fields))
+    fields[other] = [value + 1000 for value in fields[other]]
+    second = sample_whole(logits, SamplingBatch.from_lists(**limits, **fields))
+    # Each of 300 pairs is equal with a chance of 1 / 1000; 10 equal ones have odds of 1e-12.
+    assert (first == second).sum() < 10
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_converts_other_float_types(dtype, temperature):
+    logits = random_logits(50, 300).to(dtype)
+    batch = batch_of(50, temperature, top_p=0.9)
+    assert torch.equal(sample_whole(logits, batch), sample_whole(logits.float(), batch))
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-42, 1.0, 100.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.5), (3, 0.5)])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_broken_logits_give_tokens_in_range(temperature, top_k, top_p, num_ranks):
+    logits = random_logits(7, 150)
+    logits[0] = torch.nan
+    logits[1] = -torch.inf
+    logits[2] = torch.inf
+    logits[3, :149] = torch.nan
+    logits[4, ::2] = torch.nan
+    logits[5, 80] = torch.inf
+    shares = partition(150, num_ranks)
+
+    def of_rank(group):
+        share = shares[group.rank]
+        part = logits[:, share.start : share.stop]
+        batch = batch_of(7, temperature, top_k, top_p)
+        return sample(part, batch, group, share.start, 150)
+
+    for tokens in run_ranks(num_ranks, of_rank):
+        assert ((tokens >= 0) & (tokens < 150)).all()
+        assert tokens[3] == 149
+        assert tokens[4] % 2 == 1
+        assert tokens[5] == 80
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-42, 1e-6])
+def test_a_temperature_near_zero_is_greedy(temperature):
+    logits = random_logits(50, 2000)
+    assert torch.equal(sample_whole(logits, batch_of(50, temperature)), logits.argmax(1))
+
+
+def test_no_rows():
+    assert sample_whole(torch.zeros(0, 10), batch_of(0)).shape == (0,)
+
+
+def drawn(logits: Tensor, num_draws: int, *limits: float) -> np.ndarray:
+    """Draws from one row of logits, [1, vocab_size], at as many positions."""
+    batch = batch_of(num_draws, *limits, seed=2026)
+    return sample_whole(logits.expand(num_draws, -1), batch).numpy()
+
+
+def target_probs(logits: Tensor, temperature: float, top_k: int, top_p: float) -> np.ndarray:
+    return cut_by_sort(logits, temperature, top_k, top_p).double().softmax(1)[0].numpy()
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (10, 1.0), (0, 0.8), (20, 0.9)])
+def test_distribution_is_the_targets(temperature, top_k, top_p):
+    logits = random_logits(1, 50)
+    tokens = drawn(logits, 40_000, temperature, top_k, top_p)
+    probs = target_probs(logits, temperature, top_k, top_p)
+    assert chi_square_p_value(tokens, probs) > FALSE_ALARM
+    assert np.abs(np.bincount(tokens, minlength=50) / len(tokens) - probs).sum() / 2 < 0.02
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+def test_distribution_over_many_chunks_is_the_targets(temperature):
+    logits = random_logits(1, 4096, spread=1.0)
+    tokens = drawn(logits, 40_960, temperature, 0, 1.0)
+    assert chi_square_p_value(tokens, target_probs(logits, temperature, 0, 1.0)) > FALSE_ALARM
+
+
+def test_chi_square_notices_a_distribution_that_is_slightly_wrong():
+    logits = random_logits(1, 50)
+    tokens = drawn(logits, 40_000, 1.0, 0, 1.0)
+    assert chi_square_p_value(tokens, target_probs(logits, 1.05, 0, 1.0)) < FALSE_ALARM
+    assert chi_square_p_value(tokens, target_probs(logits, 1.0, 40, 1.0)) < FALSE_ALARM

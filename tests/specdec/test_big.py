@@ -1,0 +1,271 @@
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from specdec.detokenizer import IncrementalDetokenizer
+from specdec.tokenizer import Tokenizer
+
+EMOJI = "🤯👨‍👩‍👧"  # the second is one sign of five characters
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_model_dir: Path) -> Tokenizer:
+    return Tokenizer(tiny_model_dir)
+
+
+@pytest.fixture(scope="session")
+def byte_ids(tokenizer: Tokenizer) -> list[int]:
+    """The token of each byte: a byte-level vocabulary writes some bytes as other characters."""
+    backend = tokenizer._backend
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    moved = (b for b in range(256) if b not in kept)
+    letters = {b: chr(b) for b in kept} | {b: chr(256 + i) for i, b in enumerate(moved)}
+    return [backend.token_to_id(letters[b]) for b in range(256)]
+
+
+def expected_text(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
+    """The slow reference: the text before the first stop string, and whether there is one."""
+    for end in range(1, len(text) + 1):
+        starts = [end - len(s) for s in stop if text[:end].endswith(s)]
+        if starts:
+            return text[: min(starts)], True
+    return text, False
+
+
+def detokenize(
+    tokenizer: Tokenizer, token_ids: list[int], stop: tuple[str, ...], rng: random.Random
+) -> tuple[str, bool]:
+    """Feeds all tokens, taking at random moments."""
+    detokenizer = IncrementalDetokenizer(tokenizer, stop)
+    parts, stopped = [], False
+    for token_id in token_ids:
+        stopped = detokenizer.append(token_id)
+        if rng.random() < 0.5:
+            parts.append(detokenizer.take())
+        if stopped:
+            break
+    return "".join(parts) + detokenizer.flush(), stopped
+
+
+BYTES = st.one_of(
+    st.binary(max_size=12),
+    st.text(max_size=6).map(str.encode),
+    st.sampled_from([EMOJI.encode(), "\ufffd".encode() * 12, b"\xf0\x9f\x98", b"\x80" * 20]),
+)
+# `r` picks any token, a byte string spells itself out byte by byte.
+PIECES = st.lists(st.one_of(st.integers(0, 400), BYTES), max_size=24)
+STOPS = st.lists(
+    st.one_of(
+        st.text("aeir t\n", min_size=1, max_size=3),
+        st.sampled_from(
+            ["🤯", "👨\u200d", "the river", "aab", "aaab", "\ufffd", "\ufffd\ufffd", "é"]
+        ),
+    ),
+    max_size=4,
+).map(tuple)
+
+
+@settings(max_examples=20000, deadline=None)
+@given(PIECES, STOPS, st.randoms(use_true_random=False))
+def test_joined_text_is_the_decoded_text(
+    tokenizer: Tokenizer,
+    byte_ids: list[int],
+    pieces: list[int | bytes],
+    stop: tuple[str, ...],
+    rng: random.Random,
+) -> None:
+    token_ids = [
+        token_id
+        for piece in pieces
+        for token_id in ([piece] if isinstance(piece, int) else [byte_ids[b] for b in piece])
+    ]
+    text, stopped = detokenize(tokenizer, token_ids, stop, rng)
+    expected, expected_stop = expected_text(tokenizer.decode(token_ids), stop)
+    assert text == expected
+    assert not stopped or expected_stop
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(0, 255), max_size=60), st.randoms(use_true_random=False))
+def test_any_bytes(
+    tokenizer: Tokenizer, byte_ids: list[int], data: list[int], rng: random.Random
+) -> None:
+    token_ids = [byte_ids[b] for b in data]
+    text, _ = detokenize(tokenizer, token_ids, (), rng)
+    assert text == bytes(data).decode(errors="replace")
+
+
+def test_no_half_characters_and_no_needless_wait(tokenizer: Tokenizer, byte_ids: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    seen = []
+    for byte in ("a" + EMOJI).encode():
+        assert not detokenizer.append(byte_ids[byte])
+        seen.append(detokenizer.take())
+    assert [text for text in seen if text] == list("a" + EMOJI)
+    assert detokenizer.flush() == ""
+
+
+def test_unfinished_character_ends_as_a_replacement(
+    tokenizer: Tokenizer, byte_ids: list[int]
+) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    for byte in "é🤯".encode()[:-1]:
+        detokenizer.append(byte_ids[byte])
+    assert detokenizer.take() == "é"
+    assert detokenizer.flush() == "\ufffd"
+    assert detokenizer.flush() == ""
+
+
+def test_bytes_that_are_no_text_are_not_held_for_ever(
+    tokenizer: Tokenizer, byte_ids: list[int]
+) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    for _ in range(1000):
+        detokenizer.append(byte_ids[0x80])
+    assert 980 <= len(detokenizer.take()) < 1000
+
+
+def test_special_tokens_are_text_only_if_asked(tokenizer: Tokenizer) -> None:
+    token_ids = [1, *tokenizer.encode("the town"), 2]
+    skipping = IncrementalDetokenizer(tokenizer)
+    showing = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
+    for token_id in token_ids:
+        skipping.append(token_id)
+        showing.append(token_id)
+    assert skipping.flush() == "the town"
+    assert showing.flush() == "<|im_start|>the town<|im_end|>"
+
+
+def feed(
+    tokenizer: Tokenizer, text: str, stop: tuple[str, ...]
+) -> tuple[list[str], IncrementalDetokenizer]:
+    """Appends `text` a character at a time, up to a stop string; what each `take` gave."""
+    detokenizer = IncrementalDetokenizer(tokenizer, stop)
+    taken = []
+    for char in text:
+        stopped = any(detokenizer.append(token_id) for token_id in tokenizer.encode(char))
+        taken.append(detokenizer.take())
+        if stopped:
+            break
+    return taken, detokenizer
+
+
+def test_the_beginning_of_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
+    taken, detokenizer = feed(tokenizer, "xabaabay", ("aabab",))
+    assert taken == ["x", "", "ab", "", "", "", "", "aabay"]
+    assert detokenizer.flush() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("one, two", (",",), "one"),
+        ("abcd", ("cd", "bc"), "a"),  # the one that ends first
+        ("abcd", ("c", "abc", "bc"), ""),  # of those that end together, the longest
+        ("aaab", ("aab",), "a"),
+        ("x🤯y", ("🤯",), "x"),
+        ("abc", ("bcd",), "abc"),
+        ("stop", ("stop",), ""),
+    ],
+)
+def test_text_ends_before_the_first_stop_string(
+    tokenizer: Tokenizer, text: str, stop: tuple[str, ...], expected: str
+) -> None:
+    taken, detokenizer = feed(tokenizer, text, stop)
+    assert "".join(taken) + detokenizer.flush() == expected
+
+
+def test_a_token_may_hold_the_stop_string_and_more(tokenizer: Tokenizer) -> None:
+    (token_id,) = tokenizer.encode(" river")
+    detokenizer = IncrementalDetokenizer(tokenizer, ("iv",))
+    assert detokenizer.append(token_id)
+    assert detokenizer.take() == " r"
+    assert detokenizer.flush() == ""
+
+
+def test_nothing_may_follow_a_stop_string(tokenizer: Tokenizer) -> None:
+    _, detokenizer = feed(tokenizer, "a.", (".",))
+    with pytest.raises(AssertionError):
+        detokenizer.append(50)
+
+
+@pytest.fixture(scope="session")
+def llama2_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Word pieces that begin with a sign for the space, and a token for every byte."""
+    pieces = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁the", "▁river", "s"]
+    backend = Backend(
+        models.BPE(
+            vocab={piece: index for index, piece in enumerate(pieces)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    directory = tmp_path_factory.mktemp("llama2_like")
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(directory)
+    return Tokenizer(directory)
+
+
+def llama2_ids(tokenizer: Tokenizer, *pieces: str | bytes) -> list[int]:
+    names = [
+        name
+        for piece in pieces
+        for name in ([piece] if isinstance(piece, str) else [f"<0x{b:02X}>" for b in piece])
+    ]
+    return [tokenizer._backend.token_to_id(name) for name in names]
+
+
+def test_spaces_and_fallback_bytes(llama2_like: Tokenizer) -> None:
+    emoji = (EMOJI * 3).encode()
+    token_ids = llama2_ids(llama2_like, "▁the", "▁river", "s", emoji, "▁", "▁the", "é".encode())
+    text, _ = detokenize(llama2_like, token_ids, (), random.Random(0))
+    assert text == llama2_like.decode(token_ids) == f"the rivers{EMOJI * 3}  theé"
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.integers(1, 260), max_size=60), st.randoms(use_true_random=False))
+def test_broken_fallback_bytes_lose_no_text(
+    llama2_like: Tokenizer, token_ids: list[int], rng: random.Random
+) -> None:
+    text, _ = detokenize(llama2_like, token_ids, (), rng)
+    assert len(text) <= len(llama2_like.decode(token_ids))
+    shown = iter(text)
+    at_once = llama2_like.decode(token_ids).replace("\ufffd", "")
+    assert all(char in shown for char in at_once)  # in this order, with others between
+
+
+@pytest.mark.parametrize("kind", ["text", "broken bytes", "special tokens"])
+def test_a_token_costs_the_same_however_long_the_text(
+    tokenizer: Tokenizer, byte_ids: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_ids = {
+        "text": tokenizer.encode("the river and the water " * 60),
+        "broken bytes": [byte_ids[0x80]] * 400,
+        "special tokens": [2] * 400,
+    }[kind]
+    decode, decoded_tokens = Tokenizer.decode, [0]
+
+    def counting_decode(self: Tokenizer, ids: list[int], skip_special_tokens: bool) -> str:
+        decoded_tokens.append(len(ids))
+        return decode(self, ids, skip_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "decode", counting_decode)
+    detokenizer = IncrementalDetokenizer(tokenizer, ("zzz",))
+    for token_id in token_ids:
+        detokenizer.append(token_id)
+    assert max(decoded_tokens) <= 14
+    assert sum(decoded_tokens) <= 8 * len(token_ids)

@@ -1,0 +1,108 @@
+"""Builds whole models small enough for every test: random weights, a real tokenizer."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+TEXT = """
+The river begins as a thread of cold water under the stones, and by the time it reaches the town
+it carries boats. Every spring the people count the days until the ice breaks, and every autumn
+they count them again until it forms. "When will it open?" they ask, and nobody knows; in 1987 it
+was the 14th of March, in 2003 the 29th. The baker keeps a list of dates above the oven.
+def measure(depth, width, speed): return depth * width * speed  # cubic metres a second
+The water that was snow in the hills is the water under the bridge, and the water under the bridge
+is the water in the sea. Ask the baker, ask the children: the river is older than the town.
+Further south the valley widens. Farmers plant barley, lentils and sunflowers between the dykes,
+and herons stand motionless in the shallow channels while dragonflies hunt above them. Engineers
+from the university installed seventeen gauges along the embankment; each evening a volunteer reads
+the numbers aloud over the telephone, patiently, as though telling somebody a bedtime story.
+"""
+END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def tiny_llama_dir(
+    directory: Path,
+    *,
+    hidden: int = 144,
+    layers: int = 2,
+    heads: int = 9,
+    kv_heads: int = 3,
+    head_dim: int = 16,
+    intermediate: int = 200,
+    vocab: int = 383,
+    max_positions: int = 512,
+    tied: bool = True,
+    sharded: bool = False,
+    seed: int = 0,
+) -> Path:
+    """Writes a random Llama in float32 and its tokenizer to `directory`, and returns it.
+
+    The defaults have SmolLM2's proportions (three query heads a KV head) and dimensions that three
+    ranks cannot share evenly. vocab: 300 to 512. sharded: several weight files and an index.
+    """
+    tokenizer = _train_tokenizer(vocab)
+    tokenizer.save_pretrained(directory)
+    config = LlamaConfig(
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=head_dim,
+        intermediate_size=intermediate,
+        vocab_size=vocab,
+        max_position_embeddings=max_positions,
+        tie_word_embeddings=tied,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    _random_llama(config, seed).save_pretrained(
+        directory, max_shard_size="200KB" if sharded else "5GB"
+    )
+    return directory
+
+
+def _random_llama(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
+    """A Llama whose logits are well apart and whose greedy text neither stands still nor circles.
+
+    With transformers' small initial weights a tied model repeats its last token for ever, because
+    what the layers add is little beside the embedding. Large ones drown it.
+    """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config).float().eval()
+        for name, weight in model.named_parameters():
+            if weight.ndim == 2:
+                fan_in = weight.shape[1]
+                gain = 0.3 if "embed" in name or "lm_head" in name else 2 / fan_in**0.5
+                torch.nn.init.normal_(weight, std=gain)
+            else:
+                torch.nn.init.uniform_(weight, 0.5, 1.5)
+    return model
+
+
+def _train_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[END_OF_TEXT, TURN_START, TURN_END],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(TEXT.splitlines(), trainer)
+    assert backend.get_vocab_size() == vocab, "the text is too short for so many merges"
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        bos_token=TURN_START,
+        eos_token=TURN_END,
+        pad_token=END_OF_TEXT,
+        chat_template=CHAT_TEMPLATE,
+    )
