@@ -88,3 +88,21 @@ def first_difference(reference: Reference, token_ids: Sequence[int]) -> Differen
         gap=best.gap(got),
         is_tie=best.is_tied(got),
     )
+
+
+def argmax_differences(reference: Reference) -> list[Difference]:
+    """Every position whose token is not the best one by the reference's own scores."""
+    return [
+        Difference(
+            prompt_id=reference.prompt_id,
+            position=position,
+            expected=best.token_ids[0],
+            got=token_id,
+            gap=best.gap(token_id),
+            is_tie=best.is_tied(token_id),
+        )
+        for position, (token_id, best) in enumerate(
+            zip(reference.token_ids, reference.candidates, strict=True)
+        )
+        if token_id != best.token_ids[0]
+    ]

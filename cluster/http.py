@@ -17,10 +17,9 @@ def make_app(get_router: Callable[[], Router]) -> FastAPI:
     @app.get("/health")
     async def health() -> JSONResponse:
         """Liveness: 200 while the process serves, loading or not; 503 once the engine is lost."""
-        failure = get_router().failure
-        if failure is not None:
-            return JSONResponse({"status": "failed", "reason": str(failure)}, status_code=503)
-        return JSONResponse({"status": "ok"})
+        is_lost = get_router().failure is not None
+        status = "failed" if is_lost else "ok"
+        return JSONResponse({"status": status}, status_code=503 if is_lost else 200)
 
     @app.get("/ready")
     async def ready() -> JSONResponse:

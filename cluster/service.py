@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from cluster.config import ServeConfig
 from cluster.resources import (
@@ -48,9 +47,8 @@ def serve_forever(config: ServeConfig, report: Report) -> None:
 
     Everything that was started is gone when it returns. Raises SpecdecError when start-up fails.
     """
-    stop = threading.Event()
-    with _signals_set(stop), running_service(config, report):
-        stop.wait()
+    with running_service(config, report):
+        _wait_for_signal()
         report("stopping")
 
 
@@ -73,22 +71,12 @@ def running_service(config: ServeConfig, report: Report) -> Iterator[None]:
         _stop_ray()
 
 
-@contextmanager
-def _signals_set(stop: threading.Event) -> Iterator[None]:
-    """Until the end of the context SIGINT and SIGTERM set `stop`."""
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-
-    previous = {number: signal.signal(number, on_signal) for number in _STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+def _wait_for_signal() -> None:
+    """Returns at SIGINT or SIGTERM. Set after Ray has started, which takes SIGTERM for itself."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    stop.wait()
 
 
 def _require_free_port(host: str, port: int) -> None:
@@ -126,6 +114,7 @@ def _start_ray(config: ServeConfig) -> None:
         log_to_driver=config.log_level == "debug",
         logging_level=logging.ERROR,
     )
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
     embedded = config.ingress == "embedded"
     serve.start(
         proxy_location="Disabled" if embedded else "HeadOnly",
@@ -133,7 +122,6 @@ def _start_ray(config: ServeConfig) -> None:
         grpc_options=None if embedded else grpc_options(config),
         logging_config={"log_level": "WARNING"},
     )
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
 
 
 def _deploy(config: ServeConfig, directory: Path) -> None:
@@ -174,6 +162,8 @@ def _stop_ray() -> None:
     import ray
     from ray import serve
 
+    from cluster.deployment import APPLICATION
+
     if ray.is_initialized():
-        serve.shutdown()
+        serve.delete(APPLICATION)  # lets the replica close its servers and shards
         ray.shutdown()

@@ -132,6 +132,10 @@ class Engine:
             raise InvalidValueError(
                 "prompt length", num_tokens, f"at most {limit} tokens (max_model_len less one)"
             )
+        max_tokens, room = request.params.max_tokens, self.config.max_model_len - num_tokens
+        if max_tokens is not None and max_tokens > room:
+            reason = f"at most {room} (max_model_len less the prompt's {num_tokens} tokens)"
+            raise InvalidValueError("max_tokens", max_tokens, reason)
         check_token_ids("prompt", request.prompt_token_ids, self._model.vocab_size)
         method = request.params.speculation.method
         loaded = self.config.speculation.method if self.config.speculation else "none"

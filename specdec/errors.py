@@ -19,7 +19,10 @@ class InvalidValueError(SpecdecError, ValueError):
         self.field = field
         self.value = value
         self.limit = limit
-        super().__init__(f"{field} is {_short(value)}; it must be {limit}")
+        super().__init__(field, value, limit)  # as given, so that the error can be pickled
+
+    def __str__(self) -> str:
+        return f"{self.field} is {_short(self.value)}; it must be {self.limit}"
 
 
 class UnsupportedModelError(SpecdecError):
@@ -37,7 +40,10 @@ class UnknownModelError(SpecdecError):
         """`requested` is the name in the request, `loaded` the one that would be answered to."""
         self.requested = requested
         self.loaded = loaded
-        super().__init__(f"no model {_short(requested)} is loaded; the one loaded is {loaded!r}")
+        super().__init__(requested, loaded)
+
+    def __str__(self) -> str:
+        return f"no model {_short(self.requested)} is loaded; the one loaded is {self.loaded!r}"
 
 
 class OutOfMemoryError(SpecdecError):

@@ -129,7 +129,7 @@ def _checked(directory: Path) -> Path:
 
 
 def _did_you_mean(name: str) -> str:
-    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), ALIASES, n=1)
+    close = difflib.get_close_matches(name.rpartition("/")[2].lower(), ALIASES, n=1, cutoff=0.4)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 

@@ -71,7 +71,7 @@ STOPS = st.lists(
 ).map(tuple)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(PIECES, STOPS, st.randoms(use_true_random=False))
 def test_joined_text_is_the_decoded_text(
     tokenizer: Tokenizer,
@@ -91,7 +91,7 @@ def test_joined_text_is_the_decoded_text(
     assert not stopped or expected_stop
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(0, 255), max_size=60), st.randoms(use_true_random=False))
 def test_any_bytes(
     tokenizer: Tokenizer, byte_ids: list[int], data: list[int], rng: random.Random
@@ -236,7 +236,7 @@ def test_spaces_and_fallback_bytes(llama2_like: Tokenizer) -> None:
     assert text == llama2_like.decode(token_ids) == f"the rivers{EMOJI * 3}  theé"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 260), max_size=60), st.randoms(use_true_random=False))
 def test_broken_fallback_bytes_lose_no_text(
     llama2_like: Tokenizer, token_ids: list[int], rng: random.Random

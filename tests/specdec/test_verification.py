@@ -24,8 +24,8 @@ ALONE = TensorParallelGroup()
         pytest.param([5], [[]], [(5,)], id="no draft"),
         pytest.param([5, 6], [[], []], [(5,), (6,)], id="no drafts at all"),
         pytest.param(
-            [1, 2, 3, 4, 5, 6, 7, 8],
-            [[1, 2], [], [5], [9, 7]],
+            [1, 2, 3, 4, 5, 6, 7, 8, 9],
+            [[1, 2], [], [5], [9, 8]],
             [(1, 2, 3), (4,), (5, 6), (7,)],
             id="ragged",
         ),

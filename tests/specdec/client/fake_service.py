@@ -1,4 +1,4 @@
-"""An InferenceService that answers from a script, in this process, and remembers what it is asked."""
+"""An InferenceService in this process, which answers from a script and keeps what it is asked."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
         self.ended = threading.Event()
         self.address = ""
 
-    def GenerateStream(self, request, context):
+    def GenerateStream(self, request, context):  # noqa: N802
         self._receive(request, context)
         for index, chunk in enumerate(CHUNKS):
             if index == self.num_chunks_before_error:
                 self._fail_or_hang(context)
             yield chunk
 
-    def Generate(self, request, context):
+    def Generate(self, request, context):  # noqa: N802
         self._receive(request, context)
         self._fail_or_hang(context)
         return pb.GenerateResponse(
@@ -61,11 +61,11 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
             usage=USAGE,
         )
 
-    def Tokenize(self, request, context):
+    def Tokenize(self, request, context):  # noqa: N802
         self._receive(request, context)
         return pb.TokenizeResponse(token_ids=[1, 2], tokens=["a", "b"], max_model_len=64)
 
-    def GetModelInfo(self, request, context):
+    def GetModelInfo(self, request, context):  # noqa: N802
         self._receive(request, context)
         return pb.GetModelInfoResponse(
             model="tiny",

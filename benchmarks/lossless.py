@@ -1,0 +1,248 @@
+"""Proves, through the running service, that speculation and sharding never change a token.
+
+Greedy: the token ids of transformers in fp32, with speculation off and on, at each tensor-parallel
+size, 16 streams at once. Sampled at temperature 0.8 with a seed: the same token ids with
+speculation off and on with 1, 3 and 7 draft tokens, alone and in a batch of 8; and those are the
+ones that transformers' logits and the request's noise define. Differences may only be ties (see
+`benchmarks.ties`), and few.
+
+    python -m benchmarks.lossless [--tensor-parallel 1 2 3] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from benchmarks.machine import describe_machine
+from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
+from benchmarks.reference import TransformersReference
+from benchmarks.service import started_service
+from benchmarks.streams import Answer, Call, speculation_options, stream_all
+from benchmarks.ties import Difference, Reference, argmax_differences, first_difference
+from specdec.client import Client
+from specdec.models.store import resolve
+from specdec.sampling_params import SamplingParams
+from specdec.stats import SpeculationStats
+from specdec.tokenizer import Tokenizer
+
+_MODEL = "smollm2-135m-instruct"
+_MIN_IDENTICAL_SHARE = 0.95
+
+_GREEDY_STREAMS = 16
+_GREEDY_DRAFT_TOKENS = (0, 3)
+
+_SAMPLED_PROMPTS = 8
+_SAMPLED_STREAMS = (1, 8)
+_SAMPLED_DRAFT_TOKENS = (0, 1, 3, 7)
+_SAMPLED_TENSOR_PARALLEL = (1, 2)
+_TEMPERATURE = 0.8
+_FIRST_SEED = 1000
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One way to generate. num_draft_tokens: 0 is speculation off."""
+
+    temperature: float
+    tensor_parallel_size: int
+    num_draft_tokens: int
+    num_streams: int
+
+    def __str__(self) -> str:
+        drafts = f"ngram {self.num_draft_tokens}" if self.num_draft_tokens else "off"
+        return (
+            f"temperature {self.temperature:g}, tp {self.tensor_parallel_size}, "
+            f"speculation {drafts}, {self.num_streams} streams"
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the outputs of one configuration compare with their references."""
+
+    name: str
+    num_outputs: int
+    num_identical: int
+    differences: tuple[Difference, ...]
+    speculation: SpeculationStats
+    drafts_as_asked: bool
+    seconds: float
+
+    @property
+    def passed(self) -> bool:
+        """All differences are ties, there are few, and speculation was on, or off, as it should."""
+        are_few = self.num_identical >= int(_MIN_IDENTICAL_SHARE * self.num_outputs)
+        return are_few and self.drafts_as_asked and all(each.is_tie for each in self.differences)
+
+
+class LosslessCheck:
+    """Runs configurations against one service after another, and keeps the references."""
+
+    def __init__(
+        self, prompts: Sequence[BenchmarkPrompt], max_tokens: int, reference: TransformersReference
+    ) -> None:
+        """Computes the greedy references, which takes minutes."""
+        self._prompts = prompts
+        self._max_tokens = max_tokens
+        self._reference = reference
+        self._greedy = [
+            reference.greedy(prompt.prompt_id, prompt.token_ids, max_tokens)
+            for prompt in tqdm(prompts, "transformers, greedy", leave=False)
+        ]
+        self._sampled: list[Reference] = []
+
+    def run(self, client: Client, tensor_parallel_size: int) -> Iterator[Outcome]:
+        """Every configuration of one tensor-parallel size."""
+        for drafts in _GREEDY_DRAFT_TOKENS:
+            yield self._compare(
+                client, Configuration(0, tensor_parallel_size, drafts, _GREEDY_STREAMS)
+            )
+        if tensor_parallel_size not in _SAMPLED_TENSOR_PARALLEL:
+            return
+        if not self._sampled:
+            yield self._define_sampled(client, tensor_parallel_size)
+        for streams in _SAMPLED_STREAMS:
+            for drafts in _SAMPLED_DRAFT_TOKENS:
+                configuration = Configuration(_TEMPERATURE, tensor_parallel_size, drafts, streams)
+                yield self._compare(client, configuration)
+
+    def _compare(self, client: Client, configuration: Configuration) -> Outcome:
+        started_at = time.monotonic()
+        answers = self._answers(client, configuration)
+        references = self._greedy if configuration.temperature == 0 else self._sampled
+        differences = [
+            difference
+            for reference, answer in zip(references, answers, strict=True)
+            if (difference := first_difference(reference, answer.token_ids)) is not None
+        ]
+        speculation = _total(answers)
+        return Outcome(
+            name=str(configuration),
+            num_outputs=len(answers),
+            num_identical=len(answers) - len(differences),
+            differences=tuple(differences),
+            speculation=speculation,
+            drafts_as_asked=(speculation.num_drafts > 0) == (configuration.num_draft_tokens > 0),
+            seconds=time.monotonic() - started_at,
+        )
+
+    def _define_sampled(self, client: Client, tensor_parallel_size: int) -> Outcome:
+        """Takes one plain run as the reference, once transformers' logits have confirmed it."""
+        started_at = time.monotonic()
+        plain = Configuration(_TEMPERATURE, tensor_parallel_size, 0, num_streams=1)
+        answers = self._answers(client, plain)
+        for index in tqdm(range(len(answers)), "transformers, sampled", leave=False):
+            prompt, seed = self._prompts[index], _FIRST_SEED + index
+            self._sampled.append(
+                self._reference.sampled(
+                    prompt.prompt_id, prompt.token_ids, answers[index].token_ids, _TEMPERATURE, seed
+                )
+            )
+        differences = [argmax_differences(reference) for reference in self._sampled]
+        return Outcome(
+            name=f"temperature {_TEMPERATURE:g}, drawn again from transformers' logits",
+            num_outputs=len(answers),
+            num_identical=sum(not each for each in differences),
+            differences=tuple(each for some in differences for each in some),
+            speculation=_total(answers),
+            drafts_as_asked=True,
+            seconds=time.monotonic() - started_at,
+        )
+
+    def _answers(self, client: Client, configuration: Configuration) -> list[Answer]:
+        prompts = self._prompts
+        if configuration.temperature > 0:
+            prompts = prompts[:_SAMPLED_PROMPTS]
+        calls = [
+            Call(
+                prompt.token_ids,
+                SamplingParams(
+                    temperature=configuration.temperature,
+                    seed=_FIRST_SEED + index,
+                    max_tokens=self._max_tokens,
+                    speculation=speculation_options(configuration.num_draft_tokens),
+                ),
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        return stream_all(client, calls, configuration.num_streams, str(configuration))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status: 0 when every configuration passed."""
+    options = _parser().parse_args(arguments)
+    directory = resolve(_MODEL)
+    prompts = load_prompts(options.prompts, Tokenizer(directory))
+    check = LosslessCheck(
+        prompts[: options.num_prompts], options.max_tokens, TransformersReference(directory)
+    )
+    outcomes = []
+    for size in options.tensor_parallel:
+        with started_service(_MODEL, size) as service, Client(service.address) as client:
+            for outcome in check.run(client, size):
+                _print_outcome(outcome)
+                outcomes.append(outcome)
+    passed = all(outcome.passed for outcome in outcomes)
+    _report(outcomes, passed, options.output)
+    return 0 if passed else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.lossless", description="Compare token ids with and without speculation."
+    )
+    parser.add_argument("--tensor-parallel", type=int, nargs="+", default=[1, 2, 3], metavar="SIZE")
+    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    parser.add_argument("--num-prompts", type=int, default=40, help="of them, from the first on")
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--output", type=Path, help="where to save the JSON")
+    return parser
+
+
+def _print_outcome(outcome: Outcome) -> None:
+    verdict = "pass" if outcome.passed else "FAIL"
+    speculation = outcome.speculation
+    drafts = (
+        f"{speculation.acceptance_rate:4.0%} of {speculation.num_draft_tokens:5d} drafts accepted"
+        if speculation.num_drafts
+        else "nothing drafted"
+    )
+    print(
+        f"{verdict}  {outcome.num_identical:2d}/{outcome.num_outputs:2d} identical  "
+        f"{outcome.name:55s}  {drafts:31s}  {outcome.seconds:4.0f} s"
+    )
+    for difference in outcome.differences:
+        print(f"      {difference}", flush=True)
+
+
+def _report(outcomes: Sequence[Outcome], passed: bool, output: Path | None) -> None:
+    report = {
+        "passed": passed,
+        "machine": asdict(describe_machine()),
+        "outcomes": [{"passed": outcome.passed, **asdict(outcome)} for outcome in outcomes],
+    }
+    if output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(report))
+
+
+def _total(answers: Sequence[Answer]) -> SpeculationStats:
+    each = [answer.speculation for answer in answers]
+    return SpeculationStats(
+        num_drafts=sum(one.num_drafts for one in each),
+        num_draft_tokens=sum(one.num_draft_tokens for one in each),
+        num_accepted_tokens=sum(one.num_accepted_tokens for one in each),
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

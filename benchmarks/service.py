@@ -1,0 +1,107 @@
+"""The real service, in a process of its own, for as long as a benchmark needs it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import psutil
+
+from cluster.config import ServeConfig
+from specdec.models.store import print_progress
+
+_STOP_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class ServiceProcess:
+    """Where the service answers, and the process from which all its others descend."""
+
+    address: str
+    pid: int
+
+    def cpu_percent(self, period_s: float) -> float:
+        """CPU time of the whole process tree over a period, in percent of one core."""
+        before, started_at = self._cpu_seconds(), time.monotonic()
+        time.sleep(period_s)
+        used = self._cpu_seconds() - before
+        return 100 * used / (time.monotonic() - started_at)
+
+    def _cpu_seconds(self) -> float:
+        root = psutil.Process(self.pid)
+        total = 0.0
+        for process in [root, *root.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                times = process.cpu_times()
+                total += times.user + times.system
+        return total
+
+
+class ServiceDidNotStartError(Exception):
+    """The service ended before it was ready; it has said why on standard error."""
+
+
+@contextmanager
+def started_service(model: str, tensor_parallel_size: int = 1) -> Iterator[ServiceProcess]:
+    """Starts the service on free loopback ports, and ends it and all that it started."""
+    grpc_port, http_port = _free_ports(2)
+    config = ServeConfig(
+        model=model,
+        tensor_parallel_size=tensor_parallel_size,
+        grpc_port=grpc_port,
+        http_port=http_port,
+    )
+    # Ray is initialized once a process, and its processes are told apart by their ancestor.
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=_serve, args=(config.to_mapping(), theirs), name="service")
+    process.start()
+    theirs.close()
+    try:
+        pid = _wait_until_ready(process, ours)
+        yield ServiceProcess(f"{config.host}:{config.grpc_port}", pid)
+    finally:
+        ours.close()  # what the child waits for
+        _end(process)
+
+
+def _serve(config: dict[str, Any], connection: Connection) -> None:
+    """The child: serves until the parent closes its end, by intent or because it died."""
+    from cluster.service import running_service
+
+    with running_service(ServeConfig.from_mapping(config), print_progress):
+        connection.send("ready")
+        with suppress(EOFError, KeyboardInterrupt):
+            connection.recv()
+
+
+def _wait_until_ready(process: BaseProcess, connection: Connection) -> int:
+    try:
+        connection.recv()
+    except EOFError as error:
+        raise ServiceDidNotStartError from error
+    assert process.pid is not None
+    return process.pid
+
+
+def _end(process: BaseProcess) -> None:
+    process.join(_STOP_TIMEOUT_S)
+    if process.is_alive():
+        process.kill()
+        process.join()
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now; all are held until the last is found, so that they differ."""
+    with closing(socket.socket()) as first, closing(socket.socket()) as second:
+        sockets = [first, second][:count]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]

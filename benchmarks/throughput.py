@@ -1,0 +1,319 @@
+"""Measures tokens per second: transformers, our engine in process, our service over gRPC.
+
+All are loaded, then take turns for several rounds, one and 16 streams, speculation off; figures are
+medians over the rounds, and ratios are made within a round first, so that a machine that slows
+down for a while does not favour anyone. Besides: n-gram speculation against none on prompts that
+ask for edits, where a step's time goes, and what an idle service costs.
+
+    python -m benchmarks.throughput [--rounds 5] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from benchmarks.contenders import (
+    Contender,
+    EngineContender,
+    Measurement,
+    ServiceContender,
+    StepProfile,
+    TransformersContender,
+    Worker,
+    Workload,
+)
+from benchmarks.machine import describe_machine
+from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
+from benchmarks.service import ServiceProcess, started_service
+from specdec.client import Client
+from specdec.models.store import print_progress, resolve
+from specdec.tokenizer import Tokenizer
+
+_MODEL = "smollm2-135m-instruct"
+_DEFAULT_OUTPUT = Path("docs/benchmarks/throughput.json")
+_NUM_STREAMS = 16
+_PROMPT_TOKENS = 70  # the prompts nearest to this length are taken
+_NUM_SPECULATIVE_TOKENS = 3
+
+_REST_S = 0.5  # between measurements, until spinning threads of the last one sleep
+_IDLE_SETTLE_S = 10.0
+_IDLE_PERIOD_S = 30.0
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure in every round. `workloads` holds one a round, used in turn."""
+
+    name: str
+    contender: str
+    workloads: tuple[Workload, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A case over all rounds."""
+
+    name: str
+    tokens_per_s: float  # median
+    slowest: float
+    fastest: float
+    first_token_ms: float  # median
+    mean_acceptance_length: float
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """How two cases compare: their ratio of tokens per second in each round, and its median."""
+
+    name: str
+    median: float
+    smallest: float
+    largest: float
+    aim: float | None  # at least this
+
+    @property
+    def is_met(self) -> bool | None:
+        """None where there is no aim."""
+        return None if self.aim is None else self.median >= self.aim
+
+
+@dataclass(frozen=True)
+class IdleCost:
+    """CPU of the service's processes without requests, in percent of one core."""
+
+    percent_of_core: float
+    period_s: float
+    aim: float = 5.0  # at most this
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was measured. transport_ms: what the service adds to one stream's token."""
+
+    rows: tuple[Row, ...]
+    ratios: tuple[Ratio, ...]
+    profiles: tuple[StepProfile, ...]
+    transport_ms: float
+    idle: IdleCost
+
+
+_RATIOS: tuple[tuple[str, str, str, float | None], ...] = (
+    ("engine / transformers, 1 stream", "engine 1", "transformers 1", 1.3),
+    ("service / transformers, 1 stream", "service 1", "transformers 1", 1.3),
+    ("engine / transformers, 16 streams", "engine 16", "transformers 16", None),
+    ("engine, 16 / 1 streams", "engine 16", "engine 1", 4.0),
+    ("service, 16 / 1 streams", "service 16", "service 1", 4.0),
+    ("transformers, 16 / 1 streams", "transformers 16", "transformers 1", None),
+    ("service / engine, 1 stream", "service 1", "engine 1", 0.9),
+    ("service / engine, 16 streams", "service 16", "engine 16", 0.9),
+    ("ngram / off on edits, 1 stream", "engine 1, edits, ngram", "engine 1, edits, off", None),
+    ("ngram / off on edits, 16 streams", "engine 16, edits, ngram", "engine 16, edits, off", None),
+)
+
+
+def make_cases(prompts: Sequence[BenchmarkPrompt], max_tokens: int) -> list[Case]:
+    """Every contender with 1 and 16 streams, and our engine with n-gram speculation on edits."""
+    plain = _of_similar_length(prompts)
+    edits = [prompt.token_ids for prompt in prompts if prompt.suite == "edit"]
+    cases = [
+        Case(f"{contender} {count}", contender, _workloads(plain, count, max_tokens))
+        for count in (1, _NUM_STREAMS)
+        for contender in ("transformers", "engine", "service")
+    ]
+    for count in (1, _NUM_STREAMS):
+        for name, drafts in (("off", 0), ("ngram", _NUM_SPECULATIVE_TOKENS)):
+            workloads = _workloads(edits, count, max_tokens, drafts)
+            cases.append(Case(f"engine {count}, edits, {name}", "engine", workloads))
+    return cases
+
+
+def _of_similar_length(prompts: Sequence[BenchmarkPrompt]) -> list[tuple[int, ...]]:
+    by_distance = sorted(prompts, key=lambda prompt: abs(len(prompt.token_ids) - _PROMPT_TOKENS))
+    return [prompt.token_ids for prompt in by_distance[:_NUM_STREAMS]]
+
+
+def _workloads(
+    prompts: Sequence[tuple[int, ...]], num_streams: int, max_tokens: int, num_drafts: int = 0
+) -> tuple[Workload, ...]:
+    """One a prompt for one stream; for more, one that repeats the prompts as needed."""
+    if num_streams == 1:
+        return tuple(Workload((prompt,), max_tokens, num_drafts) for prompt in prompts)
+    repeated = tuple(prompts[index % len(prompts)] for index in range(num_streams))
+    return (Workload(repeated, max_tokens, num_drafts),)
+
+
+def measure_rounds(
+    contenders: Mapping[str, Contender], cases: Sequence[Case], num_rounds: int
+) -> dict[str, list[Measurement]]:
+    """Each case once a round; every round begins with another case."""
+    measured: dict[str, list[Measurement]] = {case.name: [] for case in cases}
+    for index in range(num_rounds):
+        start = index % len(cases)
+        for case in (*cases[start:], *cases[:start]):
+            time.sleep(_REST_S)
+            workload = case.workloads[index % len(case.workloads)]
+            result = contenders[case.contender].measure(workload)
+            measured[case.name].append(result)
+            rate = f"{result.tokens_per_s:6.1f} tokens/s"
+            print_progress(f"round {index + 1}/{num_rounds}  {case.name:24s} {rate}")
+    return measured
+
+
+def summarize(name: str, measurements: Sequence[Measurement]) -> Row:
+    """Medians and spread."""
+    rates = [measurement.tokens_per_s for measurement in measurements]
+    return Row(
+        name=name,
+        tokens_per_s=statistics.median(rates),
+        slowest=min(rates),
+        fastest=max(rates),
+        first_token_ms=1000 * statistics.median(each.first_token_s for each in measurements),
+        mean_acceptance_length=statistics.fmean(
+            each.mean_acceptance_length for each in measurements
+        ),
+    )
+
+
+def make_ratio(
+    name: str, above: Sequence[Measurement], below: Sequence[Measurement], aim: float | None
+) -> Ratio:
+    """Of two cases that were measured in the same rounds."""
+    pairs = zip(above, below, strict=True)
+    ratios = [first.tokens_per_s / second.tokens_per_s for first, second in pairs]
+    return Ratio(name, statistics.median(ratios), min(ratios), max(ratios), aim)
+
+
+def _transport_ms(measured: Mapping[str, Sequence[Measurement]]) -> float:
+    pairs = zip(measured["service 1"], measured["engine 1"], strict=True)
+    return 1000 * statistics.median(
+        service.seconds / service.num_tokens - engine.seconds / engine.num_tokens
+        for service, engine in pairs
+    )
+
+
+def _measure_idle(service: ServiceProcess) -> IdleCost:
+    print_progress(f"the idle service: {_IDLE_SETTLE_S:.0f} s to settle, then {_IDLE_PERIOD_S:.0f}")
+    time.sleep(_IDLE_SETTLE_S)
+    return IdleCost(service.cpu_percent(_IDLE_PERIOD_S), _IDLE_PERIOD_S)
+
+
+@dataclass(frozen=True)
+class _Field:
+    """Everything that takes part, loaded and at rest."""
+
+    transformers: Worker
+    engine: Worker
+    service: ServiceProcess
+    client: Client
+
+    @property
+    def contenders(self) -> dict[str, Contender]:
+        return {
+            "transformers": self.transformers,
+            "engine": self.engine,
+            "service": ServiceContender(self.client),
+        }
+
+
+@contextmanager
+def _loaded(directory: Path) -> Iterator[_Field]:
+    with ExitStack() as stack:
+        service = stack.enter_context(started_service(_MODEL))
+        yield _Field(
+            transformers=stack.enter_context(Worker(TransformersContender, directory)),
+            engine=stack.enter_context(Worker(EngineContender, directory)),
+            service=service,
+            client=stack.enter_context(Client(service.address)),
+        )
+
+
+def _measure(field: _Field, cases: Sequence[Case], num_rounds: int) -> Report:
+    for case in cases:
+        print_progress(f"warming up  {case.name}")
+        field.contenders[case.contender].measure(replace(case.workloads[0], max_tokens=8))
+    idle = _measure_idle(field.service)
+    measured = measure_rounds(field.contenders, cases, num_rounds)
+    by_name = {case.name: case for case in cases}
+    profiled = [by_name[name].workloads[0] for name in ("engine 1", "engine 16")]
+    return Report(
+        rows=tuple(summarize(name, measurements) for name, measurements in measured.items()),
+        ratios=tuple(
+            make_ratio(name, measured[above], measured[below], aim)
+            for name, above, below, aim in _RATIOS
+        ),
+        profiles=tuple(field.engine.call("profile", workload) for workload in profiled),
+        transport_ms=_transport_ms(measured),
+        idle=idle,
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status, which does not depend on the aims: machines differ."""
+    options = _parser().parse_args(arguments)
+    directory = resolve(_MODEL)
+    prompts = load_prompts(options.prompts, Tokenizer(directory))
+    cases = make_cases(prompts, options.max_tokens)
+    with _loaded(directory) as field:
+        report = _measure(field, cases, options.rounds)
+    settings = {
+        "model": _MODEL,
+        "dtype": "float32",
+        "rounds": options.rounds,
+        "max_tokens": options.max_tokens,
+        "prompt_tokens": {
+            case.name: [len(prompt) for prompt in case.workloads[0].prompts] for case in cases
+        },
+    }
+    document = {"settings": settings, "machine": asdict(describe_machine()), **asdict(report)}
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    _print_tables(report)
+    print(json.dumps(document))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.throughput", description="Compare transformers, engine and service."
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--max-tokens", type=int, default=96, help="to generate, a stream")
+    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    parser.add_argument("--output", type=Path, default=_DEFAULT_OUTPUT, help="for the JSON")
+    return parser
+
+
+def _print_tables(report: Report) -> None:
+    for row in report.rows:
+        print(
+            f"{row.name:26s}{row.tokens_per_s:7.1f} tokens/s ({row.slowest:.1f} to "
+            f"{row.fastest:.1f}), first token {row.first_token_ms:5.0f} ms, "
+            f"acceptance length {row.mean_acceptance_length:.2f}"
+        )
+    for ratio in report.ratios:
+        print(
+            f"{ratio.name:36s}{ratio.median:6.2f} ({ratio.smallest:.2f} to {ratio.largest:.2f})"
+            + _verdict(ratio)
+        )
+    for profile in report.profiles:
+        print(", ".join(f"{name} {value:.4g}" for name, value in asdict(profile).items()))
+    print(f"transport {report.transport_ms:.2f} ms a token of one stream")
+    print(f"idle service {report.idle.percent_of_core:.1f} % of a core (aim {report.idle.aim:g})")
+
+
+def _verdict(ratio: Ratio) -> str:
+    if ratio.aim is None:
+        return ""
+    return f"  aim {ratio.aim:g}: {'met' if ratio.is_met else 'MISSED'}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

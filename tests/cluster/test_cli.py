@@ -1,0 +1,334 @@
+import json
+import subprocess
+import sys
+import types
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from cluster import answer, cli
+from cluster.config import ServeConfig, settings
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client import StreamChunk
+from specdec.errors import ModelNotFoundError, OutOfMemoryError
+from tests.specdec.client.fake_service import CHUNKS, FakeService, running
+
+
+@pytest.fixture
+def service():
+    with running(FakeService()) as service:
+        yield service
+
+
+@pytest.fixture
+def generate(service):
+    def run(*arguments, **options):
+        return run_cli("generate", "--address", service.address, *arguments, **options)
+
+    return run
+
+
+def run_cli(*arguments, **options):
+    return CliRunner().invoke(cli.main, arguments, **options)
+
+
+def fails_with(result, line):
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: {line}\n"
+
+
+# generate
+
+
+@pytest.mark.parametrize("flag", ["--stream", "--no-stream"])
+def test_the_text_alone_is_on_stdout(generate, flag):
+    result = generate(flag, "Why?")
+    assert result.exit_code == 0
+    assert result.stdout == "Blue sky\n"
+    assert result.stderr.startswith("3 tokens, first after 0.")
+    assert result.stderr.endswith("acceptance rate 50%, mean acceptance length 2.50\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "messages"),
+    [
+        (["Why?"], [("user", "Why?")]),
+        (["--system", "Be brief.", "Why?"], [("system", "Be brief."), ("user", "Why?")]),
+    ],
+)
+def test_a_prompt_is_a_chat_message(generate, service, arguments, messages):
+    generate(*arguments)
+    [request] = service.requests
+    assert [(turn.role, turn.content) for turn in request.chat.messages] == messages
+
+
+def test_a_raw_prompt_is_sent_as_it_is(generate, service):
+    generate("--raw", "Why?")
+    assert service.requests[0].text == "Why?"
+    assert generate("--raw", "--system", "Be brief.", "Why?").exit_code == 2
+
+
+def test_a_prompt_from_stdin(generate, service):
+    generate("--raw", "-", input="One\ntwo\n")
+    assert service.requests[0].text == "One\ntwo"
+
+
+def test_bytes_that_are_no_text_are_refused(generate):
+    result = generate("--raw", "-", input=b"\xff\n")
+    fails_with(result, r"text is '\udcff'; it must be valid Unicode")
+
+
+def test_every_flag_reaches_the_service(generate, service):
+    flags = "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 3 --seed 7 --stop a --stop b"
+    flags += " --ignore-eos --no-speculation --num-speculative-tokens 2"
+    generate(*flags.split(), "Why?")
+    [request] = service.requests
+    assert request.sampling == pb.SamplingParams(
+        max_tokens=5,
+        temperature=0.5,
+        top_p=0.9,
+        top_k=3,
+        seed=7,
+        stop=["a", "b"],
+        ignore_eos=True,
+    )
+    assert request.speculation == pb.SpeculationOptions(enabled=False, num_speculative_tokens=2)
+
+
+def test_without_flags_speculation_is_left_to_the_service(generate, service):
+    generate("Why?")
+    [request] = service.requests
+    assert request.speculation == pb.SpeculationOptions()
+    assert not request.sampling.HasField("seed")
+    assert not request.sampling.HasField("max_tokens")
+
+
+def test_json_is_one_object(generate):
+    result = generate("--json", "Why?")
+    assert result.stderr == ""
+    [line] = result.stdout.splitlines()
+    content = json.loads(line)
+    assert content.pop("time_to_first_token_s") <= content.pop("total_s")
+    assert content.pop("tokens_per_s") > 0
+    assert content == {
+        "text": "Blue sky",
+        "token_ids": [5, 6, 7],
+        "request_id": "r1",
+        "finish_reason": "stop",
+        "seed": 42,
+        "usage": {
+            "prompt_tokens": 7,
+            "completion_tokens": 3,
+            "speculation": {"num_drafts": 2, "num_draft_tokens": 6, "num_accepted_tokens": 3},
+        },
+        "acceptance_rate": 0.5,
+        "mean_acceptance_length": 2.5,
+    }
+
+
+def test_streamed_json_is_a_line_a_chunk_and_one_with_the_rest(generate):
+    result = generate("--json", "--stream", "Why?")
+    *chunks, outcome = [json.loads(line) for line in result.stdout.splitlines()]
+    assert chunks == [
+        {"text": "Blue", "token_ids": [5]},
+        {"text": " sky", "token_ids": [6, 7]},
+    ]
+    assert "text" not in outcome
+    assert outcome["seed"] == 42
+
+
+def test_a_value_out_of_its_limits(generate, service):
+    result = generate("--temperature", "101", "Why?")
+    fails_with(result, "temperature is 101.0; it must be from 0 to 100")
+    assert service.requests == []
+
+
+def test_a_refusal_of_the_service(generate, service):
+    service.error = (grpc.StatusCode.INVALID_ARGUMENT, "prompt length is 9; it must be at most 8")
+    fails_with(generate("Why?"), "prompt length is 9; it must be at most 8")
+
+
+def test_an_answer_that_breaks_off_ends_its_line(generate, service):
+    service.error = (grpc.StatusCode.UNAVAILABLE, "the model is lost")
+    service.num_chunks_before_error = 1
+    result = generate("--stream", "Why?")
+    assert (result.exit_code, result.stdout) == (1, "Blue\n")
+    assert result.stderr.endswith("is unavailable: the model is lost\n")
+
+
+def test_nobody_there():
+    result = run_cli("generate", "--address", "127.0.0.1:1", "Why?")
+    fails_with(result, "no service answers at 127.0.0.1:1; start one with `specdec serve`")
+
+
+def test_the_timeout(generate, service):
+    service.hangs = True
+    result = generate("--timeout", "0.2", "Why?")
+    fails_with(result, f"{service.address} did not complete its answer within 0.2 s")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate"],
+        ["generate", "--timeout", "0", "Why?"],
+        ["generate", "--top-k", "many", "Why?"],
+        ["generate", "--tls-ca-file", "/no/such/file", "Why?"],
+        ["serve", "--dtype", "float16"],
+        ["serve", "--config", "/no/such/file"],
+        ["dance"],
+    ],
+)
+def test_wrong_usage(arguments):
+    assert run_cli(*arguments).exit_code == 2
+
+
+def test_ctrl_c_is_quiet(generate, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "receive", interrupt)
+    result = generate("Why?")
+    assert (result.exit_code, result.output) == (130, "")
+
+
+def test_what_nobody_expected_is_one_line(generate, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("two\nlines")
+
+    monkeypatch.setattr(cli, "receive", fail)
+    fails_with(
+        generate("Why?"),
+        "unexpected RuntimeError: two lines (set SPECDEC_DEBUG=1 to see the traceback)",
+    )
+    monkeypatch.setenv("SPECDEC_DEBUG", "1")
+    assert isinstance(generate("Why?").exception, RuntimeError)
+
+
+def test_timing_by_a_clock():
+    chunks = [StreamChunk("r1", "", (), None, 42, None)]
+    chunks += [
+        StreamChunk(each.request_id, each.text, tuple(each.token_ids), None, None, None)
+        for each in CHUNKS
+    ]
+    ticks = iter([10.0, 10.5, 12.0])
+    shown = []
+    timed = answer.receive(iter(chunks), shown.append, clock=lambda: next(ticks))
+    assert shown == chunks
+    assert (timed.first_token_s, timed.total_s) == (0.5, 2.0)
+
+
+def test_generate_starts_without_what_is_slow_to_import():
+    program = "import sys, cluster.cli; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    loaded = set(done.stdout.split())
+    assert "cluster.cli" in loaded
+    assert not loaded & {"torch", "transformers", "numpy", "ray", "specdec.config"}
+
+
+# serve
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Replaces the service; the configurations that it was started with."""
+    configs = []
+    fake = types.ModuleType("cluster.service")
+    fake.serve_forever = lambda config, report: configs.append(config)
+    monkeypatch.setitem(sys.modules, "cluster.service", fake)
+    return configs
+
+
+def test_serve_with_defaults(served):
+    assert run_cli("serve").exit_code == 0
+    assert served == [ServeConfig()]
+
+
+def test_serve_has_a_flag_for_each_setting():
+    text = run_cli("serve", "--help").stdout
+    for name in settings():
+        assert f"--{name.replace('_', '-')} " in text
+
+
+def test_flags_win_over_the_file(served, tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: tiny\ngrpc_port: 9001\nstep_timeout_s: 5\n")
+    flags = ["--grpc-port", "9002", "--speculative-config", "none", "--kv-cache-memory-gib", "0.5"]
+    result = run_cli("serve", "--config", str(path), *flags)
+    assert result.exit_code == 0
+    assert served == [
+        ServeConfig(
+            model="tiny",
+            grpc_port=9002,
+            step_timeout_s=5,
+            kv_cache_memory_gib=0.5,
+            speculative_config=None,
+        )
+    ]
+
+
+def test_serve_reads_speculation_as_json(served):
+    run_cli("serve", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5}')
+    assert served[0].speculative_config.num_speculative_tokens == 5
+
+
+def test_serve_refuses_what_is_out_of_its_limits(served):
+    result = run_cli("serve", "--grpc-port", "70000")
+    fails_with(result, "grpc_port is 70000; it must be a whole number from 1 to 65535")
+    assert served == []
+
+
+def test_serve_warns(served):
+    result = run_cli("serve", "--host", "0.0.0.0")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "warning: 0.0.0.0 can be reached from other machines, and TLS is off\n"
+    )
+
+
+def test_a_service_that_does_not_come_up(served, monkeypatch):
+    def fail(config, report):
+        report("starting")
+        raise OutOfMemoryError("2 GiB needed, 1 GiB free")
+
+    monkeypatch.setattr(sys.modules["cluster.service"], "serve_forever", fail)
+    result = run_cli("serve")
+    assert result.exit_code == 1
+    assert result.stderr == "starting\nerror: 2 GiB needed, 1 GiB free\n"
+
+
+# models, version
+
+
+def test_fetch_prints_where_the_model_is(monkeypatch, tmp_path):
+    def resolve(name, cache_dir=None, progress=None):
+        progress(f"fetching {name}")
+        return tmp_path / name
+
+    monkeypatch.setattr("specdec.models.store.resolve", resolve)
+    result = run_cli("models", "fetch", "tiny")
+    assert result.exit_code == 0
+    assert result.stdout == f"{tmp_path / 'tiny'}\n"
+    assert result.stderr == "fetching tiny\n"
+
+
+def test_fetching_what_is_nowhere(monkeypatch):
+    def resolve(name, cache_dir=None, progress=None):
+        raise ModelNotFoundError("no model is called 'tiny'")
+
+    monkeypatch.setattr("specdec.models.store.resolve", resolve)
+    fails_with(run_cli("models", "fetch", "tiny"), "no model is called 'tiny'")
+
+
+def test_list_tells_what_is_in_the_cache(monkeypatch, tmp_path):
+    monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path))
+    assert "smollm2-135m-instruct\tnot fetched (" in run_cli("models", "list").stdout
+    directory = tmp_path / "models" / "smollm2-135m-instruct"
+    directory.mkdir(parents=True)
+    assert f"smollm2-135m-instruct\t{directory}\n" in run_cli("models", "list").stdout
+
+
+def test_version():
+    assert run_cli("version").stdout == run_cli("--version").stdout
+    assert run_cli("version").stdout.startswith("specdec ")

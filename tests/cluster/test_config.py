@@ -1,0 +1,239 @@
+import dataclasses
+import json
+import typing
+
+import pytest
+
+from cluster.config import ServeConfig, settings
+from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
+from specdec.errors import InvalidValueError
+
+
+@pytest.fixture
+def tls_files(tmp_path):
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).touch()
+    return {"tls_cert_file": tmp_path / "cert.pem", "tls_key_file": tmp_path / "key.pem"}
+
+
+def test_defaults():
+    config = ServeConfig()
+    assert config.model == config.served_model_name == "smollm2-135m-instruct"
+    assert config.speculative_config == SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    assert config.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("tiny", "tiny"), ("/models/tiny/", "tiny"), ("models/tiny", "tiny"), ("org/tiny", "tiny")],
+)
+def test_the_model_is_served_under_its_own_name(model, name):
+    assert ServeConfig(model=model).served_model_name == name
+    assert ServeConfig(model=model, served_model_name="mine").served_model_name == "mine"
+
+
+def test_defaults_and_limits_are_those_of_the_engine():
+    config = ServeConfig()
+    for field in dataclasses.fields(EngineConfig):
+        if field.default not in (dataclasses.MISSING, None):
+            assert getattr(config, field.name) == field.default, field.name
+    assert settings()["dtype"].limit.options == tuple(DTYPES)
+    for extreme in (
+        {"max_num_seqs": 4096, "max_num_batched_tokens": 2**20, "max_queue_len": 1_000_000},
+        {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue_len": 0, "block_size": 1},
+        {"block_size": 1024},
+    ):
+        ServeConfig(**extreme)
+        EngineConfig(max_model_len=2**24, num_blocks=2**24, **extreme)
+
+
+def test_every_literal_allows_what_its_setting_allows():
+    hints = typing.get_type_hints(ServeConfig, localns={"SpeculativeConfig": SpeculativeConfig})
+    for name, setting in settings().items():
+        if setting.limit.options:
+            assert typing.get_args(hints[name]) == setting.limit.options
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("model", 5, "a text that is not empty"),
+        ("model", "", "a text that is not empty"),
+        ("served_model_name", ["a"], "a text that is not empty"),
+        ("tensor_parallel_size", 0, "a whole number from 1 to 1024"),
+        ("tensor_parallel_size", True, "a whole number from 1 to 1024"),
+        ("tensor_parallel_size", 2.0, "a whole number from 1 to 1024"),
+        ("tensor_parallel_size", "2", "a whole number from 1 to 1024"),
+        ("tensor_parallel_size", None, "a whole number from 1 to 1024"),
+        ("dtype", "float16", "one of float32, bfloat16"),
+        ("dtype", ["float32"], "one of float32, bfloat16"),
+        ("max_model_len", 1, "a whole number from 2 to 16777216"),
+        ("max_queue_len", -1, "a whole number from 0 to 1000000"),
+        ("kv_cache_memory_gib", 0, "a number above 0"),
+        ("kv_cache_memory_gib", True, "a number above 0"),
+        ("kv_cache_memory_gib", float("inf"), "a number above 0"),
+        ("step_timeout_s", float("nan"), "a number above 0"),
+        ("step_timeout_s", None, "a number above 0"),
+        ("grpc_port", 65536, "a whole number from 1 to 65535"),
+        ("http_port", 9000, "another port than grpc_port"),
+        ("log_level", "INFO", "one of debug, info, warning, error"),
+        ("transport", "udp", "one of auto, ipc, tcp"),
+        ("tls_cert_file", "/no/such/file", "the path of a file that exists"),
+        ("max_num_batched_tokens", 63, "at least max_num_seqs (64)"),
+        ("speculative_config", 3, "a mapping, or none to turn speculation off"),
+        ("speculative_config", "[1]", "a mapping, or none to turn speculation off"),
+        ("speculative_config", "{", "a JSON mapping, or none"),
+    ],
+)
+def test_what_is_out_of_its_limits_is_named(field, value, limit):
+    with pytest.raises(InvalidValueError) as caught:
+        ServeConfig.from_mapping({field: value})
+    assert caught.value.field == field
+    assert caught.value.limit.startswith(limit)
+    if field != "speculative_config":
+        with pytest.raises(InvalidValueError):
+            ServeConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "field", [name for name, setting in settings().items() if setting.limit.accepts(None)]
+)
+def test_none_is_allowed_where_it_means_something(field):
+    assert getattr(ServeConfig.from_mapping({field: None}), field) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"num_speculative_tokens": "3"}, "speculative_config.num_speculative_tokens"),
+        ({"num_speculative_tokens": True}, "speculative_config.num_speculative_tokens"),
+        ({"num_speculative_tokens": 33}, "speculative_config.num_speculative_tokens"),
+        ({"method": "oracle"}, "speculative_config.method"),
+        ({"method": ["ngram"]}, "speculative_config.method"),
+    ],
+)
+def test_speculation_is_checked_too(value, field):
+    with pytest.raises(InvalidValueError) as caught:
+        ServeConfig.from_mapping({"speculative_config": value})
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize("none", [None, "none"])
+def test_speculation_can_be_turned_off(none):
+    assert ServeConfig.from_mapping({"speculative_config": none}).speculative_config is None
+
+
+def test_speculation_may_be_json():
+    mapping = {"method": "ngram", "num_speculative_tokens": 5}
+    config = ServeConfig.from_mapping({"speculative_config": json.dumps(mapping)})
+    assert config == ServeConfig.from_mapping({"speculative_config": mapping})
+    assert config.speculative_config == SpeculativeConfig(num_speculative_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"max_num_seq": 3}, "'max_num_seq'; it must be a known one; did you mean max_num_seqs?"),
+        (
+            {"speculative_config": {"num_draft_tokens": 3}},
+            "speculative_config key is 'num_draft_tokens'; it must be a known one; "
+            "did you mean num_speculative_tokens?",
+        ),
+        ({"zzz": 3}, "configuration key is 'zzz'; it must be one of model, "),
+        ({7: 3}, "configuration key is 7; it must be one of model, "),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(mapping, message):
+    with pytest.raises(InvalidValueError) as caught:
+        ServeConfig.from_mapping(mapping)
+    assert message in str(caught.value)
+
+
+def test_tls_needs_both_files_and_the_embedded_ingress(tls_files):
+    assert ServeConfig(**tls_files).tls_cert_file == tls_files["tls_cert_file"]
+    for name in tls_files:
+        with pytest.raises(InvalidValueError, match="given together with tls_cert_file"):
+            ServeConfig(**{name: tls_files[name]})
+    with pytest.raises(InvalidValueError, match="left out unless ingress is embedded"):
+        ServeConfig(**tls_files, ingress="serve")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
+def test_loopback_is_no_cause_for_a_warning(host):
+    assert ServeConfig(host=host).warnings == ()
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "inference.example"])
+def test_other_hosts_without_tls_are(host, tls_files):
+    [warning] = ServeConfig(host=host).warnings
+    assert host in warning
+    assert ServeConfig(host=host, **tls_files).warnings == ()
+
+
+def test_the_serve_ingress_is_open_to_all():
+    [warning] = ServeConfig(ingress="serve").warnings
+    assert "all interfaces" in warning
+
+
+def test_round_trip(tls_files):
+    config = ServeConfig(
+        model="/models/tiny",
+        max_model_len=512,
+        kv_cache_memory_gib=0.5,
+        speculative_config=SpeculativeConfig(num_speculative_tokens=7),
+        **tls_files,
+    )
+    for each in (config, ServeConfig(), ServeConfig(speculative_config=None)):
+        mapping = json.loads(json.dumps(each.to_mapping()))
+        assert ServeConfig.from_mapping(mapping) == each
+
+
+def test_relative_paths_become_absolute(tls_files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    relative = {name: path.name for name, path in tls_files.items()}
+    assert ServeConfig.from_mapping(relative) == ServeConfig(**tls_files)
+
+
+def test_yaml_and_what_wins_over_it(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "model: tiny\nmax_num_seqs: 8\nstep_timeout_s: 5\nspeculative_config: {method: ngram}\n"
+    )
+    config = ServeConfig.from_yaml(path, {"max_num_seqs": 4})
+    assert config == ServeConfig(model="tiny", max_num_seqs=4, step_timeout_s=5)
+
+
+def test_an_empty_file_changes_nothing(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.touch()
+    assert ServeConfig.from_yaml(path) == ServeConfig()
+
+
+@pytest.mark.parametrize(
+    ("content", "limit"),
+    [
+        (b"- 1\n", "a mapping of settings"),
+        (b"model: [\n", "a YAML file that can be read"),
+        (b"model: \xff\n", "a YAML file that can be read"),
+        (b"model: !!python/name:os.system\n", "a YAML file that can be read"),
+        (None, "a YAML file that can be read"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path, content, limit):
+    path = tmp_path / "serve.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidValueError) as caught:
+        ServeConfig.from_yaml(path)
+    assert caught.value.field == "configuration file"
+    assert caught.value.limit.startswith(limit)
+    assert "\n" not in str(caught.value)
+
+
+def test_help_states_meaning_limit_and_default():
+    assert settings()["max_num_seqs"].help == (
+        "Most requests that run at once (a whole number from 1 to 4096). Default: 64."
+    )
+    for name, setting in settings().items():
+        assert setting.meaning, name
+        assert setting.default, name

@@ -1,0 +1,172 @@
+"""Engines for tests: the real engine on the tiny model, and on a target that needs no model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence as Many
+from pathlib import Path
+
+from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.engine import Engine, RequestOutput
+from specdec.parallel import TensorParallelGroup
+from specdec.proposers import DraftRequest, Proposal, Proposer
+from specdec.runner import LocalTarget, Target, load_runner
+from specdec.sampling_params import SamplingParams
+from specdec.sequence import FinishReason, Request
+from specdec.step import StepInput, VerifiedRow, VerifyOutput
+from specdec.tokenizer import Tokenizer
+
+
+def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
+    """Small limits, so that chunks and blocks matter; 0 draft tokens: no speculation at all."""
+    speculation = (
+        SpeculativeConfig(num_speculative_tokens=num_draft_tokens, prompt_lookup_min=1)
+        if num_draft_tokens
+        else None
+    )
+    values: dict[str, object] = {
+        "max_model_len": 160,
+        "num_blocks": 200,
+        "block_size": 4,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "speculation": speculation,
+    }
+    return EngineConfig(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def local_engine(directory: Path, config: EngineConfig, proposer: Proposer | None = None) -> Engine:
+    """The real engine with the model in this process."""
+    target = LocalTarget(load_runner(directory, "float32", config, TensorParallelGroup()))
+    return make_engine(directory, config, target, proposer)
+
+
+def make_engine(
+    directory: Path, config: EngineConfig, target: Target, proposer: Proposer | None = None
+) -> Engine:
+    model = ModelConfig.from_directory(directory)
+    return Engine(config, model, target, Tokenizer(directory), proposer)
+
+
+def request(request_id: str, prompt: Many[int], *, seed: int = 0, **params: object) -> Request:
+    values: dict[str, object] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
+    return Request(request_id, tuple(prompt), SamplingParams(**{**values, **params}), seed)  # type: ignore[arg-type]
+
+
+class Transcript:
+    """Everything that an engine has said of one request."""
+
+    def __init__(self) -> None:
+        self.token_ids: list[int] = []
+        self.text = ""
+        self.finish_reason: FinishReason | None = None
+        self.last: RequestOutput | None = None
+
+    def add(self, output: RequestOutput) -> None:
+        assert self.finish_reason is None, "an output after the end"
+        self.token_ids.extend(output.token_ids)
+        self.text += output.text
+        self.finish_reason = output.finish_reason
+        self.last = output
+
+
+def run(engine: Engine, requests: Many[Request]) -> dict[str, Transcript]:
+    """Adds all requests and steps until they have ended, checking integrity all along."""
+    transcripts = {each.request_id: Transcript() for each in requests}
+    for each in requests:
+        engine.add(each)
+    while engine.has_work:
+        for output in engine.step():
+            transcripts[output.request_id].add(output)
+        engine.check_integrity()
+    return transcripts
+
+
+class HashTarget:
+    """A target whose next token is a hash of all tokens before it: exact, and without a model.
+
+    It keeps every sequence's tokens by KV slot, as a cache would, and so notices a wrong block
+    table, a stale slot, or a row that starts in the wrong place.
+    """
+
+    def __init__(self, block_size: int, vocab_size: int) -> None:
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.steps: list[StepInput] = []
+        self._slots: dict[int, int] = {}
+        self._tables: dict[int, list[int]] = {}
+
+    def begin(self, step: StepInput) -> None:
+        for seq_id in step.released:
+            del self._tables[seq_id]
+        for admission in step.admitted:
+            assert admission.seq_id not in self._tables
+            self._tables[admission.seq_id] = []
+        for delta in step.block_table_deltas:
+            self._tables[delta.seq_id][delta.start :] = delta.block_ids
+        self.steps.append(step)
+
+    def collect(self) -> VerifyOutput:
+        step, verified = self.steps[-1], []
+        for row in step.rows:
+            table = self._tables[row.seq_id]
+            for offset, token in enumerate(row.token_ids):
+                self._slots[self._slot(table, row.num_computed_tokens + offset)] = token
+            if row.samples:
+                num_known = row.num_computed_tokens + len(row.token_ids) - row.num_draft_tokens
+                context = [self._slots[self._slot(table, i)] for i in range(num_known)]
+                drafts = row.token_ids[len(row.token_ids) - row.num_draft_tokens :]
+                verified.append(VerifiedRow(row.seq_id, self._verify(context, drafts)))
+        return VerifyOutput(step.step_id, tuple(verified))
+
+    def continuation(self, prompt: Many[int], count: int) -> list[int]:
+        """What any engine on this target must generate."""
+        tokens = list(prompt)
+        for _ in range(count):
+            tokens.append(self.next_token(tokens))
+        return tokens[len(prompt) :]
+
+    def next_token(self, context: Many[int]) -> int:
+        # Of the last three tokens only, and few of them: so lookups find repetitions.
+        digest = hashlib.sha256(repr(list(context[-3:])).encode()).digest()
+        return digest[0] % 5 + 10
+
+    def _verify(self, context: list[int], drafts: Many[int]) -> tuple[int, ...]:
+        new = [self.next_token(context)]
+        for draft in drafts:
+            if draft != new[-1]:
+                break
+            new.append(self.next_token([*context, *new]))
+        return tuple(new)
+
+    def _slot(self, table: list[int], position: int) -> int:
+        return table[position // self.block_size] * self.block_size + position % self.block_size
+
+
+class ScriptedProposer:
+    """Drafts what a test says; `drafts` maps a sequence's present tokens to a draft."""
+
+    def __init__(self, drafts, *, base_shift: int = 0) -> None:  # type: ignore[no-untyped-def]
+        self.drafts = drafts
+        self.base_shift = base_shift
+        self.num_calls = 0
+        self.released: list[int] = []
+        self._proposals: list[Proposal] = []
+
+    def begin(self, requests: Many[DraftRequest]) -> None:
+        self.num_calls += 1
+        self._proposals = [
+            Proposal(
+                each.seq.seq_id,
+                each.seq.num_tokens + self.base_shift,
+                each.seq.token_ids[-1],
+                tuple(self.drafts(each.seq.token_ids, each.max_tokens)),
+            )
+            for each in requests
+        ]
+
+    def collect(self) -> list[Proposal]:
+        return self._proposals
+
+    def release(self, seq_id: int) -> None:
+        self.released.append(seq_id)

@@ -1,0 +1,148 @@
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import huggingface_hub.constants
+import pytest
+
+from specdec.errors import ModelNotFoundError
+from specdec.models import hub
+from specdec.models.store import resolve
+
+COMMIT = "0123456789012345678901234567890123456789"
+REPO_ID = "org/tiny"
+
+
+@dataclass
+class FakeHub:
+    """As much of the hub's HTTP API as a download takes. Files by path; what was downloaded."""
+
+    files: dict[str, bytes]
+    status: int = 200
+    error_code: str = ""
+    downloaded: list[str] = field(default_factory=list)
+
+    def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        if self.status != 200:
+            return self.status, {"X-Error-Code": self.error_code}, b"{}"
+        if path.startswith(f"/{REPO_ID}/resolve/{COMMIT}/"):
+            name = path.removeprefix(f"/{REPO_ID}/resolve/{COMMIT}/")
+            self.downloaded.append(name)
+            return 200, {"ETag": f'"{name}"', "X-Repo-Commit": COMMIT}, self.files[name]
+        return 200, {}, json.dumps(self._listing(path)).encode()
+
+    def _listing(self, path: str) -> object:
+        sizes = {name: len(data) for name, data in self.files.items()}
+        if "/tree/" in path:
+            return [{"type": "file", "path": n, "size": s, "oid": n} for n, s in sizes.items()]
+        siblings = [{"rfilename": n, "size": s, "blobId": n} for n, s in sizes.items()]
+        return {"id": REPO_ID, "sha": COMMIT, "siblings": siblings}
+
+
+@pytest.fixture
+def use_hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def fake_hub(use_hub: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    fake = FakeHub(
+        {
+            "config.json": b"{}",
+            "model.safetensors": bytes(3_000_000),
+            "tokenizer.json": b"{}",
+            "modeling_tiny.py": b"print('run')",
+            "pytorch_model.bin": b"pickle",
+            "onnx/model.safetensors": b"other",
+        }
+    )
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, headers, body = fake.answer(self.path.partition("?")[0])
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET":
+                self.wfile.write(body)
+
+        do_HEAD = do_GET  # noqa: N815 - the name that http.server looks for
+
+        def log_message(self, *args: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    monkeypatch.setattr(
+        huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}"
+    )
+    yield fake
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_model_is_downloaded_without_its_code(
+    fake_hub: FakeHub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines: list[str] = []
+    model_dir = resolve(REPO_ID, progress=lines.append)
+    names = sorted(path.name for path in model_dir.iterdir())
+    assert names == ["config.json", "model.safetensors", "tokenizer.json"]
+    assert set(fake_hub.downloaded) == set(names)
+    assert lines[0] == "fetching org/tiny from the Hugging Face Hub (3 MB)"
+    assert lines[-1] == "fetching org/tiny: 100 %"
+    assert len(lines) <= 11
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_copy_serves_while_the_hub_is_down(fake_hub: FakeHub) -> None:
+    model_dir = resolve(REPO_ID, progress=lambda line: None)
+    fake_hub.status = 503
+    assert resolve(REPO_ID, progress=lambda line: None) == model_dir
+
+
+def test_a_repository_without_config(fake_hub: FakeHub) -> None:
+    del fake_hub.files["config.json"]
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        resolve(REPO_ID, progress=lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("status", "error_code", "reason"),
+    [
+        (404, "RepoNotFound", "has no such model"),
+        (403, "GatedRepo", "is gated"),
+        (500, "", "answered HTTP 500"),
+    ],
+)
+def test_why_the_hub_refuses(fake_hub: FakeHub, status: int, error_code: str, reason: str) -> None:
+    fake_hub.status, fake_hub.error_code = status, error_code
+    with pytest.raises(ModelNotFoundError, match=reason) as caught:
+        resolve(REPO_ID, progress=lambda line: None)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.usefixtures("use_hub")
+def test_a_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
+    with pytest.raises(ModelNotFoundError, match="could not be reached") as caught:
+        resolve("HuggingFaceTB/SmolLM2-135M-Instruct", progress=lambda line: None)
+    assert "did you mean 'smollm2-135m-instruct'" in str(caught.value)
+
+
+@pytest.mark.usefixtures("use_hub")
+def test_a_hub_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "TIMEOUT_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{port}")
+        began = time.monotonic()
+        with pytest.raises(ModelNotFoundError, match="could not be reached"):
+            resolve(REPO_ID, progress=lambda line: None)
+    assert time.monotonic() - began < 10

@@ -1,0 +1,134 @@
+"""The decoder against transformers, whole and divided over ranks."""
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from specdec.checkpoint import open_checkpoint
+from specdec.config import ModelConfig
+from specdec.errors import UnsupportedModelError
+from specdec.model_input import ModelInput
+from specdec.models import LlamaForCausalLM as OurLlama
+from specdec.models import load_model
+from specdec.parallel import TensorParallelGroup
+from tests.specdec.fakes import run_ranks
+from tests.specdec.tiny import tiny_llama_dir
+
+BLOCK_SIZE = 4
+TOLERANCE = 1e-4
+
+
+def batch_of(parts):
+    """parts: (token_ids, start, block_table) of each sequence; tokens before start have KV."""
+    positions = [p for ids, start, _ in parts for p in range(start, len(ids))]
+    tables = [table for ids, start, table in parts for _ in range(start, len(ids))]
+    slots = [
+        table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
+        for p, table in zip(positions, tables, strict=True)
+    ]
+    lengths = [len(ids) - start for ids, start, _ in parts]
+    width = max(len(table) for _, _, table in parts)
+    return ModelInput(
+        input_ids=torch.tensor([token for ids, start, _ in parts for token in ids[start:]]),
+        positions=torch.tensor(positions),
+        slot_mapping=torch.tensor(slots),
+        cu_seqlens_q=tuple([0, *torch.tensor(lengths).cumsum(0).tolist()]),
+        context_lens=tuple(len(ids) for ids, _, _ in parts),
+        block_tables=torch.tensor([table + [0] * (width - len(table)) for _, _, table in parts]),
+    )
+
+
+def load(directory, group):
+    config = ModelConfig.from_directory(directory)
+    return load_model(
+        directory, config, group, dtype=torch.float32, max_model_len=128, block_size=BLOCK_SIZE
+    )
+
+
+def mixed_logits(directory, ids, group):
+    """Logits of two sequences, by way of chunks, decode rows and several rows at once."""
+    model = load(directory, group)
+    cache = model.new_kv_cache(40 * BLOCK_SIZE)
+    first, second = list(range(3, 20)), list(range(39, 24, -1))
+    a, b = ids
+    with torch.inference_mode():
+        parts = [[(a[:30], 0, first)], [(a[:33], 30, first), (b[:20], 0, second)]]
+        parts.append([(a[:34], 33, first), (b[:27], 20, second)])
+        logits = [model.compute_logits(model(batch_of(part), cache)).clone() for part in parts]
+    return torch.cat(logits)
+
+
+def reference_logits(directory, ids):
+    model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        a, b = (model(torch.tensor([each])).logits[0] for each in ids)
+    return torch.cat([a[:30], a[30:33], b[:20], a[33:34], b[20:27]])
+
+
+@pytest.fixture(scope="module")
+def ids():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 383, (40,), generator=generator).tolist() for _ in range(2)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_equal_transformers(tmp_path, ids, size, tied):
+    directory = tiny_llama_dir(tmp_path, tied=tied, sharded=not tied)
+    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group))
+    torch.testing.assert_close(
+        torch.cat(parts, dim=1), reference_logits(directory, ids), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+def test_a_rank_reads_only_its_share(tiny_model_dir):
+    config = ModelConfig.from_directory(tiny_model_dir)
+
+    def elements_read(group):
+        with open_checkpoint(tiny_model_dir, torch.float32) as reader:
+            OurLlama(config, reader, group, 128, BLOCK_SIZE)
+            return reader.num_elements_read
+
+    (whole,) = run_ranks(1, elements_read)
+    assert whole == config.num_parameters
+    norms = (2 * config.num_layers + 1) * config.hidden_size
+    shares = run_ranks(3, elements_read)
+    assert sum(shares) == whole + 2 * norms
+    assert max(shares) < 0.36 * whole
+
+
+def test_a_tensor_of_another_shape_is_refused(tiny_model_dir):
+    with (
+        open_checkpoint(tiny_model_dir, torch.float32) as reader,
+        pytest.raises(UnsupportedModelError, match=r"norm\.weight has shape \[144\]; .* \[145\]"),
+    ):
+        reader.read("model.norm.weight", (145,))
+
+
+def test_a_missing_tensor_is_named(tiny_model_dir):
+    with (
+        open_checkpoint(tiny_model_dir, torch.float32) as reader,
+        pytest.raises(UnsupportedModelError, match="has no tensor lm_head"),
+    ):
+        reader.read("lm_head.weight", (1, 1))
+
+
+def test_weights_can_be_bfloat16(tiny_model_dir, ids):
+    config = ModelConfig.from_directory(tiny_model_dir)
+    model = load_model(
+        tiny_model_dir,
+        config,
+        TensorParallelGroup(),
+        dtype=torch.bfloat16,
+        max_model_len=128,
+        block_size=BLOCK_SIZE,
+    )
+    cache = model.new_kv_cache(20 * BLOCK_SIZE)
+    with torch.inference_mode():
+        hidden = model(batch_of([(ids[0], 0, list(range(10)))]), cache)
+        logits = model.compute_logits(hidden)
+    assert logits.dtype == torch.bfloat16
+    reference = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        expected = reference(torch.tensor([ids[0]])).logits[0]
+    assert torch.nn.functional.cosine_similarity(logits.float(), expected).min() > 0.99

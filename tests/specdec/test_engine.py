@@ -1,0 +1,301 @@
+"""The engine on a target without a model: exact tokens, exact counts, nothing lost."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from specdec.engine import Engine
+from specdec.errors import InvalidValueError, OverloadedError
+from specdec.sampling_params import SpeculationOptions
+from specdec.sequence import FinishReason
+from specdec.stats import SpeculationStats
+from tests.specdec.engines import (
+    HashTarget,
+    ScriptedProposer,
+    Transcript,
+    engine_config,
+    make_engine,
+    request,
+    run,
+)
+
+VOCAB_SIZE = 383
+PROMPT = [11, 12, 13, 14, 11, 12]
+
+
+@pytest.fixture
+def target() -> HashTarget:
+    return HashTarget(block_size=4, vocab_size=VOCAB_SIZE)
+
+
+def perfect(target):
+    """A proposer that knows what the target will say."""
+    return ScriptedProposer(target.continuation)
+
+
+def wrong_from(target, num_right):
+    """One whose drafts are right for `num_right` tokens and wrong from there."""
+
+    def drafts(tokens, count):
+        truth = target.continuation(tokens, count)
+        return [token if i < num_right else token + 1 for i, token in enumerate(truth)]
+
+    return ScriptedProposer(drafts)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 7])
+def test_many_sequences_say_what_each_would_say_alone(tiny_model_dir, target, num_draft_tokens):
+    engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), target)
+    prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3 + 7 * i)] for i in range(12)}
+    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert said[name].token_ids == target.continuation(prompt, 24)
+    speculation = engine.stats().speculation
+    assert (speculation.num_accepted_tokens > 0) == (num_draft_tokens > 0)
+
+
+def test_preemption_changes_nothing(tiny_model_dir, target):
+    config = engine_config(3, num_blocks=40)  # one sequence of max_model_len, or four of ours
+    engine = make_engine(tiny_model_dir, config, target)
+    prompts = {f"r{i}": [10 + (i * j) % 5 for j in range(30)] for i in range(8)}
+    said = run(engine, [request(name, prompt, max_tokens=40) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert said[name].token_ids == target.continuation(prompt, 40)
+    assert engine.stats().num_preemptions > 0
+    assert engine.stats().num_free_blocks == 40
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3])
+def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
+    engine = make_engine(tiny_model_dir, engine_config(3), target, wrong_from(target, num_right))
+    engine.add(request("r", PROMPT, max_tokens=100))
+    outputs = [output for _ in range(7) for output in engine.step()]
+    # The first call only begins; the prompt yields one token, and each of five drafts its share.
+    assert [len(output.token_ids) for output in outputs] == [1] + [num_right + 1] * 5
+    assert engine.stats().speculation == SpeculationStats(5, 15, 5 * num_right)
+    assert outputs[-1].speculation == SpeculationStats(5, 15, 5 * num_right)
+    assert engine.stats().num_generated_tokens == 6 + 5 * num_right
+    said = [token for output in outputs for token in output.token_ids]
+    assert said == target.continuation(PROMPT, len(said))
+
+
+def test_drafts_that_max_tokens_would_cut_are_not_made(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target, wrong_from(target, 0))
+    run(engine, [request("r", PROMPT, max_tokens=6)])
+    assert [row.num_draft_tokens for step in target.steps for row in step.rows] == [
+        0,
+        3,
+        3,
+        2,
+        1,
+        0,
+    ]
+
+
+def test_a_stale_draft_is_never_verified(tiny_model_dir, target):
+    proposer = ScriptedProposer(target.continuation, base_shift=-1)
+    engine = make_engine(tiny_model_dir, engine_config(3), target, proposer)
+    said = run(engine, [request("r", PROMPT)])["r"]
+    assert said.token_ids == target.continuation(PROMPT, 24)
+    assert proposer.num_calls > 0
+    assert engine.stats().speculation.num_draft_tokens == 0
+    assert all(row.num_draft_tokens == 0 for step in target.steps for row in step.rows)
+
+
+def test_off_means_no_call_and_no_slot(tiny_model_dir, target):
+    proposer = perfect(target)
+    engine = make_engine(tiny_model_dir, engine_config(7), target, proposer)
+    off = SpeculationOptions(enabled=False)
+    engine.add(request("r", PROMPT, speculation=off, max_tokens=30))
+    num_tokens = len(PROMPT)
+    while engine.has_work:
+        num_tokens += sum(len(output.token_ids) for output in engine.step())
+        held = 200 - engine.stats().num_free_blocks
+        assert held <= -(-num_tokens // 4), "slots beyond the next token"
+    assert proposer.num_calls == 0
+
+
+def test_a_request_may_ask_for_fewer_drafts(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
+    run(engine, [request("r", PROMPT, speculation=SpeculationOptions(num_speculative_tokens=2))])
+    assert max(row.num_draft_tokens for step in target.steps for row in step.rows) == 2
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_short_outputs_end_on_time(tiny_model_dir, target, max_tokens):
+    engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
+    said = run(engine, [request("r", PROMPT, max_tokens=max_tokens)])["r"]
+    assert said.token_ids == target.continuation(PROMPT, max_tokens)
+    assert said.finish_reason is FinishReason.LENGTH
+
+
+def test_the_context_length_ends_a_sequence(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
+    said = run(engine, [request("r", [11] * 100, max_tokens=None)])["r"]
+    assert len(said.token_ids) == 60
+    assert said.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 7])
+def test_a_stop_string_cuts_the_text_and_what_was_drafted_past_it(
+    tiny_model_dir, target, num_draft_tokens
+):
+    tokenizer = make_engine(tiny_model_dir, engine_config(), target)._tokenizer
+    truth = target.continuation(PROMPT, 24)
+    # A text is stopped where this much of it is first complete.
+    stop = tokenizer.decode(truth[4:7])
+    engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), target, perfect(target))
+    said = run(engine, [request("r", PROMPT, stop=(stop,))])["r"]
+    whole = tokenizer.decode(truth)
+    assert said.finish_reason is FinishReason.STOP
+    assert said.text == whole[: whole.index(stop)]
+    assert said.token_ids == truth[: len(said.token_ids)]
+    assert stop in tokenizer.decode(said.token_ids)
+    assert stop not in tokenizer.decode(said.token_ids[:-1])
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 7])
+def test_an_eos_token_ends_a_sequence_unless_ignored(tiny_model_dir, target, num_draft_tokens):
+    class EndsAtTen(HashTarget):
+        def next_token(self, context):
+            return 2 if len(context) == 10 else super().next_token(context)
+
+    engine = make_engine(
+        tiny_model_dir, engine_config(num_draft_tokens), ending := EndsAtTen(4, VOCAB_SIZE)
+    )
+    assert 2 in engine._model.eos_token_ids
+    said = run(engine, [request("a", PROMPT, ignore_eos=False), request("b", PROMPT)])
+    assert said["a"].token_ids == [*ending.continuation(PROMPT, 4), 2]
+    assert said["a"].finish_reason is FinishReason.STOP
+    assert len(said["b"].token_ids) == 24
+
+
+def test_an_aborted_request_gives_its_blocks_back_within_one_step(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    engine.add(request("a", PROMPT, max_tokens=100))
+    for _ in range(5):
+        engine.step()
+    engine.abort("a")
+    assert engine.stats().num_free_blocks == 200
+    assert engine.step() == []
+    assert not engine.has_work
+    engine.abort("a")  # again, and for a request that never was, is no error
+
+
+def test_prefill_is_chunked_and_does_not_hold_up_decoding(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_num_batched_tokens=16), target)
+    engine.add(request("short", PROMPT, max_tokens=100))
+    engine.step()
+    engine.add(request("long", [11] * 100))
+    for _ in range(7):
+        assert [output.request_id for output in engine.step()] == ["short"]
+    assert all(sum(len(row.token_ids) for row in step.rows) <= 16 for step in target.steps)
+    assert {output.request_id for output in engine.step()} == {"short", "long"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [11] * 160}, "prompt length is 160; it must be at most 159"),
+        ({"prompt": [11, 383]}, r"prompt\[1\] is 383; it must be a token id from 0 to 382"),
+        ({"prompt": [-1]}, r"prompt\[0\] is -1"),
+        ({"prompt": [11] * 100, "max_tokens": 61}, "max_tokens is 61; it must be at most 60"),
+    ],
+)
+def test_a_bad_request_is_refused_and_nothing_kept(tiny_model_dir, target, changes, message):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    with pytest.raises(InvalidValueError, match=message):
+        engine.add(request("r", **{"prompt": PROMPT, **changes}))
+    assert not engine.has_work
+    assert len(run(engine, [request("r", PROMPT)])["r"].token_ids) == 24
+
+
+def test_a_method_that_is_not_loaded_is_refused(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(0), target)
+    ngram = SpeculationOptions(method="ngram")
+    with pytest.raises(InvalidValueError, match=r"speculation\.method is 'ngram'; .* none"):
+        engine.add(request("r", PROMPT, speculation=ngram))
+
+
+def test_an_id_in_use_is_refused(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(), target)
+    engine.add(request("r", PROMPT))
+    with pytest.raises(InvalidValueError, match="request_id"):
+        engine.add(request("r", PROMPT))
+
+
+def test_a_full_queue_refuses_at_once(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_queue_len=2), target)
+    engine.add(request("a", PROMPT))
+    engine.add(request("b", PROMPT))
+    with pytest.raises(OverloadedError, match="2 requests are waiting"):
+        engine.add(request("c", PROMPT))
+    engine.step()  # both are running now
+    engine.add(request("c", PROMPT))
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Requests come, go and are aborted in any order; the pool is too small for all of them."""
+
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target = HashTarget(4, VOCAB_SIZE)
+        self.engine: Engine = make_engine(
+            self.tiny_model_dir,
+            engine_config(3, num_blocks=40, max_num_seqs=5, max_num_batched_tokens=20),
+            self.target,
+        )
+        self.prompts: dict[str, list[int]] = {}
+        self.said: dict[str, Transcript] = {}
+
+    @rule(
+        target=requests,
+        length=st.integers(1, 60),
+        first=st.integers(0, 4),
+        max_tokens=st.integers(1, 60),
+        enabled=st.booleans(),
+    )
+    def add(self, length: int, first: int, max_tokens: int, enabled: bool) -> str:
+        name = f"r{len(self.prompts)}"
+        self.prompts[name] = [10 + (first * i) % 5 for i in range(length)]
+        self.said[name] = Transcript()
+        speculation = SpeculationOptions(enabled=enabled)
+        self.engine.add(
+            request(name, self.prompts[name], max_tokens=max_tokens, speculation=speculation)
+        )
+        return name
+
+    @rule(name=consumes(requests))
+    def abort(self, name: str) -> None:
+        self.engine.abort(name)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            for output in self.engine.step() if self.engine.has_work else ():
+                self.said[output.request_id].add(output)
+
+    @invariant()
+    def what_was_said_is_right(self) -> None:
+        self.engine.check_integrity()
+        for name, prompt in self.prompts.items():
+            tokens = self.said[name].token_ids
+            assert tokens == self.target.continuation(prompt, len(tokens))
+
+    def teardown(self) -> None:
+        for name in self.prompts:
+            self.engine.abort(name)
+        stats = self.engine.stats()
+        assert stats.num_free_blocks == stats.num_blocks, "blocks leaked"
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
+def test_random_operations(tiny_model_dir):
+    machine = type("Machine", (EngineMachine,), {"tiny_model_dir": tiny_model_dir})
+    case = machine.TestCase
+    case.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+    case().runTest()
