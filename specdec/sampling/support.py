@@ -28,19 +28,15 @@ from specdec.sampling.chunks import ScoreChunks
 _ROWS_PER_SLAB = 16
 
 
-@dataclass(frozen=True)
-class _Digit:
-    """`size` values of a key, from bit `shift` up."""
-
-    shift: int
-    size: int
-
-
-# Keys are the bits of -score, which is positive: 31 bits that ascend as scores descend. The first
-# digit is the exponent and three bits more.
-_DIGITS = (_Digit(20, 2**11), _Digit(10, 2**10), _Digit(0, 2**10))
+# Keys are the bits of -score as float32. It is not negative, so they ascend as scores descend.
 _KEY_OF_MINUS_INFINITY = 0x7F800000
-
+# A key's digits, by the bit that each starts from: the exponent first.
+_DIGIT_SHIFTS = (23, 15, 7, 0)
+_DIGIT_MASKS = (0xFF, 0xFF, 0xFF, 0x7F)
+_NUM_BUCKETS = 256
+# The bounds are found in eighths of an octave, from 2^-16 to 2^16 below the best score.
+_BOUND_SHIFT = 20
+_FIRST_BOUND = (127 - 16) * 8
 
 _Weigh = Callable[[Tensor], Tensor]
 """Scores [n] float32 to what each counts for, [n] float64."""
@@ -67,6 +63,10 @@ class _Tokens:
         """
         searched, columns = (chunks.maxima[rows] >= floors.unsqueeze(1)).nonzero().unbind(1)
         return cls(searched.int().unsqueeze(1), chunks.scores[rows[searched], columns])
+
+    def keys(self) -> Tensor:
+        """Like scores, int32."""
+        return self.scores.abs().view(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -147,11 +147,9 @@ def _floors(
     weigh: _Weigh,
     group: TensorParallelGroup,
 ) -> Tensor:
-    """The floors above which the tokens of `rows` weigh `targets`, [num_rows] float32."""
-    maxima = _Tokens.of_maxima(chunks.maxima[rows])
-    bounds = _search(maxima, targets, weigh, _DIGITS[:1], group)
-    tokens = _Tokens.near(chunks, rows, bounds)
-    return _search(tokens, targets, weigh, _DIGITS, group)
+    """The highest floors from which on the tokens of `rows` weigh `targets`, [num_rows] float32."""
+    bounds = _bounds(_Tokens.of_maxima(chunks.maxima[rows]), targets, weigh, group)
+    return _search(_Tokens.near(chunks, rows, bounds), targets, weigh, group)
 
 
 def _floors_within(
@@ -166,7 +164,7 @@ def _floors_within(
     tokens.scores.masked_fill_(tokens.scores < floors[tokens.rows], -torch.inf)
     totals = torch.zeros_like(shares)
     totals.index_add_(0, tokens.rows.squeeze(1), _mass(tokens.scores).sum(1))
-    return _search(tokens, group.all_reduce(totals) * shares, _mass, _DIGITS, group)
+    return _search(tokens, group.all_reduce(totals) * shares, _mass, group)
 
 
 def _total_masses(chunks: ScoreChunks, rows: Tensor) -> Tensor:
@@ -175,33 +173,65 @@ def _total_masses(chunks: ScoreChunks, rows: Tensor) -> Tensor:
     return torch.cat([_mass(chunks.scores[slab]).sum((1, 2)) for slab in slabs])
 
 
+def _bounds(
+    maxima: _Tokens,
+    targets: Tensor,  # [num_rows] float64
+    weigh: _Weigh,
+    group: TensorParallelGroup,
+) -> Tensor:
+    """Scores from which on `maxima` alone weigh `targets`, [num_rows] float32, or else -inf."""
+    buckets = ((maxima.keys() >> _BOUND_SHIFT) - _FIRST_BOUND).clamp_(0, _NUM_BUCKETS - 1)
+    settled = _settle(maxima.rows, buckets, weigh(maxima.scores), targets, group).buckets
+    last_keys = ((settled + _FIRST_BOUND + 1) << _BOUND_SHIFT) - 1
+    return _scores(last_keys.masked_fill_(settled >= _NUM_BUCKETS - 1, _KEY_OF_MINUS_INFINITY))
+
+
 def _search(
     tokens: _Tokens,
     targets: Tensor,  # [num_rows] float64
     weigh: _Weigh,
-    digits: Sequence[_Digit],
     group: TensorParallelGroup,
 ) -> Tensor:
-    """The highest scores from which on the tokens of each row weigh `targets`.
+    """The highest scores from which on `tokens` weigh `targets`, [num_rows] float32.
 
-    With some of the digits, the lowest scores that begin with the digits found. A target that is
-    not reached gives a score below all tokens. Returns [num_rows] float32.
+    Where all tokens together fall short, a score that is below all of them.
     """
-    rows, keys = tokens.rows, tokens.scores.abs().view(torch.int32)
-    weights = weigh(tokens.scores)
-    found = torch.zeros_like(targets, dtype=torch.int32)
-    for digit in digits:
-        values = (keys >> digit.shift) & (digit.size - 1)
-        sums = targets.new_zeros(len(targets) * digit.size)
-        sums.index_add_(0, (rows * digit.size + values).flatten(), weights.flatten())
-        running = group.all_reduce(sums).view(-1, digit.size).cumsum(1)
-        settled = (running < targets.unsqueeze(1)).sum(1).clamp_(max=digit.size - 1)
-        targets = targets - pad(running, (1, 0)).gather(1, settled.unsqueeze(1)).squeeze(1)
-        found += settled << digit.shift
-        same = (values == settled.int()[rows]).nonzero(as_tuple=True)
-        rows, keys, weights = rows.expand_as(values)[same], keys[same], weights[same]
-    found += (1 << digits[-1].shift) - 1
-    return -found.clamp(max=_KEY_OF_MINUS_INFINITY).view(torch.float32)
+    rows, keys, weights = tokens.rows, tokens.keys(), weigh(tokens.scores)
+    floors = torch.zeros_like(targets, dtype=torch.int32)
+    for shift, mask in zip(_DIGIT_SHIFTS, _DIGIT_MASKS, strict=True):
+        digits = (keys >> shift) & mask
+        settled = _settle(rows, digits, weights, targets, group)
+        targets = targets - settled.weight_before
+        floors += settled.buckets.clamp(max=mask) << shift
+        same = (digits == settled.buckets[rows]).nonzero(as_tuple=True)
+        rows, keys, weights = rows.expand_as(digits)[same], keys[same], weights[same]
+    return _scores(floors.clamp_(max=_KEY_OF_MINUS_INFINITY))
+
+
+@dataclass(frozen=True)
+class _Settled:
+    """The buckets in which the targets are reached, or _NUM_BUCKETS, and what lies before them."""
+
+    buckets: Tensor  # [num_rows] int32
+    weight_before: Tensor  # [num_rows] float64
+
+
+def _settle(
+    rows: Tensor,  # int32, broadcasts to buckets
+    buckets: Tensor,  # int32
+    weights: Tensor,  # float64, like buckets
+    targets: Tensor,  # [num_rows] float64
+    group: TensorParallelGroup,
+) -> _Settled:
+    sums = targets.new_zeros(len(targets) * _NUM_BUCKETS)
+    sums.index_add_(0, (rows * _NUM_BUCKETS + buckets).flatten(), weights.flatten())
+    running = pad(group.all_reduce(sums).view(-1, _NUM_BUCKETS).cumsum(1), (1, 0))
+    reached_in = (running[:, 1:] < targets.unsqueeze(1)).sum(1, keepdim=True)
+    return _Settled(reached_in.squeeze(1).int(), running.gather(1, reached_in).squeeze(1))
+
+
+def _scores(keys: Tensor) -> Tensor:
+    return -keys.view(torch.float32)
 
 
 def _count(scores: Tensor) -> Tensor:

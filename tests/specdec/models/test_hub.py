@@ -79,8 +79,12 @@ def fake_hub(use_hub: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    endpoint = f"http://127.0.0.1:{server.server_port}"
+    monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", endpoint)
     monkeypatch.setattr(
-        huggingface_hub.constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}"
+        huggingface_hub.constants,
+        "HUGGINGFACE_CO_URL_TEMPLATE",
+        endpoint + "/{repo_id}/resolve/{revision}/{filename}",
     )
     yield fake
     server.shutdown()
@@ -134,6 +138,13 @@ def test_a_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ModelNotFoundError, match="could not be reached") as caught:
         resolve("HuggingFaceTB/SmolLM2-135M-Instruct", progress=lambda line: None)
     assert "did you mean 'smollm2-135m-instruct'" in str(caught.value)
+
+
+@pytest.mark.usefixtures("use_hub")
+@pytest.mark.parametrize("name", ["org/a--b", "org/a..b", "org/tiny.git"])
+def test_a_name_that_the_hub_would_not_have(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="has no such model"):
+        resolve(name, progress=lambda line: None)
 
 
 @pytest.mark.usefixtures("use_hub")

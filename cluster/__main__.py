@@ -1,0 +1,5 @@
+"""`python -m cluster` is the `specdec` command."""
+
+from cluster.cli import main
+
+main()

@@ -1,0 +1,103 @@
+"""The real service, started by the real command on the tiny model."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+START_TIMEOUT_S = 150.0
+STOP_TIMEOUT_S = 45.0
+
+
+@dataclass(frozen=True)
+class RunningService:
+    process: psutil.Process
+    grpc_address: str
+    http_url: str
+    log: Path
+
+    def descendants(self) -> list[psutil.Process]:
+        return self.process.children(recursive=True)
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(closing(socket.socket())) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+
+
+@contextmanager
+def running_service(directory: Path, log: Path, *flags: str) -> Iterator[RunningService]:
+    """`specdec serve`, ended by SIGINT as by Ctrl-C; asserts that nothing of it stays behind."""
+    grpc_port, http_port = free_ports(2)
+    ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
+    command = [sys.executable, "-m", "cluster", "serve", "--model", str(directory), *ports, *flags]
+    with log.open("wb") as output:
+        popen = subprocess.Popen(command, stderr=output, stdout=output)
+    service = RunningService(
+        psutil.Process(popen.pid), f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}", log
+    )
+    try:
+        _wait_until_ready(popen, log)
+        yield service
+    finally:
+        _stop(popen, service)
+
+
+def _wait_until_ready(popen: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while "is ready" not in log.read_text():
+        assert popen.poll() is None, f"the service ended: {log.read_text()}"
+        assert time.monotonic() < deadline, f"the service did not start: {log.read_text()}"
+        time.sleep(0.2)
+
+
+def _stop(popen: subprocess.Popen[bytes], service: RunningService) -> None:
+    started = service.descendants() if popen.poll() is None else []
+    popen.send_signal(signal.SIGINT)
+    try:
+        exit_code = popen.wait(STOP_TIMEOUT_S)
+        _, left_over = psutil.wait_procs(started, timeout=10)
+        assert left_over == [], "Ctrl-C did not end everything"
+        assert exit_code == 0, service.log.read_text()
+    finally:
+        for process in [*started, service.process]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+@pytest.fixture(scope="session")
+def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Our own ingress, two ranks."""
+    log = tmp_path_factory.mktemp("embedded") / "log"
+    flags = ["--tensor-parallel-size", "2", "--max-model-len", "256", "--max-queue-len", "40"]
+    with running_service(tiny_model_dir, log, *flags) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def on_serve(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
+    """Ray Serve's ingress, one rank, steps over tcp."""
+    log = tmp_path_factory.mktemp("on_serve") / "log"
+    flags = ["--ingress", "serve", "--transport", "tcp", "--max-model-len", "256"]
+    with running_service(tiny_model_dir, log, *flags) as service:
+        yield service
+
+
+@pytest.fixture(scope="session", params=["embedded", "on_serve"])
+def service(request: pytest.FixtureRequest) -> RunningService:
+    """Whatever holds for both ingresses."""
+    running: RunningService = request.getfixturevalue(request.param)
+    return running

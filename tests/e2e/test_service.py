@@ -1,0 +1,206 @@
+"""A client, the ingress, the Router, the shards and back."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import httpx
+import pytest
+import torch
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
+from transformers import LlamaForCausalLM
+
+from specdec.client import Client, ClientError
+from specdec.sampling_params import SamplingParams, SpeculationOptions
+from specdec.sequence import FinishReason
+from specdec.tokenizer import ChatMessage
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+NUM_TOKENS = 24
+OFF = SpeculationOptions(enabled=False)
+NGRAM = SpeculationOptions(method="ngram", num_speculative_tokens=3)
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.grpc_address, timeout_s=60) as client:
+        yield client
+
+
+def prompts(count):
+    generator = torch.Generator().manual_seed(7)
+    return [piece * 5 for piece in torch.randint(3, 383, (count, 6), generator=generator).tolist()]
+
+
+def params(speculation=OFF, **changes):
+    values = {"temperature": 0.0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    return SamplingParams(speculation=speculation, **{**values, **changes})
+
+
+def all_at_once(client, requests):
+    with ThreadPoolExecutor(len(requests)) as pool:
+        return list(pool.map(lambda each: client.generate(*each), requests))
+
+
+@pytest.fixture(scope="session")
+def reference(tiny_model_dir):
+    model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        outputs = [
+            model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+            for prompt in prompts(8)
+        ]
+    return [output[0, 30:].tolist() for output in outputs]
+
+
+@pytest.mark.parametrize("speculation", [OFF, NGRAM], ids=["off", "ngram"])
+def test_greedy_tokens_equal_transformers(client, reference, speculation):
+    said = all_at_once(client, [(prompt, params(speculation)) for prompt in prompts(8)])
+    assert [list(each.token_ids) for each in said] == reference
+    num_drafts = sum(each.usage.speculation.num_drafts for each in said)
+    assert (num_drafts > 0) == (speculation is NGRAM)
+
+
+def test_tokens_depend_on_the_seed_alone(client):
+    def ask(speculation):
+        return [
+            (prompt, params(speculation, temperature=0.8, seed=40 + i))
+            for i, prompt in enumerate(prompts(8))
+        ]
+
+    alone = [client.generate(*each).token_ids for each in ask(OFF)[:3]]
+    together = [each.token_ids for each in all_at_once(client, ask(OFF))]
+    assert together[:3] == alone
+    for k in (1, 3, 7):
+        options = SpeculationOptions(num_speculative_tokens=k)
+        assert [each.token_ids for each in all_at_once(client, ask(options))] == together
+
+
+def test_a_stream_is_the_completion_in_steps(client):
+    chunks = list(client.generate_stream(prompts(1)[0], params(NGRAM)))
+    whole = client.generate(prompts(1)[0], params(NGRAM))
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert sum((chunk.token_ids for chunk in chunks), ()) == whole.token_ids
+    assert len(chunks) == NUM_TOKENS - whole.usage.speculation.num_accepted_tokens
+    assert chunks[-1].finish_reason is FinishReason.LENGTH
+    assert chunks[-1].usage.completion_tokens == NUM_TOKENS
+    assert chunks[-1].usage.prompt_tokens == 30
+
+
+def test_a_seed_that_the_service_chose_gives_the_same_again(client):
+    free = params(temperature=1.0)
+    first = client.generate("The river", free)
+    again = client.generate("The river", params(temperature=1.0, seed=first.seed))
+    assert again.token_ids == first.token_ids
+    assert client.generate("The river", free).token_ids != first.token_ids
+
+
+def test_a_chat_is_rendered_by_the_template(client):
+    asked = client.tokenize([ChatMessage("user", "Ask the baker")])
+    text = "<|im_start|>user\nAsk the baker<|im_end|>\n<|im_start|>assistant\n"
+    assert asked.token_ids == client.tokenize(text, add_special_tokens=False).token_ids
+    said = client.generate([ChatMessage("user", "Ask the baker")], params())
+    assert said.usage.prompt_tokens == len(asked.token_ids)
+
+
+def test_model_info(client, service):
+    info = client.model_info()
+    assert info.architecture == "LlamaForCausalLM"
+    assert info.max_model_len == 256
+    assert info.speculation_method == "ngram"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "changes", "code", "message"),
+    [
+        ([], {}, "INVALID_ARGUMENT", "token_ids"),
+        ([5] * 256, {"max_tokens": 1}, "INVALID_ARGUMENT", "prompt length is 256; .* at most 255"),
+        ([5, 9999], {}, "INVALID_ARGUMENT", r"prompt\[1\] is 9999; .* from 0 to 382"),
+        ([5] * 250, {}, "INVALID_ARGUMENT", "max_tokens is 24; .* at most 6"),
+        ([ChatMessage("wizard", "x")], {}, "INVALID_ARGUMENT", r"messages\[0\].role is 'wizard'"),
+    ],
+    ids=["empty", "too long", "no such token", "no room", "no such role"],
+)
+def test_a_bad_request_is_told_why_and_nobody_else_notices(client, prompt, changes, code, message):
+    stream = client.generate_stream(prompts(1)[0], params())
+    first = next(stream)
+    with pytest.raises(ClientError, match=message) as error:
+        client.generate(prompt, params(**changes))
+    assert error.value.code is grpc.StatusCode[code]
+    tokens = first.token_ids + sum((chunk.token_ids for chunk in stream), ())
+    assert len(tokens) == NUM_TOKENS
+
+
+def test_an_unknown_model_is_not_found(client):
+    with pytest.raises(ClientError, match="no model 'gpt-9' is loaded") as error:
+        client.generate("x", params(), model="gpt-9")
+    assert error.value.code is grpc.StatusCode.NOT_FOUND
+
+
+def test_out_of_range_values_are_refused_by_the_service_itself(service):
+    """Past the Python client, which checks too: a raw message, as any language may send it."""
+    from protos.specdec.v1 import inference_pb2 as pb
+    from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
+
+    with grpc.insecure_channel(service.grpc_address) as channel:
+        stub = InferenceServiceStub(channel)
+        request = pb.GenerateRequest(text="x", sampling=pb.SamplingParams(temperature=-1))
+        for call in (stub.Generate, lambda *a, **k: list(stub.GenerateStream(*a, **k))):
+            with pytest.raises(grpc.RpcError) as error:
+                call(request, timeout=30)
+            assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert error.value.details() == "temperature is -1.0; it must be from 0 to 100"
+
+
+def test_bytes_that_are_no_message_are_refused(service, client):
+    with grpc.insecure_channel(service.grpc_address) as channel:
+        call = channel.unary_unary("/specdec.v1.InferenceService/Generate")
+        with pytest.raises(grpc.RpcError):
+            call(b"\xff\xff\xff not a message", timeout=30)
+    assert client.generate("x", params()).usage.completion_tokens == NUM_TOKENS
+
+
+def test_a_cancelled_stream_disturbs_nobody(client, reference):
+    streams = [client.generate_stream(prompt, params()) for prompt in prompts(8)]
+    for stream in streams:
+        next(stream)
+        stream.close()
+    said = all_at_once(client, [(prompt, params()) for prompt in prompts(8)])
+    assert [list(each.token_ids) for each in said] == reference
+
+
+def test_grpc_health_and_reflection(service):
+    with grpc.insecure_channel(service.grpc_address) as channel:
+        health = health_pb2_grpc.HealthStub(channel).Check(
+            health_pb2.HealthCheckRequest(), timeout=10
+        )
+        assert health.status == health_pb2.HealthCheckResponse.SERVING
+        ask = reflection_pb2.ServerReflectionRequest(list_services="")
+        stub = reflection_pb2_grpc.ServerReflectionStub(channel)
+        answers = stub.ServerReflectionInfo(iter([ask]), timeout=10)
+        names = {each.name for each in next(answers).list_services_response.service}
+    assert "specdec.v1.InferenceService" in names
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+def test_http_health(service, path):
+    assert httpx.get(service.http_url + path, timeout=10).status_code == 200
+
+
+def test_listens_on_loopback_alone(embedded):
+    port = int(embedded.grpc_address.rpartition(":")[2])
+    listening = {
+        connection.laddr.ip
+        for process in embedded.descendants()
+        for connection in process.net_connections("tcp")
+        if connection.status == "LISTEN" and connection.laddr.port == port
+    }
+    assert listening == {"127.0.0.1"}
