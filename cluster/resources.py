@@ -16,8 +16,8 @@ CPUS_PER_SHARD = 0.5
 
 CPUS_PER_ROUTER = 0.5
 
-_GIB = 2**30
-_PROCESS_BYTES = 350 * 2**20
+_MIB, _GIB = 2**20, 2**30
+_PROCESS_BYTES = 350 * _MIB
 """What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
 
 _MAX_AUTO_KV_BYTES = 4 * _GIB
@@ -97,10 +97,10 @@ def _check_memory(
     available_bytes: int,
 ) -> None:
     if num_blocks < blocks_of_longest:
-        needed = blocks_of_longest * block_bytes / _GIB
         raise OutOfMemoryError(
-            f"kv_cache_memory_gib is {num_blocks * block_bytes / _GIB:.2f}; one sequence of "
-            f"max_model_len needs {needed:.2f}"
+            f"the KV cache would have {num_blocks * block_bytes / _MIB:.1f} MiB; one sequence of "
+            f"max_model_len needs {blocks_of_longest * block_bytes / _MIB:.1f}: raise "
+            "kv_cache_memory_gib or lower max_model_len"
         )
     missing = num_blocks * block_bytes - free_bytes
     if missing > 0:

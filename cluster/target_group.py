@@ -51,16 +51,21 @@ class ShardGroup:
         self._spec = spec
         self._directory = Path(tempfile.mkdtemp(prefix="specdec-group-"))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._shards = [self._start_shard(rank, placement) for rank in range(self._size)]
+        self._poller = zmq.Poller()
         self._connections: list[Connection] = []
+        self._runs: list[Any] = []
+        self._deadline_s = 0.0
+        self._shards = [self._start_shard(rank, placement) for rank in range(self._size)]
         try:
             ray.get([shard.load.remote() for shard in self._shards])
             self._connect()
+            self._runs = [shard.run.remote() for shard in self._shards]
+            # An empty step: a socket that does not work shows now, not at the first request.
+            self.begin(StepInput(-1, (), (), (), ()))
+            self.collect()
         except BaseException:
             self.close()
             raise
-        self._runs = [shard.run.remote() for shard in self._shards]
-        self._deadline_s = 0.0
 
     def begin(self, step: StepInput) -> None:
         """Sends a step to every rank; its deadline runs from now."""
@@ -138,7 +143,6 @@ class ShardGroup:
                 for shard, transport in zip(self._shards, transports, strict=True)
             ]
         )
-        self._poller = zmq.Poller()
         for endpoint in endpoints:
             connection = Connection(self._context, endpoint, keys)
             self._poller.register(connection.socket, zmq.POLLIN)

@@ -39,7 +39,8 @@ class ScoreChunks:
         num_rows, num_tokens = logits.shape
         first_chunk, start = divmod(first_token, CHUNK_TOKENS)
         num_columns = -(-(start + num_tokens) // CHUNK_TOKENS)
-        flat = torch.empty(num_rows, num_columns * CHUNK_TOKENS, device=logits.device)
+        shape = (num_rows, num_columns * CHUNK_TOKENS)
+        flat = torch.empty(shape, dtype=torch.float32, device=logits.device)
         flat[:, :start] = -torch.inf
         flat[:, start + num_tokens :] = -torch.inf
         held = flat[:, start : start + num_tokens]

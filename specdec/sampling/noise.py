@@ -10,7 +10,9 @@ of n tokens the smallest S is Exp(1) / n, any token is equally likely to have it
 exponential has no memory, the others are that smallest one plus an Exp(1) of their own. So a chunk
 has one random number for its smallest S, one for who has it, and one for every token; the first
 alone bounds the noise of all n (`largest_noise`), and few chunks of a vocabulary are left to
-compute in full (`gumbel_noise`). The tokens' noise is exactly independent all the same.
+compute in full (`gumbel_noise`). The tokens' noise is independent all the same. This is the
+top-down construction of Maddison, Tarlow and Minka, "A* Sampling", NIPS 2014, arXiv 1411.0030, in
+one level.
 """
 
 from __future__ import annotations
@@ -103,7 +105,7 @@ def gumbel_noise(keys: NoiseKeys, chunks: Tensor) -> Tensor:
 
     Returns [num_chunks, CHUNK_TOKENS] float32.
     """
-    noise = torch.empty(len(keys), CHUNK_TOKENS, device=chunks.device)
+    noise = torch.empty(len(keys), CHUNK_TOKENS, dtype=torch.float32, device=chunks.device)
     slab_counters = _CPU_SLAB_COUNTERS if chunks.device.type == "cpu" else _SLAB_COUNTERS
     slab_chunks = slab_counters // _CALLS_PER_CHUNK
     for start in range(0, len(keys), slab_chunks):

@@ -1,8 +1,8 @@
 """The token that each row of logits is defined to be.
 
 That is the argmax of (logits / temperature, cut by top_k and top_p) + Gumbel noise, which is a
-sample of the softmax of what was cut (the Gumbel-max trick: Gumbel 1954; Maddison, Tarlow and Minka
-2014, arXiv 1411.0030, section 2). At temperature 0 it is the argmax of the logits. Equal scores go
+sample of the softmax of what the cut left (the Gumbel-max trick: Gumbel 1954; see Maddison, Tarlow
+and Minka 2014, arXiv 1411.0030). At temperature 0 it is the argmax of the logits. Equal scores go
 to the lowest token id.
 """
 
@@ -29,7 +29,7 @@ from specdec.sampling.support import Truncation, support_floors
 
 # From so many chunks on it pays to compute first which of them can win.
 _MANY_CHUNKS = 256
-# Rounding must not rule out a chunk that ties; scores near the winner's are below 100.
+# More than float32 rounds off scores and noise, which are below 100 wherever it matters.
 _ROUNDING = 1e-3
 
 

@@ -27,16 +27,16 @@ from specdec.sampling.chunks import ScoreChunks
 
 _ROWS_PER_SLAB = 16
 
-
 # Keys are the bits of -score as float32. It is not negative, so they ascend as scores descend.
 _KEY_OF_MINUS_INFINITY = 0x7F800000
 # A key's digits, by the bit that each starts from: the exponent first.
 _DIGIT_SHIFTS = (23, 15, 7, 0)
 _DIGIT_MASKS = (0xFF, 0xFF, 0xFF, 0x7F)
-_NUM_BUCKETS = 256
-# The bounds are found in eighths of an octave, from 2^-16 to 2^16 below the best score.
-_BOUND_SHIFT = 20
-_FIRST_BOUND = (127 - 16) * 8
+# What comes before them tells more tokens apart where they are many: eighths of an octave, from
+# 2^-16 to 2^16 below the best score.
+_COARSE_SHIFT = 20
+_FIRST_COARSE_DIGIT = (127 - 16) * 8
+_NUM_DIGITS = 256
 
 _Weigh = Callable[[Tensor], Tensor]
 """Scores [n] float32 to what each counts for, [n] float64."""
@@ -63,10 +63,6 @@ class _Tokens:
         """
         searched, columns = (chunks.maxima[rows] >= floors.unsqueeze(1)).nonzero().unbind(1)
         return cls(searched.int().unsqueeze(1), chunks.scores[rows[searched], columns])
-
-    def keys(self) -> Tensor:
-        """Like scores, int32."""
-        return self.scores.abs().view(torch.int32)
 
 
 @dataclass(frozen=True)
@@ -180,10 +176,11 @@ def _bounds(
     group: TensorParallelGroup,
 ) -> Tensor:
     """Scores from which on `maxima` alone weigh `targets`, [num_rows] float32, or else -inf."""
-    buckets = ((maxima.keys() >> _BOUND_SHIFT) - _FIRST_BOUND).clamp_(0, _NUM_BUCKETS - 1)
-    settled = _settle(maxima.rows, buckets, weigh(maxima.scores), targets, group).buckets
-    last_keys = ((settled + _FIRST_BOUND + 1) << _BOUND_SHIFT) - 1
-    return _scores(last_keys.masked_fill_(settled >= _NUM_BUCKETS - 1, _KEY_OF_MINUS_INFINITY))
+    search = _Search.of(maxima, targets, weigh)
+    running = search.running_weights(_coarse_digits(search.keys), group)
+    digits = (running[:, 1:] < targets.unsqueeze(1)).sum(1, dtype=torch.int32)
+    last_keys = ((digits + _FIRST_COARSE_DIGIT + 1) << _COARSE_SHIFT) - 1
+    return _scores(last_keys.masked_fill_(digits >= _NUM_DIGITS - 1, _KEY_OF_MINUS_INFINITY))
 
 
 def _search(
@@ -194,40 +191,56 @@ def _search(
 ) -> Tensor:
     """The highest scores from which on `tokens` weigh `targets`, [num_rows] float32.
 
-    Where all tokens together fall short, a score that is below all of them.
+    Where all tokens together fall short, the lowest score of those that weigh anything.
     """
-    rows, keys, weights = tokens.rows, tokens.keys(), weigh(tokens.scores)
+    search = _Search.of(tokens, targets, weigh)
+    search.settle(_coarse_digits(search.keys), group)
     floors = torch.zeros_like(targets, dtype=torch.int32)
     for shift, mask in zip(_DIGIT_SHIFTS, _DIGIT_MASKS, strict=True):
-        digits = (keys >> shift) & mask
-        settled = _settle(rows, digits, weights, targets, group)
-        targets = targets - settled.weight_before
-        floors += settled.buckets.clamp(max=mask) << shift
-        same = (digits == settled.buckets[rows]).nonzero(as_tuple=True)
-        rows, keys, weights = rows.expand_as(digits)[same], keys[same], weights[same]
-    return _scores(floors.clamp_(max=_KEY_OF_MINUS_INFINITY))
+        floors += search.settle((search.keys >> shift) & mask, group) << shift
+    return _scores(floors)
 
 
-@dataclass(frozen=True)
-class _Settled:
-    """The buckets in which the targets are reached, or _NUM_BUCKETS, and what lies before them."""
+@dataclass
+class _Search:
+    """The tokens among which the floors still may be, and what those have to weigh."""
 
-    buckets: Tensor  # [num_rows] int32
-    weight_before: Tensor  # [num_rows] float64
+    rows: Tensor  # int32, broadcasts to keys
+    keys: Tensor  # int32
+    weights: Tensor  # float64, like keys
+    targets: Tensor  # [num_rows] float64
+
+    @classmethod
+    def of(cls, tokens: _Tokens, targets: Tensor, weigh: _Weigh) -> _Search:
+        keys = tokens.scores.abs().view(torch.int32)
+        return cls(tokens.rows, keys, weigh(tokens.scores), targets)
+
+    def running_weights(self, digits: Tensor, group: TensorParallelGroup) -> Tensor:
+        """What all ranks' tokens with a digit below 0, 1, ... weigh, [num_rows, _NUM_DIGITS + 1].
+
+        digits: of the keys, int32, ascending with them.
+        """
+        sums = self.targets.new_zeros(len(self.targets) * _NUM_DIGITS)
+        places = self.rows * _NUM_DIGITS + digits
+        sums.index_add_(0, places.flatten(), self.weights.flatten())
+        return pad(group.all_reduce(sums).view(-1, _NUM_DIGITS).cumsum(1), (1, 0))
+
+    def settle(self, digits: Tensor, group: TensorParallelGroup) -> Tensor:
+        """The digit of each floor, [num_rows] int32. Only tokens that share it are kept."""
+        running = self.running_weights(digits, group)
+        # Rounding must not ask for more than there is.
+        targets = torch.minimum(self.targets, running[:, -1])
+        settled = (running[:, 1:] < targets.unsqueeze(1)).sum(1, keepdim=True)
+        self.targets = targets - running.gather(1, settled).squeeze(1)
+        settled = settled.squeeze(1).int()
+        same = (digits == settled[self.rows]).nonzero(as_tuple=True)
+        self.rows = self.rows.expand_as(digits)[same]
+        self.keys, self.weights = self.keys[same], self.weights[same]
+        return settled
 
 
-def _settle(
-    rows: Tensor,  # int32, broadcasts to buckets
-    buckets: Tensor,  # int32
-    weights: Tensor,  # float64, like buckets
-    targets: Tensor,  # [num_rows] float64
-    group: TensorParallelGroup,
-) -> _Settled:
-    sums = targets.new_zeros(len(targets) * _NUM_BUCKETS)
-    sums.index_add_(0, (rows * _NUM_BUCKETS + buckets).flatten(), weights.flatten())
-    running = pad(group.all_reduce(sums).view(-1, _NUM_BUCKETS).cumsum(1), (1, 0))
-    reached_in = (running[:, 1:] < targets.unsqueeze(1)).sum(1, keepdim=True)
-    return _Settled(reached_in.squeeze(1).int(), running.gather(1, reached_in).squeeze(1))
+def _coarse_digits(keys: Tensor) -> Tensor:
+    return ((keys >> _COARSE_SHIFT) - _FIRST_COARSE_DIGIT).clamp_(0, _NUM_DIGITS - 1)
 
 
 def _scores(keys: Tensor) -> Tensor:

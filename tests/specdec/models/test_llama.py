@@ -32,7 +32,7 @@ def batch_of(parts):
         input_ids=torch.tensor([token for ids, start, _ in parts for token in ids[start:]]),
         positions=torch.tensor(positions),
         slot_mapping=torch.tensor(slots),
-        cu_seqlens_q=tuple([0, *torch.tensor(lengths).cumsum(0).tolist()]),
+        cu_seqlens_q=(0, *torch.tensor(lengths).cumsum(0).tolist()),
         context_lens=tuple(len(ids) for ids, _, _ in parts),
         block_tables=torch.tensor([table + [0] * (width - len(table)) for _, _, table in parts]),
     )

@@ -1,0 +1,77 @@
+"""Other processes on the machine, which would spoil a measurement without leaving a trace.
+
+On few cores one busy stranger slows multi-threaded products several times over, as their threads
+wait for each other. So a measurement begins when the machine is quiet, and is repeated, a few
+times, when strangers used it meanwhile; what they used is part of the result.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+import psutil
+
+from specdec.models.store import print_progress
+
+T = TypeVar("T")
+
+_MAX_PERCENT = 10.0  # of one core
+_MAX_ATTEMPTS = 3
+_SAMPLE_S = 1.0
+
+
+@dataclass(frozen=True)
+class CpuUsage:
+    """CPU seconds since some past moment, of this benchmark's process tree and of all others."""
+
+    own_s: float
+    others_s: float
+    clock_s: float
+
+    @classmethod
+    def now(cls) -> CpuUsage:
+        own_s = tree_cpu_seconds(psutil.Process())
+        times = psutil.cpu_times()
+        # Time stolen by other virtual machines is as lost as any.
+        busy_s = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
+        return cls(own_s, busy_s - own_s, time.monotonic())
+
+    def others_percent_since(self, before: CpuUsage) -> float:
+        """What strangers used since then, in percent of one core."""
+        elapsed_s = self.clock_s - before.clock_s
+        return max(0.0, 100 * (self.others_s - before.others_s) / elapsed_s)
+
+
+@dataclass(frozen=True)
+class Undisturbed:
+    """A result, and what strangers used of one core, in percent, while it was measured."""
+
+    result: object
+    others_percent: float
+
+
+def tree_cpu_seconds(root: psutil.Process) -> float:
+    """CPU time of a process and of all its living descendants."""
+    total = 0.0
+    for process in [root, *root.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def wait_until_quiet(limit_s: float) -> None:
+    """Returns when strangers use little, or after `limit_s` seconds whatever they use."""
+    deadline = time.monotonic() + limit_s
+    while (percent := _sample()) > _MAX_PERCENT and time.monotonic() < deadline:
+        print_progress(f"waiting: other processes use {percent:.0f} % of a core")
+
+
+def _sample() -> float:
+    before = CpuUsage.now()
+    time.sleep(_SAMPLE_S)
+    return CpuUsage.now().others_percent_since(before)

@@ -1,0 +1,119 @@
+"""The bridge between the engine's thread and asyncio."""
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import pytest
+
+from cluster.engine_loop import EngineLoop
+from specdec.errors import InvalidValueError, NotReadyError, TargetFailedError
+from tests.specdec.engines import HashTarget, engine_config, make_engine, request
+
+PROMPT = [11, 12, 13, 11, 12]
+
+
+class GatedTarget(HashTarget):
+    """Waits before each step until it is let go, and then may fail."""
+
+    def __init__(self) -> None:
+        super().__init__(block_size=4, vocab_size=383)
+        self.gate = threading.Semaphore(10_000)
+        self.error: Exception | None = None
+
+    def collect(self):
+        self.gate.acquire()
+        if self.error is not None:
+            raise self.error
+        return super().collect()
+
+
+@pytest.fixture
+def target():
+    return GatedTarget()
+
+
+@pytest.fixture
+async def loop(tiny_model_dir, target):
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target))
+    yield loop
+    target.gate.release(10_000)
+    await loop.close()
+
+
+async def tokens_of(loop, each):
+    return [token async for output in loop.generate(each) for token in output.token_ids]
+
+
+async def test_streams_of_many_requests_at_once(loop, target):
+    requests = [request(f"r{i}", [11 + i % 4] * (i + 1)) for i in range(20)]
+    said = await asyncio.gather(*(tokens_of(loop, each) for each in requests))
+    for each, tokens in zip(requests, said, strict=True):
+        assert tokens == target.continuation(each.prompt_token_ids, 24)
+
+
+async def test_outputs_bear_the_callers_id_even_where_two_share_it(loop):
+    async def ids(prompt):
+        return {output.request_id async for output in loop.generate(request("same", prompt))}
+
+    assert await asyncio.gather(ids([11]), ids([12])) == [{"same"}, {"same"}]
+
+
+async def test_a_refused_request_raises_and_leaves_the_loop_running(loop, target):
+    with pytest.raises(InvalidValueError, match="prompt"):
+        await tokens_of(loop, request("bad", []))
+    assert await tokens_of(loop, request("good", PROMPT)) == target.continuation(PROMPT, 24)
+
+
+async def test_leaving_a_stream_aborts_its_request(loop):
+    async with aclosing(loop.generate(request("r", PROMPT, max_tokens=100))) as outputs:
+        await anext(outputs)
+        assert (await loop.stats()).num_running == 1
+    stats = await loop.stats()
+    assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
+
+
+async def test_a_reader_cancelled_while_its_request_is_being_added_leaves_nothing(loop, target):
+    target.gate = threading.Semaphore(0)
+    holding = asyncio.create_task(tokens_of(loop, request("holding", PROMPT)))
+    await asyncio.sleep(0.05)  # the engine's thread now waits in a step
+    leaving = asyncio.create_task(tokens_of(loop, request("leaving", PROMPT)))
+    await asyncio.sleep(0.05)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    target.gate.release(10_000)
+    assert await holding == target.continuation(PROMPT, 24)
+    stats = await loop.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
+async def test_a_lost_target_fails_every_stream_and_every_call(loop, target):
+    streams = [asyncio.create_task(tokens_of(loop, request(f"r{i}", PROMPT))) for i in range(4)]
+    target.error = TargetFailedError("rank 1 failed")
+    for error in await asyncio.gather(*streams, return_exceptions=True):
+        assert isinstance(error, TargetFailedError)
+    assert isinstance(loop.failure, TargetFailedError)
+    with pytest.raises(TargetFailedError):
+        await loop.stats()
+    with pytest.raises(TargetFailedError):
+        await tokens_of(loop, request("late", PROMPT))
+
+
+async def test_closing_ends_open_streams_and_refuses_new_ones(tiny_model_dir, target):
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(), target))
+    target.gate = threading.Semaphore(2)
+    stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
+    await asyncio.sleep(0.05)
+    target.gate.release(1)
+    await loop.close()
+    with pytest.raises(NotReadyError, match="shutting down"):
+        await stream
+    with pytest.raises(NotReadyError, match="shutting down"):
+        await loop.stats()
+
+
+async def test_the_thread_sleeps_while_there_is_nothing_to_do(loop, target):
+    await tokens_of(loop, request("r", PROMPT))
+    num_steps = (await loop.stats()).num_steps
+    await asyncio.sleep(0.2)
+    assert (await loop.stats()).num_steps == num_steps

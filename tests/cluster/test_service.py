@@ -1,0 +1,52 @@
+"""What `specdec serve` finds out before it starts anything."""
+
+import socket
+
+import pytest
+
+from cluster.config import ServeConfig
+from cluster.service import StartupError, running_service
+from specdec.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
+
+
+@pytest.fixture
+def start(monkeypatch):
+    """Starts the service up to the point where Ray would be started."""
+    monkeypatch.setattr("cluster.service._start_ray", lambda config: pytest.fail("Ray started"))
+
+    def start(**settings):
+        with running_service(ServeConfig(**settings), lambda line: None):
+            pass
+
+    return start
+
+
+@pytest.mark.parametrize("setting", ["grpc_port", "http_port"])
+def test_a_port_in_use(start, setting):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        message = f"cannot listen on 127.0.0.1:{port}: address already in use"
+        with pytest.raises(StartupError, match=message):
+            start(**{setting: port})
+
+
+def test_a_host_that_is_not_ours(start):
+    with pytest.raises(StartupError, match="cannot listen on 203.0.113.7:9000"):
+        start(host="203.0.113.7")
+
+
+def test_a_model_that_is_not_there(start):
+    with pytest.raises(ModelNotFoundError):
+        start(model="./no-such-model")
+
+
+def test_more_ranks_than_the_machine_bears(start, tiny_model_dir):
+    with pytest.raises(InvalidValueError, match="tensor_parallel_size is 900"):
+        start(model=str(tiny_model_dir), tensor_parallel_size=900)
+
+
+def test_more_memory_than_there_is(start, tiny_model_dir):
+    with pytest.raises(OutOfMemoryError, match="GiB are free"):
+        start(model=str(tiny_model_dir), kv_cache_memory_gib=100_000.0)
