@@ -8,19 +8,16 @@ times, when strangers used it meanwhile; what they used is part of the result.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 import psutil
 
 from specdec.models.store import print_progress
 
-T = TypeVar("T")
+MAX_OTHERS_PERCENT = 10.0
+"""Of one core: what strangers may use before a measurement counts as disturbed."""
 
-_MAX_PERCENT = 10.0  # of one core
-_MAX_ATTEMPTS = 3
 _SAMPLE_S = 1.0
 
 
@@ -46,14 +43,6 @@ class CpuUsage:
         return max(0.0, 100 * (self.others_s - before.others_s) / elapsed_s)
 
 
-@dataclass(frozen=True)
-class Undisturbed:
-    """A result, and what strangers used of one core, in percent, while it was measured."""
-
-    result: object
-    others_percent: float
-
-
 def tree_cpu_seconds(root: psutil.Process) -> float:
     """CPU time of a process and of all its living descendants."""
     total = 0.0
@@ -67,7 +56,7 @@ def tree_cpu_seconds(root: psutil.Process) -> float:
 def wait_until_quiet(limit_s: float) -> None:
     """Returns when strangers use little, or after `limit_s` seconds whatever they use."""
     deadline = time.monotonic() + limit_s
-    while (percent := _sample()) > _MAX_PERCENT and time.monotonic() < deadline:
+    while (percent := _sample()) > MAX_OTHERS_PERCENT and time.monotonic() < deadline:
         print_progress(f"waiting: other processes use {percent:.0f} % of a core")
 
 

@@ -58,12 +58,14 @@ class Measurement:
 
     first_token_s: until a stream's first token, the median of the streams.
     mean_acceptance_length: tokens a draft yielded, the target's own included; 1 without drafts.
+    others_percent: what processes that take no part used meanwhile, in percent of one core.
     """
 
     num_tokens: int
     seconds: float
     first_token_s: float
     mean_acceptance_length: float = 1.0
+    others_percent: float = 0.0
 
     @property
     def tokens_per_s(self) -> float:

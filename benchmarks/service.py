@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 
+from benchmarks.bystanders import tree_cpu_seconds
 from cluster.config import ServeConfig
 from specdec.models.store import print_progress
 
@@ -29,19 +30,11 @@ class ServiceProcess:
 
     def cpu_percent(self, period_s: float) -> float:
         """CPU time of the whole process tree over a period, in percent of one core."""
-        before, started_at = self._cpu_seconds(), time.monotonic()
-        time.sleep(period_s)
-        used = self._cpu_seconds() - before
-        return 100 * used / (time.monotonic() - started_at)
-
-    def _cpu_seconds(self) -> float:
         root = psutil.Process(self.pid)
-        total = 0.0
-        for process in [root, *root.children(recursive=True)]:
-            with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                total += times.user + times.system
-        return total
+        before, started_at = tree_cpu_seconds(root), time.monotonic()
+        time.sleep(period_s)
+        used = tree_cpu_seconds(root) - before
+        return 100 * used / (time.monotonic() - started_at)
 
 
 class ServiceDidNotStartError(Exception):

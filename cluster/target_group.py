@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,9 @@ class ShardGroup:
     def close(self) -> None:
         """Ends every shard: by message where it listens, by force where it does not."""
         for connection in self._connections:
-            connection.socket.send_multipart(wire.STOP, flags=zmq.NOBLOCK)
-        if self._connections:
+            with suppress(zmq.Again):  # a shard that is gone cannot be told
+                connection.socket.send_multipart(wire.STOP, flags=zmq.NOBLOCK)
+        if self._runs:
             ray.wait(self._runs, num_returns=len(self._runs), timeout=_STOP_TIMEOUT_S)
         for shard in self._shards:
             ray.kill(shard)

@@ -43,7 +43,7 @@ class ModelConfig:
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
-        """Raises ModelNotFoundError without a config.json, UnsupportedModelError for what it says."""
+        """Raises ModelNotFoundError without config.json, UnsupportedModelError for its content."""
         raw = _read_json(directory / "config.json")
         if raw is None:
             raise ModelNotFoundError(f"{directory} holds no config.json")

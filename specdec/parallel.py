@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -42,4 +43,4 @@ class TensorParallelGroup:
 def partition(total: int, parts: int) -> tuple[range, ...]:
     """Divides range(total) into `parts` contiguous ranges whose lengths differ by at most one."""
     bounds = [part * total // parts for part in range(parts + 1)]
-    return tuple(range(start, end) for start, end in zip(bounds, bounds[1:], strict=False))
+    return tuple(range(start, end) for start, end in pairwise(bounds))
