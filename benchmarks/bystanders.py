@@ -31,6 +31,7 @@ class CpuUsage:
 
     @classmethod
     def now(cls) -> CpuUsage:
+        """Reads the counters of the machine and of every process of the tree."""
         own_s = tree_cpu_seconds(psutil.Process())
         times = psutil.cpu_times()
         # Time stolen by other virtual machines is as lost as any.
@@ -56,8 +57,10 @@ def tree_cpu_seconds(root: psutil.Process) -> float:
 def wait_until_quiet(limit_s: float) -> None:
     """Returns when strangers use little, or after `limit_s` seconds whatever they use."""
     deadline = time.monotonic() + limit_s
-    while (percent := _sample()) > MAX_OTHERS_PERCENT and time.monotonic() < deadline:
+    if (percent := _sample()) > MAX_OTHERS_PERCENT:
         print_progress(f"waiting: other processes use {percent:.0f} % of a core")
+    while percent > MAX_OTHERS_PERCENT and time.monotonic() < deadline:
+        percent = _sample()
 
 
 def _sample() -> float:

@@ -265,7 +265,8 @@ class Worker:
 
     def measure(self, workload: Workload) -> Measurement:
         """Runs a workload once, in the other process."""
-        return self.call("measure", workload)
+        measurement: Measurement = self.call("measure", workload)
+        return measurement
 
     def call(self, method: str, workload: Workload) -> Any:
         """Calls any method of the contender. EOFError: the other process has died."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 
 from benchmarks.contenders import Measurement, StepProfile
+from benchmarks.machine import Machine
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,7 @@ class Ratio:
     smallest: float
     largest: float
     aim: float | None  # at least this
-
-    @property
-    def is_met(self) -> bool | None:
-        """None where there is no aim."""
-        return None if self.aim is None else self.median >= self.aim
+    is_met: bool | None  # None without an aim
 
 
 @dataclass(frozen=True)
@@ -44,13 +41,26 @@ class IdleCost:
 
     percent_of_core: float
     period_s: float
+    others_percent: float
     aim: float = 5.0  # at most this
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What was run."""
+
+    model: str
+    dtype: str
+    num_rounds: int
+    max_tokens: int
 
 
 @dataclass(frozen=True)
 class Report:
     """Everything that was measured. transport_ms: what the service adds to one stream's token."""
 
+    settings: Settings
+    machine: Machine
     rows: tuple[Row, ...]
     ratios: tuple[Ratio, ...]
     profiles: tuple[StepProfile, ...]
@@ -58,17 +68,30 @@ class Report:
     idle: IdleCost
 
 
-_RATIOS: tuple[tuple[str, str, str, float | None], ...] = (
-    ("engine / transformers, 1 stream", "engine 1", "transformers 1", 1.3),
-    ("service / transformers, 1 stream", "service 1", "transformers 1", 1.3),
-    ("engine / transformers, 16 streams", "engine 16", "transformers 16", None),
-    ("engine, 16 / 1 streams", "engine 16", "engine 1", 4.0),
-    ("service, 16 / 1 streams", "service 16", "service 1", 4.0),
-    ("transformers, 16 / 1 streams", "transformers 16", "transformers 1", None),
-    ("service / engine, 1 stream", "service 1", "engine 1", 0.9),
-    ("service / engine, 16 streams", "service 16", "engine 16", 0.9),
-    ("ngram / off on edits, 1 stream", "engine 1, edits, ngram", "engine 1, edits, off", None),
-    ("ngram / off on edits, 16 streams", "engine 16, edits, ngram", "engine 16, edits, off", None),
+@dataclass(frozen=True)
+class Comparison:
+    """Two cases to compare, by name."""
+
+    name: str
+    above: str
+    below: str
+    aim: float | None = None
+
+
+COMPARISONS = (
+    Comparison("engine / transformers, 1 stream", "engine 1", "transformers 1", 1.3),
+    Comparison("service / transformers, 1 stream", "service 1", "transformers 1", 1.3),
+    Comparison("engine / transformers, 16 streams", "engine 16", "transformers 16"),
+    Comparison("service / transformers, 16 streams", "service 16", "transformers 16"),
+    Comparison("engine, 16 / 1 streams", "engine 16", "engine 1", 4.0),
+    Comparison("service, 16 / 1 streams", "service 16", "service 1", 4.0),
+    Comparison("transformers, 16 / 1 streams", "transformers 16", "transformers 1"),
+    Comparison("service / engine, 1 stream", "service 1", "engine 1", 0.9),
+    Comparison("service / engine, 16 streams", "service 16", "engine 16", 0.9),
+    Comparison("ngram / off on edits, 1 stream", "engine 1, edits, ngram", "engine 1, edits, off"),
+    Comparison(
+        "ngram / off on edits, 16 streams", "engine 16, edits, ngram", "engine 16, edits, off"
+    ),
 )
 
 
@@ -88,16 +111,17 @@ def summarize(name: str, measurements: Sequence[Measurement]) -> Row:
     )
 
 
-def make_ratio(
-    name: str, above: Sequence[Measurement], below: Sequence[Measurement], aim: float | None
-) -> Ratio:
-    """Of two cases that were measured in the same rounds."""
-    pairs = zip(above, below, strict=True)
-    ratios = [first.tokens_per_s / second.tokens_per_s for first, second in pairs]
-    return Ratio(name, statistics.median(ratios), min(ratios), max(ratios), aim)
+def compare(comparison: Comparison, measured: Mapping[str, Sequence[Measurement]]) -> Ratio:
+    """Both cases were measured in the same rounds."""
+    pairs = zip(measured[comparison.above], measured[comparison.below], strict=True)
+    ratios = [above.tokens_per_s / below.tokens_per_s for above, below in pairs]
+    median, aim = statistics.median(ratios), comparison.aim
+    is_met = None if aim is None else median >= aim
+    return Ratio(comparison.name, median, min(ratios), max(ratios), aim, is_met)
 
 
 def transport_ms(measured: Mapping[str, Sequence[Measurement]]) -> float:
+    """What a token of one stream takes longer through the service than in process."""
     pairs = zip(measured["service 1"], measured["engine 1"], strict=True)
     return 1000 * statistics.median(
         service.seconds / service.num_tokens - engine.seconds / engine.num_tokens
@@ -106,11 +130,13 @@ def transport_ms(measured: Mapping[str, Sequence[Measurement]]) -> float:
 
 
 def print_tables(report: Report) -> None:
+    """Writes everything but settings and machine to standard output."""
     for row in report.rows:
         print(
             f"{row.name:26s}{row.tokens_per_s:7.1f} tokens/s ({row.slowest:.1f} to "
             f"{row.fastest:.1f}), first token {row.first_token_ms:5.0f} ms, "
-            f"acceptance length {row.mean_acceptance_length:.2f}"
+            f"acceptance length {row.mean_acceptance_length:.2f}, "
+            f"others {row.others_percent:.0f} %"
         )
     for ratio in report.ratios:
         print(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,12 +19,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from benchmarks.bystanders import MAX_OTHERS_PERCENT, CpuUsage, wait_until_quiet
 from benchmarks.contenders import (
     Contender,
     EngineContender,
     Measurement,
     ServiceContender,
-    StepProfile,
     TransformersContender,
     Worker,
     Workload,
@@ -33,6 +32,16 @@ from benchmarks.contenders import (
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
 from benchmarks.service import ServiceProcess, started_service
+from benchmarks.summary import (
+    COMPARISONS,
+    IdleCost,
+    Report,
+    Settings,
+    compare,
+    print_tables,
+    summarize,
+    transport_ms,
+)
 from specdec.client import Client
 from specdec.models.store import print_progress, resolve
 from specdec.tokenizer import Tokenizer
@@ -43,7 +52,8 @@ _NUM_STREAMS = 16
 _PROMPT_TOKENS = 70  # the prompts nearest to this length are taken
 _NUM_SPECULATIVE_TOKENS = 3
 
-_REST_S = 0.5  # between measurements, until spinning threads of the last one sleep
+_QUIET_LIMIT_S = 120.0
+_MAX_ATTEMPTS = 3
 _IDLE_SETTLE_S = 10.0
 _IDLE_PERIOD_S = 30.0
 
@@ -96,19 +106,33 @@ def measure_rounds(
     for index in range(num_rounds):
         start = index % len(cases)
         for case in (*cases[start:], *cases[:start]):
-            time.sleep(_REST_S)
             workload = case.workloads[index % len(case.workloads)]
-            result = contenders[case.contender].measure(workload)
+            result = measure_undisturbed(contenders[case.contender], workload)
             measured[case.name].append(result)
             rate = f"{result.tokens_per_s:6.1f} tokens/s"
             print_progress(f"round {index + 1}/{num_rounds}  {case.name:24s} {rate}")
     return measured
 
 
+def measure_undisturbed(contender: Contender, workload: Workload) -> Measurement:
+    """Waits for a quiet machine, and tries again when it did not stay quiet."""
+    for _ in range(_MAX_ATTEMPTS):
+        wait_until_quiet(_QUIET_LIMIT_S)  # a second at least: spinning threads go to sleep
+        before = CpuUsage.now()
+        measurement = contender.measure(workload)
+        percent = CpuUsage.now().others_percent_since(before)
+        if percent <= MAX_OTHERS_PERCENT:
+            break
+        print_progress(f"disturbed: other processes used {percent:.0f} % of a core")
+    return replace(measurement, others_percent=percent)
+
+
 def _measure_idle(service: ServiceProcess) -> IdleCost:
     print_progress(f"the idle service: {_IDLE_SETTLE_S:.0f} s to settle, then {_IDLE_PERIOD_S:.0f}")
     time.sleep(_IDLE_SETTLE_S)
-    return IdleCost(service.cpu_percent(_IDLE_PERIOD_S), _IDLE_PERIOD_S)
+    before = CpuUsage.now()
+    percent = service.cpu_percent(_IDLE_PERIOD_S)
+    return IdleCost(percent, _IDLE_PERIOD_S, CpuUsage.now().others_percent_since(before))
 
 
 @dataclass(frozen=True)
@@ -141,22 +165,20 @@ def _loaded(directory: Path) -> Iterator[_Field]:
         )
 
 
-def _measure(field: _Field, cases: Sequence[Case], num_rounds: int) -> Report:
+def _measure(field: _Field, cases: Sequence[Case], settings: Settings) -> Report:
     for case in cases:
         print_progress(f"warming up  {case.name}")
         field.contenders[case.contender].measure(replace(case.workloads[0], max_tokens=8))
     idle = _measure_idle(field.service)
-    measured = measure_rounds(field.contenders, cases, num_rounds)
-    by_name = {case.name: case for case in cases}
-    profiled = [by_name[name].workloads[0] for name in ("engine 1", "engine 16")]
+    measured = measure_rounds(field.contenders, cases, settings.num_rounds)
+    profiled = [case.workloads[0] for case in cases if case.name in ("engine 1", "engine 16")]
     return Report(
+        settings=settings,
+        machine=describe_machine(),
         rows=tuple(summarize(name, measurements) for name, measurements in measured.items()),
-        ratios=tuple(
-            make_ratio(name, measured[above], measured[below], aim)
-            for name, above, below, aim in _RATIOS
-        ),
+        ratios=tuple(compare(comparison, measured) for comparison in COMPARISONS),
         profiles=tuple(field.engine.call("profile", workload) for workload in profiled),
-        transport_ms=_transport_ms(measured),
+        transport_ms=transport_ms(measured),
         idle=idle,
     )
 
@@ -165,24 +187,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status, which does not depend on the aims: machines differ."""
     options = _parser().parse_args(arguments)
     directory = resolve(_MODEL)
-    prompts = load_prompts(options.prompts, Tokenizer(directory))
-    cases = make_cases(prompts, options.max_tokens)
+    cases = make_cases(load_prompts(options.prompts, Tokenizer(directory)), options.max_tokens)
     with _loaded(directory) as field:
-        report = _measure(field, cases, options.rounds)
-    settings = {
-        "model": _MODEL,
-        "dtype": "float32",
-        "rounds": options.rounds,
-        "max_tokens": options.max_tokens,
-        "prompt_tokens": {
-            case.name: [len(prompt) for prompt in case.workloads[0].prompts] for case in cases
-        },
-    }
-    document = {"settings": settings, "machine": asdict(describe_machine()), **asdict(report)}
+        settings = Settings(_MODEL, "float32", options.rounds, options.max_tokens)
+        report = _measure(field, cases, settings)
     options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    _print_tables(report)
-    print(json.dumps(document))
+    options.output.write_text(json.dumps(asdict(report), indent=2) + "\n", encoding="utf-8")
+    print_tables(report)
+    print(json.dumps(asdict(report)))
     return 0
 
 

@@ -45,7 +45,6 @@ class TargetShard:
     def __init__(self, spec: ShardSpec) -> None:
         self._spec = spec
         self._listener: Listener | None = None
-        self._runner: ModelRunner | None = None
 
     def node_address(self) -> str:
         """The address of this rank's node, to choose a transport by."""
@@ -56,29 +55,32 @@ class TargetShard:
         self._listener = Listener(transport, self.node_address(), peer_public_key)
         return self._listener.endpoint
 
-    def load(self) -> None:
-        """Joins the group, loads this rank's weights and warms up. A collective call."""
-        spec = self._spec
-        torch.set_num_threads(spec.num_threads)
-        self._runner = load_runner(spec.model_directory, spec.dtype, spec.engine, _join_group(spec))
-        self._runner.warm_up(min(spec.engine.max_num_batched_tokens, spec.engine.max_model_len - 1))
-
     def run(self) -> None:
-        """Serves steps until the stop message. Rank 0 answers each; any rank reports its errors."""
+        """Joins the group, loads, warms up, and serves steps until the stop message.
+
+        Rank 0 answers each step; any rank reports its errors. All in one thread: OpenMP keeps a
+        pool for each thread that asks for work, and lets pools beyond the cores wait asleep.
+        """
         assert self._listener is not None, "run before bind"
-        torch.set_num_threads(self._spec.num_threads)  # a setting of each thread
+        runner = self._load()
         socket = self._listener.socket
         while (frames := socket.recv_multipart()) != wire.STOP:
-            reply = self._execute(frames)
+            reply = self._execute(runner, frames)
             if reply is not None:
                 socket.send_multipart(reply)
         self._listener.close()
 
-    def _execute(self, frames: wire.Frames) -> wire.Frames | None:
-        assert self._runner is not None, "run before load"
+    def _load(self) -> ModelRunner:
+        spec = self._spec
+        torch.set_num_threads(spec.num_threads)
+        runner = load_runner(spec.model_directory, spec.dtype, spec.engine, _join_group(spec))
+        runner.warm_up(min(spec.engine.max_num_batched_tokens, spec.engine.max_model_len - 1))
+        return runner
+
+    def _execute(self, runner: ModelRunner, frames: wire.Frames) -> wire.Frames | None:
         step = wire.decode_step(frames)
         try:
-            output = self._runner.execute(step)
+            output = runner.execute(step)
         except Exception as error:
             logger.exception("rank %d failed in step %d", self._spec.rank, step.step_id)
             return wire.encode_error(step.step_id, f"{type(error).__name__}: {error}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 import time
@@ -12,6 +13,7 @@ from typing import Any
 
 import ray
 import zmq
+from ray.exceptions import RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -58,12 +60,9 @@ class ShardGroup:
         self._deadline_s = 0.0
         self._shards = [self._start_shard(rank, placement) for rank in range(self._size)]
         try:
-            ray.get([shard.load.remote() for shard in self._shards])
             self._connect()
             self._runs = [shard.run.remote() for shard in self._shards]
-            # An empty step: a socket that does not work shows now, not at the first request.
-            self.begin(StepInput(-1, (), (), (), ()))
-            self.collect()
+            self._wait_until_warm()
         except BaseException:
             self.close()
             raise
@@ -114,7 +113,6 @@ class ShardGroup:
         actor = ray.remote(TargetShard).options(
             num_cpus=CPUS_PER_SHARD,
             max_restarts=0,
-            max_concurrency=2,  # `run` never returns, and control calls must still be answered
             scheduling_strategy=strategy,
         )
         spec = self._spec
@@ -130,6 +128,12 @@ class ShardGroup:
                 step_timeout_s=spec.step_timeout_s,
             )
         )
+
+    def _wait_until_warm(self) -> None:
+        """Sends an empty step: it is answered after warm-up, in which every rank takes part."""
+        self.begin(StepInput(-1, (), (), (), ()))
+        self._deadline_s = math.inf  # loading takes what it takes; a rank that ends is noticed
+        self.collect()
 
     def _connect(self) -> None:
         keys = CurveKeys.generate()
@@ -153,7 +157,19 @@ class ShardGroup:
     def _check_alive(self) -> None:
         ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
         if ended:
-            raise TargetFailedError(f"rank {self._runs.index(ended[0])} of the target ended")
+            rank = self._runs.index(ended[0])
+            raise TargetFailedError(f"rank {rank} of the target ended{_reason(ended[0])}")
         if time.monotonic() > self._deadline_s:
             limit = self._spec.step_timeout_s
             raise TargetFailedError(f"the target did not finish a step within {limit} s")
+
+
+def _reason(ended: Any) -> str:
+    """What a shard's `run` raised, if it raised anything."""
+    try:
+        ray.get(ended)
+    except RayTaskError as error:
+        return f": {error.cause}"
+    except RayError as error:
+        return f": {type(error).__name__}"
+    return ""

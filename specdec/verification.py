@@ -2,9 +2,9 @@
 
 Every output token is defined by the target's scores and by Gumbel noise that draft and target share
 (`specdec.sampling`), so a draft changes when tokens come, never which. Daliri, Musco and Suresh,
-"Coupling without Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978:
-with total variation TV between the two distributions, a draft that is drawn with the
-same noise is accepted with a probability of at least (1 - TV) / (1 + TV).
+"Coupling without Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978: with
+total variation TV between the two distributions, a draft that is drawn with the same noise is
+accepted with a probability of at least (1 - TV) / (1 + TV).
 """
 
 from __future__ import annotations

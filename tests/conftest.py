@@ -3,10 +3,14 @@
 from pathlib import Path
 
 import pytest
+import torch
 
 from specdec.errors import ModelNotFoundError
 from specdec.models.store import resolve
 from tests.specdec.tiny import tiny_llama_dir
+
+# More threads gain nothing on models this small, and on busy cores they wait for one another.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

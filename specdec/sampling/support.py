@@ -37,6 +37,8 @@ _DIGIT_MASKS = (0xFF, 0xFF, 0xFF, 0x7F)
 _COARSE_SHIFT = 20
 _FIRST_COARSE_DIGIT = (127 - 16) * 8
 _NUM_DIGITS = 256
+# However sums were rounded, so much of their total is reached before the total itself.
+_ALMOST_ALL = 1 - 2.0**-46
 
 _Weigh = Callable[[Tensor], Tensor]
 """Scores [n] float32 to what each counts for, [n] float64."""
@@ -228,8 +230,7 @@ class _Search:
     def settle(self, digits: Tensor, group: TensorParallelGroup) -> Tensor:
         """The digit of each floor, [num_rows] int32. Only tokens that share it are kept."""
         running = self.running_weights(digits, group)
-        # Rounding must not ask for more than there is.
-        targets = torch.minimum(self.targets, running[:, -1])
+        targets = torch.minimum(self.targets, running[:, -1] * _ALMOST_ALL)
         settled = (running[:, 1:] < targets.unsqueeze(1)).sum(1, keepdim=True)
         self.targets = targets - running.gather(1, settled).squeeze(1)
         settled = settled.squeeze(1).int()

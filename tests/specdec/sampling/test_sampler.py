@@ -212,10 +212,9 @@ def target_probs(logits: Tensor, temperature: float, top_k: int, top_p: float) -
 @pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (10, 1.0), (0, 0.8), (20, 0.9)])
 def test_distribution_is_the_targets(temperature, top_k, top_p):
     logits = random_logits(1, 50, spread=1.0)
-    tokens = drawn(logits, 40_000, temperature, top_k, top_p)
+    tokens = drawn(logits, 20_000, temperature, top_k, top_p)
     probs = target_probs(logits, temperature, top_k, top_p)
     assert chi_square_p_value(tokens, probs) > FALSE_ALARM
-    assert np.abs(np.bincount(tokens, minlength=50) / len(tokens) - probs).sum() / 2 < 0.02
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
