@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
+
 from cluster.config import ServeConfig
 from cluster.resources import (
     available_cpus,
@@ -26,6 +28,8 @@ from specdec.models.store import resolve
 
 Report = Callable[[str], None]
 
+_STOP_TIMEOUT_S = 15.0
+_EXIT_TIMEOUT_S = 5.0
 _OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
 
 _RAY_ENVIRONMENT = {
@@ -164,6 +168,14 @@ def _stop_ray() -> None:
 
     from cluster.deployment import APPLICATION
 
-    if ray.is_initialized():
-        serve.delete(APPLICATION)  # lets the replica close its servers and shards
-        ray.shutdown()
+    if not ray.is_initialized():
+        return
+    started = psutil.Process().children(recursive=True)
+    # Lets the replica close its servers and shards; a Ray that was hit itself will not answer.
+    deletion = threading.Thread(target=serve.delete, args=(APPLICATION,), daemon=True)
+    deletion.start()
+    deletion.join(_STOP_TIMEOUT_S)
+    ray.shutdown()
+    _, left_over = psutil.wait_procs(started, timeout=_EXIT_TIMEOUT_S)
+    for process in left_over:
+        process.kill()
