@@ -33,7 +33,7 @@ def test_a_port_in_use(start, setting):
 
 
 def test_a_host_that_is_not_ours(start):
-    with pytest.raises(StartupError, match="cannot listen on 203.0.113.7:9000"):
+    with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.7:9000"):
         start(host="203.0.113.7")
 
 
