@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test check format lossless bench clean
+.PHONY: help setup protos serve test test-slow check format lossless bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -24,6 +24,9 @@ serve: .make/setup ## serve smollm2-135m-instruct, or as ARGS='--...' says, unti
 
 test: .make/setup ## run the tests that are not slow; ARGS go to pytest
 	$(BIN)/python -m pytest $(ARGS)
+
+test-slow: .make/setup ## run the slow tests: recovery of the real service
+	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: .make/setup ## lint, formatting, types, import rules, protos
 	$(BIN)/ruff check .

@@ -182,11 +182,11 @@ class ServeConfig:
         "How steps reach the shards; auto takes ipc on this node and tcp to others",
     )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
-        "info", _one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
+        "warning", _one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
 
     def __post_init__(self) -> None:
-        name = self.served_model_name or Path(str(self.model)).name
+        name = self.served_model_name or Path(str(self.model)).resolve().name
         object.__setattr__(self, "served_model_name", name)
         for key, setting in settings().items():
             value = getattr(self, key)
@@ -236,7 +236,10 @@ class ServeConfig:
     def warnings(self) -> tuple[str, ...]:
         """What is allowed, but should be known to whoever starts the service; one line each."""
         if self.ingress == "serve":
-            return ("Ray Serve's gRPC ingress listens on all interfaces, without TLS",)
+            return (
+                "Ray Serve's gRPC ingress listens on all interfaces, without TLS, and takes "
+                "messages of up to 2 GiB",
+            )
         if self.tls_cert_file is None and not _is_loopback(self.host):
             return (f"{self.host} can be reached from other machines, and TLS is off",)
         return ()
@@ -253,6 +256,11 @@ class ServeConfig:
         if self.tls_cert_file is not None and self.ingress != "embedded":
             limit = "left out unless ingress is embedded"
             raise InvalidValueError("tls_cert_file", str(self.tls_cert_file), limit)
+
+
+def address_of(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def settings() -> dict[str, Setting]:

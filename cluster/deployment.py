@@ -17,6 +17,7 @@ from cluster.ingress import EmbeddedIngress
 from cluster.resources import CPUS_PER_ROUTER, CPUS_PER_SHARD
 from cluster.router import Router
 from cluster.servicers import InferenceServicer
+from specdec.errors import TargetFailedError
 
 APPLICATION = "specdec"
 
@@ -54,22 +55,27 @@ class RouterReplica(InferenceServicer):
         if self._ingress is not None:
             await self._ingress.set_ready(True)
 
-    def check_health(self) -> None:
-        """Asked by Serve; raises once the engine is lost, which has the replica replaced."""
-        if self.router.failure is not None:
-            raise self.router.failure
+    async def check_health(self) -> None:
+        """Asked by Serve; raises once the target is lost, which has the replica replaced."""
+        try:
+            await self.router.check_target()
+        except TargetFailedError:
+            if self._ingress is not None:
+                await self._ingress.set_ready(False)
+            raise
 
     async def __del__(self) -> None:
         """Called by Serve when the replica stops."""
+        await self.router.close()  # first, so that open streams end with a reason
         if self._ingress is not None:
             await self._ingress.close()
-        await self.router.close()
 
 
 def make_application(config: ServeConfig, model_directory: Path) -> serve.Application:
     """The deployment, bound to a configuration, with the resources of a replica declared.
 
-    The first bundle is the Router's; the second holds every shard, so they share a node.
+    The first bundle is the Router's, the second holds every shard, and all are on one node: the
+    ranks meet in a file.
     """
     shards = {"CPU": CPUS_PER_SHARD * config.tensor_parallel_size}
     replica = serve.ingress(_serve_app)(RouterReplica)
@@ -77,7 +83,7 @@ def make_application(config: ServeConfig, model_directory: Path) -> serve.Applic
         name="Router",
         ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
         placement_group_bundles=[{"CPU": CPUS_PER_ROUTER}, shards],
-        placement_group_strategy="PACK",
+        placement_group_strategy="STRICT_PACK",
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_timeout_s=_STOP_TIMEOUT_S,

@@ -20,22 +20,26 @@ _MIB, _GIB = 2**20, 2**30
 _PROCESS_BYTES = 350 * _MIB
 """What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
 
-_MAX_AUTO_KV_BYTES = 4 * _GIB
+_CONTROL_GROUP = Path("/sys/fs/cgroup")
+_MAX_AUTO_KV_BYTES = 2 * _GIB
 _KV_SHARE_OF_FREE_MEMORY = 0.25
 
 
 def available_memory_bytes() -> int:
     """Memory that can be taken now, of the machine or of the control group, the smaller one."""
     available = psutil.virtual_memory().available
-    limit, used = _read_int("/sys/fs/cgroup/memory.max"), _read_int("/sys/fs/cgroup/memory.current")
+    limit, used = _read_int("memory.max"), _read_int("memory.current")
     if limit is None or used is None:
         return available
-    return min(available, max(0, limit - used))
+    # Pages of files that were read or written are given back when memory is asked for.
+    return min(available, max(0, limit - used + _reclaimable_bytes()))
 
 
 def available_cpus() -> int:
-    """Cores that this process may run on."""
-    return len(os.sched_getaffinity(0))
+    """Cores that this process may run on, whole ones of the control group's quota."""
+    cores = len(os.sched_getaffinity(0))
+    quota, _, period = (_read("cpu.max") or "max 1").partition(" ")
+    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def threads_per_shard(tensor_parallel_size: int) -> int:
@@ -63,7 +67,9 @@ def engine_config(config: ServeConfig, model: ModelConfig, available_bytes: int)
     """
     max_model_len = config.max_model_len or model.max_position_embeddings
     require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
-    block_bytes = model.kv_bytes_per_token(DTYPES[config.dtype]) * config.block_size
+    block_bytes = config.block_size * model.kv_bytes_per_token(
+        DTYPES[config.dtype], config.tensor_parallel_size
+    )
     blocks_of_longest = -(-max_model_len // config.block_size)
     free_bytes = available_bytes - _bytes_without_kv(config, model)
     num_blocks = _num_blocks(config, block_bytes, blocks_of_longest, free_bytes)
@@ -116,9 +122,19 @@ def _bytes_without_kv(config: ServeConfig, model: ModelConfig) -> int:
     return weights + (config.tensor_parallel_size + 1) * _PROCESS_BYTES
 
 
-def _read_int(path: str) -> int | None:
+def _reclaimable_bytes() -> int:
+    lines = (_read("memory.stat") or "").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+
+
+def _read_int(name: str) -> int | None:
+    text = _read(name) or ""
+    return int(text) if text.isdigit() else None
+
+
+def _read(name: str) -> str | None:
+    """A file of this process's control group (version 2), where there is one."""
     try:
-        text = Path(path).read_text().strip()
+        return (_CONTROL_GROUP / name).read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None

@@ -74,6 +74,13 @@ class Router:
         """Why the engine is lost; None while it is not."""
         return None if self._loop is None else self._loop.failure
 
+    async def check_target(self) -> None:
+        """Raises TargetFailedError once the target is lost, whether or not a step noticed."""
+        if self.failure is not None:
+            raise self.failure
+        if self._shards is not None and self._loop is not None:
+            await asyncio.to_thread(self._shards.check_alive)
+
     @property
     def max_model_len(self) -> int:
         """Most tokens of a sequence."""
@@ -106,9 +113,9 @@ class Router:
         encoded = await self._encode(call.prompt, add_special_tokens=call.add_special_tokens)
         return list(encoded)
 
-    def token_strings(self, token_ids: list[int]) -> list[str]:
+    async def token_strings(self, token_ids: list[int]) -> list[str]:
         """Each token as the vocabulary spells it."""
-        return self._tokenizer.token_strings(token_ids)
+        return await asyncio.to_thread(self._tokenizer.token_strings, token_ids)
 
     async def detokenize(self, call: DetokenizeCall) -> str:
         """The text of some ids, special tokens left out."""

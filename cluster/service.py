@@ -10,12 +10,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-from cluster.config import ServeConfig
+from cluster.config import ServeConfig, address_of
 from cluster.resources import (
     available_cpus,
     available_memory_bytes,
@@ -84,12 +84,13 @@ def _wait_for_signal() -> None:
 
 
 def _require_free_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
-            reason = os.strerror(error.errno or 0).lower()
+            reason = (error.strerror or str(error)).lower()
             raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
@@ -115,7 +116,7 @@ def _start_ray(config: ServeConfig) -> None:
         num_cpus=available_cpus(),
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=config.log_level == "debug",
+        log_to_driver=True,  # what the Router and the shards log appears here
         logging_level=logging.ERROR,
     )
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
@@ -124,7 +125,7 @@ def _start_ray(config: ServeConfig) -> None:
         proxy_location="Disabled" if embedded else "HeadOnly",
         http_options={"host": config.host, "port": config.http_port},
         grpc_options=None if embedded else grpc_options(config),
-        logging_config={"log_level": "WARNING"},
+        logging_config={"log_level": config.log_level.upper()},
     )
 
 
@@ -145,20 +146,23 @@ def _failure_reason() -> str:
 
     from cluster.deployment import APPLICATION
 
-    application = serve.status().applications[APPLICATION]
+    application = serve.status().applications.get(APPLICATION)
+    if application is None:
+        return "Ray Serve does not know it"
     messages = [deployment.message for deployment in application.deployments.values()]
     lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
     return str(lines[-1] if lines else application.message)
 
 
 def _how_to_call(config: ServeConfig, elapsed_s: float) -> str:
-    grpc_address = f"{config.host}:{config.grpc_port}"
-    scheme = "https" if config.tls_cert_file else "http"
+    grpc_address = address_of(config.host, config.grpc_port)
+    http_address = address_of(config.host, config.http_port)
+    scheme, tls_flag = ("https", " --tls-ca-file CA.pem") if config.tls_cert_file else ("http", "")
     return (
         f"{config.served_model_name} is ready after {elapsed_s:.0f} s; Ctrl-C stops it\n"
         f"  gRPC  {grpc_address} (specdec.v1.InferenceService, health, reflection)\n"
-        f"  HTTP  {scheme}://{config.host}:{config.http_port}/health and /ready\n"
-        f"  try   specdec generate --address {grpc_address} 'Why is the sky blue?'"
+        f"  HTTP  {scheme}://{http_address}/health and /ready\n"
+        f"  try   specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
     )
 
 
@@ -171,8 +175,14 @@ def _stop_ray() -> None:
     if not ray.is_initialized():
         return
     started = psutil.Process().children(recursive=True)
+
+    def delete() -> None:
+        # What can go wrong is that Ray or Serve is gone already, which is what is wanted.
+        with suppress(Exception):
+            serve.delete(APPLICATION)
+
     # Lets the replica close its servers and shards; a Ray that was hit itself will not answer.
-    deletion = threading.Thread(target=serve.delete, args=(APPLICATION,), daemon=True)
+    deletion = threading.Thread(target=delete, daemon=True)
     deletion.start()
     deletion.join(_STOP_TIMEOUT_S)
     ray.shutdown()

@@ -58,7 +58,7 @@ class InferenceServicer:
         with _reporting_to(grpc_context):
             token_ids = await self.router.tokenize(codec.decode_tokenize(request))
             return codec.encode_tokens(
-                token_ids, self.router.token_strings(token_ids), self.router.max_model_len
+                token_ids, await self.router.token_strings(token_ids), self.router.max_model_len
             )
         return pb.TokenizeResponse()
 

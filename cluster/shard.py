@@ -20,6 +20,9 @@ from specdec.runner import ModelRunner, load_runner
 
 logger = logging.getLogger(__name__)
 
+_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Covers ranks that load at different speeds. The Router's deadline for a step is the short one."""
+
 
 @dataclass(frozen=True)
 class ShardSpec:
@@ -36,7 +39,6 @@ class ShardSpec:
     engine: EngineConfig
     rendezvous: Path
     num_threads: int
-    step_timeout_s: float
 
 
 class TargetShard:
@@ -62,13 +64,15 @@ class TargetShard:
         pool for each thread that asks for work, and lets pools beyond the cores wait asleep.
         """
         assert self._listener is not None, "run before bind"
-        runner = self._load()
-        socket = self._listener.socket
-        while (frames := socket.recv_multipart()) != wire.STOP:
-            reply = self._execute(runner, frames)
-            if reply is not None:
-                socket.send_multipart(reply)
-        self._listener.close()
+        try:
+            runner = self._load()
+            socket = self._listener.socket
+            while (frames := socket.recv_multipart()) != wire.STOP:
+                reply = self._execute(runner, frames)
+                if reply is not None:
+                    socket.send_multipart(reply)
+        finally:
+            self._listener.close()
 
     def _load(self) -> ModelRunner:
         spec = self._spec
@@ -97,6 +101,6 @@ def _join_group(spec: ShardSpec) -> TensorParallelGroup:
         init_method=f"file://{spec.rendezvous}",
         rank=spec.rank,
         world_size=spec.size,
-        timeout=timedelta(seconds=spec.step_timeout_s),
+        timeout=_COLLECTIVE_TIMEOUT,
     )
     return TensorParallelGroup(spec.rank, spec.size, dist.group.WORLD)

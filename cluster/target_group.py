@@ -58,6 +58,7 @@ class ShardGroup:
         self._connections: list[Connection] = []
         self._runs: list[Any] = []
         self._deadline_s = 0.0
+        self._step_id = -1
         self._shards = [self._start_shard(rank, placement) for rank in range(self._size)]
         try:
             self._connect()
@@ -70,6 +71,7 @@ class ShardGroup:
     def begin(self, step: StepInput) -> None:
         """Sends a step to every rank; its deadline runs from now."""
         frames = wire.encode_step(step)
+        self._step_id = step.step_id
         self._deadline_s = time.monotonic() + self._spec.step_timeout_s
         for connection in self._connections:
             connection.socket.send_multipart(frames, copy=False)
@@ -77,13 +79,18 @@ class ShardGroup:
     def collect(self) -> VerifyOutput:
         """Waits for rank 0's answer; raises TargetFailedError as the class says."""
         while not (ready := self._poller.poll(_LIVENESS_CHECK_PERIOD_MS)):
-            self._check_alive()
+            self.check_alive()
+            if time.monotonic() > self._deadline_s:
+                limit = self._spec.step_timeout_s
+                raise TargetFailedError(f"the target did not finish a step within {limit} s")
         socket, _ = ready[0]
         rank = next(r for r, c in enumerate(self._connections) if c.socket is socket)
         try:
-            return wire.decode_output(socket.recv_multipart())
+            output = wire.decode_output(socket.recv_multipart())
         except wire.ShardError as error:
             raise TargetFailedError(f"rank {rank} failed: {error}") from error
+        assert output.step_id == self._step_id, "an answer to another step"
+        return output
 
     def close(self) -> None:
         """Ends every shard: by message where it listens, by force where it does not."""
@@ -125,7 +132,6 @@ class ShardGroup:
                 engine=spec.engine,
                 rendezvous=self._directory / "rendezvous",
                 num_threads=spec.num_threads,
-                step_timeout_s=spec.step_timeout_s,
             )
         )
 
@@ -154,14 +160,12 @@ class ShardGroup:
             self._poller.register(connection.socket, zmq.POLLIN)
             self._connections.append(connection)
 
-    def _check_alive(self) -> None:
+    def check_alive(self) -> None:
+        """Raises TargetFailedError if a rank has ended. May be called from any thread."""
         ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
         if ended:
             rank = self._runs.index(ended[0])
             raise TargetFailedError(f"rank {rank} of the target ended{_reason(ended[0])}")
-        if time.monotonic() > self._deadline_s:
-            limit = self._spec.step_timeout_s
-            raise TargetFailedError(f"the target did not finish a step within {limit} s")
 
 
 def _reason(ended: Any) -> str:

@@ -17,6 +17,11 @@ class BlockManager:
     def num_free_blocks(self) -> int:
         return len(self._free)
 
+    @property
+    def holders(self) -> frozenset[int]:
+        """The sequences that hold a block."""
+        return frozenset(seq_id for seq_id, table in self._tables.items() if table)
+
     def block_table(self, seq_id: int) -> list[int]:
         """The blocks of a sequence in order; empty when it holds none."""
         return self._tables.get(seq_id, [])

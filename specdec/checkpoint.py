@@ -30,9 +30,6 @@ class CheckpointReader:
         self._files = tensors
         self._directory = directory
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
-
     def read(
         self,
         name: str,

@@ -19,6 +19,16 @@ from specdec.sampling_params import (
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
 
+_REQUIRED_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+
 DTypeName = Literal["float32", "bfloat16"]
 DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -55,6 +65,9 @@ class ModelConfig:
         """Reads the fields of a `config.json` and of a `generation_config.json`."""
         architecture = (raw.get("architectures") or ["none"])[0]
         _require_supported(architecture, raw)
+        missing = [name for name in _REQUIRED_KEYS if name not in raw]
+        if missing:
+            raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}")
         eos = generation.get("eos_token_id", raw.get("eos_token_id"))
         return cls(
             architecture=architecture,
@@ -81,9 +94,13 @@ class ModelConfig:
         embeddings = vocabularies * self.vocab_size * self.hidden_size
         return self.num_layers * layer + embeddings + self.hidden_size
 
-    def kv_bytes_per_token(self, dtype: torch.dtype) -> int:
-        """Keys and values of one token over all layers and KV heads."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
+    def kv_bytes_per_token(self, dtype: torch.dtype, tensor_parallel_size: int = 1) -> int:
+        """Keys and values of one token over all layers, on all ranks together.
+
+        More ranks than KV heads hold one each, some of them twice.
+        """
+        num_kv_heads = max(self.num_kv_heads, tensor_parallel_size)
+        return 2 * self.num_layers * num_kv_heads * self.head_dim * dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -128,7 +145,7 @@ class EngineConfig:
     max_num_seqs: most sequences that run at once.
     max_num_batched_tokens: most tokens of one forward pass; bounds how long a prefill chunk can
         hold up the sequences that are decoding.
-    max_queue_len: most sequences that wait; one more is refused.
+    max_queue_len: most sequences that wait beyond max_num_seqs; one more is refused.
     """
 
     max_model_len: int
@@ -187,5 +204,10 @@ def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
 def _read_json(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    content: dict[str, Any] = json.loads(path.read_text())
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModelError(f"{path} is no JSON object")
     return content

@@ -118,8 +118,10 @@ class Engine:
     def check_integrity(self) -> None:
         """Asserts that no block is lost, shared, or held by a sequence that has ended."""
         self._blocks.check_integrity()
-        if not self._sequences:
-            assert self._blocks.num_free_blocks == self._blocks.num_blocks, "blocks leaked"
+        running = {
+            seq.seq_id for seq in self._sequences.values() if seq.status is SequenceStatus.RUNNING
+        }
+        assert self._blocks.holders <= running, "blocks held by sequences that do not run"
 
     def _validate(self, request: Request) -> None:
         if request.request_id in self._sequences:

@@ -24,10 +24,6 @@ class ModelInput:
     block_tables: Tensor  # [B, M] int64, padded with any valid block
 
     @property
-    def num_seqs(self) -> int:
-        return len(self.context_lens)
-
-    @property
     def num_tokens(self) -> int:
         return self.cu_seqlens_q[-1]
 

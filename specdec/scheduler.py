@@ -50,9 +50,10 @@ class Scheduler:
         return len(self._running)
 
     def add(self, seq: Sequence) -> None:
-        """Queues a sequence; raises OverloadedError when the queue is full."""
-        if len(self._waiting) >= self._config.max_queue_len:
-            raise OverloadedError(f"{len(self._waiting)} requests are waiting, as many as may")
+        """Queues a sequence; raises OverloadedError when as many run and wait as may."""
+        num_present = len(self._running) + len(self._waiting)
+        if num_present >= self._config.max_num_seqs + self._config.max_queue_len:
+            raise OverloadedError(f"{num_present} requests run or wait, as many as may")
         self._waiting.append(seq)
 
     def finish(self, seq: Sequence) -> None:

@@ -23,7 +23,6 @@ class FinishReason(Enum):
 
     STOP = "stop"  # an end-of-sequence token or a stop string
     LENGTH = "length"  # max_tokens or the context length
-    ABORT = "abort"  # the caller gave up
 
 
 @dataclass(frozen=True)

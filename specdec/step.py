@@ -64,10 +64,6 @@ class VerifiedRow:
     seq_id: int
     token_ids: tuple[int, ...]
 
-    @property
-    def num_accepted_tokens(self) -> int:
-        return len(self.token_ids) - 1
-
 
 @dataclass(frozen=True)
 class VerifyOutput:

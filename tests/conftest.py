@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec.errors import ModelNotFoundError
 from specdec.models.store import resolve
 from tests.specdec.tiny import tiny_llama_dir
 
@@ -25,7 +24,4 @@ def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
     """SmolLM2-135M-Instruct, downloaded on first use. For tests marked `model`."""
-    try:
-        return resolve("smollm2-135m-instruct")
-    except ModelNotFoundError as error:
-        pytest.skip(str(error))
+    return resolve("smollm2-135m-instruct")

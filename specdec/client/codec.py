@@ -28,7 +28,6 @@ _FINISH_REASONS: Mapping[int, FinishReason] = MappingProxyType(
     {
         pb.FINISH_REASON_STOP: FinishReason.STOP,
         pb.FINISH_REASON_LENGTH: FinishReason.LENGTH,
-        pb.FINISH_REASON_ABORT: FinishReason.ABORT,
     }
 )
 _METHOD_PREFIX = "SPECULATION_METHOD_"

@@ -56,10 +56,6 @@ class ModelRunner:
         self.kv_cache = model.new_kv_cache(num_blocks * block_size)
         self._states: dict[int, SequenceState] = {}
 
-    @property
-    def num_sequences(self) -> int:
-        return len(self._states)
-
     @torch.inference_mode()
     def execute(self, step: StepInput) -> VerifyOutput:
         """Runs one step; the same result on every rank."""

@@ -7,6 +7,7 @@ import pytest
 from cluster.config import ServeConfig
 from cluster.service import StartupError, running_service
 from specdec.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
+from tests.e2e.conftest import free_ports
 
 
 @pytest.fixture
@@ -15,6 +16,8 @@ def start(monkeypatch):
     monkeypatch.setattr("cluster.service._start_ray", lambda config: pytest.fail("Ray started"))
 
     def start(**settings):
+        grpc_port, http_port = free_ports(2)
+        settings = {"grpc_port": grpc_port, "http_port": http_port} | settings
         with running_service(ServeConfig(**settings), lambda line: None):
             pass
 
@@ -33,7 +36,7 @@ def test_a_port_in_use(start, setting):
 
 
 def test_a_host_that_is_not_ours(start):
-    with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.7:9000"):
+    with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.7"):
         start(host="203.0.113.7")
 
 

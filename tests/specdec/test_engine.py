@@ -226,14 +226,15 @@ def test_an_id_in_use_is_refused(tiny_model_dir, target):
         engine.add(request("r", PROMPT))
 
 
-def test_a_full_queue_refuses_at_once(tiny_model_dir, target):
-    engine = make_engine(tiny_model_dir, engine_config(max_queue_len=2), target)
-    engine.add(request("a", PROMPT))
-    engine.add(request("b", PROMPT))
-    with pytest.raises(OverloadedError, match="2 requests are waiting"):
-        engine.add(request("c", PROMPT))
-    engine.step()  # both are running now
-    engine.add(request("c", PROMPT))
+def test_as_many_as_run_and_wait_and_no_more(tiny_model_dir, target):
+    config = engine_config(max_num_seqs=2, max_queue_len=1)
+    engine = make_engine(tiny_model_dir, config, target)
+    for name in "abc":
+        engine.add(request(name, PROMPT))
+    with pytest.raises(OverloadedError, match="3 requests run or wait"):
+        engine.add(request("d", PROMPT))
+    engine.abort("a")
+    engine.add(request("d", PROMPT))
 
 
 class EngineMachine(RuleBasedStateMachine):
