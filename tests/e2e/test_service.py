@@ -198,7 +198,7 @@ def test_http_health(service, path):
 def test_listens_on_loopback_alone(embedded):
     port = int(embedded.grpc_address.rpartition(":")[2])
     listening = {
-        connection.laddr.ip
+        connection.laddr.ip.removeprefix("::ffff:")  # IPv4 through an IPv6 socket
         for process in embedded.descendants()
         for connection in process.net_connections("tcp")
         if connection.status == "LISTEN" and connection.laddr.port == port
