@@ -25,7 +25,14 @@ def service(tiny_model_dir, tmp_path_factory):
 
 
 def shards(service):
-    return [p for p in service.descendants() if "TargetShard" in " ".join(p.cmdline())]
+    return [process for process in service.descendants() if "TargetShard" in command_of(process)]
+
+
+def command_of(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""
 
 
 def is_ready(service):
