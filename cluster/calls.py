@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.sampling_params import SamplingParams, SpeculationMethod
+from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import ChatMessage
 
 Chat = tuple[ChatMessage, ...]
@@ -37,22 +37,3 @@ class DetokenizeCall:
 
     model: str
     token_ids: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """The model and how it is served.
-
-    max_model_len: most tokens of a prompt and its completion together.
-    speculation_method: None where nothing drafts, and then num_speculative_tokens is 0.
-    """
-
-    model: str
-    architecture: str
-    dtype: str
-    vocab_size: int
-    max_model_len: int
-    tensor_parallel_size: int
-    speculation_method: SpeculationMethod | None
-    num_speculative_tokens: int
-    version: str

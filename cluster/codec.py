@@ -12,8 +12,9 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from cluster.calls import Chat, DetokenizeCall, GenerateCall, ModelInfo, Prompt, TokenizeCall
+from cluster.calls import Chat, DetokenizeCall, GenerateCall, Prompt, TokenizeCall
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client import ModelInfo
 from specdec.engine import RequestOutput
 from specdec.errors import InvalidValueError
 from specdec.sampling_params import SPECULATION_METHODS, SamplingParams, SpeculationOptions
@@ -24,7 +25,9 @@ MAX_TOKEN_IDS = 1_000_000
 MAX_CHAT_MESSAGES = 1_000
 MAX_REQUEST_ID_CHARS = 128
 
-_METHOD_SPELLINGS = {name: f"SPECULATION_METHOD_{name.upper()}" for name in SPECULATION_METHODS}
+_METHOD_SPELLINGS: dict[str, str] = {
+    name: f"SPECULATION_METHOD_{name.upper()}" for name in SPECULATION_METHODS
+}
 _METHODS = {pb.SpeculationMethod.Value(text): name for name, text in _METHOD_SPELLINGS.items()}
 
 

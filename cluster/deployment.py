@@ -22,7 +22,7 @@ from specdec.errors import TargetFailedError
 APPLICATION = "specdec"
 
 _STOP_TIMEOUT_S = 10.0
-_HEALTH_CHECK_PERIOD_S = 2.0
+_HEALTH_CHECK_PERIOD_S = 3.0
 # Only the Router rejects: Serve's own bound stands above whatever the engine may queue and run.
 _MAX_ONGOING_REQUESTS = 100_000
 

@@ -12,11 +12,12 @@ from pathlib import Path
 
 from ray.util.placement_group import PlacementGroup
 
-from cluster.calls import DetokenizeCall, GenerateCall, ModelInfo, Prompt, TokenizeCall
+from cluster.calls import DetokenizeCall, GenerateCall, Prompt, TokenizeCall
 from cluster.config import ServeConfig
 from cluster.engine_loop import EngineLoop
 from cluster.resources import available_memory_bytes, engine_config, threads_per_shard
 from cluster.target_group import ShardGroup, TargetSpec
+from specdec.client import ModelInfo
 from specdec.config import ModelConfig
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError

@@ -35,8 +35,9 @@ _OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A service at rest should be at rest: by default these loops wake ten times a second.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1.0",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "2.0",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_health_check_period_ms": "10000",
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
 }

@@ -38,6 +38,11 @@ class AttentionPlan:
     slot_mapping: Tensor  # [T] int64
     groups: tuple[AttentionGroup, ...]
 
+    @property
+    def is_one_block(self) -> bool:
+        """Whether one group without padding has every token in order, as when all decode."""
+        return len(self.groups) == 1 and self.groups[0].rows.numel() == len(self.slot_mapping)
+
 
 class PagedAttention:
     """Scaled dot-product attention with grouped query heads over one rank's KV pages."""
@@ -67,6 +72,10 @@ class PagedAttention:
         kv_cache: [num_slots, 2, num_kv_heads, head_dim], changed in place.
         """
         kv_cache.index_copy_(0, plan.slot_mapping, kv)
+        if plan.is_one_block:
+            only = plan.groups[0]
+            grouped = query.reshape(*only.rows.shape, *query.shape[1:])
+            return self._attend(grouped, kv_cache, only).flatten(0, 1)
         output = torch.empty_like(query)
         for group in plan.groups:
             output[group.rows] = self._attend(query[group.rows], kv_cache, group)

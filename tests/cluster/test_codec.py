@@ -1,8 +1,9 @@
 import pytest
 
 from cluster import codec
-from cluster.calls import DetokenizeCall, GenerateCall, ModelInfo, TokenizeCall
+from cluster.calls import DetokenizeCall, GenerateCall, TokenizeCall
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client import ModelInfo
 from specdec.client import codec as client_codec
 from specdec.engine import RequestOutput
 from specdec.errors import InvalidValueError
