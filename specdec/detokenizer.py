@@ -23,7 +23,8 @@ class IncrementalDetokenizer:
     Joined, the results of `take` and `flush` are what `tokenizer.decode` would give, cut before the
     first stop string. That is exact for byte-level tokenizers, whatever the tokens. With
     byte-fallback ones (Llama 2) a character once shown stays, where decoding all at once would take
-    it back if broken bytes followed directly.
+    it back if broken bytes followed directly, and a run of broken bytes may show a U+FFFD too many
+    for every eight of them.
 
     The first stop string is the one that ends first; of two that end together, the longer.
     """

@@ -242,7 +242,8 @@ def test_broken_fallback_bytes_lose_no_text(
     llama2_like: Tokenizer, token_ids: list[int], rng: random.Random
 ) -> None:
     text, _ = detokenize(llama2_like, token_ids, (), rng)
-    assert len(text) <= len(llama2_like.decode(token_ids))
+    # Each time broken bytes fill the window, one U+FFFD more may be shown.
+    assert len(text) <= len(llama2_like.decode(token_ids)) + len(token_ids) // 8
     shown = iter(text)
     at_once = llama2_like.decode(token_ids).replace("\ufffd", "")
     assert all(char in shown for char in at_once)  # in this order, with others between
