@@ -60,6 +60,11 @@ class RowParallelLinear(nn.Module):
         self.weight = reader.read(name, shape, cols=cols).t().contiguous()
         self.group = group
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [T, this rank's inputs]; returns [T, out_features], equal on every rank."""
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Returns `residual` plus the projection, equal on every rank.
+
+        x: [T, this rank's inputs]; residual: [T, out_features], which rank 0 brings to the sum.
+        """
+        if self.group.rank == 0:
+            return self.group.all_reduce(torch.addmm(residual, x, self.weight))
         return self.group.all_reduce(x @ self.weight)

@@ -15,9 +15,10 @@ class Rotation:
     cos: Tensor  # [T, 1, head_dim]
     sin: Tensor  # [T, 1, head_dim], its first half negated
 
-    def apply(self, x: Tensor) -> Tensor:
-        """x: [T, heads, head_dim]; returns the same shape, rotated."""
-        return x * self.cos + x.roll(x.shape[-1] // 2, dims=-1) * self.sin
+    def apply_(self, x: Tensor) -> None:
+        """Rotates x, [T, heads, head_dim], in place."""
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        x.mul_(self.cos).addcmul_(swapped, self.sin)
 
 
 class RotaryEmbedding:

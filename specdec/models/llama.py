@@ -63,18 +63,19 @@ class Attention(nn.Module):
     def forward(
         self,
         x: Tensor,  # [T, hidden_size]
+        residual: Tensor,  # [T, hidden_size]
         rotation: Rotation,
         kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
         attention: PagedAttention,
         plan: AttentionPlan,
     ) -> Tensor:
-        """Returns [T, hidden_size]."""
-        qkv = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        rotated = rotation.apply(qkv[:, : self.num_heads + self.num_kv_heads])
-        query, keys = rotated.split((self.num_heads, self.num_kv_heads), dim=1)
-        values = qkv[:, self.num_heads + self.num_kv_heads :]
-        attended = attention.run(query, torch.stack((keys, values), dim=1), kv_cache, plan)
-        output: Tensor = self.o_proj(attended.flatten(1))
+        """Returns [T, hidden_size], the residual added."""
+        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
+        query, kv = heads.split((self.num_heads, 2 * self.num_kv_heads), dim=1)
+        kv = kv.view(len(x), 2, self.num_kv_heads, self.head_dim)
+        attended = attention.run(query, kv, kv_cache, plan)
+        output: Tensor = self.o_proj(attended.flatten(1), residual)
         return output
 
 
@@ -100,10 +101,10 @@ class MLP(nn.Module):
             reader, f"{prefix}.down_proj.weight", (hidden, intermediate), units, group
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """x: [T, hidden_size]; returns the same shape."""
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Both [T, hidden_size]; returns the same shape, the residual added."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        output: Tensor = self.down_proj(F.silu(gate).mul_(up))
+        output: Tensor = self.down_proj(F.silu(gate).mul_(up), residual)
         return output
 
 
@@ -127,16 +128,16 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self,
-        x: Tensor,  # [T, hidden_size], changed in place
+        x: Tensor,  # [T, hidden_size]
         rotation: Rotation,
         kv_cache: Tensor,
         attention: PagedAttention,
         plan: AttentionPlan,
     ) -> Tensor:
         """Returns [T, hidden_size]."""
-        x += self.attention(self.input_norm(x), rotation, kv_cache, attention, plan)
-        x += self.mlp(self.mlp_norm(x))
-        return x
+        x = self.attention(self.input_norm(x), x, rotation, kv_cache, attention, plan)
+        output: Tensor = self.mlp(self.mlp_norm(x), x)
+        return output
 
 
 class LlamaForCausalLM(nn.Module):
