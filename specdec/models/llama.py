@@ -50,15 +50,13 @@ class Attention(nn.Module):
         query_rows = head_rows(heads.query, config.head_dim)
         kv_rows = head_rows(heads.kv, config.head_dim)
         parts = [
-            WeightPart(f"{prefix}.q_proj.weight", query_size, query_rows),
-            WeightPart(f"{prefix}.k_proj.weight", kv_size, kv_rows),
-            WeightPart(f"{prefix}.v_proj.weight", kv_size, kv_rows),
+            WeightPart(f"{prefix}.q_proj", query_size, query_rows),
+            WeightPart(f"{prefix}.k_proj", kv_size, kv_rows),
+            WeightPart(f"{prefix}.v_proj", kv_size, kv_rows),
         ]
         self.qkv_proj = ColumnParallelLinear(reader, config.hidden_size, parts)
         output_shape = (config.hidden_size, query_size)
-        self.o_proj = RowParallelLinear(
-            reader, f"{prefix}.o_proj.weight", output_shape, query_rows, group
-        )
+        self.o_proj = RowParallelLinear(reader, f"{prefix}.o_proj", output_shape, query_rows, group)
 
     def forward(
         self,
@@ -93,12 +91,12 @@ class MLP(nn.Module):
         hidden, intermediate = config.hidden_size, config.intermediate_size
         units = group.share_of(intermediate)
         parts = [
-            WeightPart(f"{prefix}.gate_proj.weight", intermediate, units),
-            WeightPart(f"{prefix}.up_proj.weight", intermediate, units),
+            WeightPart(f"{prefix}.gate_proj", intermediate, units),
+            WeightPart(f"{prefix}.up_proj", intermediate, units),
         ]
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
         self.down_proj = RowParallelLinear(
-            reader, f"{prefix}.down_proj.weight", (hidden, intermediate), units, group
+            reader, f"{prefix}.down_proj", (hidden, intermediate), units, group
         )
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
