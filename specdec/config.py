@@ -110,12 +110,19 @@ class SpeculativeConfig:
     num_speculative_tokens: draft tokens a step and sequence.
     prompt_lookup_min, prompt_lookup_max: lengths of the n-grams that `ngram` looks up, longest
         first.
+    model: the draft model of `draft_model`, named as the target is; None takes the target itself,
+        which then should be quantized. Its vocabulary must be the target's.
+    draft_tensor_parallel_size: ranks that share the draft model.
+    max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
     """
 
     method: SpeculationMethod = "ngram"
     num_speculative_tokens: int = 3
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    model: str | None = None
+    draft_tensor_parallel_size: int = 1
+    max_model_len: int | None = None
 
     def __post_init__(self) -> None:
         if self.method not in SPECULATION_METHODS:
@@ -134,6 +141,18 @@ class SpeculativeConfig:
             self.prompt_lookup_min,
             16,
         )
+        require_range(
+            "speculative_config.draft_tensor_parallel_size",
+            self.draft_tensor_parallel_size,
+            1,
+            1024,
+        )
+        if self.max_model_len is not None:
+            require_range("speculative_config.max_model_len", self.max_model_len, 1, 2**24)
+        if self.method != "draft_model" and self.model is not None:
+            raise InvalidValueError(
+                "speculative_config.model", self.model, "left out unless method is draft_model"
+            )
 
 
 @dataclass(frozen=True)
@@ -146,6 +165,7 @@ class EngineConfig:
     max_num_batched_tokens: most tokens of one forward pass; bounds how long a prefill chunk can
         hold up the sequences that are decoding.
     max_queue_len: most sequences that wait beyond max_num_seqs; one more is refused.
+    enable_prefix_caching: whether KV of a prompt's beginning is used again for the next one.
     """
 
     max_model_len: int
@@ -154,6 +174,7 @@ class EngineConfig:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
     max_queue_len: int = 256
+    enable_prefix_caching: bool = True
     speculation: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
@@ -167,6 +188,21 @@ class EngineConfig:
         )
         blocks_of_longest = -(-self.max_model_len // self.block_size)
         require_range("num_blocks", self.num_blocks, blocks_of_longest, 2**31)
+
+
+@dataclass(frozen=True)
+class DraftLimits:
+    """Limits of a draft model.
+
+    num_blocks, block_size: its KV pool. max_model_len: most tokens of a sequence.
+    max_catch_up_tokens: most tokens to catch up on in one step, over all sequences; bounds how long
+        the next drafts wait.
+    """
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    max_catch_up_tokens: int
 
 
 def require_range(name: str, value: int, low: int, high: int) -> None:

@@ -5,7 +5,6 @@ Synchronous, single-threaded, without a clock or randomness of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
@@ -18,8 +17,9 @@ from specdec.runner import Target
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import FinishReason, Request, Sequence, SequenceStatus
 from specdec.stats import EngineStats, SpeculationStats
-from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow, VerifyOutput
+from specdec.step import StepInput, StepRow, VerifyOutput
 from specdec.tokenizer import Tokenizer, check_token_ids
+from specdec.worker_ledger import WorkerLedger
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,26 @@ class Engine:
         tokenizer: Tokenizer,
         proposer: Proposer | None = None,
     ) -> None:
-        """`proposer` replaces the one that `config.speculation` names."""
+        """`proposer` drafts; None makes an n-gram proposer where `config.speculation` names that.
+
+        A draft model needs a worker, so its proposer is made by whoever has one.
+        """
         self.config = config
         self._model = model
         self._target = target
         self._tokenizer = tokenizer
-        self._blocks = BlockManager(config.num_blocks, config.block_size)
+        self._blocks = BlockManager(
+            config.num_blocks,
+            config.block_size,
+            enable_prefix_caching=config.enable_prefix_caching,
+        )
         self._scheduler = Scheduler(config, self._blocks)
         self._proposer = proposer or _make_proposer(config.speculation)
         self._sequences: dict[str, Sequence] = {}
         self._next_seq_id = 0
         self._num_steps = 0
         self._in_flight: list[tuple[Sequence, StepRow]] = []
-        self._num_known_blocks: dict[int, int] = {}  # by sequence, those the worker was told of
-        self._released: list[int] = []
+        self._ledger = WorkerLedger(self._blocks)
         self._totals = SpeculationStats()
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
@@ -73,6 +79,8 @@ class Engine:
         self._validate(request)
         detokenizer = IncrementalDetokenizer(self._tokenizer, request.params.stop)
         seq = Sequence(self._next_seq_id, request, detokenizer)
+        if request.resume_token_ids:
+            self._replay(seq)
         self._scheduler.add(seq)
         self._sequences[request.request_id] = seq
         self._next_seq_id += 1
@@ -83,6 +91,25 @@ class Engine:
         seq = self._sequences.get(request_id)
         if seq is not None:
             self._finish(seq)
+
+    def expire(self, now_s: float) -> list[str]:
+        """Ends the requests that have waited past their deadline, and returns their ids."""
+        expired = [seq.request.request_id for seq in self._scheduler.expired(now_s)]
+        for request_id in expired:
+            self.abort(request_id)
+        return expired
+
+    def replace_target(self, target: Target) -> None:
+        """Goes on with a target that knows nothing, as after the loss of the one before.
+
+        Every running sequence is computed again from its tokens; what was in flight is dropped.
+        """
+        self._target = target
+        self._in_flight = []
+        for seq in self._scheduler.preempt_all():
+            self._forget(seq)
+        self._blocks.clear()
+        self._ledger = WorkerLedger(self._blocks)
 
     @property
     def has_work(self) -> bool:
@@ -95,22 +122,25 @@ class Engine:
         So whoever delivers the outputs does it while the next forward pass runs.
         """
         outputs = self._commit(self._target.collect()) if self._in_flight else []
-        rows = self._scheduler.schedule()
+        num_draft_tokens = self._num_draft_tokens()
+        rows = self._scheduler.schedule(num_draft_tokens)
         for seq in self._scheduler.preempted:
-            self._forget_on_worker(seq)
-        self._begin(rows, self._propose(rows))
+            self._forget(seq)
+        self._begin(rows, self._propose(rows) if num_draft_tokens else {})
         return outputs
 
     def stats(self) -> EngineStats:
         """The load now, and the counters since the start."""
         return EngineStats(
             num_running=self._scheduler.num_running,
+            num_decoding=self._scheduler.num_decoding,
             num_waiting=self._scheduler.num_waiting,
             num_blocks=self._blocks.num_blocks,
             num_free_blocks=self._blocks.num_free_blocks,
             num_steps=self._num_steps,
             num_preemptions=self._scheduler.num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
+            num_cached_tokens=self._scheduler.num_cached_tokens,
             num_generated_tokens=self._num_generated_tokens,
             speculation=replace(self._totals),
         )
@@ -139,14 +169,40 @@ class Engine:
             reason = f"at most {room} (max_model_len less the prompt's {num_tokens} tokens)"
             raise InvalidValueError("max_tokens", max_tokens, reason)
         check_token_ids("prompt", request.prompt_token_ids, self._model.vocab_size)
+        check_token_ids("resume_token_ids", request.resume_token_ids, self._model.vocab_size)
+        most = room if max_tokens is None else max_tokens
+        if len(request.resume_token_ids) >= most:
+            raise InvalidValueError(
+                "resume_token_ids",
+                f"{len(request.resume_token_ids)} tokens",
+                f"fewer than the {most} that the request may generate",
+            )
         method = request.params.speculation.method
         loaded = self.config.speculation.method if self.config.speculation else "none"
         if method is not None and method != loaded:
             raise InvalidValueError("speculation.method", method, f"what is loaded: {loaded}")
 
+    def _num_draft_tokens(self) -> int:
+        """What a sequence may draft in the coming step."""
+        if self._proposer is None or self.config.speculation is None:
+            return 0
+        return self.config.speculation.num_speculative_tokens
+
+    def _replay(self, seq: Sequence) -> None:
+        """Brings the detokenizer to where it was after the tokens that the caller has."""
+        for index, token in enumerate(seq.request.resume_token_ids):
+            if seq.detokenizer.append(token) or self._is_end(seq, token):
+                raise InvalidValueError(
+                    "resume_token_ids", f"... {token}", f"unfinished; number {index} ends the text"
+                )
+        seq.detokenizer.take()
+
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
+        """Drafts for the rows that have room for some; the others' turn will come."""
         requests = [
-            DraftRequest(row.seq, row.num_draft_tokens) for row in rows if row.num_draft_tokens
+            DraftRequest(row.seq, row.num_draft_tokens)
+            for row in rows
+            if row.seq.params.speculation.enabled is not False
         ]
         if not requests or self._proposer is None:
             return {}
@@ -156,29 +212,18 @@ class Engine:
     def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> None:
         if not rows:
             return
-        admitted = [row.seq for row in rows if row.seq.seq_id not in self._num_known_blocks]
-        self._num_known_blocks.update({seq.seq_id: 0 for seq in admitted})
         step_rows = [_step_row(row, drafts.get(row.seq.seq_id)) for row in rows]
+        news = self._ledger.news(row.seq for row in rows)
         step = StepInput(
             step_id=self._num_steps,
-            released=tuple(self._released),
-            admitted=tuple(_admission(seq) for seq in admitted),
-            block_table_deltas=tuple(self._table_deltas(rows)),
+            released=news.released,
+            admitted=news.admitted,
+            block_table_deltas=news.block_table_deltas,
             rows=tuple(step_rows),
         )
         self._num_steps += 1
-        self._released.clear()
         self._in_flight = list(zip([row.seq for row in rows], step_rows, strict=True))
         self._target.begin(step)
-
-    def _table_deltas(self, rows: Many[ScheduledRow]) -> Iterator[BlockTableDelta]:
-        """The blocks that the worker does not know yet; tables change only at their end."""
-        for row in rows:
-            seq_id = row.seq.seq_id
-            table, known = self._blocks.block_table(seq_id), self._num_known_blocks[seq_id]
-            if len(table) > known:
-                self._num_known_blocks[seq_id] = len(table)
-                yield BlockTableDelta(seq_id, known, tuple(table[known:]))
 
     def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
         new_tokens = {row.seq_id: row.token_ids for row in verified.rows}
@@ -190,6 +235,7 @@ class Engine:
                 outputs.append(self._append(seq, row, new_tokens[seq.seq_id]))
             else:
                 seq.num_computed_tokens += len(row.token_ids)
+                self._publish(seq)
         self._in_flight = []
         return outputs
 
@@ -201,6 +247,7 @@ class Engine:
             num_kept += 1
             finish_reason = self._finish_reason(seq)
         seq.num_computed_tokens = seq.num_tokens - 1
+        self._publish(seq)
         self._num_generated_tokens += num_kept
         for stats in (seq.speculation, self._totals):
             stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
@@ -220,51 +267,44 @@ class Engine:
 
     def _finish_reason(self, seq: Sequence) -> FinishReason | None:
         """Whether the token appended last ends the sequence."""
-        token, params = seq.token_ids[-1], seq.params
+        token = seq.token_ids[-1]
         if seq.detokenizer.append(token):
             return FinishReason.STOP
-        if token in self._model.eos_token_ids and not params.ignore_eos:
+        if self._is_end(seq, token):
             return FinishReason.STOP
         is_full = seq.num_tokens >= self.config.max_model_len
-        if is_full or seq.num_output_tokens == params.max_tokens:
+        if is_full or seq.num_output_tokens == seq.params.max_tokens:
             return FinishReason.LENGTH
         return None
+
+    def _is_end(self, seq: Sequence, token: int) -> bool:
+        return token in self._model.eos_token_ids and not seq.params.ignore_eos
+
+    def _publish(self, seq: Sequence) -> None:
+        self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
 
     def _drop_rejected(self, seq: Sequence) -> None:
         """Gives back the blocks that only rejected drafts had needed."""
         self._blocks.truncate(seq.seq_id, seq.num_computed_tokens)
-        num_held = len(self._blocks.block_table(seq.seq_id))
-        self._num_known_blocks[seq.seq_id] = min(self._num_known_blocks[seq.seq_id], num_held)
+        self._ledger.truncate(seq.seq_id)
 
     def _finish(self, seq: Sequence) -> None:
         del self._sequences[seq.request.request_id]
         self._scheduler.finish(seq)
-        self._forget_on_worker(seq)
+        self._forget(seq)
+
+    def _forget(self, seq: Sequence) -> None:
+        """Has target and proposer drop a sequence that lost its blocks."""
+        self._ledger.forget(seq.seq_id)
         if self._proposer is not None:
             self._proposer.release(seq.seq_id)
-
-    def _forget_on_worker(self, seq: Sequence) -> None:
-        if self._num_known_blocks.pop(seq.seq_id, None) is not None:
-            self._released.append(seq.seq_id)
 
 
 def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
     if config is None:
         return None
+    assert config.method == "ngram", f"no proposer was given for {config.method}"
     return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
-
-
-def _admission(seq: Sequence) -> SequenceAdmission:
-    params = seq.params
-    return SequenceAdmission(
-        seq_id=seq.seq_id,
-        num_prompt_tokens=seq.num_prompt_tokens,
-        temperature=params.temperature,
-        top_p=params.top_p,
-        top_k=params.top_k,
-        seed=seq.request.seed,
-        choice=0,
-    )
 
 
 def _step_row(row: ScheduledRow, proposal: Proposal | None) -> StepRow:

@@ -8,8 +8,8 @@ from typing import Literal
 
 from specdec.errors import InvalidValueError
 
-SpeculationMethod = Literal["ngram"]
-SPECULATION_METHODS: tuple[SpeculationMethod, ...] = ("ngram",)
+SpeculationMethod = Literal["ngram", "draft_model"]
+SPECULATION_METHODS: tuple[SpeculationMethod, ...] = ("ngram", "draft_model")
 
 MAX_NUM_SPECULATIVE_TOKENS = 32
 MAX_STOP_STRINGS = 16

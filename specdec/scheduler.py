@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
+from operator import attrgetter
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
@@ -25,21 +26,26 @@ class ScheduledRow:
         return self.num_tokens == self.seq.num_uncomputed_tokens
 
 
-class Scheduler:
-    """Continuous batching: decoding sequences first, then prefill in chunks, oldest first.
+_by_rank = attrgetter("rank")
 
-    When blocks run out the youngest sequence is preempted: it gives up its blocks and is computed
-    again later from its tokens. The oldest can therefore always go on.
+
+class Scheduler:
+    """Continuous batching: decoding sequences first, then prefill in chunks, each by rank.
+
+    When blocks run out the last in rank is preempted: it gives up its blocks and is computed again
+    later from its tokens. The first can therefore always go on.
     """
 
     def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
         self._config = config
         self._blocks = blocks
-        self._waiting: deque[Sequence] = deque()
-        self._running: list[Sequence] = []  # oldest first
+        self._waiting: list[Sequence] = []  # by rank
+        self._running: list[Sequence] = []  # by rank
         self._rows: dict[int, ScheduledRow] = {}
+        self._num_draft_tokens = 0
         self._preempted: list[Sequence] = []
         self.num_preemptions = 0
+        self.num_cached_tokens = 0
 
     @property
     def num_waiting(self) -> int:
@@ -54,7 +60,22 @@ class Scheduler:
         num_present = len(self._running) + len(self._waiting)
         if num_present >= self._config.max_num_seqs + self._config.max_queue_len:
             raise OverloadedError(f"{num_present} requests run or wait, as many as may")
-        self._waiting.append(seq)
+        insort(self._waiting, seq, key=_by_rank)
+
+    def expired(self, now_s: float) -> list[Sequence]:
+        """Sequences that have never run and whose time to wait is over."""
+        return [
+            seq
+            for seq in self._waiting
+            if seq.request.queue_deadline_s <= now_s and not seq.has_run
+        ]
+
+    def preempt_all(self) -> list[Sequence]:
+        """Takes every running sequence out of the batch, as when its KV is lost."""
+        self._preempted = []
+        while self._running:
+            self._preempt(self._running[-1])
+        return self._preempted
 
     def finish(self, seq: Sequence) -> None:
         """Takes a sequence out, wherever it is, and frees its blocks."""
@@ -65,10 +86,20 @@ class Scheduler:
         seq.status = SequenceStatus.FINISHED
         self._blocks.release(seq.seq_id)
 
-    def schedule(self) -> list[ScheduledRow]:
-        """The rows of the next step; every one has its blocks reserved."""
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences of which only the last token is left to run."""
+        return sum(seq.is_decoding for seq in self._running)
+
+    def schedule(self, num_draft_tokens: int) -> list[ScheduledRow]:
+        """The rows of the next step; every one has its blocks reserved.
+
+        num_draft_tokens: what a sequence may draft unless its request says otherwise; 0 turns
+        drafting off for all.
+        """
         self._rows = {}
         self._preempted = []
+        self._num_draft_tokens = num_draft_tokens
         budget = self._schedule_decodes(self._config.max_num_batched_tokens)
         budget = self._schedule_prefills(budget)
         self._admit_waiting(budget)
@@ -107,24 +138,39 @@ class Scheduler:
     def _admit_waiting(self, budget: int) -> None:
         # After a preemption blocks are short: whoever came in now would be the next to go.
         while self._waiting and budget > 0 and not self._preempted:
-            seq = self._waiting[0]
-            chunk = min(seq.num_uncomputed_tokens, budget)
-            is_full = len(self._running) >= self._config.max_num_seqs
-            if is_full or not self._blocks.reserve(seq.seq_id, chunk):
+            if len(self._running) >= self._config.max_num_seqs:
                 break
-            self._running.append(self._waiting.popleft())
-            seq.status = SequenceStatus.RUNNING
-            self._rows[seq.seq_id] = ScheduledRow(seq, chunk, 0)
+            chunk = self._admit(self._waiting[0], budget)
+            if chunk == 0:
+                break
             budget -= chunk
 
+    def _admit(self, seq: Sequence, budget: int) -> int:
+        """Puts a waiting sequence into the batch; its tokens in this step, 0 if it must wait."""
+        cached = self._blocks.attach(seq.seq_id, seq.token_ids)
+        chunk = min(seq.num_tokens - cached, budget)
+        if not self._blocks.reserve(seq.seq_id, cached + chunk):
+            self._blocks.release(seq.seq_id)
+            return 0
+        self._waiting.remove(seq)
+        insort(self._running, seq, key=_by_rank)
+        seq.status = SequenceStatus.RUNNING
+        seq.num_computed_tokens = cached
+        if not seq.has_run:
+            seq.num_cached_tokens = min(cached, seq.num_prompt_tokens)
+            self.num_cached_tokens += seq.num_cached_tokens
+        seq.has_run = True
+        self._rows[seq.seq_id] = ScheduledRow(seq, chunk, 0)
+        return chunk
+
     def _add_row(self, seq: Sequence, num_tokens: int, num_drafts: int) -> bool:
-        """Reserves a row's blocks, preempting younger sequences for them; False if that fails."""
+        """Reserves a row's blocks, preempting later sequences for them; False if that fails."""
         needed = seq.num_computed_tokens + num_tokens + num_drafts
         while not self._blocks.reserve(seq.seq_id, needed):
-            youngest = self._running[-1]
-            if youngest is seq:
+            last = self._running[-1]
+            if last is seq:
                 return False
-            self._preempt(youngest)
+            self._preempt(last)
         self._rows[seq.seq_id] = ScheduledRow(seq, num_tokens, num_drafts)
         return True
 
@@ -134,18 +180,18 @@ class Scheduler:
         self._blocks.release(seq.seq_id)
         seq.status = SequenceStatus.WAITING
         seq.num_computed_tokens = 0
-        self._waiting.appendleft(seq)
+        insort(self._waiting, seq, key=_by_rank)
         self._preempted.append(seq)
         self.num_preemptions += 1
 
     def _max_draft_tokens(self, seq: Sequence) -> int:
-        """What configuration and request allow, short of tokens that could not be kept."""
-        config, options = self._config.speculation, seq.params.speculation
-        if config is None or options.enabled is False:
+        """What the step and the request allow, short of tokens that could not be kept."""
+        options = seq.params.speculation
+        if self._num_draft_tokens == 0 or options.enabled is False:
             return 0
-        count = config.num_speculative_tokens
-        if options.num_speculative_tokens is not None:
-            count = options.num_speculative_tokens
+        count = options.num_speculative_tokens
+        if count is None:
+            count = self._num_draft_tokens
         room = self._config.max_model_len - seq.num_tokens
         if seq.params.max_tokens is not None:
             room = min(room, seq.params.max_tokens - seq.num_output_tokens)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum
 
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.sampling_params import SamplingParams
 from specdec.stats import SpeculationStats
+from specdec.step import SequenceAdmission
 
 
 class SequenceStatus(Enum):
@@ -27,28 +29,43 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True)
 class Request:
-    """What a caller hands to the engine. `seed` fixes every random choice of it."""
+    """What a caller hands to the engine. `seed` fixes every random choice of it.
+
+    priority: a lower number goes first; among equals, whoever came first.
+    resume_token_ids: output that the caller has already, from a service that was lost; generation
+        goes on behind it, and what comes is what would have come.
+    queue_deadline_s: when to give up a request that still waits, by the clock of `Engine.expire`.
+    """
 
     request_id: str
     prompt_token_ids: tuple[int, ...]
     params: SamplingParams
     seed: int
+    priority: int = 0
+    resume_token_ids: tuple[int, ...] = ()
+    queue_deadline_s: float = math.inf
 
 
 @dataclass(eq=False)
 class Sequence:
-    """One choice of a request. KV exists for the first `num_computed_tokens` of `token_ids`."""
+    """One choice of a request. KV exists for the first `num_computed_tokens` of `token_ids`.
+
+    num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run: whether
+    it has been in a batch, as a preempted one has.
+    """
 
     seq_id: int
     request: Request
     detokenizer: IncrementalDetokenizer
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
+    num_cached_tokens: int = 0
+    has_run: bool = False
     status: SequenceStatus = SequenceStatus.WAITING
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
     def __post_init__(self) -> None:
-        self.token_ids = list(self.request.prompt_token_ids)
+        self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
 
     @property
     def params(self) -> SamplingParams:
@@ -69,6 +86,24 @@ class Sequence:
     @property
     def num_uncomputed_tokens(self) -> int:
         return self.num_tokens - self.num_computed_tokens
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        """Who goes first, in queue, batch and need of blocks: the lower one."""
+        return self.request.priority, self.seq_id
+
+    @property
+    def admission(self) -> SequenceAdmission:
+        """What a worker has to know of it."""
+        return SequenceAdmission(
+            seq_id=self.seq_id,
+            num_prompt_tokens=self.num_prompt_tokens,
+            temperature=self.params.temperature,
+            top_p=self.params.top_p,
+            top_k=self.params.top_k,
+            seed=self.request.seed,
+            choice=0,
+        )
 
     @property
     def is_decoding(self) -> bool:

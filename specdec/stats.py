@@ -37,14 +37,19 @@ class SpeculationStats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine's load at one moment, and its counters since it started."""
+    """The engine's load at one moment, and its counters since it started.
+
+    num_cached_tokens: prompt tokens whose KV the prefix cache had.
+    """
 
     num_running: int
+    num_decoding: int
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
     num_steps: int
     num_preemptions: int
     num_prompt_tokens: int
+    num_cached_tokens: int
     num_generated_tokens: int
     speculation: SpeculationStats

@@ -45,6 +45,11 @@ class StepRow:
     num_draft_tokens: int
     samples: bool
 
+    @property
+    def end(self) -> int:
+        """Length of the sequence after this step, the drafts included."""
+        return self.num_computed_tokens + len(self.token_ids)
+
 
 @dataclass(frozen=True)
 class StepInput:
@@ -71,3 +76,42 @@ class VerifyOutput:
 
     step_id: int
     rows: tuple[VerifiedRow, ...]
+
+
+@dataclass(frozen=True)
+class DraftRow:
+    """A sequence to draft for: its tokens that the draft model has not run, and how many to add.
+
+    The first token's position is `num_computed_tokens`.
+    """
+
+    seq_id: int
+    num_computed_tokens: int
+    token_ids: tuple[int, ...]
+    num_draft_tokens: int
+
+
+@dataclass(frozen=True)
+class DraftStep(StepInput):
+    """What a draft model does in one step: first `drafts`, which are answered; then `rows`.
+
+    `rows` are chunks of text to catch up on; none of them samples.
+    """
+
+    drafts: tuple[DraftRow, ...]
+
+
+@dataclass(frozen=True)
+class DraftedRow:
+    """The draft of one sequence."""
+
+    seq_id: int
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class DraftOutput:
+    """The drafts of one step, in the order of its `drafts`."""
+
+    step_id: int
+    rows: tuple[DraftedRow, ...]

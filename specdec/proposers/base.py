@@ -11,7 +11,7 @@ from specdec.sequence import Sequence
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A sequence to draft for, and at most how many tokens (never 0)."""
+    """A sequence to draft for, and at most how many tokens (0: none yet, but soon)."""
 
     seq: Sequence
     max_tokens: int

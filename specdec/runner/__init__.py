@@ -1,7 +1,18 @@
-"""Runs the model: one rank's worker, and the seam by which the engine reaches it."""
+"""Runs the models: one rank's workers, and the seams by which engine and proposer reach them."""
 
-from specdec.runner.loading import load_runner
+from specdec.runner.draft_runner import DraftRunner
+from specdec.runner.draft_worker import DraftWorker, LocalDraftWorker
+from specdec.runner.loading import load_draft_runner, load_runner
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.target import LocalTarget, Target
 
-__all__ = ["LocalTarget", "ModelRunner", "Target", "load_runner"]
+__all__ = [
+    "DraftRunner",
+    "DraftWorker",
+    "LocalDraftWorker",
+    "LocalTarget",
+    "ModelRunner",
+    "Target",
+    "load_draft_runner",
+    "load_runner",
+]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdec.config import DTYPES, DTypeName, EngineConfig, ModelConfig
+from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig, ModelConfig
 from specdec.models import load_model
 from specdec.parallel import TensorParallelGroup
+from specdec.runner.draft_runner import DraftRunner
 from specdec.runner.model_runner import ModelRunner
 
 
 def load_runner(
     directory: Path, dtype: DTypeName, config: EngineConfig, group: TensorParallelGroup
 ) -> ModelRunner:
-    """Loads this rank's share of the model and allocates its KV pool."""
+    """Loads this rank's share of the target and allocates its KV pool."""
     model_config = ModelConfig.from_directory(directory)
     model = load_model(
         directory,
@@ -28,5 +29,27 @@ def load_runner(
         group,
         num_blocks=config.num_blocks,
         block_size=config.block_size,
+        vocab_size=model_config.vocab_size,
+    )
+
+
+def load_draft_runner(
+    directory: Path, dtype: DTypeName, limits: DraftLimits, group: TensorParallelGroup
+) -> DraftRunner:
+    """Loads this rank's share of a draft model and allocates its KV pool."""
+    model_config = ModelConfig.from_directory(directory)
+    model = load_model(
+        directory,
+        model_config,
+        group,
+        dtype=DTYPES[dtype],
+        max_model_len=limits.max_model_len,
+        block_size=limits.block_size,
+    )
+    return DraftRunner(
+        model,
+        group,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
         vocab_size=model_config.vocab_size,
     )

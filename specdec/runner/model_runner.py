@@ -1,18 +1,16 @@
-"""One rank's worker: keeps sequence state and KV, runs a step's forward pass and verifies it."""
+"""One rank's worker of the target: runs a step's forward pass and verifies it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.model_input import ModelInput
 from specdec.models import LlamaForCausalLM
 from specdec.parallel import TensorParallelGroup
-from specdec.sampling import SamplingBatch, sample
+from specdec.runner.sequences import SampledToken, SequenceTable
+from specdec.sampling import sample
 from specdec.step import (
     BlockTableDelta,
     SequenceAdmission,
@@ -22,18 +20,6 @@ from specdec.step import (
     VerifyOutput,
 )
 from specdec.verification import verify_coupled
-
-
-@dataclass
-class SequenceState:
-    """What a worker knows of a sequence between steps."""
-
-    admission: SequenceAdmission
-    block_table: list[int] = field(default_factory=list)
-
-    def apply(self, delta: BlockTableDelta) -> None:
-        """Takes over what has changed at the table's end."""
-        self.block_table[delta.start :] = delta.block_ids
 
 
 class ModelRunner:
@@ -54,15 +40,15 @@ class ModelRunner:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache(num_blocks * block_size)
-        self._states: dict[int, SequenceState] = {}
+        self._sequences = SequenceTable(block_size, self.kv_cache.device)
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> VerifyOutput:
         """Runs one step; the same result on every rank."""
-        self._update_states(step)
+        self._sequences.update(step)
         if not step.rows:
             return VerifyOutput(step.step_id, ())
-        hidden = self.model(self._model_input(step.rows), self.kv_cache)
+        hidden = self.model(self._sequences.model_input(step.rows), self.kv_cache)
         return self._verify(step, hidden)
 
     def warm_up(self, num_tokens: int) -> None:
@@ -79,51 +65,20 @@ class ModelRunner:
         self.execute(StepInput(-1, (), (), (), (decode,)))
         self.execute(StepInput(-1, (-1,), (), (), ()))
 
-    def _update_states(self, step: StepInput) -> None:
-        for seq_id in step.released:
-            del self._states[seq_id]
-        for admission in step.admitted:
-            self._states[admission.seq_id] = SequenceState(admission)
-        for delta in step.block_table_deltas:
-            self._states[delta.seq_id].apply(delta)
-
-    def _model_input(self, rows: Many[StepRow]) -> ModelInput:
-        lengths = [len(row.token_ids) for row in rows]
-        positions = np.concatenate(
-            [np.arange(row.num_computed_tokens, _context_len(row)) for row in rows]
-        )
-        tables = self._block_tables(rows)  # [B, M]
-        row_of_token = np.repeat(np.arange(len(rows)), lengths)
-        blocks = tables[row_of_token, positions // self.block_size]
-        return ModelInput(
-            input_ids=torch.tensor([token for row in rows for token in row.token_ids]),
-            positions=torch.from_numpy(positions),
-            slot_mapping=torch.from_numpy(blocks * self.block_size + positions % self.block_size),
-            cu_seqlens_q=tuple(np.cumsum([0, *lengths]).tolist()),
-            context_lens=tuple(_context_len(row) for row in rows),
-            block_tables=torch.from_numpy(tables),
-        )
-
-    def _block_tables(self, rows: Many[StepRow]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-        counts = [-(-_context_len(row) // self.block_size) for row in rows]
-        tables = np.zeros((len(rows), max(counts)), dtype=np.int64)
-        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            tables[index, :count] = self._states[row.seq_id].block_table[:count]
-        return tables
-
     def _verify(self, step: StepInput, hidden: Tensor) -> VerifyOutput:
         """hidden: [T, hidden_size]. Only the last known token and the drafts need logits."""
         rows = [row for row in step.rows if row.samples]
         if not rows:
             return VerifyOutput(step.step_id, ())
         logits = self.model.compute_logits(hidden[_scored_tokens(step.rows)])
-        sampled = sample(
-            logits,
-            self._sampling_batch(rows),
-            self.group,
-            self.model.vocab_slice.start,
-            self.vocab_size,
-        )
+        # Each scored token defines the output token at the position after its own.
+        coming = [
+            SampledToken(row.seq_id, position)
+            for row in rows
+            for position in range(row.end - row.num_draft_tokens, row.end + 1)
+        ]
+        batch = self._sequences.sampling_batch(coming)
+        sampled = sample(logits, batch, self.group, self.model.vocab_slice.start, self.vocab_size)
         drafts = [row.token_ids[len(row.token_ids) - row.num_draft_tokens :] for row in rows]
         verified = verify_coupled(sampled, drafts)
         return VerifyOutput(
@@ -134,36 +89,6 @@ class ModelRunner:
             ),
         )
 
-    def _sampling_batch(self, rows: Many[StepRow]) -> SamplingBatch:
-        """One entry for each scored token: it defines the output token at the next position."""
-        admissions = [
-            self._states[row.seq_id].admission for row in rows for _ in range(_num_scored(row))
-        ]
-        next_positions = [
-            position
-            for row in rows
-            for position in range(_context_len(row) - _num_scored(row) + 1, _context_len(row) + 1)
-        ]
-        return SamplingBatch.from_lists(
-            temperatures=[admission.temperature for admission in admissions],
-            top_k=[admission.top_k for admission in admissions],
-            top_p=[admission.top_p for admission in admissions],
-            seeds=[admission.seed for admission in admissions],
-            choices=[admission.choice for admission in admissions],
-            positions=[
-                position - admission.num_prompt_tokens
-                for position, admission in zip(next_positions, admissions, strict=True)
-            ],
-        )
-
-
-def _context_len(row: StepRow) -> int:
-    return row.num_computed_tokens + len(row.token_ids)
-
-
-def _num_scored(row: StepRow) -> int:
-    return row.num_draft_tokens + 1
-
 
 def _scored_tokens(rows: Many[StepRow]) -> list[int]:
     """Flat indices of the tokens whose logits are needed, in the rows' order."""
@@ -172,5 +97,5 @@ def _scored_tokens(rows: Many[StepRow]) -> list[int]:
     for row in rows:
         end += len(row.token_ids)
         if row.samples:
-            scored.extend(range(end - _num_scored(row), end))
+            scored.extend(range(end - row.num_draft_tokens - 1, end))
     return scored

@@ -6,11 +6,11 @@ import hashlib
 from collections.abc import Sequence as Many
 from pathlib import Path
 
-from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import DraftLimits, EngineConfig, ModelConfig, SpeculativeConfig
 from specdec.engine import Engine, RequestOutput
 from specdec.parallel import TensorParallelGroup
-from specdec.proposers import DraftRequest, Proposal, Proposer
-from specdec.runner import LocalTarget, Target, load_runner
+from specdec.proposers import DraftModelProposer, DraftRequest, Proposal, Proposer
+from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import FinishReason, Request
 from specdec.step import StepInput, VerifiedRow, VerifyOutput
@@ -36,14 +36,27 @@ def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
 
 
 def local_engine(
-    directory: Path, config: EngineConfig, group: TensorParallelGroup | None = None
+    directory: Path,
+    config: EngineConfig,
+    group: TensorParallelGroup | None = None,
+    proposer: Proposer | None = None,
 ) -> Engine:
     """The real engine with the model in this process.
 
     Ranks that are threads each run a whole engine: it has no will of its own, so they agree.
     """
     runner = load_runner(directory, "float32", config, group or TensorParallelGroup())
-    return make_engine(directory, config, LocalTarget(runner))
+    return make_engine(directory, config, LocalTarget(runner), proposer)
+
+
+def draft_model(
+    directory: Path, group: TensorParallelGroup | None = None, **changes: int
+) -> DraftModelProposer:
+    """A proposer whose draft model is in this process, with small limits."""
+    values = {"num_blocks": 200, "block_size": 4, "max_model_len": 160, "max_catch_up_tokens": 16}
+    limits = DraftLimits(**{**values, **changes})
+    runner = load_draft_runner(directory, "float32", limits, group or TensorParallelGroup())
+    return DraftModelProposer(LocalDraftWorker(runner), limits)
 
 
 def make_engine(
