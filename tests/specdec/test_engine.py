@@ -1,5 +1,7 @@
 """The engine on a target without a model: exact tokens, exact counts, nothing lost."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -237,6 +239,116 @@ def test_as_many_as_run_and_wait_and_no_more(tiny_model_dir, target):
     engine.add(request("d", PROMPT))
 
 
+def test_a_shared_prefix_is_computed_once(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    system = [10 + i % 5 for i in range(40)]
+    prompts = {"a": [*system, 10, 11], "b": [*system, 12, 13], "c": [*system, 14]}
+    for name, prompt in prompts.items():
+        said = run(engine, [request(name, prompt)])[name]
+        assert said.token_ids == target.continuation(prompt, 24)
+    assert engine.stats().num_cached_tokens == 80
+    rows = [row for step in target.steps for row in step.rows]
+    assert sum(row.num_computed_tokens == 0 for row in rows) == 1
+
+
+def test_what_was_generated_is_a_prefix_for_the_next_turn(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    first = run(engine, [request("a", PROMPT)])["a"]
+    history = [*PROMPT, *first.token_ids, 12]
+    run(engine, [request("b", history)])
+    # The last token's KV was never computed, and only whole blocks of 4 are kept.
+    assert engine.stats().num_cached_tokens == (len(history) - 2) // 4 * 4
+
+
+def test_without_prefix_caching_nothing_is_found(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3, enable_prefix_caching=False), target)
+    for name in "ab":
+        said = run(engine, [request(name, PROMPT * 4)])[name]
+        assert said.token_ids == target.continuation(PROMPT * 4, 24)
+    assert engine.stats().num_cached_tokens == 0
+
+
+def test_lower_priority_numbers_go_first(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_num_seqs=1), target)
+    ended = []
+    for name, priority in {"late": 5, "normal": 0, "urgent": -5, "also normal": 0}.items():
+        engine.add(replace(request(name, PROMPT, max_tokens=2), priority=priority))
+    while engine.has_work:
+        ended += [output.request_id for output in engine.step() if output.finish_reason]
+    assert ended == ["urgent", "normal", "also normal", "late"]
+
+
+def test_the_least_urgent_is_preempted(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(num_blocks=40), target)
+    for name, priority in {"first": 1, "second": 0}.items():
+        engine.add(replace(request(name, [11] * 60, max_tokens=60), priority=priority))
+    ended = []
+    while engine.has_work:
+        ended += [output.request_id for output in engine.step() if output.finish_reason]
+    assert ended == ["second", "first"]
+    assert engine.stats().num_preemptions > 0
+
+
+def test_only_requests_that_never_ran_expire(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_num_seqs=1), target)
+    for name in ("running", "waiting", "patient"):
+        engine.add(replace(request(name, PROMPT), queue_deadline_s=10.0))
+        engine.step()
+    engine.add(replace(request("new", PROMPT), queue_deadline_s=20.0))
+    assert engine.expire(9.9) == []
+    assert engine.expire(10.0) == ["waiting", "patient"]
+    assert engine.stats().num_waiting == 1
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("num_known", [1, 5, 23])
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+def test_a_resumed_request_says_what_was_left(tiny_model_dir, target, num_known, num_draft_tokens):
+    whole = run(make_engine(tiny_model_dir, engine_config(0), target), [request("r", PROMPT)])["r"]
+    known = tuple(whole.token_ids[:num_known])
+    new_target = HashTarget(block_size=4, vocab_size=VOCAB_SIZE)
+    engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), new_target)
+    rest = run(engine, [replace(request("r", PROMPT), resume_token_ids=known)])["r"]
+    assert [*known, *rest.token_ids] == whole.token_ids
+    assert rest.last.num_output_tokens == 24
+    # The text that was given out with the known tokens is not given out again.
+    assert whole.text.endswith(rest.text)
+    assert len(rest.text) < len(whole.text)
+
+
+@pytest.mark.parametrize(
+    ("resumed", "message"),
+    [
+        ((11,) * 24, "resume_token_ids is '24 tokens'; it must be fewer than the 24"),
+        ((11, 383), r"resume_token_ids\[1\] is 383"),
+        ((2, 11), "resume_token_ids .* number 0 ends the text"),
+    ],
+)
+def test_output_that_cannot_be_resumed_is_refused(tiny_model_dir, target, resumed, message):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    with pytest.raises(InvalidValueError, match=message):
+        engine.add(replace(request("r", PROMPT, ignore_eos=False), resume_token_ids=resumed))
+    assert not engine.has_work
+
+
+def test_a_target_that_is_replaced_loses_no_token(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3 + 7 * i)] for i in range(6)}
+    said = {name: Transcript() for name in prompts}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt))
+    for _ in range(6):
+        for output in engine.step():
+            said[output.request_id].add(output)
+    engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
+    while engine.has_work:
+        for output in engine.step():
+            said[output.request_id].add(output)
+        engine.check_integrity()
+    for name, prompt in prompts.items():
+        assert said[name].token_ids == target.continuation(prompt, 24)
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Requests come, go and are aborted in any order; the pool is too small for all of them."""
 
@@ -269,6 +381,10 @@ class EngineMachine(RuleBasedStateMachine):
             request(name, self.prompts[name], max_tokens=max_tokens, speculation=speculation)
         )
         return name
+
+    @rule()
+    def lose_the_target(self) -> None:
+        self.engine.replace_target(HashTarget(4, VOCAB_SIZE))
 
     @rule(name=consumes(requests))
     def abort(self, name: str) -> None:
