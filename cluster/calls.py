@@ -14,12 +14,17 @@ Prompt = str | tuple[int, ...] | Chat
 
 @dataclass(frozen=True)
 class GenerateCall:
-    """A completion that is asked for. Empty `model`: the loaded one. Empty `request_id`: any."""
+    """A completion that is asked for. Empty `model`: the loaded one. Empty `request_id`: any.
+
+    priority, resume_token_ids: as in specdec.sequence.Request.
+    """
 
     model: str
     prompt: Prompt
     params: SamplingParams
     request_id: str
+    priority: int = 0
+    resume_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -76,10 +76,14 @@ def show_version() -> None:
 def _setting_flags(command: _Command) -> _Command:
     """One flag for each field of ServeConfig, which says what it means and what it may be."""
     for name, setting in reversed(settings().items()):
-        limit = setting.limit
+        limit, flag = setting.limit, name.replace("_", "-")
+        if limit.kind is bool:
+            command = click.option(f"--{flag}/--no-{flag}", default=None, help=setting.help)(
+                command
+            )
+            continue
         kind = click.Choice(limit.options) if limit.options else limit.kind
-        flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, type=kind, help=setting.help)(command)
+        command = click.option(f"--{flag}", type=kind, help=setting.help)(command)
     return command
 
 

@@ -24,6 +24,7 @@ MAX_TEXT_CHARS = 1_000_000
 MAX_TOKEN_IDS = 1_000_000
 MAX_CHAT_MESSAGES = 1_000
 MAX_REQUEST_ID_CHARS = 128
+MAX_PRIORITY = 1_000
 
 _METHOD_SPELLINGS: dict[str, str] = {
     name: f"SPECULATION_METHOD_{name.upper()}" for name in SPECULATION_METHODS
@@ -38,6 +39,8 @@ def decode_generate(request: pb.GenerateRequest) -> GenerateCall:
         prompt=_decode_prompt(request),
         params=_decode_params(request.sampling, request.speculation),
         request_id=_decode_request_id(request.request_id),
+        priority=_decode_priority(request.priority),
+        resume_token_ids=_decode_resumed(request),
     )
 
 
@@ -124,6 +127,24 @@ def _decode_prompt(request: pb.GenerateRequest) -> Prompt:
             return _decode_chat(request.chat)
         case _:
             raise InvalidValueError("prompt", None, "a text, token_ids or a chat")
+
+
+def _decode_priority(priority: int) -> int:
+    if abs(priority) > MAX_PRIORITY:
+        limit = f"from -{MAX_PRIORITY} to {MAX_PRIORITY}"
+        raise InvalidValueError("priority", priority, limit)
+    return priority
+
+
+def _decode_resumed(request: pb.GenerateRequest) -> tuple[int, ...]:
+    """Without the seed that was used, what follows would not be what would have come."""
+    resumed, sampling = tuple(request.resume_token_ids), request.sampling
+    _require_length("resume_token_ids", len(resumed), 0, MAX_TOKEN_IDS, "tokens")
+    is_greedy = sampling.HasField("temperature") and sampling.temperature == 0
+    if resumed and not sampling.HasField("seed") and not is_greedy:
+        limit = "given with resume_token_ids, unless temperature is 0"
+        raise InvalidValueError("seed", None, limit)
+    return resumed
 
 
 def _decode_text(text: str, *, min_chars: int) -> str:

@@ -12,8 +12,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -36,7 +36,7 @@ class Limit:
 
     text: str
     accepts: Callable[[object], bool]
-    kind: type[int | float | str] = str
+    kind: type[int | float | str | bool] = str
     options: tuple[str, ...] = ()
 
 
@@ -71,6 +71,7 @@ def _is_speculation(value: object) -> bool:
 
 _POSITIVE = Limit("a number above 0", _is_positive, kind=float)
 _TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+_BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 _FILE = _optional(Limit("the path of a file that exists", _is_file))
 _SPECULATION = Limit("a mapping, or none to turn speculation off", _is_speculation)
 
@@ -137,6 +138,12 @@ class ServeConfig:
     block_size: int = _setting(16, _whole_number(1, 1024), "Tokens in a block of the KV cache")
     max_queue_len: int = _setting(
         256, _whole_number(0, 1_000_000), "Most requests that wait; one more is refused"
+    )
+    queue_timeout_s: float = _setting(
+        60.0, _POSITIVE, "Seconds that a request may wait before it is refused"
+    )
+    enable_prefix_caching: bool = _setting(
+        True, _BOOLEAN, "Whether the KV of a prompt's beginning is used again for the next one"
     )
     kv_cache_memory_gib: float | None = _setting(
         None,
@@ -288,11 +295,22 @@ def _read_speculation(value: object) -> SpeculativeConfig | None:
         raise InvalidValueError("speculative_config", value, _SPECULATION.text)
     known = [each.name for each in fields(SpeculativeConfig)]
     _refuse_unknown("speculative_config key", mapping, known)
-    for name, count in mapping.items():
-        # Their ranges are SpeculativeConfig's own affair.
-        if name != "method" and type(count) is not int:
-            raise InvalidValueError(f"speculative_config.{name}", count, "a whole number")
+    types = get_type_hints(SpeculativeConfig)
+    for name, value in mapping.items():
+        _require_type(f"speculative_config.{name}", value, types[name])
     return SpeculativeConfig(**mapping)
+
+
+def _require_type(name: str, value: object, expected: Any) -> None:
+    """Only the kind of value is judged here; its range is SpeculativeConfig's own affair."""
+    allowed = get_args(expected) if get_origin(expected) is UnionType else (expected,)
+    kinds = {str if get_origin(each) is Literal else each for each in allowed}
+    if float in kinds:
+        kinds.add(int)
+    if type(value) not in kinds:  # to isinstance, True is an int
+        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        wanted = next(text for kind, text in words.items() if kind in kinds)
+        raise InvalidValueError(name, value, wanted)
 
 
 def _parse_json(text: str) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -14,10 +13,10 @@ from ray.serve.config import gRPCOptions
 from cluster.config import ServeConfig
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
-from cluster.resources import CPUS_PER_ROUTER, CPUS_PER_SHARD
+from cluster.models import ModelDirectories
+from cluster.resources import CPUS_PER_ROUTER, placement_bundles
 from cluster.router import Router
 from cluster.servicers import InferenceServicer
-from specdec.errors import TargetFailedError
 
 APPLICATION = "specdec"
 
@@ -41,10 +40,10 @@ class RouterReplica(InferenceServicer):
     """One replica. It is made, and so reachable through Serve, only once the model is warm."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Mapping[str, Any], model_directory: str
+        self, config: Mapping[str, Any], directories: ModelDirectories
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
-        router = Router(serve_config, Path(model_directory))
+        router = Router(serve_config, directories)
         super().__init__(router)
         self._ingress = (
             EmbeddedIngress(router, serve_config) if serve_config.ingress == "embedded" else None
@@ -56,13 +55,12 @@ class RouterReplica(InferenceServicer):
             await self._ingress.set_ready(True)
 
     async def check_health(self) -> None:
-        """Asked by Serve; raises once the target is lost, which has the replica replaced."""
+        """Asked by Serve; raises once the target is lost for good, and the replica is replaced."""
         try:
-            await self.router.check_target()
-        except TargetFailedError:
+            await self.router.check_models()
+        finally:
             if self._ingress is not None:
-                await self._ingress.set_ready(False)
-            raise
+                await self._ingress.set_ready(self.router.is_ready)
 
     async def __del__(self) -> None:
         """Called by Serve when the replica stops."""
@@ -71,25 +69,23 @@ class RouterReplica(InferenceServicer):
             await self._ingress.close()
 
 
-def make_application(config: ServeConfig, model_directory: Path) -> serve.Application:
+def make_application(config: ServeConfig, directories: ModelDirectories) -> serve.Application:
     """The deployment, bound to a configuration, with the resources of a replica declared.
 
-    The first bundle is the Router's, the second holds every shard, and all are on one node: the
-    ranks meet in a file.
+    The bundles are packed on as few nodes as they fit; each holds its ranks on one.
     """
-    shards = {"CPU": CPUS_PER_SHARD * config.tensor_parallel_size}
     replica = serve.ingress(_serve_app)(RouterReplica)
     deployment = serve.deployment(replica).options(
         name="Router",
         ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
-        placement_group_bundles=[{"CPU": CPUS_PER_ROUTER}, shards],
-        placement_group_strategy="STRICT_PACK",
+        placement_group_bundles=placement_bundles(config),
+        placement_group_strategy="PACK",
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         graceful_shutdown_timeout_s=_STOP_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return deployment.bind(config.to_mapping(), str(model_directory))
+    return deployment.bind(config.to_mapping(), directories)
 
 
 def grpc_options(config: ServeConfig) -> gRPCOptions:

@@ -7,12 +7,14 @@ import itertools
 import logging
 import queue
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from specdec.engine import Engine, RequestOutput
-from specdec.errors import NotReadyError, TargetFailedError
+from specdec.errors import NotReadyError, OverloadedError, TargetFailedError
+from specdec.runner import Target
 from specdec.sequence import Request
 from specdec.stats import EngineStats
 
@@ -34,11 +36,19 @@ class EngineLoop:
 
     The engine is touched by its thread alone. Commands reach it through a queue, on which the
     thread sleeps while there is nothing to do. Outputs of a step reach the event loop together.
+
+    When the target is lost, streams pause while another is made, and then go on.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        """Must be made on the event loop that will read the streams. Starts the thread."""
+    def __init__(self, engine: Engine, remake_target: Callable[[], Target] | None = None) -> None:
+        """Must be made on the event loop that will read the streams. Starts the thread.
+
+        remake_target: called on a thread of its own; raises when no target can be had any more.
+            None: the engine ends with its target.
+        """
         self._engine = engine
+        self._remake_target = remake_target
+        self._is_recovering = False
         self._event_loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
@@ -52,6 +62,19 @@ class EngineLoop:
     def failure(self) -> TargetFailedError | None:
         """Why the engine stopped for good; None while it runs."""
         return self._failure
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether streams are paused because the target is being made again."""
+        return self._is_recovering
+
+    async def recover(self, error: TargetFailedError) -> None:
+        """Tells the loop that the target is lost, for when no step has noticed."""
+        await self._call(lambda: self._recover(error))
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs a function on the engine's thread, between two steps."""
+        return await self._call(function)
 
     async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request's outputs, one a step. Leaving the stream early aborts the request.
@@ -87,7 +110,6 @@ class EngineLoop:
         self._fail_streams(NotReadyError("the service is shutting down"))
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """Runs a function on the engine's thread, between two steps."""
         if self._closed:
             raise NotReadyError("the service is shutting down")
         result: asyncio.Future[T] = self._event_loop.create_future()
@@ -96,27 +118,68 @@ class EngineLoop:
 
     def _run(self) -> None:
         while self._run_commands():
-            if self._failure is None and self._engine.has_work:
+            if self._has_step_to_run:
                 self._step()
+
+    @property
+    def _has_step_to_run(self) -> bool:
+        is_able = self._failure is None and not self._is_recovering
+        return is_able and self._engine.has_work
 
     def _step(self) -> None:
         try:
+            self._expire()
             outputs = self._engine.step()
-        except Exception as error:
+        except TargetFailedError as error:
+            self._recover(error)
+        except Exception:
             logger.exception("the engine stopped")
-            self._failure = (
-                error if isinstance(error, TargetFailedError) else TargetFailedError("engine error")
-            )
-            self._event_loop.call_soon_threadsafe(self._fail_streams, self._failure)
+            self._give_up(TargetFailedError("engine error"))
         else:
             self._event_loop.call_soon_threadsafe(self._deliver, outputs)
+
+    def _expire(self) -> None:
+        expired = self._engine.expire(time.monotonic())
+        if expired:
+            self._event_loop.call_soon_threadsafe(self._refuse, expired)
+
+    def _recover(self, error: TargetFailedError) -> None:
+        if self._is_recovering or self._failure is not None:
+            return
+        if self._remake_target is None:
+            self._give_up(error)
+            return
+        logger.warning("streams pause: %s", error)
+        self._is_recovering = True
+        threading.Thread(target=self._make_target, name="recovery", daemon=True).start()
+
+    def _make_target(self) -> None:
+        """Runs on a thread of its own, so that requests can come and go meanwhile."""
+        assert self._remake_target is not None
+        try:
+            target = self._remake_target()
+        except Exception as error:
+            failure = TargetFailedError(f"the target could not be started again: {error}")
+            self._commands.put(_Command(lambda: self._give_up(failure)))
+        else:
+            self._commands.put(_Command(lambda: self._resume(target)))
+
+    def _resume(self, target: Target) -> None:
+        self._engine.replace_target(target)
+        self._is_recovering = False
+        logger.warning("streams go on with a new target")
+
+    def _give_up(self, failure: TargetFailedError) -> None:
+        logger.error("the engine ends: %s", failure)
+        self._failure = failure
+        self._is_recovering = False
+        self._event_loop.call_soon_threadsafe(self._fail_streams, failure)
 
     def _run_commands(self) -> bool:
         """Runs what is queued, waiting for it when there is no other work; False to stop."""
         while True:
-            idle = self._failure is not None or not self._engine.has_work
             try:
-                command = self._commands.get(block=idle)
+                command = self._commands.get(block=not self._has_step_to_run)
             except queue.Empty:
                 return True
             if command is None:
@@ -138,6 +201,12 @@ class EngineLoop:
             stream = self._streams.get(output.request_id)
             if stream is not None:  # else its reader has left, and the abort is on its way
                 stream.put_nowait(output)
+
+    def _refuse(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            stream = self._streams.get(request_id)
+            if stream is not None:
+                stream.put_nowait(OverloadedError("the request waited longer than it may"))
 
     def _fail_streams(self, error: Exception) -> None:
         for stream in self._streams.values():

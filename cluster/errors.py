@@ -10,6 +10,7 @@ from types import MappingProxyType
 from grpc import StatusCode
 
 from specdec.errors import (
+    DraftFailedError,
     InvalidValueError,
     ModelNotFoundError,
     NotReadyError,
@@ -53,6 +54,7 @@ _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
         NotReadyError: _Rule(StatusCode.UNAVAILABLE, 503),
         # Its text quotes what a shard raised.
         TargetFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
+        DraftFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
         OutOfMemoryError: _SETUP,
         ModelNotFoundError: _SETUP,
         UnsupportedModelError: _SETUP,

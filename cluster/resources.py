@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 from cluster.config import ServeConfig
-from specdec.config import DTYPES, EngineConfig, ModelConfig, require_range
+from specdec.config import DTYPES, DraftLimits, EngineConfig, ModelConfig, require_range
 from specdec.errors import InvalidValueError, OutOfMemoryError
 
-CPUS_PER_SHARD = 0.5
+CPUS_PER_SHARD = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
 
-CPUS_PER_ROUTER = 0.5
+CPUS_PER_ROUTER = 0.2
+CPUS_PER_CONTROL_PLANE = 0.1
+
+TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
+"""Indices into the placement group of a replica, whose first bundle is the Router's."""
 
 _MIB, _GIB = 2**20, 2**30
 _PROCESS_BYTES = 350 * _MIB
@@ -47,42 +52,105 @@ def threads_per_shard(tensor_parallel_size: int) -> int:
     return max(1, available_cpus() // tensor_parallel_size)
 
 
-def check_tensor_parallel_size(size: int, model: ModelConfig, num_cpus: int) -> None:
-    """Raises InvalidValueError unless the model can be divided so and the machine bears it."""
-    by_machine = int((num_cpus - CPUS_PER_ROUTER) / CPUS_PER_SHARD)
-    limit = min(by_machine, model.num_heads)
+def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
+    """What a replica reserves, by the indices above. A bundle is always on one node."""
+    bundles = [
+        {"CPU": CPUS_PER_ROUTER},
+        {"CPU": CPUS_PER_SHARD * config.tensor_parallel_size},
+    ]
+    speculation = config.speculative_config
+    if speculation is not None and speculation.method == "draft_model":
+        bundles.append({"CPU": CPUS_PER_SHARD * speculation.draft_tensor_parallel_size})
+    return bundles
+
+
+def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
+    """Raises InvalidValueError unless the models can be divided so and the machine bears it."""
+    by_machine = int((num_cpus - CPUS_PER_ROUTER - CPUS_PER_CONTROL_PLANE) / CPUS_PER_SHARD)
+    field, size = "tensor_parallel_size", config.tensor_parallel_size
+    _check_size(field, size, models.target, by_machine, num_cpus)
+    if models.draft is not None and config.speculative_config is not None:
+        field = "speculative_config.draft_tensor_parallel_size"
+        draft_size = config.speculative_config.draft_tensor_parallel_size
+        _check_size(field, draft_size, models.draft, by_machine - size, num_cpus)
+
+
+def _check_size(
+    field: str, size: int, model: ModelConfig, num_ranks_left: int, num_cpus: int
+) -> None:
+    limit = min(num_ranks_left, model.num_heads)
     if size > limit:
         reason = (
             f"from 1 to {limit}: the model has {model.num_heads} attention heads, and this machine "
-            f"of {num_cpus} cores bears {by_machine} ranks"
+            f"of {num_cpus} cores bears {num_ranks_left} ranks of it"
         )
-        raise InvalidValueError("tensor_parallel_size", size, reason)
+        raise InvalidValueError(field, size, reason)
 
 
-def engine_config(config: ServeConfig, model: ModelConfig, available_bytes: int) -> EngineConfig:
-    """The engine's limits, with everything that was left open decided.
+@dataclass(frozen=True)
+class Models:
+    """The shapes of the target and, where one drafts, of the draft model."""
 
+    target: ModelConfig
+    draft: ModelConfig | None = None
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The limits of the engine and of the draft model, which share a machine's memory."""
+
+    engine: EngineConfig
+    draft: DraftLimits | None
+
+
+def memory_plan(config: ServeConfig, models: Models, available_bytes: int) -> MemoryPlan:
+    """Everything that was left open decided.
+
+    The draft model's pool has as many blocks as the target's: whatever runs fits into both.
     Raises InvalidValueError for a context longer than the model's, and OutOfMemoryError when the
-    weights, the processes and the KV pool do not fit in `available_bytes`.
+    weights, the processes and the KV pools do not fit in `available_bytes`.
     """
+    model = models.target
     max_model_len = config.max_model_len or model.max_position_embeddings
     require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
-    block_bytes = config.block_size * model.kv_bytes_per_token(
-        DTYPES[config.dtype], config.tensor_parallel_size
-    )
+    block_bytes = config.block_size * _kv_bytes_per_token(config, models)
     blocks_of_longest = -(-max_model_len // config.block_size)
-    free_bytes = available_bytes - _bytes_without_kv(config, model)
+    free_bytes = available_bytes - _bytes_without_kv(config, models)
     num_blocks = _num_blocks(config, block_bytes, blocks_of_longest, free_bytes)
     _check_memory(num_blocks, block_bytes, blocks_of_longest, free_bytes, available_bytes)
-    return EngineConfig(
+    engine = EngineConfig(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queue_len=config.max_queue_len,
+        enable_prefix_caching=config.enable_prefix_caching,
         speculation=config.speculative_config,
     )
+    return MemoryPlan(engine, _draft_limits(engine, models.draft))
+
+
+def _draft_limits(engine: EngineConfig, draft: ModelConfig | None) -> DraftLimits | None:
+    if draft is None or engine.speculation is None:
+        return None
+    own_limit = engine.speculation.max_model_len or draft.max_position_embeddings
+    return DraftLimits(
+        num_blocks=engine.num_blocks,
+        block_size=engine.block_size,
+        max_model_len=min(engine.max_model_len, own_limit, draft.max_position_embeddings),
+        max_catch_up_tokens=engine.max_num_batched_tokens,
+    )
+
+
+def _kv_bytes_per_token(config: ServeConfig, models: Models) -> int:
+    """Of both models on all their ranks."""
+    dtype, speculation = DTYPES[config.dtype], config.speculative_config
+    kv_bytes = models.target.kv_bytes_per_token(dtype, config.tensor_parallel_size)
+    if models.draft is not None and speculation is not None:
+        size = speculation.draft_tensor_parallel_size
+        kv_bytes += models.draft.kv_bytes_per_token(dtype, size)
+    return kv_bytes
 
 
 def _num_blocks(
@@ -117,9 +185,14 @@ def _check_memory(
         )
 
 
-def _bytes_without_kv(config: ServeConfig, model: ModelConfig) -> int:
-    weights = model.num_parameters * DTYPES[config.dtype].itemsize
-    return weights + (config.tensor_parallel_size + 1) * _PROCESS_BYTES
+def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
+    itemsize, speculation = DTYPES[config.dtype].itemsize, config.speculative_config
+    num_processes = config.tensor_parallel_size + 1
+    weights = models.target.num_parameters * itemsize
+    if models.draft is not None and speculation is not None:
+        num_processes += speculation.draft_tensor_parallel_size
+        weights += models.draft.num_parameters * itemsize
+    return weights + num_processes * _PROCESS_BYTES
 
 
 def _reclaimable_bytes() -> int:

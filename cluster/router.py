@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -14,11 +15,22 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.calls import DetokenizeCall, GenerateCall, Prompt, TokenizeCall
 from cluster.config import ServeConfig
+from cluster.draft_group import DraftGroup
+from cluster.draft_supervisor import DraftSupervisor
 from cluster.engine_loop import EngineLoop
-from cluster.resources import available_memory_bytes, engine_config, threads_per_shard
-from cluster.target_group import ShardGroup, TargetSpec
+from cluster.models import ModelDirectories
+from cluster.resources import (
+    DRAFT_BUNDLE,
+    TARGET_BUNDLE,
+    available_memory_bytes,
+    memory_plan,
+    threads_per_shard,
+)
+from cluster.shard_group import GroupSpec
+from cluster.target_group import TargetGroup
+from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo
-from specdec.config import ModelConfig
+from specdec.config import DraftLimits, EngineConfig
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.sequence import Request
@@ -36,63 +48,100 @@ class Generation:
 
 
 class Router:
-    """Owns an engine and the shards it drives. Not ready until `start` has returned."""
+    """Owns an engine and the models it drives. Not ready until `start` has returned."""
 
-    def __init__(self, config: ServeConfig, model_directory: Path) -> None:
+    def __init__(self, config: ServeConfig, directories: ModelDirectories) -> None:
         self.config = config
-        self._directory = model_directory
-        self._model = ModelConfig.from_directory(model_directory)
-        self._engine_config = engine_config(config, self._model, available_memory_bytes())
-        self._tokenizer = Tokenizer(model_directory)
-        self._shards: ShardGroup | None = None
+        self._directories = directories
+        models = directories.configs()
+        self._model = models.target
+        self._plan = memory_plan(config, models, available_memory_bytes())
+        self._tokenizer = Tokenizer(directories.target)
+        self._target: TargetSupervisor | None = None
+        self._draft: DraftSupervisor | None = None
         self._loop: EngineLoop | None = None
 
     async def start(self, placement: PlacementGroup | None) -> None:
-        """Starts the shards, warms them up and begins to serve. Raises what loading raises."""
-        config = self.config
-        spec = TargetSpec(
-            model_directory=self._directory,
-            dtype=config.dtype,
-            tensor_parallel_size=config.tensor_parallel_size,
-            engine=self._engine_config,
-            num_threads=threads_per_shard(config.tensor_parallel_size),
-            transport=None if config.transport == "auto" else config.transport,
-            step_timeout_s=config.step_timeout_s,
+        """Starts the models, warms them up and begins to serve. Raises what loading raises."""
+        draft = asyncio.create_task(asyncio.to_thread(self._start_draft, placement))
+        try:
+            self._target = await asyncio.to_thread(self._start_target, placement)
+        finally:
+            self._draft = await draft
+        engine = Engine(
+            self._plan.engine, self._model, self._target.current, self._tokenizer, self._draft
         )
-        self._shards = await asyncio.to_thread(ShardGroup, spec, placement)
-        self._loop = EngineLoop(
-            Engine(self._engine_config, self._model, self._shards, self._tokenizer)
-        )
-        logger.info("ready: %s with %s", config.served_model_name, self._engine_config)
+        self._loop = EngineLoop(engine, self._target.remake)
+        logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
 
     @property
     def is_ready(self) -> bool:
         """Whether requests are answered now."""
-        return self._loop is not None and self._loop.failure is None
+        loop = self._loop
+        return loop is not None and loop.failure is None and not loop.is_recovering
 
     @property
     def failure(self) -> TargetFailedError | None:
         """Why the engine is lost; None while it is not."""
         return None if self._loop is None else self._loop.failure
 
-    async def check_target(self) -> None:
-        """Raises TargetFailedError once the target is lost, whether or not a step noticed."""
-        if self.failure is not None:
-            raise self.failure
-        if self._shards is not None and self._loop is not None:
-            await asyncio.to_thread(self._shards.check_alive)
+    async def check_models(self) -> None:
+        """Has a worker that died unnoticed replaced. Raises TargetFailedError if none can be."""
+        if self._loop is None or self._target is None:
+            return
+        if self._loop.failure is not None:
+            raise self._loop.failure
+        if self._loop.is_recovering:
+            return
+        if self._draft is not None:
+            await self._loop.call(self._draft.check)
+        try:
+            await asyncio.to_thread(self._target.current.check_alive)
+        except TargetFailedError as error:
+            await self._loop.recover(error)
+
+    async def close(self) -> None:
+        """Ends the engine and the models; streams still open end with an error."""
+        if self._loop is not None:
+            await self._loop.close()
+        if self._draft is not None:
+            await asyncio.to_thread(self._draft.close)
+        if self._target is not None:
+            await asyncio.to_thread(self._target.close)
+
+    def _start_target(self, placement: PlacementGroup | None) -> TargetSupervisor:
+        size = self.config.tensor_parallel_size
+        spec = self._group_spec("target", self._directories.target, size, self._plan.engine)
+        return TargetSupervisor(lambda: TargetGroup(spec, placement))
+
+    def _start_draft(self, placement: PlacementGroup | None) -> DraftSupervisor | None:
+        limits, speculation = self._plan.draft, self.config.speculative_config
+        if limits is None or speculation is None:
+            return None
+        directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
+        assert directory is not None, "a plan for a draft model that is nowhere"
+        spec = self._group_spec("draft model", directory, size, limits)
+        return DraftSupervisor(lambda: DraftGroup(spec, placement), limits)
+
+    def _group_spec(
+        self, name: str, directory: Path, size: int, limits: EngineConfig | DraftLimits
+    ) -> GroupSpec:
+        return GroupSpec(
+            name=name,
+            model_directory=directory,
+            dtype=self.config.dtype,
+            tensor_parallel_size=size,
+            limits=limits,
+            num_threads=threads_per_shard(size),
+            bundle_index=TARGET_BUNDLE if isinstance(limits, EngineConfig) else DRAFT_BUNDLE,
+            transport=None if self.config.transport == "auto" else self.config.transport,
+            step_timeout_s=self.config.step_timeout_s,
+        )
 
     @property
     def max_model_len(self) -> int:
         """Most tokens of a sequence."""
-        return self._engine_config.max_model_len
-
-    async def close(self) -> None:
-        """Ends the engine and the shards; streams still open end with an error."""
-        if self._loop is not None:
-            await self._loop.close()
-        if self._shards is not None:
-            await asyncio.to_thread(self._shards.close)
+        return self._plan.engine.max_model_len
 
     async def generate(self, call: GenerateCall) -> Generation:
         """Begins a request. Its outputs raise what the engine has against it."""
@@ -105,6 +154,9 @@ class Router:
             prompt_token_ids=await self._encode(call.prompt),
             params=call.params,
             seed=seed,
+            priority=call.priority,
+            resume_token_ids=call.resume_token_ids,
+            queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
         return Generation(seed, self._loop.generate(request))
 

@@ -11,20 +11,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 import psutil
 
 from cluster.config import ServeConfig, address_of
-from cluster.resources import (
-    available_cpus,
-    available_memory_bytes,
-    check_tensor_parallel_size,
-    engine_config,
-)
-from specdec.config import ModelConfig
+from cluster.models import ModelDirectories, resolve_models
+from cluster.resources import available_cpus, available_memory_bytes, check_ranks, memory_plan
 from specdec.errors import SpecdecError
-from specdec.models.store import resolve
 
 Report = Callable[[str], None]
 
@@ -66,13 +59,13 @@ def running_service(config: ServeConfig, report: Report) -> Iterator[None]:
     started_at = time.monotonic()
     for port in (config.grpc_port, config.http_port):
         _require_free_port(config.host, port)
-    directory = resolve(config.model, progress=report)
-    _check_resources(config, directory)
+    directories = resolve_models(config, report)
+    _check_resources(config, directories)
     report("starting Ray")
     try:
         _start_ray(config)
         report(f"loading {config.served_model_name} on {config.tensor_parallel_size} rank(s)")
-        _deploy(config, directory)
+        _deploy(config, directories)
         report(_how_to_call(config, time.monotonic() - started_at))
         yield
     finally:
@@ -98,11 +91,11 @@ def _require_free_port(host: str, port: int) -> None:
             raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
-def _check_resources(config: ServeConfig, directory: Path) -> None:
+def _check_resources(config: ServeConfig, directories: ModelDirectories) -> None:
     """Finds out here what the Router would only find out after half a minute."""
-    model = ModelConfig.from_directory(directory)
-    check_tensor_parallel_size(config.tensor_parallel_size, model, available_cpus())
-    engine_config(config, model, available_memory_bytes())
+    models = directories.configs()
+    check_ranks(config, models, available_cpus())
+    memory_plan(config, models, available_memory_bytes())
 
 
 def _start_ray(config: ServeConfig) -> None:
@@ -133,13 +126,13 @@ def _start_ray(config: ServeConfig) -> None:
     )
 
 
-def _deploy(config: ServeConfig, directory: Path) -> None:
+def _deploy(config: ServeConfig, directories: ModelDirectories) -> None:
     from ray import serve
 
     from cluster.deployment import APPLICATION, make_application
 
     try:
-        serve.run(make_application(config, directory), name=APPLICATION, route_prefix="/")
+        serve.run(make_application(config, directories), name=APPLICATION, route_prefix="/")
     except RuntimeError as error:
         raise StartupError(f"the Router did not start: {_failure_reason()}") from error
 

@@ -1,4 +1,4 @@
-"""The actor that holds one tensor-parallel rank of the target model."""
+"""The actors that hold one tensor-parallel rank of the target, or of the draft model."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from cluster import wire
 from cluster.transport import Endpoint, Listener, Transport
-from specdec.config import DTypeName, EngineConfig
+from specdec.config import DraftLimits, DTypeName, EngineConfig
 from specdec.parallel import TensorParallelGroup
-from specdec.runner import ModelRunner, load_runner
+from specdec.runner import DraftRunner, ModelRunner, load_draft_runner, load_runner
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +28,7 @@ _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 class ShardSpec:
     """What a rank needs to know to become part of its group.
 
+    limits: the engine's for a target, DraftLimits for a draft model.
     rendezvous: a file that the ranks of one group share; they are always on one node.
     num_threads: threads of this rank's tensor operations.
     """
@@ -36,12 +37,12 @@ class ShardSpec:
     size: int
     model_directory: Path
     dtype: DTypeName
-    engine: EngineConfig
+    limits: EngineConfig | DraftLimits
     rendezvous: Path
     num_threads: int
 
 
-class TargetShard:
+class _Shard:
     """One rank. It runs the steps that arrive on its socket, in order, until told to stop."""
 
     def __init__(self, spec: ShardSpec) -> None:
@@ -60,41 +61,78 @@ class TargetShard:
     def run(self) -> None:
         """Joins the group, loads, warms up, and serves steps until the stop message.
 
-        Rank 0 answers each step; any rank reports its errors. All in one thread: OpenMP keeps a
-        pool for each thread that asks for work, and lets pools beyond the cores wait asleep.
+        Rank 0 answers; any rank reports its errors. All in one thread: OpenMP keeps a pool for
+        each thread that asks for work, and lets pools beyond the cores wait asleep.
         """
         assert self._listener is not None, "run before bind"
+        socket = self._listener.socket
         try:
-            runner = self._load()
-            socket = self._listener.socket
+            torch.set_num_threads(self._spec.num_threads)
+            self._load(_join_group(self._spec))
             while (frames := socket.recv_multipart()) != wire.STOP:
-                reply = self._execute(runner, frames)
-                if reply is not None:
-                    socket.send_multipart(reply)
+                try:
+                    self._handle(frames)
+                except Exception as error:
+                    logger.exception("rank %d failed in a step", self._spec.rank)
+                    message = f"{type(error).__name__}: {error}"
+                    socket.send_multipart(wire.encode_error(message))
         finally:
             self._listener.close()
 
-    def _load(self) -> ModelRunner:
-        spec = self._spec
-        torch.set_num_threads(spec.num_threads)
-        runner = load_runner(spec.model_directory, spec.dtype, spec.engine, _join_group(spec))
-        runner.warm_up(min(spec.engine.max_num_batched_tokens, spec.engine.max_model_len - 1))
-        return runner
+    def _answer(self, frames: wire.Frames) -> None:
+        if self._spec.rank == 0 and self._listener is not None:
+            self._listener.socket.send_multipart(frames)
 
-    def _execute(self, runner: ModelRunner, frames: wire.Frames) -> wire.Frames | None:
-        step = wire.decode_step(frames)
-        try:
-            output = runner.execute(step)
-        except Exception as error:
-            logger.exception("rank %d failed in step %d", self._spec.rank, step.step_id)
-            return wire.encode_error(step.step_id, f"{type(error).__name__}: {error}")
-        return wire.encode_output(output) if self._spec.rank == 0 else None
+    def _load(self, group: TensorParallelGroup) -> None:
+        raise NotImplementedError
+
+    def _handle(self, frames: wire.Frames) -> None:
+        raise NotImplementedError
+
+
+class TargetShard(_Shard):
+    """One rank of the target model: scores and verifies."""
+
+    _runner: ModelRunner
+
+    def _load(self, group: TensorParallelGroup) -> None:
+        spec, limits = self._spec, self._spec.limits
+        assert isinstance(limits, EngineConfig)
+        self._runner = load_runner(spec.model_directory, spec.dtype, limits, group)
+        self._runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
+
+    def _handle(self, frames: wire.Frames) -> None:
+        self._answer(wire.encode_output(self._runner.execute(wire.decode_step(frames))))
+
+
+class DraftShard(_Shard):
+    """One rank of the draft model: drafts, and then catches up while the target works."""
+
+    _runner: DraftRunner
+
+    def _load(self, group: TensorParallelGroup) -> None:
+        spec, limits = self._spec, self._spec.limits
+        assert isinstance(limits, DraftLimits)
+        self._runner = load_draft_runner(spec.model_directory, spec.dtype, limits, group)
+        self._runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
+
+    def _handle(self, frames: wire.Frames) -> None:
+        step = wire.decode_draft_step(frames)
+        drafts = self._runner.draft(step)
+        if step.drafts:
+            self._answer(wire.encode_output(drafts))
+        if step.rows:
+            self._runner.catch_up(step)
+        if step.rows or not step.drafts:
+            self._answer(wire.CAUGHT_UP)
 
 
 def _join_group(spec: ShardSpec) -> TensorParallelGroup:
     if spec.size == 1:
         return TensorParallelGroup()
-    # All ranks of a group are on one node, so nothing of it needs to be on the network.
+    # All ranks of a group are on one node, so nothing of it needs to be on the network. Whoever
+    # made up the path may be on another one.
+    spec.rendezvous.parent.mkdir(mode=0o700, exist_ok=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo",

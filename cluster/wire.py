@@ -14,6 +14,10 @@ from numpy.typing import NDArray
 
 from specdec.step import (
     BlockTableDelta,
+    DraftedRow,
+    DraftOutput,
+    DraftRow,
+    DraftStep,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -25,12 +29,13 @@ Frames = list[bytes]
 Int32Array = NDArray[np.int32]
 
 STOP: Frames = [b"stop"]
+CAUGHT_UP: Frames = [b"caught up"]
+"""What a draft model answers, after its drafts, when it has run a step's chunks too."""
+
+_ERROR = b"error"
 _ROW_FIELDS = 5
 _DELTA_FIELDS = 3
-
-
-class ShardError(Exception):
-    """A rank could not run a step; the message is its own."""
+_DRAFT_FIELDS = 4
 
 
 def encode_step(step: StepInput) -> Frames:
@@ -84,35 +89,78 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
     )
 
 
-def encode_output(output: VerifyOutput) -> Frames:
+def encode_draft_step(step: DraftStep) -> Frames:
+    """The frames of `encode_step`, then drafts [N, 4] and the tokens that they begin with."""
+    drafts = [
+        (row.seq_id, row.num_computed_tokens, len(row.token_ids), row.num_draft_tokens)
+        for row in step.drafts
+    ]
+    return [
+        *encode_step(step),
+        _pack(value for draft in drafts for value in draft),
+        _pack(token for row in step.drafts for token in row.token_ids),
+    ]
+
+
+def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
+    """The inverse of `encode_draft_step`."""
+    *common, drafts, tokens = frames
+    step = decode_step(common)
+    table = _unpack(drafts).reshape(-1, _DRAFT_FIELDS).tolist()
+    row_tokens = _split(_unpack(tokens), [draft[2] for draft in table])
+    return DraftStep(
+        step_id=step.step_id,
+        released=step.released,
+        admitted=step.admitted,
+        block_table_deltas=step.block_table_deltas,
+        rows=step.rows,
+        drafts=tuple(
+            DraftRow(seq_id, computed, token_ids, count)
+            for (seq_id, computed, _, count), token_ids in zip(table, row_tokens, strict=True)
+        ),
+    )
+
+
+def encode_output(output: VerifyOutput | DraftOutput) -> Frames:
     """[header, rows [B, 2], tokens]."""
     return [
-        msgpack.packb([output.step_id, None]),
+        msgpack.packb(output.step_id),
         _pack(value for row in output.rows for value in (row.seq_id, len(row.token_ids))),
         _pack(token for row in output.rows for token in row.token_ids),
     ]
 
 
-def encode_error(step_id: int, message: str) -> Frames:
-    """What a rank answers instead of an output."""
-    return [msgpack.packb([step_id, message]), b"", b""]
+def encode_error(message: str) -> Frames:
+    """What a rank answers when it could not run a step."""
+    return [_ERROR, message.encode()]
+
+
+def error_in(frames: Sequence[bytes]) -> str | None:
+    """The message of an error reply; None for any other."""
+    return frames[1].decode() if frames[0] == _ERROR else None
 
 
 def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
-    """The inverse of `encode_output`; raises ShardError for an error reply."""
+    """What a target answered."""
+    step_id, rows = _decode_rows(frames)
+    return VerifyOutput(step_id, tuple(VerifiedRow(*row) for row in rows))
+
+
+def decode_draft_output(frames: Sequence[bytes]) -> DraftOutput:
+    """What a draft model answered."""
+    step_id, rows = _decode_rows(frames)
+    return DraftOutput(step_id, tuple(DraftedRow(*row) for row in rows))
+
+
+def _decode_rows(frames: Sequence[bytes]) -> tuple[int, list[tuple[int, tuple[int, ...]]]]:
+    """The id of the step, and a sequence id with its tokens for each row."""
     header, rows, tokens = frames
-    step_id, error = msgpack.unpackb(header)
-    if error is not None:
-        raise ShardError(error)
+    step_id: int = msgpack.unpackb(header)
     table = _unpack(rows).reshape(-1, 2).tolist()
     row_tokens = _split(_unpack(tokens), [count for _, count in table])
-    return VerifyOutput(
-        step_id,
-        tuple(
-            VerifiedRow(seq_id, token_ids)
-            for (seq_id, _), token_ids in zip(table, row_tokens, strict=True)
-        ),
-    )
+    return step_id, [
+        (seq_id, token_ids) for (seq_id, _), token_ids in zip(table, row_tokens, strict=True)
+    ]
 
 
 def _pack(values: Iterable[int]) -> bytes:

@@ -62,6 +62,10 @@ class TargetFailedError(SpecdecError):
     """The target model stopped answering; requests that were running are lost."""
 
 
+class DraftFailedError(SpecdecError):
+    """The draft model stopped answering; requests go on without it."""
+
+
 def _short(value: object, max_chars: int = 80) -> str:
     text = repr(value)
     return text if len(text) <= max_chars else f"{text[:max_chars]}... ({len(text)} characters)"

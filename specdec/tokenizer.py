@@ -49,6 +49,11 @@ class Tokenizer:
         return self._vocab_size
 
     @property
+    def vocabulary(self) -> dict[str, int]:
+        """Every token as the vocabulary spells it, with its id."""
+        return dict(self._backend.get_vocab(with_added_tokens=True))
+
+    @property
     def special_token_ids(self) -> frozenset[int]:
         """Tokens that steer the model and are no text, such as the end of a turn."""
         return self._special_ids

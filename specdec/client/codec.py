@@ -35,15 +35,23 @@ _INT32_LIMIT = 2**31
 
 
 def encode_generate(
-    prompt: Prompt, params: SamplingParams, model: str, request_id: str
+    prompt: Prompt,
+    params: SamplingParams,
+    model: str,
+    request_id: str,
+    priority: int = 0,
+    resume_token_ids: Sequence[int] = (),
 ) -> pb.GenerateRequest:
     """The request for a completion; of `params`, what is None stays unset."""
+    _require_int32("priority", priority)
     with _unicode_checked():
         request = pb.GenerateRequest(
             model=model,
             sampling=_encode_params(params),
             speculation=_encode_speculation(params.speculation),
             request_id=request_id,
+            priority=priority,
+            resume_token_ids=_checked_token_ids("resume_token_ids", resume_token_ids),
         )
         if isinstance(prompt, str):
             request.text = prompt
@@ -138,9 +146,13 @@ def _encode_speculation(options: SpeculationOptions) -> pb.SpeculationOptions:
 
 
 def _encode_token_ids(token_ids: Sequence[int]) -> pb.TokenIds:
+    return pb.TokenIds(ids=_checked_token_ids("token_ids", token_ids))
+
+
+def _checked_token_ids(field: str, token_ids: Sequence[int]) -> Sequence[int]:
     for index, token_id in enumerate(token_ids):
-        _require_int32(f"token_ids[{index}]", token_id)
-    return pb.TokenIds(ids=token_ids)
+        _require_int32(f"{field}[{index}]", token_id)
+    return token_ids
 
 
 def _encode_chat(messages: Sequence[ChatMessage]) -> pb.ChatMessages:

@@ -72,9 +72,17 @@ class Client:
         *,
         model: str = "",
         request_id: str = "",
+        priority: int = 0,
+        resume_token_ids: Sequence[int] = (),
     ) -> Completion:
-        """Completes a prompt and returns when all of it is there. No `params`: the defaults."""
-        request = codec.encode_generate(prompt, params or SamplingParams(), model, request_id)
+        """Completes a prompt and returns when all of it is there. No `params`: the defaults.
+
+        priority: lower numbers are served first. resume_token_ids: output that is already here,
+        from a stream that broke; only what follows is returned.
+        """
+        request = codec.encode_generate(
+            prompt, params or SamplingParams(), model, request_id, priority, resume_token_ids
+        )
         with self._reported():
             return codec.decode_completion(self._stub.Generate(request, timeout=self.timeout_s))
 
@@ -85,12 +93,17 @@ class Client:
         *,
         model: str = "",
         request_id: str = "",
+        priority: int = 0,
+        resume_token_ids: Sequence[int] = (),
     ) -> Iterator[StreamChunk]:
         """Completes a prompt and yields what each decoding step adds.
 
         The call begins with the first `next`; closing the iterator early ends the generation.
+        priority, resume_token_ids: as in `generate`.
         """
-        request = codec.encode_generate(prompt, params or SamplingParams(), model, request_id)
+        request = codec.encode_generate(
+            prompt, params or SamplingParams(), model, request_id, priority, resume_token_ids
+        )
         return self._stream(request)
 
     def tokenize(

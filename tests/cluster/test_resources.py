@@ -3,8 +3,14 @@ import dataclasses
 import pytest
 
 from cluster.config import ServeConfig
-from cluster.resources import check_tensor_parallel_size, engine_config, threads_per_shard
-from specdec.config import ModelConfig
+from cluster.resources import (
+    Models,
+    check_ranks,
+    memory_plan,
+    placement_bundles,
+    threads_per_shard,
+)
+from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
 from specdec.errors import InvalidValueError, OutOfMemoryError
 
 GIB = 2**30
@@ -13,6 +19,10 @@ GIB = 2**30
 @pytest.fixture
 def model(tiny_model_dir):
     return ModelConfig.from_directory(tiny_model_dir)
+
+
+def engine_config(config: ServeConfig, model: ModelConfig, available: int) -> EngineConfig:
+    return memory_plan(config, Models(model), available).engine
 
 
 def test_the_kv_pool_takes_a_share_of_free_memory(model):
@@ -54,16 +64,16 @@ def test_a_context_beyond_the_models_is_refused(model):
 
 @pytest.mark.parametrize(("size", "num_cpus"), [(3, 2), (1, 1), (9, 64)])
 def test_sizes_that_a_machine_bears(model, size, num_cpus):
-    check_tensor_parallel_size(size, model, num_cpus)
+    check_ranks(ServeConfig(tensor_parallel_size=size), Models(model), num_cpus)
 
 
 @pytest.mark.parametrize(
-    ("size", "num_cpus", "limit"), [(4, 2, 3), (10, 64, 9)], ids=["machine", "heads"]
+    ("size", "num_cpus", "limit"), [(5, 2, 4), (10, 64, 9)], ids=["machine", "heads"]
 )
 def test_a_size_beyond_the_machine_or_the_model_is_refused(model, size, num_cpus, limit):
     message = f"tensor_parallel_size is {size}; it must be from 1 to {limit}"
     with pytest.raises(InvalidValueError, match=message):
-        check_tensor_parallel_size(size, model, num_cpus)
+        check_ranks(ServeConfig(tensor_parallel_size=size), Models(model), num_cpus)
 
 
 def test_ranks_share_the_cores(monkeypatch):
@@ -75,3 +85,29 @@ def test_weights_of_a_wider_type_leave_less(model):
     config = ServeConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
     narrow = engine_config(dataclasses.replace(config, dtype="bfloat16"), model, GIB)
     assert narrow.num_blocks > engine_config(config, model, GIB).num_blocks
+
+
+@pytest.fixture
+def drafting():
+    speculation = SpeculativeConfig("draft_model", draft_tensor_parallel_size=2, max_model_len=100)
+    return ServeConfig(speculative_config=speculation)
+
+
+def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
+    drafting = dataclasses.replace(drafting, kv_cache_memory_gib=0.01)
+    alone = memory_plan(drafting, Models(model), 4 * GIB)
+    both = memory_plan(drafting, Models(model, model), 4 * GIB)
+    assert alone.draft is None
+    assert both.draft.num_blocks == both.engine.num_blocks < alone.engine.num_blocks
+    assert both.draft.max_model_len == 100
+
+
+def test_each_model_has_a_bundle_of_its_own(drafting):
+    assert placement_bundles(drafting) == [{"CPU": 0.2}, {"CPU": 0.35}, {"CPU": 0.7}]
+    assert len(placement_bundles(ServeConfig(speculative_config=None))) == 2
+
+
+def test_draft_ranks_count_too(model, drafting):
+    check_ranks(drafting, Models(model, model), 2)
+    with pytest.raises(InvalidValueError, match=r"draft_tensor_parallel_size is 2; .* from 1 to 1"):
+        check_ranks(drafting, Models(model, model), 1)

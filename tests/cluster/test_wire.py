@@ -1,10 +1,13 @@
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import wire
 from specdec.step import (
     BlockTableDelta,
+    DraftedRow,
+    DraftOutput,
+    DraftRow,
+    DraftStep,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -38,6 +41,17 @@ OUTPUTS = st.builds(
     rows=st.lists(st.builds(VerifiedRow, INT32, TOKENS), max_size=4).map(tuple),
 )
 
+DRAFT_STEPS = st.builds(
+    lambda step, drafts: DraftStep(**vars(step), drafts=drafts),
+    STEPS,
+    st.lists(st.builds(DraftRow, INT32, INT32, TOKENS, INT32), max_size=4).map(tuple),
+)
+DRAFT_OUTPUTS = st.builds(
+    DraftOutput,
+    step_id=st.integers(0, 2**60),
+    rows=st.lists(st.builds(DraftedRow, INT32, TOKENS), max_size=4).map(tuple),
+)
+
 
 @given(STEPS)
 def test_a_step_arrives_as_it_was_sent(step):
@@ -49,6 +63,17 @@ def test_an_output_arrives_as_it_was_sent(output):
     assert wire.decode_output(wire.encode_output(output)) == output
 
 
+@given(DRAFT_STEPS)
+def test_a_draft_step_arrives_as_it_was_sent(step):
+    assert wire.decode_draft_step(wire.encode_draft_step(step)) == step
+
+
+@given(DRAFT_OUTPUTS)
+def test_drafts_arrive_as_they_were_sent(output):
+    assert wire.decode_draft_output(wire.encode_output(output)) == output
+
+
 def test_a_rank_can_report_an_error_instead():
-    with pytest.raises(wire.ShardError, match="RuntimeError: broken"):
-        wire.decode_output(wire.encode_error(7, "RuntimeError: broken"))
+    assert wire.error_in(wire.encode_error("RuntimeError: broken")) == "RuntimeError: broken"
+    assert wire.error_in(wire.CAUGHT_UP) is None
+    assert wire.error_in(wire.encode_output(VerifyOutput(7, ()))) is None

@@ -1,0 +1,114 @@
+"""Keeps a draft model's worker alive: requests go on without it, and with it again later."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from collections.abc import Sequence as Many
+
+from cluster.backoff import Backoff
+from cluster.draft_group import DraftGroup
+from specdec.config import DraftLimits
+from specdec.errors import DraftFailedError
+from specdec.proposers import DraftModelProposer, DraftRequest, Proposal
+
+logger = logging.getLogger(__name__)
+
+
+class DraftSupervisor:
+    """A proposer that drafts while its worker lives, and otherwise proposes nothing.
+
+    A lost worker is killed and started anew on a thread of its own, with backoff and for ever: a
+    service without drafts is slower, not broken. A new worker knows nothing; its proposer catches
+    up on the sequences that run.
+    """
+
+    def __init__(self, start: Callable[[], DraftGroup], limits: DraftLimits) -> None:
+        """`start` makes a warm worker, or raises. The first one is started here."""
+        self._start = start
+        self._limits = limits
+        self._backoff = Backoff(time.monotonic)
+        self._worker: DraftGroup | None = start()
+        self._proposer: DraftModelProposer | None = DraftModelProposer(self._worker, limits)
+        self._lock = threading.Lock()  # of what the thread that restarts leaves for the engine's
+        self._successor: DraftGroup | None = None
+        self._closing = threading.Event()
+        self.num_restarts = 0
+
+    @property
+    def is_available(self) -> bool:
+        """Whether a worker is there to draft."""
+        return self._worker is not None or self._successor is not None
+
+    def begin(self, requests: Many[DraftRequest]) -> None:
+        """Starts drafting, if there is a worker."""
+        self._adopt()
+        if self._proposer is not None:
+            try:
+                self._proposer.begin(requests)
+            except DraftFailedError as error:
+                self._lose(error)
+
+    def collect(self) -> list[Proposal]:
+        """The drafts; none when the worker is away or was lost meanwhile."""
+        if self._proposer is None:
+            return []
+        try:
+            return self._proposer.collect()
+        except DraftFailedError as error:
+            self._lose(error)
+            return []
+
+    def release(self, seq_id: int) -> None:
+        """Forgets a sequence."""
+        if self._proposer is not None:
+            self._proposer.release(seq_id)
+
+    def check(self) -> None:
+        """Notices a worker that died while nobody drafted; to be called on the engine's thread."""
+        if self._worker is not None:
+            try:
+                self._worker.check_alive()
+            except DraftFailedError as error:
+                self._lose(error)
+
+    def close(self) -> None:
+        """Ends the worker, after the engine's last call."""
+        self._closing.set()
+        with self._lock:
+            for worker in (self._worker, self._successor):
+                if worker is not None:
+                    worker.close()
+            self._worker = self._proposer = self._successor = None
+
+    def _lose(self, error: DraftFailedError) -> None:
+        logger.warning("going on without drafts: %s", error)
+        assert self._worker is not None
+        self._worker.kill()
+        self._worker = self._proposer = None
+        threading.Thread(target=self._restart, name="draft-restart", daemon=True).start()
+
+    def _restart(self) -> None:
+        while not self._closing.wait(self._backoff.delay_s()):
+            try:
+                worker = self._start()
+            except Exception as error:
+                logger.warning("the draft model did not start: %s", error)
+                continue
+            with self._lock:
+                if self._closing.is_set():
+                    worker.close()
+                else:
+                    self._successor = worker
+            return
+
+    def _adopt(self) -> None:
+        with self._lock:
+            if self._successor is None:
+                return
+            self._worker, self._successor = self._successor, None
+        self._proposer = DraftModelProposer(self._worker, self._limits)
+        self.num_restarts += 1
+        logger.warning("drafting again, with a new worker")

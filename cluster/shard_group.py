@@ -1,0 +1,187 @@
+"""A tensor-parallel group of shard actors: started together, reached by sockets, lost together."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+import zmq
+from ray.exceptions import RayError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster import wire
+from cluster.resources import CPUS_PER_SHARD
+from cluster.shard import DraftShard, ShardSpec, TargetShard
+from cluster.transport import Connection, CurveKeys, Transport
+from specdec.config import DraftLimits, DTypeName, EngineConfig
+from specdec.errors import DraftFailedError, TargetFailedError
+
+_LIVENESS_CHECK_PERIOD_MS = 500
+_STOP_TIMEOUT_S = 5.0
+
+
+@dataclass(frozen=True)
+class GroupSpec:
+    """A model, how to divide it, where to put its ranks and how to reach them.
+
+    name: of the model's role, for messages. bundle_index: of the placement group.
+    transport: None takes ipc on this node and tcp to another.
+    """
+
+    name: str
+    model_directory: Path
+    dtype: DTypeName
+    tensor_parallel_size: int
+    limits: EngineConfig | DraftLimits
+    num_threads: int
+    bundle_index: int
+    transport: Transport | None
+    step_timeout_s: float
+
+
+class ShardGroup:
+    """Starts the ranks, sends messages to all of them, and receives what they answer.
+
+    A rank that reports an error, dies, or lets a deadline pass loses the group: every call from
+    then on raises the error of its role, and `close` kills what is left.
+    """
+
+    def __init__(self, spec: GroupSpec, placement: PlacementGroup | None) -> None:
+        """Starts the actors; `wait_until_warm` waits for them. Close it whatever happens."""
+        self._spec = spec
+        is_target = isinstance(spec.limits, EngineConfig)
+        self._error = TargetFailedError if is_target else DraftFailedError
+        self._directory = Path(tempfile.mkdtemp(prefix="specdec-group-"))
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._connections: list[Connection] = []
+        self._runs: list[Any] = []
+        self._deadline_s = math.inf
+        actor = ray.remote(TargetShard if is_target else DraftShard).options(
+            num_cpus=CPUS_PER_SHARD,
+            max_restarts=0,
+            scheduling_strategy=_strategy(placement, spec.bundle_index),
+        )
+        self._shards = [
+            actor.remote(self._shard_spec(rank)) for rank in range(spec.tensor_parallel_size)
+        ]
+
+    def wait_until_warm(self, first_step: wire.Frames) -> None:
+        """Connects, and returns when `first_step` is answered: after warm-up of every rank.
+
+        Loading takes what it takes; a rank that ends meanwhile is noticed.
+        """
+        self._connect()
+        self._runs = [shard.run.remote() for shard in self._shards]
+        self.send(first_step)
+        self._deadline_s = math.inf
+        self.receive()
+
+    def send(self, frames: wire.Frames) -> None:
+        """Sends a step to every rank; its deadline runs from now."""
+        self._deadline_s = time.monotonic() + self._spec.step_timeout_s
+        for connection in self._connections:
+            connection.socket.send_multipart(frames, copy=False)
+
+    def receive(self) -> wire.Frames:
+        """Waits for the next answer; raises the role's error as the class says."""
+        while not (ready := self._poller.poll(_LIVENESS_CHECK_PERIOD_MS)):
+            self.check_alive()
+            if time.monotonic() > self._deadline_s:
+                limit = self._spec.step_timeout_s
+                raise self._error(f"the {self._spec.name} did not finish a step within {limit} s")
+        socket, _ = ready[0]
+        rank = next(r for r, c in enumerate(self._connections) if c.socket is socket)
+        frames: wire.Frames = socket.recv_multipart()
+        if (reason := wire.error_in(frames)) is not None:
+            raise self._error(f"rank {rank} of the {self._spec.name} failed: {reason}")
+        return frames
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether `receive` would return, or raise, at once."""
+        return bool(self._poller.poll(0))
+
+    def check_alive(self) -> None:
+        """Raises the role's error if a rank has ended. May be called from any thread."""
+        ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
+        if ended:
+            rank = self._runs.index(ended[0])
+            reason = _reason(ended[0])
+            raise self._error(f"rank {rank} of the {self._spec.name} ended{reason}")
+
+    def close(self) -> None:
+        """Ends every shard: by message where it listens, by force where it does not."""
+        for connection in self._connections:
+            with suppress(zmq.Again):  # a shard that is gone cannot be told
+                connection.socket.send_multipart(wire.STOP, flags=zmq.NOBLOCK)
+        if self._runs:
+            ray.wait(self._runs, num_returns=len(self._runs), timeout=_STOP_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """Ends every shard at once, as when one of them is lost."""
+        for shard in self._shards:
+            ray.kill(shard)
+        for connection in self._connections:
+            connection.socket.close()
+        self._connections = []
+        self._poller = zmq.Poller()
+        self._context.term()
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def _shard_spec(self, rank: int) -> ShardSpec:
+        spec = self._spec
+        return ShardSpec(
+            rank=rank,
+            size=spec.tensor_parallel_size,
+            model_directory=spec.model_directory,
+            dtype=spec.dtype,
+            limits=spec.limits,
+            rendezvous=self._directory / "rendezvous",
+            num_threads=spec.num_threads,
+        )
+
+    def _connect(self) -> None:
+        keys = CurveKeys.generate()
+        own_address = ray.util.get_node_ip_address()
+        addresses = ray.get([shard.node_address.remote() for shard in self._shards])
+        transports = [
+            self._spec.transport or ("ipc" if address == own_address else "tcp")
+            for address in addresses
+        ]
+        endpoints = ray.get(
+            [
+                shard.bind.remote(transport, keys.public)
+                for shard, transport in zip(self._shards, transports, strict=True)
+            ]
+        )
+        for endpoint in endpoints:
+            connection = Connection(self._context, endpoint, keys)
+            self._poller.register(connection.socket, zmq.POLLIN)
+            self._connections.append(connection)
+
+
+def _strategy(placement: PlacementGroup | None, bundle_index: int) -> Any:
+    if placement is None:
+        return "DEFAULT"
+    return PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle_index)
+
+
+def _reason(ended: Any) -> str:
+    """What a shard's `run` raised, if it raised anything."""
+    try:
+        ray.get(ended)
+    except RayTaskError as error:
+        return f": {error.cause}"
+    except RayError as error:
+        return f": {type(error).__name__}"
+    return ""

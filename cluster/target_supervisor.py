@@ -1,0 +1,63 @@
+"""Makes the target again when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from cluster.backoff import Backoff
+from cluster.target_group import TargetGroup
+from specdec.errors import TargetFailedError
+
+logger = logging.getLogger(__name__)
+
+MAX_FAILURES = 5
+"""So many in a row, with less than a minute between them, are a crash loop."""
+
+
+class TargetSupervisor:
+    """Holds the target in use. Whatever happened to one rank, the whole group is replaced."""
+
+    def __init__(self, start: Callable[[], TargetGroup]) -> None:
+        """`start` makes a warm target, or raises. The first one is started here."""
+        self._start = start
+        self._backoff = Backoff(time.monotonic)
+        self._closing = threading.Event()
+        self._lock = threading.Lock()  # of `current`, against closing while one is made
+        self.current = start()
+        self.num_restarts = 0
+
+    def remake(self) -> TargetGroup:
+        """Kills the target and starts another; raises TargetFailedError in a crash loop."""
+        self.current.kill()
+        while not self._closing.wait(self._delay_s()):
+            try:
+                target = self._start()
+            except Exception as error:
+                logger.warning("the target did not start: %s", error)
+                continue
+            return self._adopt(target)
+        raise TargetFailedError("the service is shutting down")
+
+    def close(self) -> None:
+        """Ends the target, and keeps another from taking its place."""
+        self._closing.set()
+        with self._lock:
+            self.current.close()
+
+    def _delay_s(self) -> float:
+        delay_s = self._backoff.delay_s()
+        if self._backoff.num_failures > MAX_FAILURES:
+            raise TargetFailedError(f"it failed {MAX_FAILURES} times in a row")
+        return delay_s
+
+    def _adopt(self, target: TargetGroup) -> TargetGroup:
+        with self._lock:
+            if self._closing.is_set():
+                target.kill()
+                raise TargetFailedError("the service is shutting down")
+            self.current = target
+        self.num_restarts += 1
+        return target
