@@ -133,6 +133,7 @@ class Router:
             tensor_parallel_size=size,
             limits=limits,
             num_threads=threads_per_shard(size),
+            shares_cores=self.config.tensor_parallel_size > 1 or self._plan.draft is not None,
             bundle_index=TARGET_BUNDLE if isinstance(limits, EngineConfig) else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,
             step_timeout_s=self.config.step_timeout_s,
