@@ -1,12 +1,15 @@
 """Proves, through the running service, that speculation and sharding never change a token.
 
-Greedy: the token ids of transformers in fp32, with speculation off and on, at each tensor-parallel
-size, 16 streams at once. Sampled at temperature 0.8 with a seed: the same token ids with
-speculation off and on with 1, 3 and 7 draft tokens, alone and in a batch of 8; and those are the
-ones that transformers' logits and the request's noise define. Differences may only be ties (see
-`benchmarks.ties`), and few.
+Greedy: the token ids of transformers in fp32, with speculation off and on, with each method, at
+each tensor-parallel size, 16 streams at once. Sampled at temperature 0.8 with a seed: the same
+token ids with speculation off and on with 1, 3 and 7 draft tokens, alone and in a batch of 8; and
+those are the ones that transformers' logits and the request's noise define. Differences may only be
+ties (see `benchmarks.ties`), and few.
 
-    python -m benchmarks.lossless [--tensor-parallel 1 2 3] [--output FILE]
+The services have so little memory for KV and so small steps that sequences are preempted and
+prompts are cut into chunks, and prompts return, so that the prefix cache has them.
+
+    python -m benchmarks.lossless [--tensor-parallel 1 2 3] [--methods ngram draft_model]
 """
 
 from __future__ import annotations
@@ -16,18 +19,22 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
 from benchmarks.reference import TransformersReference
-from benchmarks.service import started_service
+from benchmarks.service import ServiceProcess, started_service
 from benchmarks.streams import Answer, Call, speculation_options, stream_all
 from benchmarks.ties import Difference, Reference, argmax_differences, first_difference
 from specdec.client import Client
+from specdec.config import SpeculativeConfig
 from specdec.models.store import resolve
 from specdec.sampling_params import SamplingParams
 from specdec.stats import SpeculationStats
@@ -46,18 +53,26 @@ _SAMPLED_TENSOR_PARALLEL = (1, 2)
 _TEMPERATURE = 0.8
 _FIRST_SEED = 1000
 
+_METHODS: dict[str, dict[str, Any]] = {
+    "ngram": {"method": "ngram"},
+    "draft_model": {"method": "draft_model", "quantization": "int8"},
+}
+_TIGHT = {"max_model_len": 1024, "max_num_batched_tokens": 128}
+_KV_GIB_PER_MODEL = 0.08  # some 115 blocks; one sequence of max_model_len needs 64
+
 
 @dataclass(frozen=True)
 class Configuration:
     """One way to generate. num_draft_tokens: 0 is speculation off."""
 
+    method: str
     temperature: float
     tensor_parallel_size: int
     num_draft_tokens: int
     num_streams: int
 
     def __str__(self) -> str:
-        drafts = f"ngram {self.num_draft_tokens}" if self.num_draft_tokens else "off"
+        drafts = f"{self.method} {self.num_draft_tokens}" if self.num_draft_tokens else "off"
         return (
             f"temperature {self.temperature:g}, tp {self.tensor_parallel_size}, "
             f"speculation {drafts}, {self.num_streams} streams"
@@ -99,11 +114,11 @@ class LosslessCheck:
         ]
         self._sampled: list[Reference] = []
 
-    def run(self, client: Client, tensor_parallel_size: int) -> Iterator[Outcome]:
-        """Every configuration of one tensor-parallel size."""
+    def run(self, client: Client, method: str, tensor_parallel_size: int) -> Iterator[Outcome]:
+        """Every configuration of one method and tensor-parallel size."""
         for drafts in _GREEDY_DRAFT_TOKENS:
             yield self._compare(
-                client, Configuration(0, tensor_parallel_size, drafts, _GREEDY_STREAMS)
+                client, Configuration(method, 0, tensor_parallel_size, drafts, _GREEDY_STREAMS)
             )
         if tensor_parallel_size not in _SAMPLED_TENSOR_PARALLEL:
             return
@@ -111,8 +126,10 @@ class LosslessCheck:
             yield self._define_sampled(client, tensor_parallel_size)
         for streams in _SAMPLED_STREAMS:
             for drafts in _SAMPLED_DRAFT_TOKENS:
-                configuration = Configuration(_TEMPERATURE, tensor_parallel_size, drafts, streams)
-                yield self._compare(client, configuration)
+                yield self._compare(
+                    client,
+                    Configuration(method, _TEMPERATURE, tensor_parallel_size, drafts, streams),
+                )
 
     def _compare(self, client: Client, configuration: Configuration) -> Outcome:
         started_at = time.monotonic()
@@ -137,7 +154,7 @@ class LosslessCheck:
     def _define_sampled(self, client: Client, tensor_parallel_size: int) -> Outcome:
         """Takes one plain run as the reference, once transformers' logits have confirmed it."""
         started_at = time.monotonic()
-        plain = Configuration(_TEMPERATURE, tensor_parallel_size, 0, num_streams=1)
+        plain = Configuration("off", _TEMPERATURE, tensor_parallel_size, 0, num_streams=1)
         answers = self._answers(client, plain)
         for index in tqdm(range(len(answers)), "transformers, sampled", leave=False):
             prompt, seed = self._prompts[index], _FIRST_SEED + index
@@ -168,7 +185,9 @@ class LosslessCheck:
                     temperature=configuration.temperature,
                     seed=_FIRST_SEED + index,
                     max_tokens=self._max_tokens,
-                    speculation=speculation_options(configuration.num_draft_tokens),
+                    speculation=speculation_options(
+                        configuration.num_draft_tokens, configuration.method
+                    ),
                 ),
             )
             for index, prompt in enumerate(prompts)
@@ -185,9 +204,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prompts[: options.num_prompts], options.max_tokens, TransformersReference(directory)
     )
     outcomes = []
-    for size in options.tensor_parallel:
-        with started_service(_MODEL, size) as service, Client(service.address) as client:
-            for outcome in check.run(client, size):
+    for size, method in product(options.tensor_parallel, options.methods):
+        with _service(method, size) as service, Client(service.address) as client:
+            for outcome in check.run(client, method, size):
                 _print_outcome(outcome)
                 outcomes.append(outcome)
     passed = all(outcome.passed for outcome in outcomes)
@@ -195,11 +214,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if passed else 1
 
 
+def _service(method: str, tensor_parallel_size: int) -> AbstractContextManager[ServiceProcess]:
+    num_models = 2 if method == "draft_model" else 1
+    return started_service(
+        _MODEL,
+        tensor_parallel_size=tensor_parallel_size,
+        speculative_config=SpeculativeConfig(**_METHODS[method]),
+        kv_cache_memory_gib=num_models * _KV_GIB_PER_MODEL,
+        **_TIGHT,
+    )
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.lossless", description="Compare token ids with and without speculation."
     )
     parser.add_argument("--tensor-parallel", type=int, nargs="+", default=[1, 2, 3], metavar="SIZE")
+    parser.add_argument("--methods", nargs="+", default=list(_METHODS), choices=list(_METHODS))
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
     parser.add_argument("--num-prompts", type=int, default=40, help="of them, from the first on")
     parser.add_argument("--max-tokens", type=int, default=64)

@@ -42,14 +42,17 @@ class ServiceDidNotStartError(Exception):
 
 
 @contextmanager
-def started_service(model: str, tensor_parallel_size: int = 1) -> Iterator[ServiceProcess]:
-    """Starts the service on free loopback ports, and ends it and all that it started."""
+def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
+    """Starts the service on free loopback ports, and ends it and all that it started.
+
+    settings: fields of ServeConfig.
+    """
     grpc_port, http_port = _free_ports(2)
     config = ServeConfig(
         model=model,
-        tensor_parallel_size=tensor_parallel_size,
         grpc_port=grpc_port,
         http_port=http_port,
+        **settings,
     )
     # Ray is initialized once a process, and its processes are told apart by their ancestor.
     context = multiprocessing.get_context("spawn")

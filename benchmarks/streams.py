@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tqdm import tqdm
 
 from specdec.client import Client
-from specdec.sampling_params import SamplingParams, SpeculationOptions
+from specdec.sampling_params import SamplingParams, SpeculationMethod, SpeculationOptions
 from specdec.stats import SpeculationStats
 
 
@@ -31,11 +31,13 @@ class Answer:
     first_token_s: float
 
 
-def speculation_options(num_speculative_tokens: int) -> SpeculationOptions:
+def speculation_options(
+    num_speculative_tokens: int, method: SpeculationMethod = "ngram"
+) -> SpeculationOptions:
     """Exactly so many draft tokens a step; 0 opts out."""
     if num_speculative_tokens == 0:
         return SpeculationOptions(enabled=False)
-    return SpeculationOptions(True, num_speculative_tokens, "ngram")
+    return SpeculationOptions(True, num_speculative_tokens, method)
 
 
 def stream_all(

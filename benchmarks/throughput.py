@@ -43,6 +43,7 @@ from benchmarks.summary import (
     transport_ms,
 )
 from specdec.client import Client
+from specdec.config import SpeculativeConfig
 from specdec.models.store import print_progress, resolve
 from specdec.tokenizer import Tokenizer
 
@@ -156,7 +157,8 @@ class _Field:
 @contextmanager
 def _loaded(directory: Path) -> Iterator[_Field]:
     with ExitStack() as stack:
-        service = stack.enter_context(started_service(_MODEL))
+        ngram = SpeculativeConfig("ngram")
+        service = stack.enter_context(started_service(_MODEL, speculative_config=ngram))
         yield _Field(
             transformers=stack.enter_context(Worker(TransformersContender, directory)),
             engine=stack.enter_context(Worker(EngineContender, directory)),

@@ -73,6 +73,7 @@ class Engine:
         self._totals = SpeculationStats()
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
+        self._num_prefill_chunks = 0
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises InvalidValueError or OverloadedError, and then keeps nothing."""
@@ -141,6 +142,7 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
             num_cached_tokens=self._scheduler.num_cached_tokens,
+            num_prefill_chunks=self._num_prefill_chunks,
             num_generated_tokens=self._num_generated_tokens,
             speculation=replace(self._totals),
         )
@@ -235,6 +237,7 @@ class Engine:
                 outputs.append(self._append(seq, row, new_tokens[seq.seq_id]))
             else:
                 seq.num_computed_tokens += len(row.token_ids)
+                self._num_prefill_chunks += 1
                 self._publish(seq)
         self._in_flight = []
         return outputs

@@ -40,6 +40,7 @@ class EngineStats:
     """The engine's load at one moment, and its counters since it started.
 
     num_cached_tokens: prompt tokens whose KV the prefix cache had.
+    num_prefill_chunks: rows that ended before the end of what was to be computed.
     """
 
     num_running: int
@@ -51,5 +52,6 @@ class EngineStats:
     num_preemptions: int
     num_prompt_tokens: int
     num_cached_tokens: int
+    num_prefill_chunks: int
     num_generated_tokens: int
     speculation: SpeculationStats

@@ -96,6 +96,6 @@ def test_an_outcome_fails_when_speculation_was_not_what_was_asked_for():
 
 
 def test_a_configuration_names_itself():
-    configuration = Configuration(0, 2, num_draft_tokens=3, num_streams=16)
+    configuration = Configuration("ngram", 0, 2, num_draft_tokens=3, num_streams=16)
 
     assert str(configuration) == "temperature 0, tp 2, speculation ngram 3, 16 streams"
