@@ -16,6 +16,11 @@ from specdec.sampling_params import (
     SPECULATION_METHODS,
     SpeculationMethod,
 )
+from specdec.speculation import (
+    DEFAULT_SPECULATION_THRESHOLD,
+    MAX_SPECULATION_THRESHOLD,
+    SpeculationControl,
+)
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
 
@@ -110,12 +115,15 @@ class SpeculativeConfig:
     num_speculative_tokens: draft tokens a step and sequence.
     prompt_lookup_min, prompt_lookup_max: lengths of the n-grams that `ngram` looks up, longest
         first.
+    speculation_threshold: largest number of decoding requests to draft for, until an operator says
+        otherwise.
     """
 
     method: SpeculationMethod = "ngram"
     num_speculative_tokens: int = 3
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    speculation_threshold: int = DEFAULT_SPECULATION_THRESHOLD
 
     def __post_init__(self) -> None:
         if self.method not in SPECULATION_METHODS:
@@ -134,6 +142,17 @@ class SpeculativeConfig:
             self.prompt_lookup_min,
             16,
         )
+        require_range(
+            "speculative_config.speculation_threshold",
+            self.speculation_threshold,
+            0,
+            MAX_SPECULATION_THRESHOLD,
+        )
+
+    @property
+    def control(self) -> SpeculationControl:
+        """What is in force until an operator says otherwise."""
+        return SpeculationControl("auto", self.speculation_threshold, self.num_speculative_tokens)
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
 from specdec.runner import Target
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import FinishReason, Request, Sequence, SequenceStatus
+from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.stats import EngineStats, SpeculationStats
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow, VerifyOutput
 from specdec.tokenizer import Tokenizer, check_token_ids
@@ -49,8 +50,12 @@ class Engine:
         target: Target,
         tokenizer: Tokenizer,
         proposer: Proposer | None = None,
+        policy: SpeculationPolicy | None = None,
     ) -> None:
-        """`proposer` replaces the one that `config.speculation` names."""
+        """`proposer` replaces the one that `config.speculation` names.
+
+        `policy` decides each step how much to draft; None drafts as configured at every load.
+        """
         self.config = config
         self._model = model
         self._target = target
@@ -58,6 +63,7 @@ class Engine:
         self._blocks = BlockManager(config.num_blocks, config.block_size)
         self._scheduler = Scheduler(config, self._blocks)
         self._proposer = proposer or _make_proposer(config.speculation)
+        self._policy = policy
         self._sequences: dict[str, Sequence] = {}
         self._next_seq_id = 0
         self._num_steps = 0
@@ -84,6 +90,11 @@ class Engine:
         if seq is not None:
             self._finish(seq)
 
+    def set_speculation(self, control: SpeculationControl) -> None:
+        """Takes over what an operator wants, from the next step on. Needs a policy."""
+        assert self._policy is not None, "an engine without a policy cannot be told"
+        self._policy.update(control)
+
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
@@ -95,7 +106,7 @@ class Engine:
         So whoever delivers the outputs does it while the next forward pass runs.
         """
         outputs = self._commit(self._target.collect()) if self._in_flight else []
-        rows = self._scheduler.schedule()
+        rows = self._scheduler.schedule(self._num_draft_tokens())
         for seq in self._scheduler.preempted:
             self._forget_on_worker(seq)
         self._begin(rows, self._propose(rows))
@@ -105,6 +116,7 @@ class Engine:
         """The load now, and the counters since the start."""
         return EngineStats(
             num_running=self._scheduler.num_running,
+            num_decoding=self._scheduler.num_decoding,
             num_waiting=self._scheduler.num_waiting,
             num_blocks=self._blocks.num_blocks,
             num_free_blocks=self._blocks.num_free_blocks,
@@ -112,6 +124,8 @@ class Engine:
             num_preemptions=self._scheduler.num_preemptions,
             num_prompt_tokens=self._num_prompt_tokens,
             num_generated_tokens=self._num_generated_tokens,
+            is_speculation_on=self._is_speculation_on,
+            num_speculation_flips=self._policy.num_flips if self._policy else 0,
             speculation=replace(self._totals),
         )
 
@@ -143,6 +157,18 @@ class Engine:
         loaded = self.config.speculation.method if self.config.speculation else "none"
         if method is not None and method != loaded:
             raise InvalidValueError("speculation.method", method, f"what is loaded: {loaded}")
+
+    @property
+    def _is_speculation_on(self) -> bool:
+        return self._policy.is_on if self._policy else self._proposer is not None
+
+    def _num_draft_tokens(self) -> int:
+        """What a sequence may draft in the coming step."""
+        if self._proposer is None or self.config.speculation is None:
+            return 0
+        if self._policy is None:
+            return self.config.speculation.num_speculative_tokens
+        return self._policy.num_draft_tokens(self._scheduler.num_decoding)
 
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
         requests = [

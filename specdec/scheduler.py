@@ -38,6 +38,7 @@ class Scheduler:
         self._waiting: deque[Sequence] = deque()
         self._running: list[Sequence] = []  # oldest first
         self._rows: dict[int, ScheduledRow] = {}
+        self._num_draft_tokens = 0
         self._preempted: list[Sequence] = []
         self.num_preemptions = 0
 
@@ -65,10 +66,20 @@ class Scheduler:
         seq.status = SequenceStatus.FINISHED
         self._blocks.release(seq.seq_id)
 
-    def schedule(self) -> list[ScheduledRow]:
-        """The rows of the next step; every one has its blocks reserved."""
+    @property
+    def num_decoding(self) -> int:
+        """Running sequences of which only the last token is left to run."""
+        return sum(seq.is_decoding for seq in self._running)
+
+    def schedule(self, num_draft_tokens: int) -> list[ScheduledRow]:
+        """The rows of the next step; every one has its blocks reserved.
+
+        num_draft_tokens: what a sequence may draft unless its request says otherwise; 0 turns
+        drafting off for all.
+        """
         self._rows = {}
         self._preempted = []
+        self._num_draft_tokens = num_draft_tokens
         budget = self._schedule_decodes(self._config.max_num_batched_tokens)
         budget = self._schedule_prefills(budget)
         self._admit_waiting(budget)
@@ -139,13 +150,13 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _max_draft_tokens(self, seq: Sequence) -> int:
-        """What configuration and request allow, short of tokens that could not be kept."""
-        config, options = self._config.speculation, seq.params.speculation
-        if config is None or options.enabled is False:
+        """What the step and the request allow, short of tokens that could not be kept."""
+        options = seq.params.speculation
+        if self._num_draft_tokens == 0 or options.enabled is False:
             return 0
-        count = config.num_speculative_tokens
-        if options.num_speculative_tokens is not None:
-            count = options.num_speculative_tokens
+        count = options.num_speculative_tokens
+        if count is None:
+            count = self._num_draft_tokens
         room = self._config.max_model_len - seq.num_tokens
         if seq.params.max_tokens is not None:
             room = min(room, seq.params.max_tokens - seq.num_output_tokens)

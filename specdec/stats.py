@@ -37,9 +37,14 @@ class SpeculationStats:
 
 @dataclass(frozen=True)
 class EngineStats:
-    """The engine's load at one moment, and its counters since it started."""
+    """The engine's load at one moment, and its counters since it started.
+
+    is_speculation_on: whether a request that says nothing about it gets drafts.
+    num_speculation_flips: times that this has changed.
+    """
 
     num_running: int
+    num_decoding: int
     num_waiting: int
     num_blocks: int
     num_free_blocks: int
@@ -47,4 +52,6 @@ class EngineStats:
     num_preemptions: int
     num_prompt_tokens: int
     num_generated_tokens: int
+    is_speculation_on: bool
+    num_speculation_flips: int
     speculation: SpeculationStats
