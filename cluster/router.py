@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -17,11 +19,12 @@ from cluster.config import ServeConfig
 from cluster.engine_loop import EngineLoop
 from cluster.resources import available_memory_bytes, engine_config, threads_per_shard
 from cluster.target_group import ShardGroup, TargetSpec
-from specdec.client import ModelInfo
+from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import ModelConfig
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.sequence import Request
+from specdec.speculation import SpeculationPolicy
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
 logger = logging.getLogger(__name__)
@@ -46,6 +49,9 @@ class Router:
         self._tokenizer = Tokenizer(model_directory)
         self._shards: ShardGroup | None = None
         self._loop: EngineLoop | None = None
+        speculation = config.speculative_config
+        self._control = speculation.control if speculation else None
+        self._speculation_version: int | None = None
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the shards, warms them up and begins to serve. Raises what loading raises."""
@@ -61,7 +67,13 @@ class Router:
         )
         self._shards = await asyncio.to_thread(ShardGroup, spec, placement)
         self._loop = EngineLoop(
-            Engine(self._engine_config, self._model, self._shards, self._tokenizer)
+            Engine(
+                self._engine_config,
+                self._model,
+                self._shards,
+                self._tokenizer,
+                policy=SpeculationPolicy(self._control, time.monotonic) if self._control else None,
+            )
         )
         logger.info("ready: %s with %s", config.served_model_name, self._engine_config)
 
@@ -86,6 +98,38 @@ class Router:
     def max_model_len(self) -> int:
         """Most tokens of a sequence."""
         return self._engine_config.max_model_len
+
+    async def apply_speculation(self, state: SpeculationState) -> None:
+        """Goes by what is wanted of speculation, from the next step on."""
+        if self._control is not None:
+            self._control = state.in_force
+            if self._loop is not None:
+                with suppress(TargetFailedError, NotReadyError):  # over; the next Router asks anew
+                    await self._loop.set_speculation(state.in_force)
+        self._speculation_version = state.version
+
+    async def report(self, replica_id: str) -> ReplicaReport:
+        """How this replica is, by the name that the cluster knows it by."""
+        if self._loop is None:
+            return ReplicaReport(replica_id, is_ready=False, reason="the model is loading")
+        try:
+            stats = await self._loop.stats()
+        except NotReadyError:
+            return ReplicaReport(replica_id, is_ready=False, reason="it is shutting down")
+        except TargetFailedError:
+            return ReplicaReport(replica_id, is_ready=False, reason="the model stopped answering")
+        return ReplicaReport(
+            replica_id,
+            is_ready=True,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_decoding=stats.num_decoding,
+            kv_cache_usage=1 - stats.num_free_blocks / stats.num_blocks,
+            is_speculation_on=stats.is_speculation_on,
+            speculation_version=self._speculation_version,
+            num_generated_tokens=stats.num_generated_tokens,
+            speculation=stats.speculation,
+        )
 
     async def close(self) -> None:
         """Ends the engine and the shards; streams still open end with an error."""

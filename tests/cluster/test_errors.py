@@ -15,6 +15,7 @@ from specdec.errors import (
     TargetFailedError,
     UnknownModelError,
     UnsupportedModelError,
+    VersionConflictError,
 )
 
 
@@ -23,6 +24,7 @@ from specdec.errors import (
     [
         (InvalidValueError("top_p", 2, "at most 1"), StatusCode.INVALID_ARGUMENT, 400),
         (UnknownModelError("gpt", "tiny"), StatusCode.NOT_FOUND, 404),
+        (VersionConflictError(expected=3, present=4), StatusCode.ABORTED, 409),
         (NotReadyError("the model is loading"), StatusCode.UNAVAILABLE, 503),
         (OutOfMemoryError("2 GiB needed"), StatusCode.FAILED_PRECONDITION, 400),
         (ModelNotFoundError("no such model"), StatusCode.FAILED_PRECONDITION, 400),
