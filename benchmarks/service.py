@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -45,11 +47,13 @@ class ServiceDidNotStartError(Exception):
 def started_service(model: str, tensor_parallel_size: int = 1) -> Iterator[ServiceProcess]:
     """Starts the service on free loopback ports, and ends it and all that it started."""
     grpc_port, http_port = _free_ports(2)
+    state = TemporaryDirectory(prefix="specdec-benchmark-")  # nobody's overrides count
     config = ServeConfig(
         model=model,
         tensor_parallel_size=tensor_parallel_size,
         grpc_port=grpc_port,
         http_port=http_port,
+        state_dir=Path(state.name),
     )
     # Ray is initialized once a process, and its processes are told apart by their ancestor.
     context = multiprocessing.get_context("spawn")
@@ -63,6 +67,7 @@ def started_service(model: str, tensor_parallel_size: int = 1) -> Iterator[Servi
     finally:
         ours.close()  # what the child waits for
         _end(process)
+        state.cleanup()
 
 
 def _serve(config: dict[str, Any], connection: Connection) -> None:

@@ -130,7 +130,7 @@ def _last_change(state: SpeculationState) -> str:
 def _replica_table(answer: ServiceStatus) -> str:
     if not answer.replicas:
         return "no replica has reported yet"
-    heading = "replica state up running waiting decoding kv speculation".split()
+    heading = ["replica", "state", "up", "running", "waiting", "decoding", "kv", "speculation"]
     lines = _aligned([heading, *(_replica_row(replica) for replica in answer.replicas)])
     if answer.num_lost_replicas:
         lines.append(f"{answer.num_lost_replicas} lost since the control plane started")

@@ -25,6 +25,7 @@ _REPORT_PERIOD_S = 1.0
 _IDLE_REPORT_PERIOD_S = 15.0
 _WATCH_S = 60.0
 _CALL_TIMEOUT_S = 3.0
+_GOODBYE_S = 0.5  # the ControlPlane may have ended first
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 1.0
 
@@ -68,7 +69,9 @@ class ControlLink:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with suppress(NotReadyError):
-            await self._call(self._plane.leave, replica_id, has_failed=has_failed)
+            await self._call(
+                self._plane.leave, replica_id, has_failed=has_failed, timeout_s=_GOODBYE_S
+            )
 
     async def speculation(self) -> SpeculationState:
         """What is wanted of speculation. Raises NotReadyError while the ControlPlane is away."""

@@ -81,7 +81,11 @@ def test_every_error_of_ours_has_a_code_of_its_own():
     ours = {kind for kind in vars(errors).values() if isinstance(kind, type)} - {SpecdecError}
     assert InvalidValueError in ours
     for kind in ours:
-        num_fields = {InvalidValueError: 3, errors.UnknownModelError: 2}.get(kind, 1)
+        num_fields = {
+            InvalidValueError: 3,
+            errors.UnknownModelError: 2,
+            errors.VersionConflictError: 2,
+        }.get(kind, 1)
         status = status_of(kind(*["x"] * num_fields))
         assert status.grpc_code is not StatusCode.INTERNAL, kind
 
