@@ -1,4 +1,4 @@
-"""The `specdec` command: serve a model, ask it, fetch models.
+"""The `specdec` command: serve a model, ask it, steer it, fetch models.
 
 Answers go to stdout, everything else to stderr. What a caller can cause becomes one line and exit
 code 1, wrong usage exit code 2, Ctrl-C 130. Whatever takes long to import is imported where it is
@@ -18,7 +18,9 @@ from typing import Any, TypeVar
 
 import click
 
+from cluster import admin_cli
 from cluster.answer import receive
+from cluster.cli_connection import connection_flags
 from cluster.config import ServeConfig, settings
 from specdec.client import Client, ClientError, StreamChunk
 from specdec.client.sync_client import DEFAULT_TIMEOUT_S
@@ -27,7 +29,6 @@ from specdec.sampling_params import SamplingParams, SpeculationOptions
 from specdec.tokenizer import ChatMessage
 
 DEBUG_VARIABLE = "SPECDEC_DEBUG"
-DEFAULT_ADDRESS = "127.0.0.1:9000"
 EXIT_INTERRUPTED = 130
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -175,12 +176,7 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     is_flag=True,
     help="Print one JSON object; with --stream a line for each chunk, then one with the rest.",
 )
-@click.option("--address", default=DEFAULT_ADDRESS, show_default=True, help="host:port of gRPC.")
-@click.option(
-    "--tls-ca-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Certificates (PEM) that vouch for the service. Default: no TLS.",
-)
+@connection_flags
 @click.option(
     "--timeout",
     "timeout_s",
@@ -228,6 +224,10 @@ def generate(
     if not stream:
         click.echo(answer.text)
     _report(answer.summary)
+
+
+main.add_command(admin_cli.status)
+main.add_command(admin_cli.speculation)
 
 
 @main.group()

@@ -63,6 +63,10 @@ def _is_file(value: object) -> bool:
     return isinstance(value, Path) and value.is_file()
 
 
+def _is_no_file(value: object) -> bool:
+    return isinstance(value, Path) and (value.is_dir() or not value.exists())
+
+
 def _is_speculation(value: object) -> bool:
     from specdec.config import SpeculativeConfig
 
@@ -73,6 +77,7 @@ _POSITIVE = Limit("a number above 0", _is_positive, kind=float)
 _TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
 _BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 _FILE = _optional(Limit("the path of a file that exists", _is_file))
+_DIRECTORY = _optional(Limit("the path of a directory", _is_no_file))
 _SPECULATION = Limit("a mapping, or none to turn speculation off", _is_speculation)
 
 
@@ -188,6 +193,16 @@ class ServeConfig:
         _one_of("auto", "ipc", "tcp"),
         "How steps reach the shards; auto takes ipc on this node and tcp to others",
     )
+    state_dir: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                _DIRECTORY,
+                "Directory for what operators set, which outlasts the service",
+                "$XDG_STATE_HOME/specdec, or ~/.local/state/specdec",
+            )
+        },
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "warning", _one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
@@ -212,7 +227,7 @@ class ServeConfig:
         values = dict(mapping)
         if "speculative_config" in values:
             values["speculative_config"] = _read_speculation(values["speculative_config"])
-        for name in ("tls_cert_file", "tls_key_file"):
+        for name in ("tls_cert_file", "tls_key_file", "state_dir"):
             if isinstance(values.get(name), str):
                 values[name] = Path(values[name]).absolute()
         return cls(**values)

@@ -16,6 +16,7 @@ from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError
 from specdec.runner import Target
 from specdec.sequence import Request
+from specdec.speculation import SpeculationControl
 from specdec.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -101,6 +102,10 @@ class EngineLoop:
     async def stats(self) -> EngineStats:
         """The engine's load, as of between two steps."""
         return await self._call(self._engine.stats)
+
+    async def set_speculation(self, control: SpeculationControl) -> None:
+        """Takes over what an operator wants; returns when the next step goes by it."""
+        await self._call(lambda: self._engine.set_speculation(control))
 
     async def close(self) -> None:
         """Stops the thread after the step in flight; streams still open end with an error."""

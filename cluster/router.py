@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -29,11 +30,12 @@ from cluster.resources import (
 from cluster.shard_group import GroupSpec
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
-from specdec.client import ModelInfo
+from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.sequence import Request
+from specdec.speculation import SpeculationPolicy
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
 logger = logging.getLogger(__name__)
@@ -60,6 +62,9 @@ class Router:
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
         self._loop: EngineLoop | None = None
+        speculation = config.speculative_config
+        self._control = speculation.control if speculation else None
+        self._speculation_version: int | None = None
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
@@ -69,7 +74,12 @@ class Router:
         finally:
             self._draft = await draft
         engine = Engine(
-            self._plan.engine, self._model, self._target.current, self._tokenizer, self._draft
+            self._plan.engine,
+            self._model,
+            self._target.current,
+            self._tokenizer,
+            proposer=self._draft,
+            policy=SpeculationPolicy(self._control, time.monotonic) if self._control else None,
         )
         self._loop = EngineLoop(engine, self._target.remake)
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
@@ -143,6 +153,40 @@ class Router:
     def max_model_len(self) -> int:
         """Most tokens of a sequence."""
         return self._plan.engine.max_model_len
+
+    async def apply_speculation(self, state: SpeculationState) -> None:
+        """Goes by what is wanted of speculation, from the next step on."""
+        if self._control is not None:
+            self._control = state.in_force
+            if self._loop is not None:
+                with suppress(TargetFailedError, NotReadyError):  # over; the next Router asks anew
+                    await self._loop.set_speculation(state.in_force)
+        self._speculation_version = state.version
+
+    async def report(self, replica_id: str) -> ReplicaReport:
+        """How this replica is, by the name that the cluster knows it by."""
+        if self._loop is None:
+            return ReplicaReport(replica_id, is_ready=False, reason="the model is loading")
+        if self._loop.is_recovering:
+            return ReplicaReport(replica_id, is_ready=False, reason="the model is starting again")
+        try:
+            stats = await self._loop.stats()
+        except NotReadyError:
+            return ReplicaReport(replica_id, is_ready=False, reason="it is shutting down")
+        except TargetFailedError:
+            return ReplicaReport(replica_id, is_ready=False, reason="the model stopped answering")
+        return ReplicaReport(
+            replica_id,
+            is_ready=True,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_decoding=stats.num_decoding,
+            kv_cache_usage=1 - stats.num_free_blocks / stats.num_blocks,
+            is_speculation_on=stats.is_speculation_on,
+            speculation_version=self._speculation_version,
+            num_generated_tokens=stats.num_generated_tokens,
+            speculation=stats.speculation,
+        )
 
     async def generate(self, call: GenerateCall) -> Generation:
         """Begins a request. Its outputs raise what the engine has against it."""

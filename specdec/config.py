@@ -16,6 +16,11 @@ from specdec.sampling_params import (
     SPECULATION_METHODS,
     SpeculationMethod,
 )
+from specdec.speculation import (
+    DEFAULT_SPECULATION_THRESHOLD,
+    MAX_SPECULATION_THRESHOLD,
+    SpeculationControl,
+)
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
 
@@ -114,6 +119,8 @@ class SpeculativeConfig:
         which then should be quantized. Its vocabulary must be the target's.
     draft_tensor_parallel_size: ranks that share the draft model.
     max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
+    speculation_threshold: largest number of decoding requests to draft for, until an operator says
+        otherwise.
     """
 
     method: SpeculationMethod = "ngram"
@@ -123,6 +130,7 @@ class SpeculativeConfig:
     model: str | None = None
     draft_tensor_parallel_size: int = 1
     max_model_len: int | None = None
+    speculation_threshold: int = DEFAULT_SPECULATION_THRESHOLD
 
     def __post_init__(self) -> None:
         if self.method not in SPECULATION_METHODS:
@@ -147,12 +155,23 @@ class SpeculativeConfig:
             1,
             1024,
         )
+        require_range(
+            "speculative_config.speculation_threshold",
+            self.speculation_threshold,
+            0,
+            MAX_SPECULATION_THRESHOLD,
+        )
         if self.max_model_len is not None:
             require_range("speculative_config.max_model_len", self.max_model_len, 1, 2**24)
         if self.method != "draft_model" and self.model is not None:
             raise InvalidValueError(
                 "speculative_config.model", self.model, "left out unless method is draft_model"
             )
+
+    @property
+    def control(self) -> SpeculationControl:
+        """What is in force until an operator says otherwise."""
+        return SpeculationControl("auto", self.speculation_threshold, self.num_speculative_tokens)
 
 
 @dataclass(frozen=True)

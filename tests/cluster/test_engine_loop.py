@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from contextlib import aclosing
 
 import pytest
@@ -19,10 +20,12 @@ class GatedTarget(HashTarget):
     def __init__(self) -> None:
         super().__init__(block_size=4, vocab_size=383)
         self.gate = threading.Semaphore(10_000)
+        self.step_s = 0.0
         self.error: Exception | None = None
 
     def collect(self):
         self.gate.acquire()
+        time.sleep(self.step_s)
         if self.error is not None:
             raise self.error
         return super().collect()
@@ -65,7 +68,8 @@ async def test_a_refused_request_raises_and_leaves_the_loop_running(loop, target
     assert await tokens_of(loop, request("good", PROMPT)) == target.continuation(PROMPT, 24)
 
 
-async def test_leaving_a_stream_aborts_its_request(loop):
+async def test_leaving_a_stream_aborts_its_request(loop, target):
+    target.step_s = 0.01  # so that it is still running when it is looked at
     async with aclosing(loop.generate(request("r", PROMPT, max_tokens=100))) as outputs:
         await anext(outputs)
         assert (await loop.stats()).num_running == 1

@@ -13,6 +13,7 @@ from specdec.proposers import DraftModelProposer, DraftRequest, Proposal, Propos
 from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import FinishReason, Request
+from specdec.speculation import SpeculationPolicy
 from specdec.step import StepInput, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 
@@ -60,10 +61,14 @@ def draft_model(
 
 
 def make_engine(
-    directory: Path, config: EngineConfig, target: Target, proposer: Proposer | None = None
+    directory: Path,
+    config: EngineConfig,
+    target: Target,
+    proposer: Proposer | None = None,
+    policy: SpeculationPolicy | None = None,
 ) -> Engine:
     model = ModelConfig.from_directory(directory)
-    return Engine(config, model, target, Tokenizer(directory), proposer)
+    return Engine(config, model, target, Tokenizer(directory), proposer, policy)
 
 
 def request(request_id: str, prompt: Many[int], *, seed: int = 0, **params: object) -> Request:
