@@ -41,13 +41,14 @@ def local_engine(
     config: EngineConfig,
     group: TensorParallelGroup | None = None,
     proposer: Proposer | None = None,
+    policy: SpeculationPolicy | None = None,
 ) -> Engine:
     """The real engine with the model in this process.
 
     Ranks that are threads each run a whole engine: it has no will of its own, so they agree.
     """
     runner = load_runner(directory, "float32", config, group or TensorParallelGroup())
-    return make_engine(directory, config, LocalTarget(runner), proposer)
+    return make_engine(directory, config, LocalTarget(runner), proposer, policy)
 
 
 def draft_model(
