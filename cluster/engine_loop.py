@@ -83,6 +83,7 @@ class EngineLoop:
         Raises what `Engine.add` raises, and TargetFailedError when the engine is lost. The
         request's id need not be unique.
         """
+        self.require_room()
         unique_id = f"{request.request_id}/{next(self._serial)}"
         stream = self._streams[unique_id] = asyncio.Queue()
         finished = False
@@ -98,6 +99,15 @@ class EngineLoop:
             del self._streams[unique_id]
             if not finished:
                 self._commands.put(_Command(lambda: self._engine.abort(unique_id)))
+
+    def require_room(self) -> None:
+        """Raises OverloadedError when as many requests are open as may run and wait.
+
+        At once, where the engine would only be asked after the step that runs.
+        """
+        num_open, config = len(self._streams), self._engine.config
+        if num_open >= config.max_num_seqs + config.max_queue_len:
+            raise OverloadedError(f"{num_open} requests run or wait, as many as may")
 
     async def stats(self) -> EngineStats:
         """The engine's load, as of between two steps."""

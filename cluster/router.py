@@ -193,6 +193,7 @@ class Router:
         self._check_model(call.model)
         if self._loop is None:
             raise NotReadyError("the model is still loading")
+        self._loop.require_room()
         seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
         request = Request(
             request_id=call.request_id or secrets.token_hex(8),

@@ -51,8 +51,9 @@ class SpeculationPolicy:
     """Turns speculation off above a load, and on again well below it.
 
     In mode auto it goes off when more than `threshold` requests decode, and comes back when at most
-    `threshold - hysteresis` do; a threshold so low that this is none comes back at one. Between two
-    such turns pass at least `dwell_s` seconds. What an operator changes holds from the next step.
+    `threshold - hysteresis` have for `dwell_s` seconds; a threshold so low that this is none comes
+    back at one. So requests that end together, and are followed by as many, are no quiet time. It
+    stays on for at least `dwell_s` too. What an operator changes holds from the next step.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class SpeculationPolicy:
         self._is_within = True  # the load, as mode auto judges it
         self._is_judged = False  # whether a step was judged by the present control
         self._turned_at_s = -math.inf
+        self._quiet_since_s = math.inf  # how long the load has been low enough to come back
         self._num_flips = 0
 
     @property
@@ -117,12 +119,13 @@ class SpeculationPolicy:
         return self._control.num_speculative_tokens if self.is_on else 0
 
     def _judge(self, num_decoding: int) -> None:
-        is_within = num_decoding <= self._limit()
+        now_s, is_within = self._clock(), num_decoding <= self._limit()
+        self._quiet_since_s = min(self._quiet_since_s, now_s) if is_within else math.inf
         if is_within == self._is_within:
             self._is_judged = True
             return
-        now_s = self._clock()
-        if self._is_judged and now_s - self._turned_at_s < self._dwell_s:
+        since_s = self._quiet_since_s if is_within else self._turned_at_s
+        if self._is_judged and now_s - since_s < self._dwell_s:
             return
         was_on = self.is_on
         self._is_within, self._is_judged, self._turned_at_s = is_within, True, now_s

@@ -67,10 +67,26 @@ def test_it_comes_back_at_the_margin(policy, clock):
     assert steps(policy, clock, 4)[-1] == 3
 
 
-def test_a_turn_lasts_for_the_dwell(policy, clock):
+def test_it_comes_back_after_a_quiet_time(policy, clock):
     assert policy.num_draft_tokens(20) == 0
-    assert steps(policy, clock, 1, count=19) == [0] * 19
+    assert steps(policy, clock, 1, count=20) == [0] * 20
     assert steps(policy, clock, 1, count=2)[-1] == 3
+
+
+def test_a_short_dip_is_no_quiet_time(policy, clock):
+    """As when requests of equal length end together, and are followed by as many."""
+    for _ in range(50):
+        assert steps(policy, clock, 8, count=30) == [0] * 30 or policy.num_flips == 1
+        assert steps(policy, clock, 1, count=10) == [0] * 10
+    assert policy.num_flips == 1
+
+
+def test_it_stays_on_for_the_dwell(policy, clock):
+    steps(policy, clock, 8)
+    while policy.num_draft_tokens(1) == 0:
+        clock.now_s += 0.05
+    assert steps(policy, clock, 8, count=18) == [3] * 18
+    assert steps(policy, clock, 8, count=4)[-1] == 0
 
 
 def test_steps_without_decoding_say_nothing(policy, clock):
