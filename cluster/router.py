@@ -18,9 +18,9 @@ from cluster.engine_loop import EngineLoop
 from cluster.resources import available_memory_bytes, engine_config, threads_per_shard
 from cluster.target_group import ShardGroup, TargetSpec
 from specdec.client import ModelInfo
-from specdec.config import ModelConfig
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
+from specdec.model_config import ModelConfig
 from specdec.sequence import Request
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 

@@ -22,8 +22,8 @@ from cluster.resources import (
     check_tensor_parallel_size,
     engine_config,
 )
-from specdec.config import ModelConfig
 from specdec.errors import SpecdecError
+from specdec.model_config import ModelConfig
 from specdec.models.store import resolve
 
 Report = Callable[[str], None]

@@ -4,8 +4,8 @@ import pytest
 
 from cluster.config import ServeConfig
 from cluster.resources import check_tensor_parallel_size, engine_config, threads_per_shard
-from specdec.config import ModelConfig
 from specdec.errors import InvalidValueError, OutOfMemoryError
+from specdec.model_config import ModelConfig
 
 GIB = 2**30
 

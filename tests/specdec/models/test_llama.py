@@ -5,8 +5,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.checkpoint import open_checkpoint
-from specdec.config import ModelConfig
 from specdec.errors import UnsupportedModelError
+from specdec.model_config import ModelConfig
 from specdec.model_input import ModelInput
 from specdec.models import LlamaForCausalLM as OurLlama
 from specdec.models import load_model
