@@ -125,8 +125,10 @@ class ServeConfig:
     tensor_parallel_size: int = _setting(
         1, _whole_number(1, 1024), "Shards to divide the model into"
     )
-    dtype: Literal["float32", "bfloat16"] = _setting(
-        "float32", _one_of("float32", "bfloat16"), "Data type of weights, activations and KV cache"
+    dtype: Literal["float32", "bfloat16", "float16"] = _setting(
+        "float32",
+        _one_of("float32", "bfloat16", "float16"),
+        "Data type of weights, activations and KV cache",
     )
     max_model_len: int | None = _setting(
         None,

@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 
 from cluster.config import ServeConfig
-from specdec.config import DTYPES, DraftLimits, EngineConfig, ModelConfig, require_range
+from specdec.config import DTYPES, DraftLimits, EngineConfig, require_range
 from specdec.errors import InvalidValueError, OutOfMemoryError
+from specdec.model_config import ModelConfig
 
 CPUS_PER_SHARD = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""

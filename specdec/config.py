@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
-from specdec.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
+from specdec.errors import InvalidValueError
 from specdec.sampling_params import (
     MAX_NUM_SPECULATIVE_TOKENS,
     SPECULATION_METHODS,
@@ -22,90 +19,12 @@ from specdec.speculation import (
     SpeculationControl,
 )
 
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
-
-_REQUIRED_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "rms_norm_eps",
-    "max_position_embeddings",
-)
-
-DTypeName = Literal["float32", "bfloat16"]
-DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The shape of a Llama-like decoder, read from a Hugging Face `config.json`."""
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    eos_token_ids: frozenset[int]
-
-    @classmethod
-    def from_directory(cls, directory: Path) -> ModelConfig:
-        """Raises ModelNotFoundError without config.json, UnsupportedModelError for its content."""
-        raw = _read_json(directory / "config.json")
-        if raw is None:
-            raise ModelNotFoundError(f"{directory} holds no config.json")
-        generation = _read_json(directory / "generation_config.json") or {}
-        return cls.from_dict(raw, generation)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-        """Reads the fields of a `config.json` and of a `generation_config.json`."""
-        architecture = (raw.get("architectures") or ["none"])[0]
-        _require_supported(architecture, raw)
-        missing = [name for name in _REQUIRED_KEYS if name not in raw]
-        if missing:
-            raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}")
-        eos = generation.get("eos_token_id", raw.get("eos_token_id"))
-        return cls(
-            architecture=architecture,
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            intermediate_size=raw["intermediate_size"],
-            num_layers=raw["num_hidden_layers"],
-            num_heads=raw["num_attention_heads"],
-            num_kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-            rms_norm_eps=raw["rms_norm_eps"],
-            rope_theta=float(_rope_parameters(raw).get("rope_theta", 10_000.0)),
-            max_position_embeddings=raw["max_position_embeddings"],
-            tie_word_embeddings=raw.get("tie_word_embeddings", False),
-            eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
-        )
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of the decoder, a tied head counted once."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        vocabularies = 1 if self.tie_word_embeddings else 2
-        embeddings = vocabularies * self.vocab_size * self.hidden_size
-        return self.num_layers * layer + embeddings + self.hidden_size
-
-    def kv_bytes_per_token(self, dtype: torch.dtype, tensor_parallel_size: int = 1) -> int:
-        """Keys and values of one token over all layers, on all ranks together.
-
-        More ranks than KV heads hold one each, some of them twice.
-        """
-        num_kv_heads = max(self.num_kv_heads, tensor_parallel_size)
-        return 2 * self.num_layers * num_kv_heads * self.head_dim * dtype.itemsize
+DTypeName = Literal["float32", "bfloat16", "float16"]
+DTYPES: dict[DTypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
 
 @dataclass(frozen=True)
@@ -228,41 +147,3 @@ def require_range(name: str, value: int, low: int, high: int) -> None:
     """Raises InvalidValueError unless low <= value <= high."""
     if not low <= value <= high:
         raise InvalidValueError(name, value, f"from {low} to {high}")
-
-
-def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise UnsupportedModelError(f"{architecture} is not supported; supported: {supported}")
-    rope_type = _rope_parameters(raw).get("rope_type", "default")
-    unsupported = {
-        "attention_bias": bool(raw.get("attention_bias")),
-        "mlp_bias": bool(raw.get("mlp_bias")),
-        f"rope type {rope_type}": rope_type != "default",
-        f"activation {raw.get('hidden_act')}": raw.get("hidden_act", "silu") != "silu",
-        "quantization_config": raw.get("quantization_config") is not None,
-    }
-    found = [feature for feature, is_used in unsupported.items() if is_used]
-    if found:
-        raise UnsupportedModelError(f"{architecture} with {', '.join(found)} is not supported")
-
-
-def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` since transformers 5; before it rope_theta and rope_scaling."""
-    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    if "rope_theta" in raw:
-        scaling.setdefault("rope_theta", raw["rope_theta"])
-    scaling.setdefault("rope_type", scaling.get("type", "default"))
-    return scaling
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise UnsupportedModelError(f"{path} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UnsupportedModelError(f"{path} is no JSON object")
-    return content

@@ -9,9 +9,10 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 from specdec.block_manager import BlockManager
-from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.errors import InvalidValueError
+from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
 from specdec.runner import Target
 from specdec.scheduler import ScheduledRow, Scheduler

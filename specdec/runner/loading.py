@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig, ModelConfig
+from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig
+from specdec.model_config import ModelConfig
 from specdec.models import load_model
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.draft_runner import DraftRunner

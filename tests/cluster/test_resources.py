@@ -10,8 +10,9 @@ from cluster.resources import (
     placement_bundles,
     threads_per_shard,
 )
-from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidValueError, OutOfMemoryError
+from specdec.model_config import ModelConfig
 
 GIB = 2**30
 

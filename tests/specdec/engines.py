@@ -6,8 +6,9 @@ import hashlib
 from collections.abc import Sequence as Many
 from pathlib import Path
 
-from specdec.config import DraftLimits, EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import DraftLimits, EngineConfig, SpeculativeConfig
 from specdec.engine import Engine, RequestOutput
+from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftModelProposer, DraftRequest, Proposal, Proposer
 from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_runner, load_runner

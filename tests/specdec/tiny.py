@@ -4,7 +4,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 TEXT = """
 The river begins as a thread of cold water under the stones, and by the time it reaches the town
@@ -62,26 +68,30 @@ def tiny_llama_dir(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    _random_llama(config, seed).save_pretrained(
+    random_model(LlamaForCausalLM, config, seed).save_pretrained(
         directory, max_shard_size="200KB" if sharded else "5GB"
     )
     return directory
 
 
-def _random_llama(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
-    """A Llama whose logits are well apart and whose greedy text neither stands still nor circles.
+def random_model(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int
+) -> PreTrainedModel:
+    """A model whose logits are well apart and whose greedy text neither stands still nor circles.
 
     With transformers' small initial weights a tied model repeats its last token for ever, because
     what the layers add is little beside the embedding. Large ones drown it.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).float().eval()
+        model = model_class(config).float().eval()
         for name, weight in model.named_parameters():
             if weight.ndim == 2:
                 fan_in = weight.shape[1]
                 gain = 0.3 if "embed" in name or "lm_head" in name else 2 / fan_in**0.5
                 torch.nn.init.normal_(weight, std=gain)
+            elif name.endswith("bias"):
+                torch.nn.init.normal_(weight, std=0.3)
             else:
                 torch.nn.init.uniform_(weight, 0.5, 1.5)
     return model
