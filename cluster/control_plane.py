@@ -28,7 +28,7 @@ from specdec.speculation import SpeculationControl
 logger = logging.getLogger(__name__)
 
 SILENCE_LIMIT_S = 90.0
-"""How long a replica may say nothing before it counts as lost: three reports of an idle one, or a long step."""
+"""How long a replica may say nothing before it counts as lost; a step may take long."""
 
 _NO_SPECULATION = SpeculationControl("off", threshold=0, num_speculative_tokens=0)
 

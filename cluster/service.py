@@ -43,6 +43,7 @@ _RAY_ENVIRONMENT = {
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_health_check_period_ms": "10000",
     "RAY_memory_monitor_refresh_ms": "1000",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that nothing here reads
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
 }
