@@ -23,7 +23,7 @@ from specdec.client import (
 )
 from specdec.speculation import SPECULATION_MODES
 
-_SILENT_AFTER_S = 20.0  # an idle replica reports every 15
+_SILENT_AFTER_S = 40.0  # an idle replica reports every 30
 
 _json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 

@@ -22,7 +22,7 @@ from specdec.errors import NotReadyError
 logger = logging.getLogger(__name__)
 
 _REPORT_PERIOD_S = 1.0
-_IDLE_REPORT_PERIOD_S = 15.0
+_IDLE_REPORT_PERIOD_S = 30.0
 _WATCH_S = 60.0
 _CALL_TIMEOUT_S = 3.0
 _GOODBYE_S = 0.5  # the ControlPlane may have ended first
@@ -86,7 +86,8 @@ class ControlLink:
     async def status(self) -> ServiceStatus:
         """How the service runs, this replica as of now. Raises NotReadyError as above."""
         with suppress(TimeoutError):  # in a long step; then the last report has to do
-            report = await asyncio.wait_for(self._make_report(), self._call_timeout_s)
+            async with asyncio.timeout(self._call_timeout_s):
+                report = await self._make_report()
             await self._report(report)
         status: ServiceStatus = await self._call(self._plane.status)
         return status
@@ -139,7 +140,8 @@ class ControlLink:
         """Raises NotReadyError when no answer comes, and what the ControlPlane raised itself."""
         response = method.remote(*arguments, **named)
         try:
-            return await asyncio.wait_for(response, timeout_s or self._call_timeout_s)
+            async with asyncio.timeout(timeout_s or self._call_timeout_s):
+                return await response
         except RayTaskError as error:
             raise error.cause from error
         except (RayError, RayServeException) as error:

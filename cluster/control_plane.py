@@ -28,7 +28,7 @@ from specdec.speculation import SpeculationControl
 logger = logging.getLogger(__name__)
 
 SILENCE_LIMIT_S = 90.0
-"""How long a replica may say nothing before it counts as lost: longer than a step may take."""
+"""How long a replica may say nothing before it counts as lost; a step may take long."""
 
 _NO_SPECULATION = SpeculationControl("off", threshold=0, num_speculative_tokens=0)
 
@@ -99,7 +99,8 @@ class ControlPlane:
         """The state as soon as it is of another version, else after `timeout_s` seconds."""
         if self._state.version == known_version:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
         return self._state
 
     async def report(self, report: ReplicaReport, uptime_s: float) -> None:

@@ -99,6 +99,7 @@ def make_application(config: ServeConfig, directories: ModelDirectories) -> serv
         placement_group_strategy="PACK",
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        logging_config={"log_level": config.log_level.upper()},
         graceful_shutdown_timeout_s=_STOP_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
@@ -113,6 +114,8 @@ def _control_plane(config: ServeConfig) -> serve.Application:
         ray_actor_options={"num_cpus": 0},
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        # Calls to it say nothing: a Router reports every second.
+        logging_config={"log_level": config.log_level.upper(), "enable_access_log": False},
         # The Routers that watch it end too, and nothing in it is lost.
         graceful_shutdown_timeout_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,

@@ -30,11 +30,13 @@ _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A service at rest should be at rest: by default these loops wake ten times a second.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "2.0",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # so that the next line applies
     "LOG_NAME_UPDATE_INTERVAL_S": "1.0",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_health_check_period_ms": "10000",
     "RAY_memory_monitor_refresh_ms": "1000",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that nothing here reads
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
 }

@@ -32,8 +32,8 @@ class SpeculationChange:
     def __post_init__(self) -> None:
         self.applied_to(SpeculationControl("auto", threshold=0, num_speculative_tokens=0))
         if not self.values and not self.reset:
-            limit = "at least one of mode, threshold, num_speculative_tokens and reset"
-            raise InvalidValueError("change", None, limit)
+            limit = "one of mode, threshold, num_speculative_tokens and reset, or several"
+            raise InvalidValueError("change", {}, limit)
         _require_line("updated_by", self.updated_by, MAX_UPDATED_BY_CHARS)
         _require_line("reason", self.reason, MAX_REASON_CHARS)
 

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import typing
+from pathlib import Path
 
 import pytest
 
@@ -79,6 +80,7 @@ def test_every_literal_allows_what_its_setting_allows():
         ("log_level", "INFO", "one of debug, info, warning, error"),
         ("transport", "udp", "one of auto, ipc, tcp"),
         ("tls_cert_file", "/no/such/file", "the path of a file that exists"),
+        ("state_dir", __file__, "the path of a directory"),
         ("max_num_batched_tokens", 63, "at least max_num_seqs (64)"),
         ("speculative_config", 3, "a mapping, or none to turn speculation off"),
         ("speculative_config", "[1]", "a mapping, or none to turn speculation off"),
@@ -108,6 +110,7 @@ def test_none_is_allowed_where_it_means_something(field):
         ({"num_speculative_tokens": "3"}, "speculative_config.num_speculative_tokens"),
         ({"num_speculative_tokens": True}, "speculative_config.num_speculative_tokens"),
         ({"num_speculative_tokens": 33}, "speculative_config.num_speculative_tokens"),
+        ({"speculation_threshold": 4097}, "speculative_config.speculation_threshold"),
         ({"method": "oracle"}, "speculative_config.method"),
         ({"method": ["ngram"]}, "speculative_config.method"),
     ],
@@ -180,7 +183,8 @@ def test_round_trip(tls_files):
         model="/models/tiny",
         max_model_len=512,
         kv_cache_memory_gib=0.5,
-        speculative_config=SpeculativeConfig(num_speculative_tokens=7),
+        speculative_config=SpeculativeConfig(num_speculative_tokens=7, speculation_threshold=6),
+        state_dir=Path("/var/lib/specdec"),
         **tls_files,
     )
     for each in (config, ServeConfig(), ServeConfig(speculative_config=None)):
@@ -190,8 +194,9 @@ def test_round_trip(tls_files):
 
 def test_relative_paths_become_absolute(tls_files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    relative = {name: path.name for name, path in tls_files.items()}
-    assert ServeConfig.from_mapping(relative) == ServeConfig(**tls_files)
+    paths = {**tls_files, "state_dir": tmp_path / "state"}
+    relative = {name: path.name for name, path in paths.items()}
+    assert ServeConfig.from_mapping(relative) == ServeConfig(**paths)
 
 
 def test_yaml_and_what_wins_over_it(tmp_path):

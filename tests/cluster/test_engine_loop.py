@@ -9,6 +9,7 @@ import pytest
 
 from cluster.engine_loop import EngineLoop
 from specdec.errors import InvalidValueError, NotReadyError, TargetFailedError
+from specdec.speculation import SpeculationControl, SpeculationPolicy
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
 PROMPT = [11, 12, 13, 11, 12]
@@ -114,6 +115,19 @@ async def test_closing_ends_open_streams_and_refuses_new_ones(tiny_model_dir, ta
         await stream
     with pytest.raises(NotReadyError, match="shutting down"):
         await loop.stats()
+
+
+async def test_speculation_is_set_between_two_steps(tiny_model_dir, target):
+    off, on = (SpeculationControl(mode, 32, num_speculative_tokens=3) for mode in ("off", "on"))
+    policy = SpeculationPolicy(off, clock=lambda: 0.0)
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target, policy=policy))
+    assert await tokens_of(loop, request("a", PROMPT)) == target.continuation(PROMPT, 24)
+    assert (await loop.stats()).speculation.num_drafts == 0
+    await loop.set_speculation(on)
+    assert (await loop.stats()).is_speculation_on
+    assert await tokens_of(loop, request("b", PROMPT)) == target.continuation(PROMPT, 24)
+    assert (await loop.stats()).speculation.num_drafts > 0
+    await loop.close()
 
 
 async def test_the_thread_sleeps_while_there_is_nothing_to_do(loop, target):
