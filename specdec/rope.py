@@ -169,8 +169,8 @@ def _original_context(parameters: Mapping[str, Any]) -> int:
 def _positive(parameters: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = parameters.get(name)
     value = default if value is None else value
-    is_number = isinstance(value, int | float) and value is not True
-    if not is_number or not 0 < value < math.inf:
+    # To isinstance, True is an int.
+    if not isinstance(value, int | float) or value is True or not 0 < value < math.inf:
         raise _unsupported(name, value, "a number above 0")
     return float(value)
 

@@ -53,7 +53,7 @@ def tiny_llama_dir(
     The defaults have SmolLM2's proportions (three query heads a KV head) and dimensions that three
     ranks cannot share evenly. vocab: 300 to 512. sharded: several weight files and an index.
     """
-    tokenizer = _train_tokenizer(vocab)
+    tokenizer = train_tokenizer(vocab)
     tokenizer.save_pretrained(directory)
     config = LlamaConfig(
         hidden_size=hidden,
@@ -97,7 +97,7 @@ def random_model(
     return model
 
 
-def _train_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

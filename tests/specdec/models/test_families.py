@@ -1,6 +1,7 @@
 """Each architecture with each of its features, against transformers, whole and over ranks."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -10,9 +11,10 @@ from specdec.checkpoint import open_checkpoint
 from specdec.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
 from specdec.models import LlamaForCausalLM as Decoder
 from specdec.parallel import TensorParallelGroup
+from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, mixed_logits
-from tests.specdec.tiny import random_model
+from tests.specdec.tiny import random_model, train_tokenizer
 
 TOLERANCE = 1e-4
 WINDOW = 7
@@ -75,10 +77,15 @@ def save_family(directory, name):
     model.save_pretrained(directory)
 
 
-def reference_logits(directory, ids):
-    model = transformers.AutoModelForCausalLM.from_pretrained(
+@cache
+def reference(directory):
+    return transformers.AutoModelForCausalLM.from_pretrained(
         directory, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+
+
+def reference_logits(directory, ids):
+    model = reference(directory)
     with torch.inference_mode():
         return [model(torch.tensor([each])).logits[0] for each in ids]
 
@@ -116,8 +123,26 @@ def test_every_parameter_is_read_and_counted(family):
     config = ModelConfig.from_directory(directory)
     with open_checkpoint(directory, torch.float32) as reader:
         Decoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
-    assert config.num_parameters == reader.num_elements_read == model.num_parameters()
+    expected = reference(directory).num_parameters()
+    assert config.num_parameters == reader.num_elements_read == expected
+
+
+def test_the_engine_says_what_transformers_would(family):
+    """Greedy, with drafts, chunked prefill, several sequences in a batch, and preemption."""
+    directory, _ = family
+    train_tokenizer(383).save_pretrained(directory)
+    prompts = {"a": [5, 6, 7, 8] * 12, "b": [21, 22, 23] * 3, "c": [301, 77] * 20}
+    config = engine_config(3, max_model_len=96, num_blocks=32, max_num_batched_tokens=32)
+    engine = local_engine(directory, config)
+    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    assert engine.stats().speculation.num_draft_tokens > 0
+    assert engine.stats().num_preemptions > 0
+    for name, prompt in prompts.items():
+        (logits,) = reference_logits(directory, [prompt + said[name].token_ids])
+        steps = logits[len(prompt) - 1 : -1]
+        chosen = steps.gather(1, torch.tensor(said[name].token_ids)[:, None])[:, 0]
+        # Closer than that are ties, which a pass of another shape may round either way.
+        assert (steps.amax(1) - chosen).max() < 1e-3
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

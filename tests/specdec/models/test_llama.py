@@ -5,7 +5,7 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.checkpoint import open_checkpoint
-from specdec.errors import UnsupportedModelError
+from specdec.errors import InvalidValueError, UnsupportedModelError
 from specdec.model_config import ModelConfig
 from specdec.models import LlamaForCausalLM as OurLlama
 from specdec.models import load_model
@@ -61,6 +61,19 @@ def test_a_tensor_of_another_shape_is_refused(tiny_model_dir):
         pytest.raises(UnsupportedModelError, match=r"norm\.weight has shape \[144\]; .* \[145\]"),
     ):
         reader.read("model.norm.weight", (145,))
+
+
+def test_a_length_beyond_the_models_is_refused(tiny_model_dir):
+    config = ModelConfig.from_directory(tiny_model_dir)
+    with pytest.raises(InvalidValueError, match="max_model_len is 513; it must be from 1 to 512"):
+        load_model(
+            tiny_model_dir,
+            config,
+            TensorParallelGroup(),
+            dtype=torch.float32,
+            max_model_len=513,
+            block_size=BLOCK_SIZE,
+        )
 
 
 def test_a_missing_tensor_is_named(tiny_model_dir):
