@@ -19,6 +19,7 @@ CPUS_PER_ROUTER = 0.5
 _MIB, _GIB = 2**20, 2**30
 _PROCESS_BYTES = 350 * _MIB
 """What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
+_CONTROL_PLANE_BYTES = 150 * _MIB
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _MAX_AUTO_KV_BYTES = 2 * _GIB
@@ -119,7 +120,8 @@ def _check_memory(
 
 def _bytes_without_kv(config: ServeConfig, model: ModelConfig) -> int:
     weights = model.num_parameters * DTYPES[config.dtype].itemsize
-    return weights + (config.tensor_parallel_size + 1) * _PROCESS_BYTES
+    processes = (config.tensor_parallel_size + 1) * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
+    return weights + processes
 
 
 def _reclaimable_bytes() -> int:
