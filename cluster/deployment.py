@@ -122,7 +122,7 @@ def _control_plane(config: ServeConfig) -> serve.Application:
     )
     return deployment.bind(
         speculation.control if speculation else None,
-        config.state_dir or default_state_dir(),
+        (config.state_dir or default_state_dir()).absolute(),  # it works elsewhere
         config.served_model_name,
     )
 

@@ -25,6 +25,7 @@ TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
 _MIB, _GIB = 2**20, 2**30
 _PROCESS_BYTES = 350 * _MIB
 """What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
+_CONTROL_PLANE_BYTES = 150 * _MIB
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _MAX_AUTO_KV_BYTES = 2 * _GIB
@@ -193,7 +194,7 @@ def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
     if models.draft is not None and speculation is not None:
         num_processes += speculation.draft_tensor_parallel_size
         weights += models.draft.num_parameters * itemsize
-    return weights + num_processes * _PROCESS_BYTES
+    return weights + num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
 
 
 def _reclaimable_bytes() -> int:
