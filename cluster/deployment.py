@@ -43,7 +43,8 @@ class RouterReplica(InferenceServicer):
         self, config: Mapping[str, Any], directories: ModelDirectories
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
-        router = Router(serve_config, directories)
+        replica = serve.get_replica_context().replica_id.unique_id
+        router = Router(serve_config, directories, replica)
         super().__init__(router)
         self._ingress = (
             EmbeddedIngress(router, serve_config) if serve_config.ingress == "embedded" else None

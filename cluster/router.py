@@ -18,7 +18,9 @@ from cluster.config import ServeConfig
 from cluster.draft_group import DraftGroup
 from cluster.draft_supervisor import DraftSupervisor
 from cluster.engine_loop import EngineLoop
+from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
+from cluster.request_observer import RequestObserver
 from cluster.resources import (
     DRAFT_BUNDLE,
     TARGET_BUNDLE,
@@ -34,6 +36,7 @@ from specdec.config import DraftLimits, EngineConfig
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.sequence import Request
+from specdec.stats import EngineStats
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
 logger = logging.getLogger(__name__)
@@ -50,8 +53,12 @@ class Generation:
 class Router:
     """Owns an engine and the models it drives. Not ready until `start` has returned."""
 
-    def __init__(self, config: ServeConfig, directories: ModelDirectories) -> None:
+    def __init__(
+        self, config: ServeConfig, directories: ModelDirectories, replica: str = "local"
+    ) -> None:
+        """`replica` is the name that the cluster knows it by."""
         self.config = config
+        self.metrics = Metrics(config.served_model_name, replica, self._last_stats)
         self._directories = directories
         models = directories.configs()
         self._model = models.target
@@ -71,7 +78,7 @@ class Router:
         engine = Engine(
             self._plan.engine, self._model, self._target.current, self._tokenizer, self._draft
         )
-        self._loop = EngineLoop(engine, self._target.remake)
+        self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
 
     @property
@@ -146,6 +153,7 @@ class Router:
 
     async def generate(self, call: GenerateCall) -> Generation:
         """Begins a request. Its outputs raise what the engine has against it."""
+        observer = RequestObserver(self.metrics)
         self._check_model(call.model)
         if self._loop is None:
             raise NotReadyError("the model is still loading")
@@ -159,7 +167,7 @@ class Router:
             resume_token_ids=call.resume_token_ids,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
-        return Generation(seed, self._loop.generate(request))
+        return Generation(seed, self._loop.generate(request, observer))
 
     async def tokenize(self, call: TokenizeCall) -> list[int]:
         """The ids of a text or a chat."""
@@ -192,6 +200,9 @@ class Router:
             num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
             version=version("specdec"),
         )
+
+    def _last_stats(self) -> EngineStats | None:
+        return None if self._loop is None else self._loop.last_stats
 
     def _check_model(self, model: str) -> None:
         if model and model != self.config.served_model_name:

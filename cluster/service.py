@@ -158,7 +158,7 @@ def _how_to_call(config: ServeConfig, elapsed_s: float) -> str:
     return (
         f"{config.served_model_name} is ready after {elapsed_s:.0f} s; Ctrl-C stops it\n"
         f"  gRPC  {grpc_address} (specdec.v1.InferenceService, health, reflection)\n"
-        f"  HTTP  {scheme}://{http_address}/health and /ready\n"
+        f"  HTTP  {scheme}://{http_address}/health, /ready and /metrics\n"
         f"  try   specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
     )
 
