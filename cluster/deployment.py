@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import gRPCOptions
 
+from cluster import logs
 from cluster.config import ServeConfig
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
@@ -43,6 +44,7 @@ class RouterReplica(InferenceServicer):
         self, config: Mapping[str, Any], directories: ModelDirectories
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
+        logs.configure(serve_config.logs)
         replica = serve.get_replica_context().replica_id.unique_id
         router = Router(serve_config, directories, replica)
         super().__init__(router)

@@ -18,6 +18,7 @@ from cluster.config import ServeConfig
 from cluster.draft_group import DraftGroup
 from cluster.draft_supervisor import DraftSupervisor
 from cluster.engine_loop import EngineLoop
+from cluster.logs import current_request_id
 from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
 from cluster.request_observer import RequestObserver
@@ -144,6 +145,7 @@ class Router:
             bundle_index=TARGET_BUNDLE if isinstance(limits, EngineConfig) else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,
             step_timeout_s=self.config.step_timeout_s,
+            logs=self.config.logs,
         )
 
     @property
@@ -153,13 +155,15 @@ class Router:
 
     async def generate(self, call: GenerateCall) -> Generation:
         """Begins a request. Its outputs raise what the engine has against it."""
-        observer = RequestObserver(self.metrics)
+        request_id = call.request_id or secrets.token_hex(8)
+        current_request_id.set(request_id)
+        observer = RequestObserver(request_id, self.metrics)
         self._check_model(call.model)
         if self._loop is None:
             raise NotReadyError("the model is still loading")
         seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
         request = Request(
-            request_id=call.request_id or secrets.token_hex(8),
+            request_id=request_id,
             prompt_token_ids=await self._encode(call.prompt),
             params=call.params,
             seed=seed,

@@ -36,6 +36,9 @@ _RAY_ENVIRONMENT = {
     "RAY_memory_monitor_refresh_ms": "1000",
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
+    # Log lines say where they come from, and each is to appear as it was written.
+    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",
+    "RAY_DEDUP_LOGS": "0",
 }
 
 

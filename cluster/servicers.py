@@ -110,4 +110,4 @@ def _reporting_to(
             count(status.grpc_code)
         grpc_context.set_code(status.grpc_code)
         grpc_context.set_details(status.message)
-        grpc_context.set_trailing_metadata(status.trailing_metadata)
+        grpc_context.set_trailing_metadata(list(status.trailing_metadata))  # Serve adds to it

@@ -18,6 +18,9 @@ from cluster.metrics import Metrics
 from cluster.request_observer import RequestObserver
 from cluster.servicers import InferenceServicer
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.engine import RequestOutput
+from specdec.sequence import FinishReason
+from specdec.stats import SpeculationStats
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine, request
 
 PROMPT = [11, 12, 13, 14, 11, 12]
@@ -39,7 +42,7 @@ class Replica:
         return [token if i < 2 else token + 1 for i, token in enumerate(truth)]
 
     def generate(self, each):
-        return self.loop.generate(each, RequestObserver(self.metrics))
+        return self.loop.generate(each, RequestObserver(each.request_id, self.metrics))
 
     async def finish(self, each):
         return [output async for output in self.generate(each)]
@@ -50,6 +53,10 @@ async def replica(tiny_model_dir):
     replica = Replica(tiny_model_dir)
     yield replica
     await replica.loop.close()
+
+
+def output(finish_reason):
+    return RequestOutput("r", (5,), "text", finish_reason, 12, 5, SpeculationStats(2, 6, 3))
 
 
 def families(metrics):
@@ -135,13 +142,9 @@ async def test_a_scrape_waits_for_no_step(replica):
 
 def test_latencies_by_the_clock():
     metrics = Metrics("tiny", "r1", lambda: None)
-    observer = RequestObserver(metrics, clock=lambda: 100.0)
-    for at, finish_reason in [
-        (100.5, None),
-        (100.75, None),
-        (102.0, SimpleNamespace(value="stop")),
-    ]:
-        observer.on_output(SimpleNamespace(finish_reason=finish_reason), at)
+    observer = RequestObserver("r", metrics, clock=lambda: 100.0)
+    for at, finish_reason in [(100.5, None), (100.75, None), (102.0, FinishReason.STOP)]:
+        observer.on_output(output(finish_reason), at)
     found = values(metrics)
     assert found["time_to_first_token_seconds_sum",] == 0.5
     assert found["inter_token_latency_seconds_sum",] == 1.5
