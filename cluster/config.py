@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import yaml
 
+from cluster.logs import LogConfig
 from specdec.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -208,6 +209,9 @@ class ServeConfig:
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "warning", _one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
+    log_format: Literal["text", "json"] = _setting(
+        "text", _one_of("text", "json"), "How log lines look; json puts one object on each"
+    )
 
     def __post_init__(self) -> None:
         name = self.served_model_name or Path(str(self.model)).resolve().name
@@ -255,6 +259,11 @@ class ServeConfig:
             name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(self).items()
         }
+
+    @property
+    def logs(self) -> LogConfig:
+        """How every process of the service logs."""
+        return LogConfig(self.log_level, self.log_format)
 
     @property
     def warnings(self) -> tuple[str, ...]:

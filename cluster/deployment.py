@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import gRPCOptions
 
+from cluster import logs
 from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlaneReplica
@@ -48,9 +49,10 @@ class RouterReplica(InferenceServicer, AdminServicer):
         self, config: Mapping[str, Any], directories: ModelDirectories, control_plane: Any
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
-        router = Router(serve_config, directories)
+        logs.configure(serve_config.logs)
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._has_failed = False
+        router = Router(serve_config, directories, self._replica_id)
         report = partial(router.report, self._replica_id)
         control = ControlLink(control_plane, router.apply_speculation, report)
         InferenceServicer.__init__(self, router)

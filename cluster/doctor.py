@@ -52,7 +52,9 @@ class Environment:
     host: str
     ports: tuple[int, ...]
     address: str | None
-    python_version: tuple[int, ...] = field(default=tuple(map(int, platform.python_version_tuple())))
+    python_version: tuple[int, ...] = field(
+        default=tuple(map(int, platform.python_version_tuple()))
+    )
     num_cpus: Callable[[], int] = available_cpus
     memory_bytes: Callable[[], int] = available_memory_bytes
     shared_memory_bytes: Callable[[], int] = lambda: psutil.disk_usage("/dev/shm").free

@@ -6,12 +6,14 @@ import asyncio
 import itertools
 import logging
 import queue
+import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from cluster.request_observer import RequestObserver
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError
 from specdec.runner import Target
@@ -32,6 +34,14 @@ class _Command:
     result: asyncio.Future[Any] | None = None
 
 
+@dataclass(frozen=True)
+class _Stream:
+    """Where the outputs of one request go; None where nobody observes it."""
+
+    observer: RequestObserver | None
+    outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
+
+
 class EngineLoop:
     """The bridge between one engine and one event loop.
 
@@ -41,21 +51,29 @@ class EngineLoop:
     When the target is lost, streams pause while another is made, and then go on.
     """
 
-    def __init__(self, engine: Engine, remake_target: Callable[[], Target] | None = None) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        remake_target: Callable[[], Target] | None = None,
+        observe_batch: Callable[[int], None] | None = None,
+    ) -> None:
         """Must be made on the event loop that will read the streams. Starts the thread.
 
         remake_target: called on a thread of its own; raises when no target can be had any more.
             None: the engine ends with its target.
+        observe_batch: told on the event loop how many requests a step brought tokens to.
         """
         self._engine = engine
         self._remake_target = remake_target
+        self._observe_batch = observe_batch
         self._is_recovering = False
         self._event_loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
-        self._streams: dict[str, asyncio.Queue[RequestOutput | Exception]] = {}
+        self._streams: dict[str, _Stream] = {}
         self._serial = itertools.count()
         self._failure: TargetFailedError | None = None
         self._closed = False
+        self._last_stats = engine.stats()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -69,6 +87,11 @@ class EngineLoop:
         """Whether streams are paused because the target is being made again."""
         return self._is_recovering
 
+    @property
+    def last_stats(self) -> EngineStats:
+        """The engine's load after its last step or command. At once, and from any thread."""
+        return self._last_stats
+
     async def recover(self, error: TargetFailedError) -> None:
         """Tells the loop that the target is lost, for when no step has noticed."""
         await self._call(lambda: self._recover(error))
@@ -77,7 +100,9 @@ class EngineLoop:
         """Runs a function on the engine's thread, between two steps."""
         return await self._call(function)
 
-    async def generate(self, request: Request) -> AsyncGenerator[RequestOutput, None]:
+    async def generate(
+        self, request: Request, observer: RequestObserver | None = None
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request's outputs, one a step. Leaving the stream early aborts the request.
 
         Raises what `Engine.add` raises, and TargetFailedError when the engine is lost. The
@@ -85,12 +110,12 @@ class EngineLoop:
         """
         self.require_room()
         unique_id = f"{request.request_id}/{next(self._serial)}"
-        stream = self._streams[unique_id] = asyncio.Queue()
+        stream = self._streams[unique_id] = _Stream(observer)
         finished = False
         try:
             await self._call(lambda: self._engine.add(replace(request, request_id=unique_id)))
             while not finished:
-                output = await stream.get()
+                output = await stream.outputs.get()
                 if isinstance(output, Exception):
                     raise output
                 finished = output.finish_reason is not None
@@ -99,6 +124,8 @@ class EngineLoop:
             del self._streams[unique_id]
             if not finished:
                 self._commands.put(_Command(lambda: self._engine.abort(unique_id)))
+                if observer is not None:
+                    observer.on_broken_off(sys.exception())
 
     def require_room(self) -> None:
         """Raises OverloadedError when as many requests are open as may run and wait.
@@ -145,6 +172,7 @@ class EngineLoop:
         try:
             self._expire()
             outputs = self._engine.step()
+            self._last_stats = self._engine.stats()
         except TargetFailedError as error:
             self._recover(error)
         except Exception:
@@ -206,26 +234,33 @@ class EngineLoop:
             if self._failure is not None:
                 raise self._failure
             value = command.function()
+            self._last_stats = self._engine.stats()
         except Exception as error:
             self._event_loop.call_soon_threadsafe(_settle, command.result, None, error)
         else:
             self._event_loop.call_soon_threadsafe(_settle, command.result, value, None)
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
+        delivered_at = time.perf_counter()
+        if outputs and self._observe_batch is not None:
+            self._observe_batch(len(outputs))
         for output in outputs:
             stream = self._streams.get(output.request_id)
-            if stream is not None:  # else its reader has left, and the abort is on its way
-                stream.put_nowait(output)
+            if stream is None:  # its reader has left, and the abort is on its way
+                continue
+            stream.outputs.put_nowait(output)
+            if stream.observer is not None:
+                stream.observer.on_output(output, delivered_at)
 
     def _refuse(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
             stream = self._streams.get(request_id)
             if stream is not None:
-                stream.put_nowait(OverloadedError("the request waited longer than it may"))
+                stream.outputs.put_nowait(OverloadedError("the request waited longer than it may"))
 
     def _fail_streams(self, error: Exception) -> None:
         for stream in self._streams.values():
-            stream.put_nowait(error)
+            stream.outputs.put_nowait(error)
 
 
 def _settle(result: asyncio.Future[Any] | None, value: Any, error: Exception | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from cluster.router import Router
@@ -27,5 +27,11 @@ def make_app(get_router: Callable[[], Router]) -> FastAPI:
         is_ready = get_router().is_ready
         status = "ready" if is_ready else "not ready"
         return JSONResponse({"status": status}, status_code=200 if is_ready else 503)
+
+    @app.get("/metrics")
+    def metrics(request: Request) -> Response:
+        """What Prometheus scrapes, on a thread: it must not hold up the streams."""
+        exposition = get_router().metrics.expose(request.headers.get("accept", ""))
+        return Response(exposition.body, headers={"content-type": exposition.content_type})
 
     return app

@@ -63,6 +63,7 @@ class EmbeddedIngress:
                 make_app(lambda: router),
                 host=config.host,
                 port=config.http_port,
+                log_config=None,  # or it would give its loggers handlers of their own
                 log_level=config.log_level,
                 limit_concurrency=_MAX_CONCURRENT_CONNECTIONS,
                 ssl_certfile=config.tls_cert_file,

@@ -19,7 +19,10 @@ from cluster.config import ServeConfig
 from cluster.draft_group import DraftGroup
 from cluster.draft_supervisor import DraftSupervisor
 from cluster.engine_loop import EngineLoop
+from cluster.logs import current_request_id
+from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
+from cluster.request_observer import RequestObserver
 from cluster.resources import (
     DRAFT_BUNDLE,
     TARGET_BUNDLE,
@@ -36,6 +39,7 @@ from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
+from specdec.stats import EngineStats
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
 logger = logging.getLogger(__name__)
@@ -52,8 +56,12 @@ class Generation:
 class Router:
     """Owns an engine and the models it drives. Not ready until `start` has returned."""
 
-    def __init__(self, config: ServeConfig, directories: ModelDirectories) -> None:
+    def __init__(
+        self, config: ServeConfig, directories: ModelDirectories, replica: str = "local"
+    ) -> None:
+        """`replica` is the name that the cluster knows it by."""
         self.config = config
+        self.metrics = Metrics(config.served_model_name, replica, self._last_stats)
         self._directories = directories
         models = directories.configs()
         self._model = models.target
@@ -81,7 +89,7 @@ class Router:
             proposer=self._draft,
             policy=SpeculationPolicy(self._control, time.monotonic) if self._control else None,
         )
-        self._loop = EngineLoop(engine, self._target.remake)
+        self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
 
     @property
@@ -147,6 +155,7 @@ class Router:
             bundle_index=TARGET_BUNDLE if isinstance(limits, EngineConfig) else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,
             step_timeout_s=self.config.step_timeout_s,
+            logs=self.config.logs,
         )
 
     @property
@@ -190,13 +199,16 @@ class Router:
 
     async def generate(self, call: GenerateCall) -> Generation:
         """Begins a request. Its outputs raise what the engine has against it."""
+        request_id = call.request_id or secrets.token_hex(8)
+        current_request_id.set(request_id)
+        observer = RequestObserver(request_id, self.metrics)
         self._check_model(call.model)
         if self._loop is None:
             raise NotReadyError("the model is still loading")
         self._loop.require_room()
         seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
         request = Request(
-            request_id=call.request_id or secrets.token_hex(8),
+            request_id=request_id,
             prompt_token_ids=await self._encode(call.prompt),
             params=call.params,
             seed=seed,
@@ -204,7 +216,7 @@ class Router:
             resume_token_ids=call.resume_token_ids,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
-        return Generation(seed, self._loop.generate(request))
+        return Generation(seed, self._loop.generate(request, observer))
 
     async def tokenize(self, call: TokenizeCall) -> list[int]:
         """The ids of a text or a chat."""
@@ -237,6 +249,9 @@ class Router:
             num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
             version=version("specdec"),
         )
+
+    def _last_stats(self) -> EngineStats | None:
+        return None if self._loop is None else self._loop.last_stats
 
     def _check_model(self, model: str) -> None:
         if model and model != self.config.served_model_name:

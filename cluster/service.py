@@ -39,6 +39,9 @@ _RAY_ENVIRONMENT = {
     "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that nothing here reads
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
+    # Log lines say where they come from, and each is to appear as it was written.
+    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",
+    "RAY_DEDUP_LOGS": "0",
 }
 
 
@@ -172,7 +175,7 @@ def _how_to_call(config: ServeConfig, elapsed_s: float) -> str:
     return (
         f"{config.served_model_name} is ready after {elapsed_s:.0f} s; Ctrl-C stops it\n"
         f"  gRPC  {grpc_address} (specdec.v1.InferenceService, AdminService, health, reflection)\n"
-        f"  HTTP  {scheme}://{http_address}/health and /ready\n"
+        f"  HTTP  {scheme}://{http_address}/health, /ready and /metrics\n"
         f"  try   specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
     )
 

@@ -7,9 +7,10 @@ codes are set, not raised: that is the one way of reporting that both understand
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import Any
 
+from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
 from cluster import admin_codec, codec
@@ -41,7 +42,7 @@ class InferenceServicer:
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """One message a step. Cancelling the call aborts the request."""
-        with _reporting_to(grpc_context):
+        with self._reporting_to(grpc_context):
             generation = await self.router.generate(codec.decode_generate(request))
             is_first = True
             async with aclosing(generation.outputs) as outputs:
@@ -51,7 +52,7 @@ class InferenceServicer:
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """The whole completion as one message. Cancelling the call aborts the request."""
-        with _reporting_to(grpc_context):
+        with self._reporting_to(grpc_context):
             generation = await self.router.generate(codec.decode_generate(request))
             async with aclosing(generation.outputs) as outputs:
                 return codec.encode_completion(
@@ -61,7 +62,7 @@ class InferenceServicer:
 
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
         """The token ids of a text or a chat."""
-        with _reporting_to(grpc_context):
+        with self._reporting_to(grpc_context):
             token_ids = await self.router.tokenize(codec.decode_tokenize(request))
             return codec.encode_tokens(
                 token_ids, await self.router.token_strings(token_ids), self.router.max_model_len
@@ -72,7 +73,7 @@ class InferenceServicer:
         self, request: pb.DetokenizeRequest, grpc_context: Any
     ) -> pb.DetokenizeResponse:
         """The text of token ids."""
-        with _reporting_to(grpc_context):
+        with self._reporting_to(grpc_context):
             text = await self.router.detokenize(codec.decode_detokenize(request))
             return pb.DetokenizeResponse(text=text)
         return pb.DetokenizeResponse()
@@ -81,7 +82,7 @@ class InferenceServicer:
         self, request: pb.GetModelInfoRequest, grpc_context: Any
     ) -> pb.GetModelInfoResponse:
         """The model and how it is served."""
-        with _reporting_to(grpc_context):
+        with self._reporting_to(grpc_context):
             return codec.encode_model_info(self.router.model_info(request.model))
         return pb.GetModelInfoResponse()
 
@@ -94,6 +95,9 @@ class InferenceServicer:
         return health_pb2.HealthCheckResponse(
             status=status.SERVING if is_ready else status.NOT_SERVING
         )
+
+    def _reporting_to(self, grpc_context: Any) -> AbstractContextManager[None]:
+        return _reporting_to(grpc_context, self.router.metrics.count_failure)
 
 
 class AdminServicer:
@@ -130,12 +134,19 @@ class AdminServicer:
 
 
 @contextmanager
-def _reporting_to(grpc_context: Any) -> Iterator[None]:
-    """Turns an error into the status of the call; what a caller must not see goes to the log."""
+def _reporting_to(
+    grpc_context: Any, count: Callable[[StatusCode], None] | None = None
+) -> Iterator[None]:
+    """Turns an error into the status of the call, and counts it where it is to be counted.
+
+    What a caller must not see goes to the log.
+    """
     try:
         yield
     except Exception as error:
         status = status_of(error)
+        if count is not None:
+            count(status.grpc_code)
         grpc_context.set_code(status.grpc_code)
         grpc_context.set_details(status.message)
-        grpc_context.set_trailing_metadata(status.trailing_metadata)
+        grpc_context.set_trailing_metadata(list(status.trailing_metadata))  # Serve adds to it

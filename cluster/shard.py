@@ -12,7 +12,8 @@ import ray
 import torch
 import torch.distributed as dist
 
-from cluster import wire
+from cluster import logs, wire
+from cluster.logs import LogConfig
 from cluster.transport import Endpoint, Listener, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig
 from specdec.parallel import TensorParallelGroup
@@ -40,12 +41,14 @@ class ShardSpec:
     limits: EngineConfig | DraftLimits
     rendezvous: Path
     num_threads: int
+    logs: LogConfig
 
 
 class _Shard:
     """One rank. It runs the steps that arrive on its socket, in order, until told to stop."""
 
     def __init__(self, spec: ShardSpec) -> None:
+        logs.configure(spec.logs)
         self._spec = spec
         self._listener: Listener | None = None
 

@@ -18,6 +18,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster import wire
+from cluster.logs import LogConfig
 from cluster.resources import CPUS_PER_SHARD
 from cluster.shard import DraftShard, ShardSpec, TargetShard
 from cluster.transport import Connection, CurveKeys, Transport
@@ -52,6 +53,7 @@ class GroupSpec:
     bundle_index: int
     transport: Transport | None
     step_timeout_s: float
+    logs: LogConfig
 
 
 class ShardGroup:
@@ -156,6 +158,7 @@ class ShardGroup:
             limits=spec.limits,
             rendezvous=self._directory / "rendezvous",
             num_threads=spec.num_threads,
+            logs=spec.logs,
         )
 
     def _connect(self) -> None:

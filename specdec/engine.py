@@ -18,7 +18,7 @@ from specdec.runner import Target
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import FinishReason, Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy
-from specdec.stats import EngineStats, SpeculationStats
+from specdec.stats import AcceptanceByPosition, EngineStats, SpeculationStats
 from specdec.step import StepInput, StepRow, VerifyOutput
 from specdec.tokenizer import Tokenizer, check_token_ids
 from specdec.worker_ledger import WorkerLedger
@@ -76,6 +76,7 @@ class Engine:
         self._in_flight: list[tuple[Sequence, StepRow]] = []
         self._ledger = WorkerLedger(self._blocks)
         self._totals = SpeculationStats()
+        self._accepted_by_position = AcceptanceByPosition()
         self._num_prompt_tokens = 0
         self._num_generated_tokens = 0
         self._num_prefill_chunks = 0
@@ -157,6 +158,7 @@ class Engine:
             is_speculation_on=self._is_speculation_on,
             num_speculation_flips=self._policy.num_flips if self._policy else 0,
             speculation=replace(self._totals),
+            accepted_by_position=self._accepted_by_position.counts,
         )
 
     def check_integrity(self) -> None:
@@ -270,7 +272,7 @@ class Engine:
         seq.num_computed_tokens = seq.num_tokens - 1
         self._publish(seq)
         self._num_generated_tokens += num_kept
-        for stats in (seq.speculation, self._totals):
+        for stats in (seq.speculation, self._totals, self._accepted_by_position):
             stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
         if finish_reason is None:
             self._drop_rejected(seq)

@@ -35,10 +35,29 @@ class SpeculationStats:
         return 1 + (self.num_accepted_tokens / self.num_drafts if self.num_drafts else 0.0)
 
 
+class AcceptanceByPosition:
+    """How many drafts had their token at each position accepted, the first position first."""
+
+    def __init__(self) -> None:
+        self._counts: list[int] = []
+
+    def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Counts one verified draft, of which a prefix was accepted."""
+        self._counts.extend([0] * (num_draft_tokens - len(self._counts)))
+        for position in range(min(num_draft_tokens, num_accepted_tokens)):
+            self._counts[position] += 1
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """One for each position of the longest draft so far."""
+        return tuple(self._counts)
+
+
 @dataclass(frozen=True)
 class EngineStats:
     """The engine's load at one moment, and its counters since it started.
 
+    accepted_by_position: accepted draft tokens by their position in the draft.
     num_cached_tokens: prompt tokens whose KV the prefix cache had.
     num_prefill_chunks: rows that ended before the end of what was to be computed.
     is_speculation_on: whether a request that says nothing about it gets drafts.
@@ -59,3 +78,4 @@ class EngineStats:
     is_speculation_on: bool
     num_speculation_flips: int
     speculation: SpeculationStats
+    accepted_by_position: tuple[int, ...]

@@ -77,6 +77,7 @@ def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
     assert [len(output.token_ids) for output in outputs] == [1] + [num_right + 1] * 5
     assert engine.stats().speculation == SpeculationStats(5, 15, 5 * num_right)
     assert outputs[-1].speculation == SpeculationStats(5, 15, 5 * num_right)
+    assert engine.stats().accepted_by_position == tuple(5 * (i < num_right) for i in range(3))
     assert engine.stats().num_generated_tokens == 6 + 5 * num_right
     said = [token for output in outputs for token in output.token_ids]
     assert said == target.continuation(PROMPT, len(said))

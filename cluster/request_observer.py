@@ -1,0 +1,72 @@
+"""Times one request from its arrival to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+
+from cluster.metrics import ABORTED, Metrics
+from specdec.engine import RequestOutput
+
+logger = logging.getLogger(__name__)
+
+
+class RequestObserver:
+    """Told of each output when the engine delivers it, however slowly a client reads.
+
+    Inter-token latency is recorded as vLLM does it: one observation an output, the time since the
+    one before, whether it brought one token or, with speculation, several. So it
+    measures the pauses that a reader sees; the time per token is its sum by the tokens generated.
+    """
+
+    def __init__(
+        self, request_id: str, metrics: Metrics, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        """Made when the request arrives. `clock` must be the one of `on_output`'s times."""
+        self._request_id = request_id
+        self._metrics = metrics
+        self._clock = clock
+        self._arrived_at = clock()
+        self._first_at: float | None = None
+        self._last_at: float | None = None
+        self._last: RequestOutput | None = None
+
+    def on_output(self, output: RequestOutput, at: float) -> None:
+        """Records an output that was delivered at this time."""
+        if self._last_at is None:
+            self._first_at = at
+            self._metrics.time_to_first_token.observe(at - self._arrived_at)
+        else:
+            self._metrics.inter_token_latency.observe(at - self._last_at)
+        self._last_at, self._last = at, output
+        if output.finish_reason is not None:
+            self._metrics.request_latency.observe(at - self._arrived_at)
+            self._metrics.count_end(output.finish_reason.value)
+            self._log_end(output.finish_reason.value, at)
+
+    def on_broken_off(self, error: BaseException | None) -> None:
+        """Records a request that ended before its last output; errors are counted where told."""
+        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            self._metrics.count_end(ABORTED)
+            self._log_end(ABORTED, self._clock())
+        else:
+            self._log_end(type(error).__name__, self._clock())
+
+    def _log_end(self, reason: str, at: float) -> None:
+        """One line, with numbers only: neither the prompt nor the answer is anybody's business."""
+        fields: dict[str, object] = {"request_id": self._request_id, "finish_reason": reason}
+        if self._last is not None and self._first_at is not None:
+            speculation = self._last.speculation
+            fields |= {
+                "prompt_tokens": self._last.num_prompt_tokens,
+                "output_tokens": self._last.num_output_tokens,
+                "time_to_first_token_s": round(self._first_at - self._arrived_at, 4),
+                "num_drafts": speculation.num_drafts,
+                "num_draft_tokens": speculation.num_draft_tokens,
+                "num_accepted_tokens": speculation.num_accepted_tokens,
+            }
+        logger.info(
+            "request ended", extra={**fields, "duration_s": round(at - self._arrived_at, 4)}
+        )
