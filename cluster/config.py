@@ -122,6 +122,11 @@ class ServeConfig:
     dtype: Literal["float32", "bfloat16"] = _setting(
         "float32", _one_of("float32", "bfloat16"), "Data type of weights, activations and KV cache"
     )
+    quantization: Literal["none", "int8"] = _setting(
+        "none",
+        _one_of("none", "int8"),
+        "How matrices are held and multiplied instead of in dtype; changes what the model says",
+    )
     max_model_len: int | None = _setting(
         None,
         _optional(_whole_number(2, 2**24)),
@@ -231,6 +236,11 @@ class ServeConfig:
             name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(self).items()
         }
+
+    @property
+    def quantization_method(self) -> Literal["int8"] | None:
+        """`quantization` as loading takes it."""
+        return None if self.quantization == "none" else self.quantization
 
     @property
     def warnings(self) -> tuple[str, ...]:

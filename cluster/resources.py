@@ -118,7 +118,7 @@ def _check_memory(
 
 
 def _bytes_without_kv(config: ServeConfig, model: ModelConfig) -> int:
-    weights = model.num_parameters * DTYPES[config.dtype].itemsize
+    weights = model.weight_bytes(DTYPES[config.dtype], config.quantization_method)
     return weights + (config.tensor_parallel_size + 1) * _PROCESS_BYTES
 
 

@@ -53,6 +53,7 @@ class Router:
         spec = TargetSpec(
             model_directory=self._directory,
             dtype=config.dtype,
+            quantization=config.quantization_method,
             tensor_parallel_size=config.tensor_parallel_size,
             engine=self._engine_config,
             num_threads=threads_per_shard(config.tensor_parallel_size),

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from cluster import wire
 from cluster.transport import Endpoint, Listener, Transport
-from specdec.config import DTypeName, EngineConfig
+from specdec.config import DTypeName, EngineConfig, QuantizationMethod
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import ModelRunner, load_runner
 
@@ -36,6 +36,7 @@ class ShardSpec:
     size: int
     model_directory: Path
     dtype: DTypeName
+    quantization: QuantizationMethod | None
     engine: EngineConfig
     rendezvous: Path
     num_threads: int
@@ -77,7 +78,9 @@ class TargetShard:
     def _load(self) -> ModelRunner:
         spec = self._spec
         torch.set_num_threads(spec.num_threads)
-        runner = load_runner(spec.model_directory, spec.dtype, spec.engine, _join_group(spec))
+        runner = load_runner(
+            spec.model_directory, spec.dtype, spec.engine, _join_group(spec), spec.quantization
+        )
         runner.warm_up(min(spec.engine.max_num_batched_tokens, spec.engine.max_model_len - 1))
         return runner
 

@@ -21,7 +21,7 @@ from cluster import wire
 from cluster.resources import CPUS_PER_SHARD
 from cluster.shard import ShardSpec, TargetShard
 from cluster.transport import Connection, CurveKeys, Transport
-from specdec.config import DTypeName, EngineConfig
+from specdec.config import DTypeName, EngineConfig, QuantizationMethod
 from specdec.errors import TargetFailedError
 from specdec.step import StepInput, VerifyOutput
 
@@ -35,6 +35,7 @@ class TargetSpec:
 
     model_directory: Path
     dtype: DTypeName
+    quantization: QuantizationMethod | None
     tensor_parallel_size: int
     engine: EngineConfig
     num_threads: int
@@ -129,6 +130,7 @@ class ShardGroup:
                 size=self._size,
                 model_directory=spec.model_directory,
                 dtype=spec.dtype,
+                quantization=spec.quantization,
                 engine=spec.engine,
                 rendezvous=self._directory / "rendezvous",
                 num_threads=spec.num_threads,

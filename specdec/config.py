@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -31,6 +31,9 @@ _REQUIRED_KEYS = (
 
 DTypeName = Literal["float32", "bfloat16"]
 DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+QuantizationMethod = Literal["int8"]
+QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,25 @@ class ModelConfig:
         vocabularies = 1 if self.tie_word_embeddings else 2
         embeddings = vocabularies * self.vocab_size * self.hidden_size
         return self.num_layers * layer + embeddings + self.hidden_size
+
+    def weight_bytes(
+        self, dtype: torch.dtype, quantization: QuantizationMethod | None = None
+    ) -> int:
+        """Memory of the weights on all ranks together, of which matrices may be quantized."""
+        if quantization is None:
+            return self.num_parameters * dtype.itemsize
+        vocabulary = self.vocab_size * self.hidden_size
+        # A tied embedding shares its table with the head only while that is not quantized.
+        table = vocabulary if self.tie_word_embeddings else 0
+        rest = self.num_parameters - self._num_matrix_elements + table
+        return self._num_matrix_elements + rest * dtype.itemsize
+
+    @property
+    def _num_matrix_elements(self) -> int:
+        """Weights of linear layers and the output head: what a quantization applies to."""
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        return self.num_layers * layer + self.vocab_size * self.hidden_size
 
     def kv_bytes_per_token(self, dtype: torch.dtype, tensor_parallel_size: int = 1) -> int:
         """Keys and values of one token over all layers, on all ranks together.
@@ -173,6 +195,20 @@ def require_range(name: str, value: int, low: int, high: int) -> None:
     """Raises InvalidValueError unless low <= value <= high."""
     if not low <= value <= high:
         raise InvalidValueError(name, value, f"from {low} to {high}")
+
+
+def require_quantization(method: str | None) -> None:
+    """Raises InvalidValueError for a method that there is not, or not on this processor."""
+    if method is not None and method not in QUANTIZATION_METHODS:
+        limit = f"one of {', '.join(QUANTIZATION_METHODS)}, or left out"
+        raise InvalidValueError("quantization", method, limit)
+    if method is not None and not _has_fbgemm():
+        limit = "left out: it needs FBGEMM, which this processor's build of torch lacks"
+        raise InvalidValueError("quantization", method, limit)
+
+
+def _has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines
 
 
 def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:

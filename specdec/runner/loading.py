@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdec.config import DTYPES, DTypeName, EngineConfig, ModelConfig
+from specdec.config import DTYPES, DTypeName, EngineConfig, ModelConfig, QuantizationMethod
 from specdec.models import load_model
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.model_runner import ModelRunner
 
 
 def load_runner(
-    directory: Path, dtype: DTypeName, config: EngineConfig, group: TensorParallelGroup
+    directory: Path,
+    dtype: DTypeName,
+    config: EngineConfig,
+    group: TensorParallelGroup,
+    quantization: QuantizationMethod | None = None,
 ) -> ModelRunner:
-    """Loads this rank's share of the model and allocates its KV pool."""
+    """Loads this rank's share of the model and allocates its KV pool.
+
+    quantization: as in `load_model`; every method there is keeps rows independent of the batch.
+    """
     model_config = ModelConfig.from_directory(directory)
     model = load_model(
         directory,
@@ -22,6 +29,7 @@ def load_runner(
         dtype=DTYPES[dtype],
         max_model_len=config.max_model_len,
         block_size=config.block_size,
+        quantization=quantization,
     )
     return ModelRunner(
         model,

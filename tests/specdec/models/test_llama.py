@@ -38,16 +38,22 @@ def batch_of(parts):
     )
 
 
-def load(directory, group):
+def load(directory, group, quantization=None):
     config = ModelConfig.from_directory(directory)
     return load_model(
-        directory, config, group, dtype=torch.float32, max_model_len=128, block_size=BLOCK_SIZE
+        directory,
+        config,
+        group,
+        dtype=torch.float32,
+        max_model_len=128,
+        block_size=BLOCK_SIZE,
+        quantization=quantization,
     )
 
 
-def mixed_logits(directory, ids, group):
+def mixed_logits(directory, ids, group, quantization=None):
     """Logits of two sequences, by way of chunks, decode rows and several rows at once."""
-    model = load(directory, group)
+    model = load(directory, group, quantization)
     cache = model.new_kv_cache(40 * BLOCK_SIZE)
     first, second = list(range(3, 20)), list(range(39, 24, -1))
     a, b = ids
@@ -79,6 +85,16 @@ def test_logits_equal_transformers(tmp_path, ids, size, tied):
     torch.testing.assert_close(
         torch.cat(parts, dim=1), reference_logits(directory, ids), atol=TOLERANCE, rtol=TOLERANCE
     )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_quantized_logits_are_near_those_of_transformers(tmp_path, ids, size, tied):
+    directory = tiny_llama_dir(tmp_path, tied=tied)
+    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group, "int8"))
+    found, expected = torch.cat(parts, dim=1), reference_logits(directory, ids)
+    assert 0.001 < (found - expected).norm() / expected.norm() < 0.12
+    assert (found.argmax(1) == expected.argmax(1)).float().mean() > 0.85
 
 
 def test_a_rank_reads_only_its_share(tiny_model_dir):
