@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -130,6 +130,11 @@ class ServeConfig:
         "float32",
         _one_of("float32", "bfloat16", "float16"),
         "Data type of weights, activations and KV cache",
+    )
+    quantization: Literal["none", "int8"] = _setting(
+        "none",
+        _one_of("none", "int8"),
+        "How matrices are held and multiplied instead of in dtype; changes what the model says",
     )
     max_model_len: int | None = _setting(
         None,
@@ -266,6 +271,11 @@ class ServeConfig:
         return LogConfig(self.log_level, self.log_format)
 
     @property
+    def quantization_method(self) -> Literal["int8"] | None:
+        """`quantization` as loading takes it."""
+        return None if self.quantization == "none" else self.quantization
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed, but should be known to whoever starts the service; one line each."""
         if self.ingress == "serve":
@@ -329,7 +339,8 @@ def _read_speculation(value: object) -> SpeculativeConfig | None:
 
 def _require_type(name: str, value: object, expected: Any) -> None:
     """Only the kind of value is judged here; its range is SpeculativeConfig's own affair."""
-    allowed = get_args(expected) if get_origin(expected) is UnionType else (expected,)
+    is_union = get_origin(expected) in (Union, UnionType)
+    allowed = get_args(expected) if is_union else (expected,)
     kinds = {str if get_origin(each) is Literal else each for each in allowed}
     if float in kinds:
         kinds.add(int)

@@ -188,12 +188,12 @@ def _check_memory(
 
 
 def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
-    itemsize, speculation = DTYPES[config.dtype].itemsize, config.speculative_config
+    dtype, speculation = DTYPES[config.dtype], config.speculative_config
     num_processes = config.tensor_parallel_size + 1
-    weights = models.target.num_parameters * itemsize
+    weights = models.target.weight_bytes(dtype, config.quantization_method)
     if models.draft is not None and speculation is not None:
         num_processes += speculation.draft_tensor_parallel_size
-        weights += models.draft.num_parameters * itemsize
+        weights += models.draft.weight_bytes(dtype, speculation.quantization)
     return weights + num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
 
 

@@ -34,7 +34,7 @@ from cluster.shard_group import GroupSpec
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
-from specdec.config import DraftLimits, EngineConfig
+from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.sequence import Request
@@ -129,7 +129,10 @@ class Router:
 
     def _start_target(self, placement: PlacementGroup | None) -> TargetSupervisor:
         size = self.config.tensor_parallel_size
-        spec = self._group_spec("target", self._directories.target, size, self._plan.engine)
+        quantization = self.config.quantization_method
+        spec = self._group_spec(
+            "target", self._directories.target, size, self._plan.engine, quantization
+        )
         return TargetSupervisor(lambda: TargetGroup(spec, placement))
 
     def _start_draft(self, placement: PlacementGroup | None) -> DraftSupervisor | None:
@@ -138,16 +141,22 @@ class Router:
             return None
         directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
         assert directory is not None, "a plan for a draft model that is nowhere"
-        spec = self._group_spec("draft model", directory, size, limits)
+        spec = self._group_spec("draft model", directory, size, limits, speculation.quantization)
         return DraftSupervisor(lambda: DraftGroup(spec, placement), limits)
 
     def _group_spec(
-        self, name: str, directory: Path, size: int, limits: EngineConfig | DraftLimits
+        self,
+        name: str,
+        directory: Path,
+        size: int,
+        limits: EngineConfig | DraftLimits,
+        quantization: QuantizationMethod | None,
     ) -> GroupSpec:
         return GroupSpec(
             name=name,
             model_directory=directory,
             dtype=self.config.dtype,
+            quantization=quantization,
             tensor_parallel_size=size,
             limits=limits,
             num_threads=threads_per_shard(size),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 
@@ -26,6 +26,9 @@ DTYPES: dict[DTypeName, torch.dtype] = {
     "float16": torch.float16,
 }
 
+QuantizationMethod = Literal["int8"]
+QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
+
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
@@ -36,6 +39,7 @@ class SpeculativeConfig:
         first.
     model: the draft model of `draft_model`, named as the target is; None takes the target itself,
         which then should be quantized. Its vocabulary must be the target's.
+    quantization: how the draft model's matrices are held; None leaves them in the model's dtype.
     draft_tensor_parallel_size: ranks that share the draft model.
     max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
     speculation_threshold: largest number of decoding requests to draft for, until an operator says
@@ -47,6 +51,7 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     model: str | None = None
+    quantization: QuantizationMethod | None = None
     draft_tensor_parallel_size: int = 1
     max_model_len: int | None = None
     speculation_threshold: int = DEFAULT_SPECULATION_THRESHOLD
@@ -82,10 +87,12 @@ class SpeculativeConfig:
         )
         if self.max_model_len is not None:
             require_range("speculative_config.max_model_len", self.max_model_len, 1, 2**24)
-        if self.method != "draft_model" and self.model is not None:
-            raise InvalidValueError(
-                "speculative_config.model", self.model, "left out unless method is draft_model"
-            )
+        require_quantization(self.quantization, "speculative_config.quantization")
+        for name in ("model", "quantization"):
+            value = getattr(self, name)
+            if self.method != "draft_model" and value is not None:
+                limit = "left out unless method is draft_model"
+                raise InvalidValueError(f"speculative_config.{name}", value, limit)
 
     @property
     def control(self) -> SpeculationControl:
@@ -147,3 +154,17 @@ def require_range(name: str, value: int, low: int, high: int) -> None:
     """Raises InvalidValueError unless low <= value <= high."""
     if not low <= value <= high:
         raise InvalidValueError(name, value, f"from {low} to {high}")
+
+
+def require_quantization(method: str | None, field: str = "quantization") -> None:
+    """Raises InvalidValueError for a method that there is not, or not on this processor."""
+    if method is not None and method not in QUANTIZATION_METHODS:
+        limit = f"one of {', '.join(QUANTIZATION_METHODS)}, or left out"
+        raise InvalidValueError(field, method, limit)
+    if method is not None and not _has_fbgemm():
+        limit = "left out: it needs FBGEMM, which this processor's build of torch lacks"
+        raise InvalidValueError(field, method, limit)
+
+
+def _has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines

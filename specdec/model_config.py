@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from specdec.config import QuantizationMethod
 from specdec.errors import ModelNotFoundError, UnsupportedModelError
 from specdec.rope import Rope, read_rope
 
@@ -141,6 +142,25 @@ class ModelConfig:
     def _mlp_parameters(self) -> int:
         biases = self.has_mlp_bias * (2 * self.intermediate_size + self.hidden_size)
         return 3 * self.hidden_size * self.intermediate_size + biases
+
+    def weight_bytes(
+        self, dtype: torch.dtype, quantization: QuantizationMethod | None = None
+    ) -> int:
+        """Memory of the weights on all ranks together, of which matrices may be quantized."""
+        if quantization is None:
+            return self.num_parameters * dtype.itemsize
+        vocabulary = self.vocab_size * self.hidden_size
+        # A tied embedding shares its table with the head only while that is not quantized.
+        table = vocabulary if self.tie_word_embeddings else 0
+        rest = self.num_parameters - self._num_matrix_elements + table
+        return self._num_matrix_elements + rest * dtype.itemsize
+
+    @property
+    def _num_matrix_elements(self) -> int:
+        """Weights of linear layers and the output head: what a quantization applies to."""
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        return self.num_layers * layer + self.vocab_size * self.hidden_size
 
     def kv_bytes_per_token(self, dtype: torch.dtype, tensor_parallel_size: int = 1) -> int:
         """Keys and values of one token over all layers, on all ranks together.

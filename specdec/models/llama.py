@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.checkpoint import CheckpointReader, open_checkpoint
-from specdec.config import require_range
+from specdec.config import QuantizationMethod, require_range
 from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.layers import (
     ColumnParallelLinear,
@@ -185,11 +185,9 @@ class LlamaForCausalLM(nn.Module):
         embed_name = "model.embed_tokens.weight"
         head_name = embed_name if config.tie_word_embeddings else "lm_head.weight"
         self.lm_head = VocabHead(reader, head_name, vocab_shape, self.vocab_slice)
-        table = (
-            self.lm_head.weight.t()
-            if config.tie_word_embeddings
-            else reader.read(embed_name, vocab_shape, rows=self.vocab_slice)
-        )
+        table = self.lm_head.table if config.tie_word_embeddings else None
+        if table is None:
+            table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice)
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group)
         self.layers = nn.ModuleList(
             DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)
@@ -232,7 +230,11 @@ def load_model(
     dtype: torch.dtype,
     max_model_len: int,
     block_size: int,
+    quantization: QuantizationMethod | None = None,
 ) -> LlamaForCausalLM:
-    """One rank of the model in a Hugging Face directory."""
-    with open_checkpoint(directory, dtype) as reader:
+    """One rank of the model in a Hugging Face directory.
+
+    quantization: how the matrices of its linear layers are held; None in `dtype`, like the rest.
+    """
+    with open_checkpoint(directory, dtype, quantization) as reader:
         return LlamaForCausalLM(config, reader, group, max_model_len, block_size)

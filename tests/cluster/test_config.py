@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import ServeConfig, settings
-from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
+from specdec.config import DTYPES, QUANTIZATION_METHODS, EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidValueError
 
 
@@ -39,6 +39,9 @@ def test_defaults_and_limits_are_those_of_the_engine():
         if field.default not in (dataclasses.MISSING, None):
             assert getattr(config, field.name) == field.default, field.name
     assert settings()["dtype"].limit.options == tuple(DTYPES)
+    assert settings()["quantization"].limit.options == ("none", *QUANTIZATION_METHODS)
+    assert ServeConfig().quantization_method is None
+    assert ServeConfig(quantization="int8").quantization_method == "int8"
     for extreme in (
         {"max_num_seqs": 4096, "max_num_batched_tokens": 2**20, "max_queue_len": 1_000_000},
         {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue_len": 0, "block_size": 1},

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from cluster.config import ServeConfig
 from cluster.resources import (
@@ -80,6 +81,23 @@ def test_a_size_beyond_the_machine_or_the_model_is_refused(model, size, num_cpus
 def test_ranks_share_the_cores(monkeypatch):
     monkeypatch.setattr("cluster.resources.available_cpus", lambda: 8)
     assert [threads_per_shard(size) for size in (1, 2, 3, 16)] == [8, 4, 2, 1]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_quantized_weights_are_counted_as_such(model, tied):
+    model = dataclasses.replace(model, tie_word_embeddings=tied)
+    attention, mlp, head = (9 + 3 + 3 + 9) * 16 * 144, 3 * 144 * 200, 383 * 144
+    norms = (2 * 2 + 1) * 144
+    matrices = 2 * (attention + mlp) + head
+    assert model.weight_bytes(torch.float32, "int8") == matrices + 4 * (head + norms)
+    full = matrices + norms + (0 if tied else head)
+    assert model.weight_bytes(torch.bfloat16) == 2 * full
+
+
+def test_quantized_weights_leave_more(model):
+    config = ServeConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
+    quantized = engine_config(dataclasses.replace(config, quantization="int8"), model, GIB)
+    assert quantized.num_blocks > engine_config(config, model, GIB).num_blocks
 
 
 def test_weights_of_a_wider_type_leave_less(model):

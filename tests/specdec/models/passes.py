@@ -29,16 +29,22 @@ def batch_of(parts):
     )
 
 
-def load(directory, group, dtype=torch.float32):
+def load(directory, group, dtype=torch.float32, quantization=None):
     config = ModelConfig.from_directory(directory)
     return load_model(
-        directory, config, group, dtype=dtype, max_model_len=128, block_size=BLOCK_SIZE
+        directory,
+        config,
+        group,
+        dtype=dtype,
+        max_model_len=128,
+        block_size=BLOCK_SIZE,
+        quantization=quantization,
     )
 
 
-def mixed_logits(directory, ids, group, dtype=torch.float32):
+def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None):
     """Logits of two sequences, by way of chunks, decode rows and several rows at once."""
-    model = load(directory, group, dtype)
+    model = load(directory, group, dtype, quantization)
     cache = model.new_kv_cache(40 * BLOCK_SIZE)
     first, second = list(range(3, 20)), list(range(39, 24, -1))
     a, b = ids
