@@ -10,17 +10,21 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.config import gRPCOptions
 
+from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.config import ServeConfig
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.models import ModelDirectories
-from cluster.resources import CPUS_PER_ROUTER, placement_bundles
+from cluster.resources import CPUS_PER_ROUTER, memory_per_replica, placement_bundles
 from cluster.router import Router
 from cluster.servicers import InferenceServicer
 
 APPLICATION = "specdec"
+ROUTER = "Router"
 
-_STOP_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 10.0
+"""What a replica has to end its models and servers, when its requests have ended."""
+
 _HEALTH_CHECK_PERIOD_S = 3.0
 # Only the Router rejects: Serve's own bound stands above whatever the engine may queue and run.
 _MAX_ONGOING_REQUESTS = 100_000
@@ -40,10 +44,10 @@ class RouterReplica(InferenceServicer):
     """One replica. It is made, and so reachable through Serve, only once the model is warm."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Mapping[str, Any], directories: ModelDirectories
+        self, config: Mapping[str, Any], directories: ModelDirectories, memory_bytes: int
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
-        router = Router(serve_config, directories)
+        router = Router(serve_config, directories, memory_bytes)
         super().__init__(router)
         self._ingress = (
             EmbeddedIngress(router, serve_config) if serve_config.ingress == "embedded" else None
@@ -62,8 +66,19 @@ class RouterReplica(InferenceServicer):
             if self._ingress is not None:
                 await self._ingress.set_ready(self.router.is_ready)
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve every few seconds; the load that cluster.autoscaling judges."""
+        return {OPEN_REQUESTS: float(self.router.num_open_requests)}
+
+    async def drain(self) -> None:
+        """Not ready any more; returns when no request runs, within the time that there is."""
+        if self._ingress is not None:
+            await self._ingress.set_ready(False)
+        await self.router.drain()
+
     async def __del__(self) -> None:
-        """Called by Serve when the replica stops."""
+        """Called by Serve when the replica stops, and no call that came by Serve is left."""
+        await self.drain()
         await self.router.close()  # first, so that open streams end with a reason
         if self._ingress is not None:
             await self._ingress.close()
@@ -72,20 +87,23 @@ class RouterReplica(InferenceServicer):
 def make_application(config: ServeConfig, directories: ModelDirectories) -> serve.Application:
     """The deployment, bound to a configuration, with the resources of a replica declared.
 
+    Run again with another configuration, Serve replaces one replica after the other.
     The bundles are packed on as few nodes as they fit; each holds its ranks on one.
     """
     replica = serve.ingress(_serve_app)(RouterReplica)
     deployment = serve.deployment(replica).options(
-        name="Router",
+        name=ROUTER,
         ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
         placement_group_bundles=placement_bundles(config),
         placement_group_strategy="PACK",
+        num_replicas=config.num_replicas if config.max_replicas is None else None,
+        autoscaling_config=autoscaling_config(config),
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
-        graceful_shutdown_timeout_s=_STOP_TIMEOUT_S,
+        graceful_shutdown_timeout_s=config.drain_timeout_s + _CLOSE_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return deployment.bind(config.to_mapping(), directories)
+    return deployment.bind(config.to_mapping(), directories, memory_per_replica(config))
 
 
 def grpc_options(config: ServeConfig) -> gRPCOptions:
@@ -93,7 +111,7 @@ def grpc_options(config: ServeConfig) -> gRPCOptions:
     return gRPCOptions(
         port=config.grpc_port,
         grpc_servicer_functions=[
-            "protos.specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
+            "cluster.serve_proxy.add_inference_service",
             "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
         ],
     )

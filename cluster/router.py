@@ -50,12 +50,15 @@ class Generation:
 class Router:
     """Owns an engine and the models it drives. Not ready until `start` has returned."""
 
-    def __init__(self, config: ServeConfig, directories: ModelDirectories) -> None:
+    def __init__(
+        self, config: ServeConfig, directories: ModelDirectories, memory_bytes: int
+    ) -> None:
+        """`memory_bytes` is this replica's share of the machine; what is free may be less."""
         self.config = config
         self._directories = directories
         models = directories.configs()
         self._model = models.target
-        self._plan = memory_plan(config, models, available_memory_bytes())
+        self._plan = memory_plan(config, models, min(memory_bytes, available_memory_bytes()))
         self._tokenizer = Tokenizer(directories.target)
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
@@ -78,7 +81,14 @@ class Router:
     def is_ready(self) -> bool:
         """Whether requests are answered now."""
         loop = self._loop
-        return loop is not None and loop.failure is None and not loop.is_recovering
+        if loop is None or loop.failure is not None:
+            return False
+        return not loop.is_recovering and not loop.is_draining
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests that are decoded or prefilled, or wait; known without asking the engine."""
+        return 0 if self._loop is None else self._loop.num_streams
 
     @property
     def failure(self) -> TargetFailedError | None:
@@ -99,6 +109,11 @@ class Router:
             await asyncio.to_thread(self._target.current.check_alive)
         except TargetFailedError as error:
             await self._loop.recover(error)
+
+    async def drain(self) -> None:
+        """Refuses requests, and returns when none runs any more or the time for it is up."""
+        if self._loop is not None:
+            await self._loop.drain(self.config.drain_timeout_s)
 
     async def close(self) -> None:
         """Ends the engine and the models; streams still open end with an error."""
@@ -132,7 +147,7 @@ class Router:
             dtype=self.config.dtype,
             tensor_parallel_size=size,
             limits=limits,
-            num_threads=threads_per_shard(size),
+            num_threads=threads_per_shard(size, self.config.most_replicas),
             bundle_index=TARGET_BUNDLE if isinstance(limits, EngineConfig) else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,
             step_timeout_s=self.config.step_timeout_s,
