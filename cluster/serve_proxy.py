@@ -60,11 +60,11 @@ def _call(handler: _Handler) -> _Handler:
 
 
 def _restate(grpc_context: Any) -> None:
-    """grpc.aio keeps codes as numbers."""
+    """Replaces the status that a handler has left, if it is not of our making."""
     code, details = grpc_context.code(), grpc_context.details()
-    if code == StatusCode.NOT_FOUND.value[0] and details.startswith(_NO_APPLICATION):
+    if code is StatusCode.NOT_FOUND and details.startswith(_NO_APPLICATION):
         _say(grpc_context, StatusCode.UNAVAILABLE, NOT_STARTED_MESSAGE)
-    elif code == StatusCode.INTERNAL.value[0]:
+    elif code is StatusCode.INTERNAL:
         is_lost = _ACTOR_IS_LOST in details
         _say(
             grpc_context,

@@ -72,7 +72,7 @@ def running_service(
     try:
         _start_ray(config)
         report(f"loading {config.served_model_name} on {config.tensor_parallel_size} rank(s)")
-        _deploy(config, directories)
+        deploy(config, directories)
         report(_how_to_call(config, time.monotonic() - started_at))
         yield
     finally:
@@ -142,7 +142,11 @@ def _start_ray(config: ServeConfig) -> None:
     )
 
 
-def _deploy(config: ServeConfig, directories: ModelDirectories) -> None:
+def deploy(config: ServeConfig, directories: ModelDirectories) -> None:
+    """Brings the service up, or to another configuration, one replica after the other.
+
+    Returns when it answers. Raises StartupError.
+    """
     from ray import serve
 
     from cluster.deployment import APPLICATION, make_application
