@@ -111,7 +111,8 @@ def grpc_options(config: ServeConfig) -> gRPCOptions:
     return gRPCOptions(
         port=config.grpc_port,
         grpc_servicer_functions=[
-            "cluster.serve_proxy.add_inference_service",
+            "cluster.serve_proxy.restate_answers",
+            "protos.specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
             "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
         ],
     )

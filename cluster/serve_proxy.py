@@ -14,7 +14,6 @@ from typing import Any
 from grpc import StatusCode
 
 from cluster.errors import INTERNAL_MESSAGE
-from protos.specdec.v1 import inference_pb2_grpc
 
 LOST_MESSAGE = "the replica that answered is lost; send the request again, with what came of it"
 NOT_STARTED_MESSAGE = "the service is starting or stopping"
@@ -26,10 +25,12 @@ _Handler = Callable[[Any, Any], Any]
 _HandlerFactory = Callable[..., _Handler]
 
 
-def add_inference_service(servicer: Any, server: Any) -> None:
-    """Mounts InferenceService, and whatever follows it, on a proxy's server."""
+def restate_answers(_servicer: Any, server: Any) -> None:
+    """Concerns the services that are mounted on a proxy's server afterwards.
+
+    Serve calls it in the same way as the functions that mount them.
+    """
     server.service_handler_factory = _restating(server.service_handler_factory)
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, server)
 
 
 def _restating(factory: _HandlerFactory) -> _HandlerFactory:

@@ -30,6 +30,8 @@ _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A service at rest should be at rest: by default these loops wake ten times a second.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "2.0",
+    # Where replicas follow the load, several reports fall into the time that is looked back on.
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2.0",
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # so that the next line applies
     "LOG_NAME_UPDATE_INTERVAL_S": "1.0",
     "RAY_raylet_report_resources_period_milliseconds": "1000",

@@ -6,9 +6,13 @@ from ray.serve._private.grpc_util import gRPCGenericServer
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from cluster.errors import INTERNAL_MESSAGE
-from cluster.serve_proxy import LOST_MESSAGE, NOT_STARTED_MESSAGE, add_inference_service
+from cluster.serve_proxy import LOST_MESSAGE, NOT_STARTED_MESSAGE, restate_answers
 from protos.specdec.v1 import inference_pb2 as pb
-from protos.specdec.v1.inference_pb2_grpc import InferenceServiceServicer, InferenceServiceStub
+from protos.specdec.v1.inference_pb2_grpc import (
+    InferenceServiceServicer,
+    InferenceServiceStub,
+    add_InferenceServiceServicer_to_server,
+)
 
 DEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica"
 CASES = [
@@ -52,7 +56,8 @@ async def start():
     async def start(code, details):
         server = gRPCGenericServer(failing(code, details))
         servers.append(server)
-        add_inference_service(InferenceServiceServicer(), server)
+        restate_answers(None, server)
+        add_InferenceServiceServicer_to_server(InferenceServiceServicer(), server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         return f"127.0.0.1:{port}"

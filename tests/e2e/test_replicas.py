@@ -130,3 +130,36 @@ def test_an_update_replaces_one_replica_after_the_other(tiny_model_dir, monkeypa
     assert not before & after
     assert len(set(requests.answers)) == 1
     assert {error.code for error in requests.errors} <= {grpc.StatusCode.UNAVAILABLE}
+
+
+def test_load_adds_a_replica_and_calm_takes_it_away(tiny_model_dir, tmp_path):
+    flags = ["--ingress", "serve", "--max-replicas", "2", "--target-requests-per-replica", "2"]
+    delays = ["--upscale-delay-s", "1", "--downscale-delay-s", "5"]
+    with running_service(tiny_model_dir, tmp_path / "log", *flags, *delays) as service:
+        assert len(routers(service)) == 1
+        calm = threading.Event()
+        with ThreadPoolExecutor(6) as pool:
+            clients = [pool.submit(ask_until, calm, service.grpc_address) for _ in range(6)]
+            added_s = seconds_until(lambda: len(routers(service)) == 2)
+            calm.set()
+            assert all(client.result() > 0 for client in clients)
+        removed_s = seconds_until(lambda: len(routers(service)) == 1)
+        print(f"added after {added_s:.0f} s of load, gone after {removed_s:.0f} s of calm")
+
+
+def ask_until(calm, address):
+    """Asks for one long completion after the other, and returns how many came."""
+    count = 0
+    with Client(address, timeout_s=60) as client:
+        while not calm.is_set():
+            assert client.generate("The river", LONG).usage.completion_tokens == 400
+            count += 1
+    return count
+
+
+def seconds_until(condition, timeout_s=150.0):
+    began_at = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_at < timeout_s
+        time.sleep(0.5)
+    return time.monotonic() - began_at
