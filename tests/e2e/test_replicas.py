@@ -1,5 +1,8 @@
 """Two replicas: one is lost or replaced, and clients do not notice."""
 
+import json
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -8,22 +11,15 @@ from dataclasses import replace
 import grpc
 import psutil
 import pytest
-from ray.util import list_named_actors
 
-from cluster.config import ServeConfig
-from cluster.deployment import ROUTER
-from cluster.models import resolve_models
-from cluster.service import deploy
-from cluster.service import running_service as service_of_this_process
 from specdec.client import Client, ClientError
 from specdec.sampling_params import SamplingParams
-from tests.e2e.conftest import free_ports, running_service
+from tests.e2e.conftest import running_service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
 
 NUM_STREAMS = 8
 LONG = SamplingParams(temperature=0.8, max_tokens=400, ignore_eos=True)
-SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
 def routers(service):
@@ -75,61 +71,17 @@ def test_a_lost_router_is_told_as_unavailable(tiny_model_dir, tmp_path):
         assert error.value.code is grpc.StatusCode.UNAVAILABLE
 
 
-class ShortRequests:
-    """A client that asks again and again, on a thread, and notes what it is answered."""
-
-    def __init__(self, address):
-        self._address = address
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
-        self.answers, self.errors = [], []
-
-    def __enter__(self):
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self):
-        with Client(self._address, timeout_s=60) as client:
-            while not self._stop.is_set():
-                try:
-                    self.answers.append(client.generate("The river", SHORT).token_ids)
-                except ClientError as error:
-                    self.errors.append(error)
-
-
-def replica_names():
-    """Each is made anew with its replica."""
-    named = list_named_actors(all_namespaces=True)
-    return {each["name"] for each in named if f"#{ROUTER}#" in each["name"]}
-
-
-def test_an_update_replaces_one_replica_after_the_other(tiny_model_dir, monkeypatch):
-    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
-        monkeypatch.setenv(name, "")  # and so as it was when the test ends
-    grpc_port, http_port = free_ports(2)
-    config = ServeConfig(
-        model=str(tiny_model_dir),
-        ingress="serve",
-        num_replicas=2,
-        grpc_port=grpc_port,
-        http_port=http_port,
-    )
-    with service_of_this_process(config, print):
-        before = replica_names()
-        with ShortRequests(f"127.0.0.1:{grpc_port}") as requests:
-            began_at = time.monotonic()
-            deploy(replace(config, max_num_seqs=32), resolve_models(config, print))
-            took_s = time.monotonic() - began_at
-        after = replica_names()
-    print(f"{len(requests.answers)} answers, {len(requests.errors)} errors in {took_s:.0f} s")
-    assert len(before) == len(after) == 2
-    assert not before & after
-    assert len(set(requests.answers)) == 1
-    assert {error.code for error in requests.errors} <= {grpc.StatusCode.UNAVAILABLE}
+def test_an_update_replaces_one_replica_after_the_other(tiny_model_dir):
+    command = [sys.executable, "-m", "tests.e2e.rolling_update", str(tiny_model_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    update = json.loads(done.stdout.splitlines()[-1])
+    print(update)
+    assert len(update["before"]) == len(update["after"]) == 2
+    assert not set(update["before"]) & set(update["after"])
+    assert update["num_answers"] > 0
+    assert update["num_different_answers"] == 1
+    assert set(update["errors"]) <= {"UNAVAILABLE"}
 
 
 def test_load_adds_a_replica_and_calm_takes_it_away(tiny_model_dir, tmp_path):
