@@ -75,6 +75,11 @@ def _is_speculation(value: object) -> bool:
 
 
 _POSITIVE = Limit("a number above 0", _is_positive, kind=float)
+_NOT_NEGATIVE = Limit(
+    "0 or a number above it",
+    lambda value: _is_positive(value) or (value == 0 and value is not False),
+    kind=float,
+)
 _TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
 _BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 _FILE = _optional(Limit("the path of a file that exists", _is_file))
@@ -173,6 +178,32 @@ class ServeConfig:
                 "ngram with 3 tokens",
             )
         },
+    )
+    num_replicas: int = _setting(
+        1, _whole_number(1, 1024), "Replicas of the models; more than one needs ingress serve"
+    )
+    min_replicas: int = _setting(
+        1, _whole_number(1, 1024), "Fewest replicas, where max_replicas is given"
+    )
+    max_replicas: int | None = _setting(
+        None,
+        _optional(_whole_number(1, 1024)),
+        "Most replicas that the load may call for; needs ingress serve",
+        "no autoscaling",
+    )
+    target_requests_per_replica: float = _setting(
+        32.0, _POSITIVE, "Decoding and waiting requests beyond which a replica is added"
+    )
+    upscale_delay_s: float = _setting(
+        10.0, _NOT_NEGATIVE, "Seconds that the load must call for more replicas"
+    )
+    downscale_delay_s: float = _setting(
+        120.0, _NOT_NEGATIVE, "Seconds that the load must call for fewer replicas"
+    )
+    drain_timeout_s: float = _setting(
+        10.0,
+        _NOT_NEGATIVE,
+        "Seconds that running requests have to end when a replica stops; new ones are refused",
     )
     ingress: Literal["embedded", "serve"] = _setting(
         "embedded",
@@ -276,6 +307,11 @@ class ServeConfig:
         return None if self.quantization == "none" else self.quantization
 
     @property
+    def most_replicas(self) -> int:
+        """How many there may be at once."""
+        return self.max_replicas or self.num_replicas
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed, but should be known to whoever starts the service; one line each."""
         if self.ingress == "serve":
@@ -299,6 +335,21 @@ class ServeConfig:
         if self.tls_cert_file is not None and self.ingress != "embedded":
             limit = "left out unless ingress is embedded"
             raise InvalidValueError("tls_cert_file", str(self.tls_cert_file), limit)
+        self._check_replicas()
+
+    def _check_replicas(self) -> None:
+        if self.max_replicas is None and self.min_replicas != 1:
+            limit = "left out unless max_replicas is given; num_replicas sets a fixed number"
+            raise InvalidValueError("min_replicas", self.min_replicas, limit)
+        if self.max_replicas is not None and self.num_replicas != 1:
+            limit = "left out where max_replicas is given; min_replicas is where autoscaling begins"
+            raise InvalidValueError("num_replicas", self.num_replicas, limit)
+        if self.max_replicas is not None and self.max_replicas < self.min_replicas:
+            limit = f"at least min_replicas ({self.min_replicas})"
+            raise InvalidValueError("max_replicas", self.max_replicas, limit)
+        if self.ingress == "embedded" and (self.max_replicas or self.num_replicas > 1):
+            limit = "serve for several replicas: servers of their own would want the same ports"
+            raise InvalidValueError("ingress", self.ingress, limit)
 
 
 def address_of(host: str, port: int) -> str:

@@ -12,6 +12,7 @@ from ray import serve
 from ray.serve.config import gRPCOptions
 
 from cluster import logs
+from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlaneReplica
@@ -19,14 +20,17 @@ from cluster.control_store import default_state_dir
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.models import ModelDirectories
-from cluster.resources import CPUS_PER_ROUTER, placement_bundles
+from cluster.resources import CPUS_PER_ROUTER, memory_per_replica, placement_bundles
 from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
 from specdec.errors import TargetFailedError
 
 APPLICATION = "specdec"
+ROUTER = "Router"
 
-_STOP_TIMEOUT_S = 10.0
+_CLOSE_TIMEOUT_S = 10.0
+"""What a replica has to end its models and servers, when its requests have ended."""
+
 _HEALTH_CHECK_PERIOD_S = 3.0
 # Only the Router rejects: Serve's own bound stands above whatever the engine may queue and run.
 _MAX_ONGOING_REQUESTS = 100_000
@@ -46,13 +50,17 @@ class RouterReplica(InferenceServicer, AdminServicer):
     """One replica. It is made, and so reachable through Serve, only once the model is warm."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Mapping[str, Any], directories: ModelDirectories, control_plane: Any
+        self,
+        config: Mapping[str, Any],
+        directories: ModelDirectories,
+        memory_bytes: int,
+        control_plane: Any,
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
         logs.configure(serve_config.logs)
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._has_failed = False
-        router = Router(serve_config, directories, self._replica_id)
+        router = Router(serve_config, directories, memory_bytes, self._replica_id)
         report = partial(router.report, self._replica_id)
         control = ControlLink(control_plane, router.apply_speculation, report)
         InferenceServicer.__init__(self, router)
@@ -80,8 +88,19 @@ class RouterReplica(InferenceServicer, AdminServicer):
             if self._ingress is not None:
                 await self._ingress.set_ready(self.router.is_ready)
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve every few seconds; the load that cluster.autoscaling judges."""
+        return {OPEN_REQUESTS: float(self.router.num_open_requests)}
+
+    async def drain(self) -> None:
+        """Not ready any more; returns when no request runs, within the time that there is."""
+        if self._ingress is not None:
+            await self._ingress.set_ready(False)
+        await self.router.drain()
+
     async def __del__(self) -> None:
-        """Called by Serve when the replica stops."""
+        """Called by Serve when the replica stops, and no call that came by Serve is left."""
+        await self.drain()
         await self.router.close()  # first, so that open streams end with a reason
         if self._ingress is not None:
             await self._ingress.close()
@@ -91,21 +110,26 @@ class RouterReplica(InferenceServicer, AdminServicer):
 def make_application(config: ServeConfig, directories: ModelDirectories) -> serve.Application:
     """Both deployments, bound to a configuration, with the resources of a replica declared.
 
+    Run again with another configuration, Serve replaces one replica after the other.
     The bundles are packed on as few nodes as they fit; each holds its ranks on one.
     """
     replica = serve.ingress(_serve_app)(RouterReplica)
     deployment = serve.deployment(replica).options(
-        name="Router",
+        name=ROUTER,
         ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
         placement_group_bundles=placement_bundles(config),
         placement_group_strategy="PACK",
+        num_replicas=config.num_replicas if config.max_replicas is None else None,
+        autoscaling_config=autoscaling_config(config),
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         logging_config={"log_level": config.log_level.upper()},
-        graceful_shutdown_timeout_s=_STOP_TIMEOUT_S,
+        graceful_shutdown_timeout_s=config.drain_timeout_s + _CLOSE_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return deployment.bind(config.to_mapping(), directories, _control_plane(config))
+    return deployment.bind(
+        config.to_mapping(), directories, memory_per_replica(config), _control_plane(config)
+    )
 
 
 def _control_plane(config: ServeConfig) -> serve.Application:
@@ -134,6 +158,7 @@ def grpc_options(config: ServeConfig) -> gRPCOptions:
     return gRPCOptions(
         port=config.grpc_port,
         grpc_servicer_functions=[
+            "cluster.serve_proxy.restate_answers",
             "protos.specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
             "protos.specdec.v1.admin_pb2_grpc.add_AdminServiceServicer_to_server",
             "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",

@@ -25,6 +25,9 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_LAST_WORDS_S = 1.0
+"""How long a stream that is ended by force may take to say so: its reader may have stopped."""
+
 
 @dataclass(frozen=True)
 class _Command:
@@ -74,6 +77,9 @@ class EngineLoop:
         self._failure: TargetFailedError | None = None
         self._closed = False
         self._last_stats = engine.stats()
+        self._is_draining = False
+        self._no_streams = asyncio.Event()
+        self._no_streams.set()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -92,6 +98,16 @@ class EngineLoop:
         """The engine's load after its last step or command. At once, and from any thread."""
         return self._last_stats
 
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused, because the service stops."""
+        return self._is_draining
+
+    @property
+    def num_streams(self) -> int:
+        """Requests that have begun and not ended, whether they wait or run."""
+        return len(self._streams)
+
     async def recover(self, error: TargetFailedError) -> None:
         """Tells the loop that the target is lost, for when no step has noticed."""
         await self._call(lambda: self._recover(error))
@@ -105,12 +121,15 @@ class EngineLoop:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request's outputs, one a step. Leaving the stream early aborts the request.
 
-        Raises what `Engine.add` raises, and TargetFailedError when the engine is lost. The
-        request's id need not be unique.
+        Raises what `Engine.add` raises, TargetFailedError when the engine is lost, and
+        NotReadyError once the loop drains. The request's id need not be unique.
         """
+        if self._is_draining:
+            raise NotReadyError("the service is draining; send the request again")
         self.require_room()
         unique_id = f"{request.request_id}/{next(self._serial)}"
         stream = self._streams[unique_id] = _Stream(observer)
+        self._no_streams.clear()
         finished = False
         try:
             await self._call(lambda: self._engine.add(replace(request, request_id=unique_id)))
@@ -122,6 +141,8 @@ class EngineLoop:
                 yield replace(output, request_id=request.request_id)
         finally:
             del self._streams[unique_id]
+            if not self._streams:
+                self._no_streams.set()
             if not finished:
                 self._commands.put(_Command(lambda: self._engine.abort(unique_id)))
                 if observer is not None:
@@ -143,6 +164,21 @@ class EngineLoop:
     async def set_speculation(self, control: SpeculationControl) -> None:
         """Takes over what an operator wants; returns when the next step goes by it."""
         await self._call(lambda: self._engine.set_speculation(control))
+
+    async def drain(self, timeout_s: float) -> None:
+        """Refuses new requests; returns when the open ones have ended, at the latest by force."""
+        self._is_draining = True
+        if await self._streams_end_within(timeout_s):
+            return
+        self._fail_streams(NotReadyError("the service stopped before the answer was complete"))
+        await self._streams_end_within(_LAST_WORDS_S)
+
+    async def _streams_end_within(self, timeout_s: float) -> bool:
+        try:
+            await asyncio.wait_for(self._no_streams.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
 
     async def close(self) -> None:
         """Stops the thread after the step in flight; streams still open end with an error."""

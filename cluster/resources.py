@@ -49,9 +49,14 @@ def available_cpus() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
-def threads_per_shard(tensor_parallel_size: int) -> int:
-    """Ranks on one machine share its cores."""
-    return max(1, available_cpus() // tensor_parallel_size)
+def memory_per_replica(config: ServeConfig) -> int:
+    """The bytes that a replica may take, so that all there may be fit on this machine."""
+    return available_memory_bytes() // config.most_replicas
+
+
+def threads_per_shard(tensor_parallel_size: int, num_replicas: int = 1) -> int:
+    """Ranks on one machine share its cores, and so do replicas."""
+    return max(1, available_cpus() // (tensor_parallel_size * num_replicas))
 
 
 def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
@@ -68,13 +73,25 @@ def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
 
 def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
     """Raises InvalidValueError unless the models can be divided so and the machine bears it."""
-    by_machine = int((num_cpus - CPUS_PER_ROUTER - CPUS_PER_CONTROL_PLANE) / CPUS_PER_SHARD)
+    _check_replicas(config, num_cpus)
+    cpus_per_replica = (num_cpus - CPUS_PER_CONTROL_PLANE) / config.most_replicas
+    by_machine = int((cpus_per_replica - CPUS_PER_ROUTER) / CPUS_PER_SHARD)
     field, size = "tensor_parallel_size", config.tensor_parallel_size
     _check_size(field, size, models.target, by_machine, num_cpus)
     if models.draft is not None and config.speculative_config is not None:
         field = "speculative_config.draft_tensor_parallel_size"
         draft_size = config.speculative_config.draft_tensor_parallel_size
         _check_size(field, draft_size, models.draft, by_machine - size, num_cpus)
+
+
+def _check_replicas(config: ServeConfig, num_cpus: int) -> None:
+    """Where not even one fits, it is the ranks that are too many."""
+    cpus_per_replica = sum(bundle["CPU"] for bundle in placement_bundles(config))
+    limit = max(1, int((num_cpus - CPUS_PER_CONTROL_PLANE) / cpus_per_replica))
+    if config.most_replicas > limit:
+        field = "num_replicas" if config.max_replicas is None else "max_replicas"
+        reason = f"from 1 to {limit}, as many as this machine of {num_cpus} cores bears"
+        raise InvalidValueError(field, config.most_replicas, reason)
 
 
 def _check_size(

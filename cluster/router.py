@@ -57,15 +57,22 @@ class Router:
     """Owns an engine and the models it drives. Not ready until `start` has returned."""
 
     def __init__(
-        self, config: ServeConfig, directories: ModelDirectories, replica: str = "local"
+        self,
+        config: ServeConfig,
+        directories: ModelDirectories,
+        memory_bytes: int,
+        replica: str = "local",
     ) -> None:
-        """`replica` is the name that the cluster knows it by."""
+        """`memory_bytes` is this replica's share of the machine; what is free may be less.
+
+        `replica` is the name that the cluster knows it by.
+        """
         self.config = config
         self.metrics = Metrics(config.served_model_name, replica, self._last_stats)
         self._directories = directories
         models = directories.configs()
         self._model = models.target
-        self._plan = memory_plan(config, models, available_memory_bytes())
+        self._plan = memory_plan(config, models, min(memory_bytes, available_memory_bytes()))
         self._tokenizer = Tokenizer(directories.target)
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
@@ -96,7 +103,14 @@ class Router:
     def is_ready(self) -> bool:
         """Whether requests are answered now."""
         loop = self._loop
-        return loop is not None and loop.failure is None and not loop.is_recovering
+        if loop is None or loop.failure is not None:
+            return False
+        return not loop.is_recovering and not loop.is_draining
+
+    @property
+    def num_open_requests(self) -> int:
+        """Requests that are decoded or prefilled, or wait; known without asking the engine."""
+        return 0 if self._loop is None else self._loop.num_streams
 
     @property
     def failure(self) -> TargetFailedError | None:
@@ -117,6 +131,11 @@ class Router:
             await asyncio.to_thread(self._target.current.check_alive)
         except TargetFailedError as error:
             await self._loop.recover(error)
+
+    async def drain(self) -> None:
+        """Refuses requests, and returns when none runs any more or the time for it is up."""
+        if self._loop is not None:
+            await self._loop.drain(self.config.drain_timeout_s)
 
     async def close(self) -> None:
         """Ends the engine and the models; streams still open end with an error."""
@@ -144,6 +163,12 @@ class Router:
         spec = self._group_spec("draft model", directory, size, limits, speculation.quantization)
         return DraftSupervisor(lambda: DraftGroup(spec, placement), limits)
 
+    @property
+    def _shares_cores(self) -> bool:
+        config = self.config
+        is_alone = config.tensor_parallel_size == 1 and config.most_replicas == 1
+        return not is_alone or self._plan.draft is not None
+
     def _group_spec(
         self,
         name: str,
@@ -159,8 +184,8 @@ class Router:
             quantization=quantization,
             tensor_parallel_size=size,
             limits=limits,
-            num_threads=threads_per_shard(size),
-            shares_cores=self.config.tensor_parallel_size > 1 or self._plan.draft is not None,
+            num_threads=threads_per_shard(size, self.config.most_replicas),
+            shares_cores=self._shares_cores,
             bundle_index=TARGET_BUNDLE if isinstance(limits, EngineConfig) else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,
             step_timeout_s=self.config.step_timeout_s,

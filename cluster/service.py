@@ -17,11 +17,12 @@ import psutil
 from cluster.config import ServeConfig, address_of
 from cluster.control_store import ControlStore, default_state_dir
 from cluster.models import ModelDirectories, resolve_models
-from cluster.resources import available_cpus, available_memory_bytes, check_ranks, memory_plan
+from cluster.resources import available_cpus, check_ranks, memory_per_replica, memory_plan
 from specdec.errors import SpecdecError
 
 Report = Callable[[str], None]
 
+_DRAIN_ANSWER_TIMEOUT_S = 5.0  # beyond the drain itself, for a replica that hangs
 _STOP_TIMEOUT_S = 15.0
 _EXIT_TIMEOUT_S = 5.0
 _OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
@@ -31,6 +32,8 @@ _RAY_ENVIRONMENT = {
     # A service at rest should be at rest: by default these loops wake ten times a second.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "2.0",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+    # Where replicas follow the load, several reports fall into the time that is looked back on.
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2.0",
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # so that the next line applies
     "LOG_NAME_UPDATE_INTERVAL_S": "1.0",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
@@ -54,14 +57,20 @@ def serve_forever(config: ServeConfig, report: Report) -> None:
 
     Everything that was started is gone when it returns. Raises SpecdecError when start-up fails.
     """
-    with running_service(config, report):
-        _wait_for_signal()
-        report("stopping")
+    signals = _Signals()
+    with running_service(config, report, signals.hurry):
+        signals.wait()
+        report(_how_to_hurry(config))
 
 
 @contextmanager
-def running_service(config: ServeConfig, report: Report) -> Iterator[None]:
-    """The service on a Ray of its own, for as long as the context lasts."""
+def running_service(
+    config: ServeConfig, report: Report, hurry: threading.Event | None = None
+) -> Iterator[None]:
+    """The service on a Ray of its own, for as long as the context lasts.
+
+    Then running requests may end within drain_timeout_s, unless `hurry` is set.
+    """
     started_at = time.monotonic()
     for port in (config.grpc_port, config.http_port):
         _require_free_port(config.host, port)
@@ -72,19 +81,28 @@ def running_service(config: ServeConfig, report: Report) -> Iterator[None]:
     try:
         _start_ray(config)
         report(f"loading {config.served_model_name} on {config.tensor_parallel_size} rank(s)")
-        _deploy(config, directories)
+        deploy(config, directories)
         report(_how_to_call(config, time.monotonic() - started_at))
         yield
     finally:
-        _stop_ray()
+        _stop_ray(config.drain_timeout_s, hurry or threading.Event())
 
 
-def _wait_for_signal() -> None:
-    """Returns at SIGINT or SIGTERM. Set after Ray has started, which takes SIGTERM for itself."""
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: stop.set())
-    stop.wait()
+class _Signals:
+    """The first SIGINT or SIGTERM asks to stop, the second one to stop without delay."""
+
+    def __init__(self) -> None:
+        self.hurry = threading.Event()
+        self._stop = threading.Event()
+
+    def wait(self) -> None:
+        """Returns at the first. Called after Ray has started, which takes SIGTERM for itself."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._receive)
+        self._stop.wait()
+
+    def _receive(self, *_: object) -> None:
+        (self.hurry if self._stop.is_set() else self._stop).set()
 
 
 def _require_free_port(host: str, port: int) -> None:
@@ -102,7 +120,7 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories) -> None
     """Finds out here what the Router would only find out after half a minute."""
     models = directories.configs()
     check_ranks(config, models, available_cpus())
-    memory_plan(config, models, available_memory_bytes())
+    memory_plan(config, models, memory_per_replica(config))
 
 
 def _report_overrides(config: ServeConfig, report: Report) -> None:
@@ -143,7 +161,11 @@ def _start_ray(config: ServeConfig) -> None:
     )
 
 
-def _deploy(config: ServeConfig, directories: ModelDirectories) -> None:
+def deploy(config: ServeConfig, directories: ModelDirectories) -> None:
+    """Brings the service up, or to another configuration, one replica after the other.
+
+    Returns when it answers. Raises StartupError.
+    """
     from ray import serve
 
     from cluster.deployment import APPLICATION, make_application
@@ -180,7 +202,15 @@ def _how_to_call(config: ServeConfig, elapsed_s: float) -> str:
     )
 
 
-def _stop_ray() -> None:
+def _how_to_hurry(config: ServeConfig) -> str:
+    return (
+        f"stopping; running requests have up to {config.drain_timeout_s:g} s to end, "
+        "Ctrl-C ends them now"
+    )
+
+
+def _stop_ray(drain_timeout_s: float, hurry: threading.Event) -> None:
+    """Drains the replicas and ends everything; without the drain once `hurry` is set."""
     import ray
     from ray import serve
 
@@ -193,13 +223,28 @@ def _stop_ray() -> None:
     def delete() -> None:
         # What can go wrong is that Ray or Serve is gone already, which is what is wanted.
         with suppress(Exception):
+            _drain_replicas(drain_timeout_s)
+        with suppress(Exception):
             serve.delete(APPLICATION)
+        hurry.set()  # there is nothing left to wait for
 
     # Lets the replica close its servers and shards; a Ray that was hit itself will not answer.
-    deletion = threading.Thread(target=delete, daemon=True)
-    deletion.start()
-    deletion.join(_STOP_TIMEOUT_S)
+    threading.Thread(target=delete, daemon=True).start()
+    hurry.wait(drain_timeout_s + _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S)
     ray.shutdown()
     _, left_over = psutil.wait_procs(started, timeout=_EXIT_TIMEOUT_S)
     for process in left_over:
         process.kill()
+
+
+def _drain_replicas(timeout_s: float) -> None:
+    """All at once, and before Serve hears of it: its proxies would turn clients away at once."""
+    from ray import serve
+
+    from cluster.deployment import APPLICATION, ROUTER
+
+    application = serve.status().applications.get(APPLICATION)
+    if application is None or not application.deployments[ROUTER].replica_states.get("RUNNING"):
+        return  # it did not come up, or has lost its replicas
+    drained = serve.get_deployment_handle(ROUTER, APPLICATION).broadcast("drain")
+    drained.results(timeout_s=timeout_s + _DRAIN_ANSWER_TIMEOUT_S)

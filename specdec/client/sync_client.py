@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+import time
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 from protos.specdec.v1 import inference_pb2 as pb
@@ -10,6 +12,7 @@ from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import codec
 from specdec.client.connection import Connection
 from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
+from specdec.client.resumption import resumed
 from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import ChatMessage
 
@@ -64,16 +67,19 @@ class Client(Connection):
         request_id: str = "",
         priority: int = 0,
         resume_token_ids: Sequence[int] = (),
+        resume: bool = True,
     ) -> Iterator[StreamChunk]:
         """Completes a prompt and yields what each decoding step adds.
 
         The call begins with the first `next`; closing the iterator early ends the generation.
-        priority, resume_token_ids: as in `generate`.
+        priority, resume_token_ids: as in `generate`. resume: whether a stream that broke because
+        its replica was lost or stopped goes on with another one, with the tokens that would have
+        come; nothing that has been yielded comes again.
         """
         request = codec.encode_generate(
             prompt, params or SamplingParams(), model, request_id, priority, resume_token_ids
         )
-        return self._stream(request)
+        return self._resumed(request) if resume else self._stream(request, self.timeout_s)
 
     def tokenize(
         self,
@@ -94,9 +100,25 @@ class Client(Connection):
             response = self._stub.GetModelInfo(request, timeout=self.timeout_s)
             return codec.decode_model_info(response)
 
-    def _stream(self, request: pb.GenerateRequest) -> Iterator[StreamChunk]:
+    def _resumed(self, request: pb.GenerateRequest) -> Iterator[StreamChunk]:
+        """All attempts share the time that a call has."""
+        limit_s = math.inf if self.timeout_s is None else self.timeout_s
+        ends_at = time.monotonic() + limit_s
+
+        def start(request: pb.GenerateRequest) -> Generator[StreamChunk, None, None]:
+            left_s = max(0.0, ends_at - time.monotonic())
+            return self._stream(request, None if left_s == math.inf else left_s)
+
+        def sleep(delay_s: float) -> None:
+            time.sleep(max(0.0, min(delay_s, ends_at - time.monotonic())))
+
+        yield from resumed(start, request, sleep)
+
+    def _stream(
+        self, request: pb.GenerateRequest, timeout_s: float | None
+    ) -> Generator[StreamChunk, None, None]:
         with self._reported():
-            call = self._stub.GenerateStream(request, timeout=self.timeout_s)
+            call = self._stub.GenerateStream(request, timeout=timeout_s)
             try:
                 yield from map(codec.decode_chunk, call)
             finally:

@@ -78,6 +78,11 @@ def test_every_literal_allows_what_its_setting_allows():
         ("kv_cache_memory_gib", float("inf"), "a number above 0"),
         ("step_timeout_s", float("nan"), "a number above 0"),
         ("step_timeout_s", None, "a number above 0"),
+        ("drain_timeout_s", -0.1, "0 or a number above it"),
+        ("upscale_delay_s", False, "0 or a number above it"),
+        ("downscale_delay_s", None, "0 or a number above it"),
+        ("num_replicas", 0, "a whole number from 1 to 1024"),
+        ("max_replicas", 0, "a whole number from 1 to 1024"),
         ("grpc_port", 65536, "a whole number from 1 to 65535"),
         ("http_port", 9000, "another port than grpc_port"),
         ("log_level", "INFO", "one of debug, info, warning, error"),
@@ -162,6 +167,29 @@ def test_tls_needs_both_files_and_the_embedded_ingress(tls_files):
             ServeConfig(**{name: tls_files[name]})
     with pytest.raises(InvalidValueError, match="left out unless ingress is embedded"):
         ServeConfig(**tls_files, ingress="serve")
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"num_replicas": 2}, "ingress"),
+        ({"max_replicas": 1}, "ingress"),
+        ({"ingress": "serve", "min_replicas": 2}, "min_replicas"),
+        ({"ingress": "serve", "min_replicas": 3, "max_replicas": 2}, "max_replicas"),
+        ({"ingress": "serve", "num_replicas": 2, "max_replicas": 3}, "num_replicas"),
+    ],
+)
+def test_replicas_are_checked_together(values, field):
+    with pytest.raises(InvalidValueError) as error:
+        ServeConfig(**values)
+    assert error.value.field == field
+
+
+def test_how_many_replicas_there_may_be():
+    assert ServeConfig().most_replicas == 1
+    assert ServeConfig(ingress="serve", num_replicas=3).most_replicas == 3
+    scaled = ServeConfig(ingress="serve", min_replicas=2, max_replicas=4, drain_timeout_s=0)
+    assert scaled.most_replicas == 4
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])

@@ -130,6 +130,44 @@ async def test_speculation_is_set_between_two_steps(tiny_model_dir, target):
     await loop.close()
 
 
+async def test_draining_lets_running_requests_end_and_refuses_new_ones(loop, target):
+    target.gate = threading.Semaphore(0)
+    stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
+    await asyncio.sleep(0.05)
+    assert (loop.num_streams, loop.is_draining) == (1, False)
+    drain = asyncio.create_task(loop.drain(30))
+    await asyncio.sleep(0.05)
+    assert loop.is_draining
+    assert not drain.done()
+    with pytest.raises(NotReadyError, match="draining"):
+        await tokens_of(loop, request("late", PROMPT))
+    target.gate.release(10_000)
+    await asyncio.wait_for(drain, 10)
+    assert await stream == target.continuation(PROMPT, 24)
+
+
+async def test_a_drain_without_requests_takes_no_time(loop):
+    await asyncio.wait_for(loop.drain(3600), 1)
+    assert loop.is_draining
+
+
+async def test_what_still_runs_when_the_drain_is_over_ends_with_a_reason(loop, target):
+    target.gate = threading.Semaphore(0)
+    stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
+    await asyncio.sleep(0.05)
+    await loop.drain(0.05)
+    with pytest.raises(NotReadyError, match="before the answer was complete"):
+        await stream
+    assert loop.num_streams == 0
+
+
+async def test_a_reader_that_has_stopped_does_not_hold_up_the_drain(loop):
+    outputs = loop.generate(request("r", PROMPT, max_tokens=100))
+    await anext(outputs)
+    await asyncio.wait_for(loop.drain(0.05), 5)
+    await outputs.aclose()
+
+
 async def test_the_thread_sleeps_while_there_is_nothing_to_do(loop, target):
     await tokens_of(loop, request("r", PROMPT))
     num_steps = (await loop.stats()).num_steps

@@ -7,6 +7,7 @@ from cluster.config import ServeConfig
 from cluster.resources import (
     Models,
     check_ranks,
+    memory_per_replica,
     memory_plan,
     placement_bundles,
     threads_per_shard,
@@ -81,6 +82,37 @@ def test_a_size_beyond_the_machine_or_the_model_is_refused(model, size, num_cpus
 def test_ranks_share_the_cores(monkeypatch):
     monkeypatch.setattr("cluster.resources.available_cpus", lambda: 8)
     assert [threads_per_shard(size) for size in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert [threads_per_shard(2, replicas) for replicas in (1, 2, 3)] == [4, 2, 1]
+
+
+def test_replicas_share_the_memory(monkeypatch):
+    monkeypatch.setattr("cluster.resources.available_memory_bytes", lambda: 12 * GIB)
+    assert memory_per_replica(ServeConfig()) == 12 * GIB
+    assert memory_per_replica(ServeConfig(ingress="serve", max_replicas=3)) == 4 * GIB
+
+
+def test_two_replicas_fit_two_cores_each_with_a_draft(model):
+    speculation = SpeculativeConfig("draft_model")
+    config = ServeConfig(ingress="serve", num_replicas=2, speculative_config=speculation)
+    check_ranks(config, Models(model, model), 2)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "message"),
+    [
+        ({"num_replicas": 4}, "num_replicas is 4; it must be from 1 to 3, as many as"),
+        ({"max_replicas": 9}, "max_replicas is 9; it must be from 1 to 3, as many as"),
+    ],
+)
+def test_more_replicas_than_the_machine_bears_are_refused(model, replicas, message):
+    with pytest.raises(InvalidValueError, match=message):
+        check_ranks(ServeConfig(ingress="serve", **replicas), Models(model), 2)
+
+
+def test_a_replica_that_never_fits_is_told_by_its_ranks(model):
+    config = ServeConfig(ingress="serve", tensor_parallel_size=9)
+    with pytest.raises(InvalidValueError, match="tensor_parallel_size is 9"):
+        check_ranks(config, Models(model), 2)
 
 
 @pytest.mark.parametrize("tied", [True, False])

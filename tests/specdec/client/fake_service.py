@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,19 +33,24 @@ CHUNKS = (
 
 
 class FakeService(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers with CHUNKS. `error` (code, details) is raised after `num_chunks_before_error`."""
+    """Answers with CHUNKS, or what follows the first if that is there already.
+
+    `error` (code, details) is raised after `num_chunks_before_error`, `num_errors` times.
+    """
 
     def __init__(self):
         self.requests: list[Any] = []
         self.error: tuple[grpc.StatusCode, str] | None = None
         self.num_chunks_before_error = 0
+        self.num_errors = math.inf
         self.hangs = False
         self.ended = threading.Event()
         self.address = ""
 
     def GenerateStream(self, request, context):  # noqa: N802
         self._receive(request, context)
-        for index, chunk in enumerate(CHUNKS):
+        num_there = 1 if request.resume_token_ids else 0
+        for index, chunk in enumerate(CHUNKS[num_there:], num_there):
             if index == self.num_chunks_before_error:
                 self._fail_or_hang(context)
             yield chunk
@@ -84,7 +90,8 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
         context.add_callback(self.ended.set)
 
     def _fail_or_hang(self, context):
-        if self.error is not None:
+        if self.error is not None and self.num_errors > 0:
+            self.num_errors -= 1
             context.abort(*self.error)
         if self.hangs:
             self.ended.wait(10)

@@ -1,0 +1,55 @@
+"""Goes on with a stream that broke, as if it had not.
+
+The output of a request is a function of its prompt, parameters and seed. So another replica, or the
+same one made again, continues behind the tokens that have come, with the tokens that would have
+come (in float32; differently shaped batches in bfloat16 may decide a tie otherwise).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator
+from contextlib import closing
+
+from grpc import StatusCode
+
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client.errors import ClientError
+from specdec.client.messages import StreamChunk
+
+RESUME_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
+"""Seconds before each further attempt: half a minute in all, as a replica may take to start."""
+
+_Start = Callable[[pb.GenerateRequest], Generator[StreamChunk, None, None]]
+
+
+def resumed(
+    start: _Start, request: pb.GenerateRequest, sleep: Callable[[float], None] = time.sleep
+) -> Generator[StreamChunk, None, None]:
+    """Streams a request, which `start` sends, and where the stream breaks sends what is left of it.
+
+    Before anything has come there is nothing to go on with, and the error is the caller's. So it is
+    after the last attempt. `request` is changed on the way.
+    """
+    has_begun = False
+    for delay_s in RESUME_DELAYS_S:
+        try:
+            with closing(start(request)) as chunks:
+                for chunk in chunks:
+                    has_begun = True
+                    _note(chunk, request)
+                    yield chunk
+            return
+        except ClientError as error:
+            if not has_begun or error.code is not StatusCode.UNAVAILABLE:
+                raise
+        sleep(delay_s)
+    yield from start(request)
+
+
+def _note(chunk: StreamChunk, request: pb.GenerateRequest) -> None:
+    """Asks for what follows a chunk."""
+    request.request_id = chunk.request_id
+    request.resume_token_ids.extend(chunk.token_ids)
+    if chunk.seed is not None:
+        request.sampling.seed = chunk.seed

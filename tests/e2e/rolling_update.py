@@ -1,0 +1,80 @@
+"""Updates a service of two replicas while a client asks; prints what came of it as JSON.
+
+A program of its own, because Ray takes its token from the environment that it is imported in.
+"""
+
+import json
+import sys
+import threading
+import time
+from dataclasses import replace
+
+from cluster.config import ServeConfig
+from cluster.models import resolve_models
+from cluster.service import deploy, running_service
+from specdec.client import Client, ClientError
+from specdec.sampling_params import SamplingParams
+from tests.e2e.conftest import free_ports
+
+SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+class ShortRequests:
+    """A client that asks again and again, on a thread, and notes what it is answered."""
+
+    def __init__(self, address):
+        self._address = address
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.answers, self.errors = [], []
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self):
+        with Client(self._address, timeout_s=60) as client:
+            while not self._stop.is_set():
+                try:
+                    self.answers.append(client.generate("The river", SHORT).token_ids)
+                except ClientError as error:
+                    self.errors.append(error.code.name)
+
+
+def replica_names():
+    """Each is made anew with its replica."""
+    from ray.util import list_named_actors
+
+    from cluster.deployment import ROUTER
+
+    named = list_named_actors(all_namespaces=True)
+    return {each["name"] for each in named if f"#{ROUTER}#" in each["name"]}
+
+
+def update(config):
+    """Starts the service and changes a setting of it."""
+    with running_service(config, lambda line: None):
+        before = replica_names()
+        with ShortRequests(f"127.0.0.1:{config.grpc_port}") as requests:
+            began_at = time.monotonic()
+            deploy(replace(config, max_num_seqs=32), resolve_models(config, lambda line: None))
+            took_s = time.monotonic() - began_at
+        return {
+            "before": sorted(before),
+            "after": sorted(replica_names()),
+            "took_s": took_s,
+            "num_answers": len(requests.answers),
+            "num_different_answers": len(set(requests.answers)),
+            "errors": requests.errors,
+        }
+
+
+if __name__ == "__main__":
+    grpc_port, http_port = free_ports(2)
+    ports = {"grpc_port": grpc_port, "http_port": http_port}
+    outcome = update(ServeConfig(model=sys.argv[1], ingress="serve", num_replicas=2, **ports))
+    print(json.dumps(outcome))

@@ -1,0 +1,66 @@
+"""Ctrl-C while requests run: they end as they should, new ones are refused, and nothing stays."""
+
+import signal
+import time
+
+import grpc
+import httpx
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from specdec.client import Client, ClientError
+from specdec.sampling_params import SamplingParams
+from tests.e2e.conftest import running_service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
+
+LONG = SamplingParams(temperature=0.0, max_tokens=450, ignore_eos=True)
+
+
+def health_of(service):
+    with grpc.insecure_channel(service.grpc_address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        return stub.Check(health_pb2.HealthCheckRequest(), timeout=5).status
+
+
+def until(condition, timeout_s=5.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("ingress", ["embedded", "serve"])
+def test_running_streams_end_and_new_requests_are_refused(tiny_model_dir, tmp_path, ingress):
+    flags = ["--ingress", ingress, "--drain-timeout-s", "40"]
+    with (
+        running_service(tiny_model_dir, tmp_path / "log", *flags) as service,
+        Client(service.grpc_address) as client,
+    ):
+        stream = client.generate_stream("The river", LONG, resume=False)
+        next(stream)
+        service.process.send_signal(signal.SIGINT)
+        until(lambda: health_of(service) == health_pb2.HealthCheckResponse.NOT_SERVING)
+        assert httpx.get(service.http_url + "/ready", timeout=5).status_code == 503
+        with pytest.raises(ClientError, match="draining") as error:
+            client.generate("The river", LONG)
+        assert error.value.code is grpc.StatusCode.UNAVAILABLE
+        *_, last = stream
+        assert last.usage.completion_tokens == 450
+
+
+def test_a_second_signal_ends_what_runs(tiny_model_dir, tmp_path):
+    flags = ["--drain-timeout-s", "100"]
+    with (
+        running_service(tiny_model_dir, tmp_path / "log", *flags) as service,
+        Client(service.grpc_address) as client,
+    ):
+        streams = [client.generate_stream("The river", LONG, resume=False) for _ in range(20)]
+        for stream in streams:
+            next(stream)
+        service.process.send_signal(signal.SIGINT)
+        until(lambda: "Ctrl-C ends them now" in service.log.read_text())
+        service.process.send_signal(signal.SIGINT)
+        with pytest.raises(ClientError) as error:
+            list(streams[0])
+        assert error.value.code is grpc.StatusCode.UNAVAILABLE

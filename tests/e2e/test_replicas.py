@@ -1,0 +1,117 @@
+"""Two replicas: one is lost or replaced, and clients do not notice."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import grpc
+import psutil
+import pytest
+
+from specdec.client import Client, ClientError
+from specdec.sampling_params import SamplingParams
+from tests.e2e.conftest import running_service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(500)]
+
+NUM_STREAMS = 8
+LONG = SamplingParams(temperature=0.8, max_tokens=400, ignore_eos=True)
+
+
+def routers(service):
+    return [each for each in service.descendants() if "ServeReplica" in command_of(each)]
+
+
+def command_of(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return ""
+
+
+def test_streams_of_a_router_that_is_killed_go_on_with_the_other(tiny_model_dir, tmp_path):
+    flags = ["--ingress", "serve", "--num-replicas", "2"]
+    with (
+        running_service(tiny_model_dir, tmp_path / "log", *flags) as service,
+        Client(service.grpc_address, timeout_s=120) as client,
+        ThreadPoolExecutor(NUM_STREAMS) as pool,
+    ):
+        assert len(routers(service)) == 2
+        streams = [client.generate_stream(f"The river {i}", LONG) for i in range(NUM_STREAMS)]
+        firsts = [next(stream) for stream in streams]
+        routers(service)[0].kill()
+        others = list(pool.map(list, streams))
+        assert len(routers(service)) >= 1
+        num_resumed = 0
+        for i, (first, rest) in enumerate(zip(firsts, others, strict=True)):
+            chunks = [first, *rest]
+            undisturbed = client.generate(f"The river {i}", replace(LONG, seed=first.seed))
+            assert sum((each.token_ids for each in chunks), ()) == undisturbed.token_ids
+            assert "".join(each.text for each in chunks) == undisturbed.text
+            assert chunks[-1].usage.completion_tokens == 400
+            num_resumed += any(each.seed is not None for each in chunks[1:-1])
+        assert 0 < num_resumed < NUM_STREAMS
+
+
+def test_a_lost_router_is_told_as_unavailable(tiny_model_dir, tmp_path):
+    """Serve's proxy would say INTERNAL, and quote an exception."""
+    with (
+        running_service(tiny_model_dir, tmp_path / "log", "--ingress", "serve") as service,
+        Client(service.grpc_address, timeout_s=120) as client,
+    ):
+        stream = client.generate_stream("The river", LONG, resume=False)
+        next(stream)
+        routers(service)[0].kill()
+        with pytest.raises(ClientError, match="the replica that answered is lost") as error:
+            list(stream)
+        assert error.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+def test_an_update_replaces_one_replica_after_the_other(tiny_model_dir):
+    command = [sys.executable, "-m", "tests.e2e.rolling_update", str(tiny_model_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400)
+    assert done.returncode == 0, done.stderr
+    update = json.loads(done.stdout.splitlines()[-1])
+    print(update)
+    assert len(update["before"]) == len(update["after"]) == 2
+    assert not set(update["before"]) & set(update["after"])
+    assert update["num_answers"] > 0
+    assert update["num_different_answers"] == 1
+    assert set(update["errors"]) <= {"UNAVAILABLE"}
+
+
+def test_load_adds_a_replica_and_calm_takes_it_away(tiny_model_dir, tmp_path):
+    flags = ["--ingress", "serve", "--max-replicas", "2", "--target-requests-per-replica", "2"]
+    delays = ["--upscale-delay-s", "1", "--downscale-delay-s", "5"]
+    with running_service(tiny_model_dir, tmp_path / "log", *flags, *delays) as service:
+        assert len(routers(service)) == 1
+        calm = threading.Event()
+        with ThreadPoolExecutor(6) as pool:
+            clients = [pool.submit(ask_until, calm, service.grpc_address) for _ in range(6)]
+            added_s = seconds_until(lambda: len(routers(service)) == 2)
+            calm.set()
+            assert all(client.result() > 0 for client in clients)
+        removed_s = seconds_until(lambda: len(routers(service)) == 1)
+        print(f"added after {added_s:.0f} s of load, gone after {removed_s:.0f} s of calm")
+
+
+def ask_until(calm, address):
+    """Asks for one long completion after the other, and returns how many came."""
+    count = 0
+    with Client(address, timeout_s=60) as client:
+        while not calm.is_set():
+            assert client.generate("The river", LONG).usage.completion_tokens == 400
+            count += 1
+    return count
+
+
+def seconds_until(condition, timeout_s=150.0):
+    began_at = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_at < timeout_s
+        time.sleep(0.5)
+    return time.monotonic() - began_at

@@ -1,0 +1,77 @@
+"""A stream that breaks goes on, from a service that breaks it on purpose."""
+
+import time
+
+import grpc
+import pytest
+
+from specdec.client import Client, ClientError, resumption
+from specdec.sampling_params import SamplingParams
+from tests.specdec.client.fake_service import FakeService, running
+
+
+@pytest.fixture
+def service(monkeypatch):
+    monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0, 0.01, 0.02))
+    with running(FakeService()) as service:
+        service.error = (grpc.StatusCode.UNAVAILABLE, "the replica is lost")
+        service.num_chunks_before_error = 1
+        yield service
+
+
+@pytest.fixture
+def client(service):
+    with Client(service.address, timeout_s=10) as client:
+        yield client
+
+
+@pytest.mark.parametrize("num_errors", [1, 3])
+def test_a_broken_stream_goes_on_with_what_follows(client, service, num_errors):
+    service.num_errors = num_errors
+    chunks = list(client.generate_stream("Why?", SamplingParams(temperature=0.5), priority=3))
+    assert [chunk.token_ids for chunk in chunks] == [(5,), (6, 7)]
+    first, *others = service.requests
+    assert not first.sampling.HasField("seed")
+    assert len(others) == num_errors
+    for again in others:
+        assert (again.sampling.seed, list(again.resume_token_ids)) == (42, [5])
+        assert (again.text, again.request_id, again.priority) == ("Why?", "r1", 3)
+        assert again.sampling.temperature == 0.5
+
+
+def test_the_attempts_are_bounded(client, service):
+    stream = client.generate_stream("Why?")
+    assert next(stream).text == "Blue"
+    with pytest.raises(ClientError, match="the replica is lost"):
+        next(stream)
+    assert len(service.requests) == 4
+
+
+def test_what_the_caller_had_before_is_sent_again_too(client, service):
+    service.num_errors = 0
+    given = [1, 2]
+    service.num_chunks_before_error = 2
+    list(client.generate_stream("Why?", SamplingParams(seed=42), resume_token_ids=given))
+    assert list(service.requests[0].resume_token_ids) == given
+    assert given == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("num_chunks", "code"),
+    [(0, grpc.StatusCode.UNAVAILABLE), (1, grpc.StatusCode.INTERNAL)],
+    ids=["nothing has come", "another error"],
+)
+def test_what_cannot_be_resumed_is_reported_at_once(client, service, num_chunks, code):
+    service.num_chunks_before_error, service.error = num_chunks, (code, "no")
+    with pytest.raises(ClientError) as caught:
+        list(client.generate_stream("Why?"))
+    assert caught.value.code is code
+    assert len(service.requests) == 1
+
+
+def test_all_attempts_share_one_time_limit(service, monkeypatch):
+    monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (60.0,))
+    began_at = time.monotonic()
+    with Client(service.address, timeout_s=0.3) as client, pytest.raises(ClientError):
+        list(client.generate_stream("Why?"))
+    assert time.monotonic() - began_at < 10
