@@ -23,7 +23,8 @@ current_request_id: ContextVar[str | None] = ContextVar("request_id", default=No
 
 _OURS = ("cluster", "specdec", "uvicorn")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_SERVES_OWN = frozenset({"skip_context_filter", "serve_access_log"})  # what its filters go by
+# What the filters of Ray Serve and the formatter of uvicorn go by.
+_OTHERS_OWN = frozenset({"skip_context_filter", "serve_access_log", "color_message"})
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
     return {
         name: value
         for name, value in vars(record).items()
-        if name not in _STANDARD | _SERVES_OWN and name != "request_id"
+        if name not in _STANDARD | _OTHERS_OWN and name != "request_id"
     }
 
 
