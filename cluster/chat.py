@@ -7,10 +7,10 @@ the answers out.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import click
 
@@ -85,7 +85,8 @@ class Conversation:
     def _receive(self, question: ChatMessage, show: Callable[[StreamChunk], None]) -> Answer:
         instructions = [ChatMessage("system", self._system)] if self._system else []
         chat = [*instructions, *self._turns, question]
-        with closing(self._client.generate_stream(chat, self._params)) as chunks:
+        stream = self._client.generate_stream(chat, self._params)
+        with closing(cast(Generator[StreamChunk, None, None], stream)) as chunks:
             try:
                 return receive(chunks, show)
             finally:

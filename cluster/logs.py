@@ -10,7 +10,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -91,7 +90,7 @@ def _request_id(record: logging.LogRecord) -> str | None:
     return getattr(record, "request_id", None) or current_request_id.get()
 
 
-def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """What the caller added by `extra`."""
     return {
         name: value
