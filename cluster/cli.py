@@ -23,6 +23,7 @@ from cluster.chat import chat
 from cluster.cli_answer import answer_flags, sampling_params
 from cluster.cli_connection import connection_flags
 from cluster.config import ServeConfig, settings
+from cluster.doctor import doctor
 from specdec.client import Client, ClientError, StreamChunk
 from specdec.errors import SpecdecError
 from specdec.tokenizer import ChatMessage
@@ -196,6 +197,7 @@ def generate(
 
 
 main.add_command(chat)
+main.add_command(doctor)
 
 
 @main.group()
@@ -215,7 +217,8 @@ def fetch_model(name: str) -> None:
 @models.command("list")
 def list_models() -> None:
     """List the aliases, and which of them are in the cache."""
-    from specdec.models.store import ALIASES, default_cache_dir
+    from specdec.cache import default_cache_dir
+    from specdec.models.store import ALIASES
 
     cache = default_cache_dir() / "models"
     for name, source in ALIASES.items():
