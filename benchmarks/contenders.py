@@ -22,8 +22,9 @@ from torch import Tensor
 from benchmarks.machine import num_usable_cores
 from benchmarks.streams import Call, speculation_options, stream_all
 from specdec.client import Client
-from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine, RequestOutput
+from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, ModelRunner, load_runner
 from specdec.sampling_params import SamplingParams

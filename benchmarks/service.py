@@ -10,6 +10,8 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -48,11 +50,13 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
     settings: fields of ServeConfig.
     """
     grpc_port, http_port = _free_ports(2)
+    state = TemporaryDirectory(prefix="specdec-benchmark-")  # nobody's overrides count
     config = ServeConfig(
         model=model,
         grpc_port=grpc_port,
         http_port=http_port,
         **settings,
+        state_dir=Path(state.name),
     )
     # Ray is initialized once a process, and its processes are told apart by their ancestor.
     context = multiprocessing.get_context("spawn")
@@ -66,6 +70,7 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
     finally:
         ours.close()  # what the child waits for
         _end(process)
+        state.cleanup()
 
 
 def _serve(config: dict[str, Any], connection: Connection) -> None:

@@ -1,4 +1,4 @@
-"""The `specdec` command: serve a model, ask it, talk with it, fetch models.
+"""The `specdec` command: serve a model, ask it, talk with it, steer it, fetch models.
 
 Answers go to stdout, everything else to stderr. What a caller can cause becomes one line and exit
 code 1, wrong usage exit code 2, Ctrl-C 130. Whatever takes long to import is imported where it is
@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cluster import admin_cli
 from cluster.answer import receive
 from cluster.chat import chat
 from cluster.cli_answer import answer_flags, sampling_params
@@ -198,6 +199,8 @@ def generate(
 
 main.add_command(chat)
 main.add_command(doctor)
+main.add_command(admin_cli.status)
+main.add_command(admin_cli.speculation)
 
 
 @main.group()

@@ -163,18 +163,20 @@ def _decode_chat(chat: pb.ChatMessages) -> Chat:
 def _decode_params(
     sampling: pb.SamplingParams, speculation: pb.SpeculationOptions
 ) -> SamplingParams:
-    options = _present(speculation, "enabled", "num_speculative_tokens")
+    options = present_fields(speculation, "enabled", "num_speculative_tokens")
     if speculation.method != pb.SPECULATION_METHOD_UNSPECIFIED:
         # A number that has no name here is handed on, for SpeculationOptions to refuse.
         options["method"] = _METHODS.get(speculation.method, speculation.method)
     return SamplingParams(
         stop=tuple(sampling.stop),
         speculation=SpeculationOptions(**options),
-        **_present(sampling, "temperature", "top_p", "top_k", "seed", "max_tokens", "ignore_eos"),
+        **present_fields(
+            sampling, "temperature", "top_p", "top_k", "seed", "max_tokens", "ignore_eos"
+        ),
     )
 
 
-def _present(message: Message, *names: str) -> dict[str, Any]:
+def present_fields(message: Message, *names: str) -> dict[str, Any]:
     """The fields that the sender has set, by name."""
     return {name: getattr(message, name) for name in names if message.HasField(name)}
 

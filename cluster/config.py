@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -64,6 +64,10 @@ def _is_file(value: object) -> bool:
     return isinstance(value, Path) and value.is_file()
 
 
+def _is_no_file(value: object) -> bool:
+    return isinstance(value, Path) and (value.is_dir() or not value.exists())
+
+
 def _is_speculation(value: object) -> bool:
     from specdec.config import SpeculativeConfig
 
@@ -74,6 +78,7 @@ _POSITIVE = Limit("a number above 0", _is_positive, kind=float)
 _TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
 _BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 _FILE = _optional(Limit("the path of a file that exists", _is_file))
+_DIRECTORY = _optional(Limit("the path of a directory", _is_no_file))
 _SPECULATION = Limit("a mapping, or none to turn speculation off", _is_speculation)
 
 
@@ -121,8 +126,15 @@ class ServeConfig:
     tensor_parallel_size: int = _setting(
         1, _whole_number(1, 1024), "Shards to divide the model into"
     )
-    dtype: Literal["float32", "bfloat16"] = _setting(
-        "float32", _one_of("float32", "bfloat16"), "Data type of weights, activations and KV cache"
+    dtype: Literal["float32", "bfloat16", "float16"] = _setting(
+        "float32",
+        _one_of("float32", "bfloat16", "float16"),
+        "Data type of weights, activations and KV cache",
+    )
+    quantization: Literal["none", "int8"] = _setting(
+        "none",
+        _one_of("none", "int8"),
+        "How matrices are held and multiplied instead of in dtype; changes what the model says",
     )
     max_model_len: int | None = _setting(
         None,
@@ -189,6 +201,16 @@ class ServeConfig:
         _one_of("auto", "ipc", "tcp"),
         "How steps reach the shards; auto takes ipc on this node and tcp to others",
     )
+    state_dir: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                _DIRECTORY,
+                "Directory for what operators set, which outlasts the service",
+                "$XDG_STATE_HOME/specdec, or ~/.local/state/specdec",
+            )
+        },
+    )
     log_level: Literal["debug", "info", "warning", "error"] = _setting(
         "warning", _one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
@@ -216,7 +238,7 @@ class ServeConfig:
         values = dict(mapping)
         if "speculative_config" in values:
             values["speculative_config"] = _read_speculation(values["speculative_config"])
-        for name in ("tls_cert_file", "tls_key_file"):
+        for name in ("tls_cert_file", "tls_key_file", "state_dir"):
             if isinstance(values.get(name), str):
                 values[name] = Path(values[name]).absolute()
         return cls(**values)
@@ -247,6 +269,11 @@ class ServeConfig:
     def logs(self) -> LogConfig:
         """How every process of the service logs."""
         return LogConfig(self.log_level, self.log_format)
+
+    @property
+    def quantization_method(self) -> Literal["int8"] | None:
+        """`quantization` as loading takes it."""
+        return None if self.quantization == "none" else self.quantization
 
     @property
     def warnings(self) -> tuple[str, ...]:
@@ -312,7 +339,8 @@ def _read_speculation(value: object) -> SpeculativeConfig | None:
 
 def _require_type(name: str, value: object, expected: Any) -> None:
     """Only the kind of value is judged here; its range is SpeculativeConfig's own affair."""
-    allowed = get_args(expected) if get_origin(expected) is UnionType else (expected,)
+    is_union = get_origin(expected) in (Union, UnionType)
+    allowed = get_args(expected) if is_union else (expected,)
     kinds = {str if get_origin(each) is Literal else each for each in allowed}
     if float in kinds:
         kinds.add(int)

@@ -1,8 +1,9 @@
-"""The Router as a Ray Serve deployment."""
+"""The Router and the ControlPlane as Ray Serve deployments."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import ray
@@ -12,12 +13,16 @@ from ray.serve.config import gRPCOptions
 
 from cluster import logs
 from cluster.config import ServeConfig
+from cluster.control_link import ControlLink
+from cluster.control_plane import ControlPlaneReplica
+from cluster.control_store import default_state_dir
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.models import ModelDirectories
 from cluster.resources import CPUS_PER_ROUTER, placement_bundles
 from cluster.router import Router
-from cluster.servicers import InferenceServicer
+from cluster.servicers import AdminServicer, InferenceServicer
+from specdec.errors import TargetFailedError
 
 APPLICATION = "specdec"
 
@@ -37,20 +42,27 @@ def _serve_app() -> FastAPI:
     return make_app(get_router)
 
 
-class RouterReplica(InferenceServicer):
+class RouterReplica(InferenceServicer, AdminServicer):
     """One replica. It is made, and so reachable through Serve, only once the model is warm."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, config: Mapping[str, Any], directories: ModelDirectories
+        self, config: Mapping[str, Any], directories: ModelDirectories, control_plane: Any
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
         logs.configure(serve_config.logs)
-        replica = serve.get_replica_context().replica_id.unique_id
-        router = Router(serve_config, directories, replica)
-        super().__init__(router)
+        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        self._has_failed = False
+        router = Router(serve_config, directories, self._replica_id)
+        report = partial(router.report, self._replica_id)
+        control = ControlLink(control_plane, router.apply_speculation, report)
+        InferenceServicer.__init__(self, router)
+        AdminServicer.__init__(self, control)
         self._ingress = (
-            EmbeddedIngress(router, serve_config) if serve_config.ingress == "embedded" else None
+            EmbeddedIngress(router, control, serve_config)
+            if serve_config.ingress == "embedded"
+            else None
         )
+        control.start()
         if self._ingress is not None:
             await self._ingress.start()
         await router.start(ray.util.get_current_placement_group())
@@ -61,6 +73,9 @@ class RouterReplica(InferenceServicer):
         """Asked by Serve; raises once the target is lost for good, and the replica is replaced."""
         try:
             await self.router.check_models()
+        except TargetFailedError:
+            self._has_failed = True
+            raise
         finally:
             if self._ingress is not None:
                 await self._ingress.set_ready(self.router.is_ready)
@@ -70,10 +85,11 @@ class RouterReplica(InferenceServicer):
         await self.router.close()  # first, so that open streams end with a reason
         if self._ingress is not None:
             await self._ingress.close()
+        await self.control.close(self._replica_id, has_failed=self._has_failed)
 
 
 def make_application(config: ServeConfig, directories: ModelDirectories) -> serve.Application:
-    """The deployment, bound to a configuration, with the resources of a replica declared.
+    """Both deployments, bound to a configuration, with the resources of a replica declared.
 
     The bundles are packed on as few nodes as they fit; each holds its ranks on one.
     """
@@ -85,10 +101,32 @@ def make_application(config: ServeConfig, directories: ModelDirectories) -> serv
         placement_group_strategy="PACK",
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        logging_config={"log_level": config.log_level.upper()},
         graceful_shutdown_timeout_s=_STOP_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return deployment.bind(config.to_mapping(), directories)
+    return deployment.bind(config.to_mapping(), directories, _control_plane(config))
+
+
+def _control_plane(config: ServeConfig) -> serve.Application:
+    """One replica, which Serve makes again when it dies. It reserves nothing: it mostly waits."""
+    speculation = config.speculative_config
+    deployment = serve.deployment(ControlPlaneReplica).options(
+        name="ControlPlane",
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        # Calls to it say nothing: a Router reports every second.
+        logging_config={"log_level": config.log_level.upper(), "enable_access_log": False},
+        # The Routers that watch it end too, and nothing in it is lost.
+        graceful_shutdown_timeout_s=1.0,
+        graceful_shutdown_wait_loop_s=0.1,
+    )
+    return deployment.bind(
+        speculation.control if speculation else None,
+        (config.state_dir or default_state_dir()).absolute(),  # it works elsewhere
+        config.served_model_name,
+    )
 
 
 def grpc_options(config: ServeConfig) -> gRPCOptions:
@@ -97,6 +135,7 @@ def grpc_options(config: ServeConfig) -> gRPCOptions:
         port=config.grpc_port,
         grpc_servicer_functions=[
             "protos.specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
+            "protos.specdec.v1.admin_pb2_grpc.add_AdminServiceServicer_to_server",
             "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
         ],
     )

@@ -18,6 +18,7 @@ from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError
 from specdec.runner import Target
 from specdec.sequence import Request
+from specdec.speculation import SpeculationControl
 from specdec.stats import EngineStats
 
 logger = logging.getLogger(__name__)
@@ -107,6 +108,7 @@ class EngineLoop:
         Raises what `Engine.add` raises, and TargetFailedError when the engine is lost. The
         request's id need not be unique.
         """
+        self.require_room()
         unique_id = f"{request.request_id}/{next(self._serial)}"
         stream = self._streams[unique_id] = _Stream(observer)
         finished = False
@@ -125,9 +127,22 @@ class EngineLoop:
                 if observer is not None:
                     observer.on_broken_off(sys.exception())
 
+    def require_room(self) -> None:
+        """Raises OverloadedError when as many requests are open as may run and wait.
+
+        At once, where the engine would only be asked after the step that runs.
+        """
+        num_open, config = len(self._streams), self._engine.config
+        if num_open >= config.max_num_seqs + config.max_queue_len:
+            raise OverloadedError(f"{num_open} requests run or wait, as many as may")
+
     async def stats(self) -> EngineStats:
         """The engine's load, as of between two steps."""
         return await self._call(self._engine.stats)
+
+    async def set_speculation(self, control: SpeculationControl) -> None:
+        """Takes over what an operator wants; returns when the next step goes by it."""
+        await self._call(lambda: self._engine.set_speculation(control))
 
     async def close(self) -> None:
         """Stops the thread after the step in flight; streams still open end with an error."""

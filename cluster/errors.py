@@ -19,6 +19,7 @@ from specdec.errors import (
     TargetFailedError,
     UnknownModelError,
     UnsupportedModelError,
+    VersionConflictError,
 )
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,7 @@ _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
     {
         InvalidValueError: _Rule(StatusCode.INVALID_ARGUMENT, 400),
         UnknownModelError: _Rule(StatusCode.NOT_FOUND, 404),
+        VersionConflictError: _Rule(StatusCode.ABORTED, 409),
         OverloadedError: _Rule(
             StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S
         ),

@@ -83,7 +83,7 @@ class JsonFormatter(logging.Formatter):
         }
         optional = {"request_id": _request_id(record), "traceback": _traceback(record, self)}
         entry |= {name: value for name, value in optional.items() if value}
-        return json.dumps(entry | _fields(record), default=str)
+        return json.dumps({**entry, **_fields(record)}, default=str)
 
 
 def _request_id(record: logging.LogRecord) -> str | None:
@@ -91,11 +91,12 @@ def _request_id(record: logging.LogRecord) -> str | None:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller added by `extra`."""
+    """What the caller added by `extra`; Ray adds fields of its own, with an underscore."""
+    known = _STANDARD | _OTHERS_OWN | {"request_id"}
     return {
         name: value
         for name, value in vars(record).items()
-        if name not in _STANDARD | _OTHERS_OWN and name != "request_id"
+        if name not in known and not name.startswith("_")
     }
 
 

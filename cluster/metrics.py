@@ -98,7 +98,9 @@ class Metrics:
         """Prometheus' text format, or OpenMetrics where the Accept header asks for it."""
         if _OPEN_METRICS in accept:
             # Under its other rules of escaping the encoder replaces our colon, in some lines only.
-            body = openmetrics.generate_latest(self._registry, escaping=openmetrics.ALLOWUTF8)
+            body: bytes = openmetrics.generate_latest(
+                self._registry, escaping=openmetrics.ALLOWUTF8
+            )
             return Exposition(body, openmetrics.CONTENT_TYPE_LATEST)
         body = exposition.generate_latest(self._registry)
         return Exposition(body, exposition.CONTENT_TYPE_PLAIN_0_0_4)

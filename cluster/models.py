@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cluster.config import ServeConfig
 from cluster.resources import Models
-from specdec.config import ModelConfig
 from specdec.errors import InvalidValueError
+from specdec.model_config import ModelConfig
 from specdec.models.store import Progress, resolve
 from specdec.tokenizer import Tokenizer
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import psutil
 
 from cluster.config import ServeConfig
-from specdec.config import DTYPES, DraftLimits, EngineConfig, ModelConfig, require_range
+from specdec.config import DTYPES, DraftLimits, EngineConfig, require_range
 from specdec.errors import InvalidValueError, OutOfMemoryError
+from specdec.model_config import ModelConfig
 
 CPUS_PER_SHARD = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
@@ -24,6 +25,7 @@ TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
 _MIB, _GIB = 2**20, 2**30
 _PROCESS_BYTES = 350 * _MIB
 """What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
+_CONTROL_PLANE_BYTES = 150 * _MIB
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _MAX_AUTO_KV_BYTES = 2 * _GIB
@@ -186,13 +188,13 @@ def _check_memory(
 
 
 def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
-    itemsize, speculation = DTYPES[config.dtype].itemsize, config.speculative_config
+    dtype, speculation = DTYPES[config.dtype], config.speculative_config
     num_processes = config.tensor_parallel_size + 1
-    weights = models.target.num_parameters * itemsize
+    weights = models.target.weight_bytes(dtype, config.quantization_method)
     if models.draft is not None and speculation is not None:
         num_processes += speculation.draft_tensor_parallel_size
-        weights += models.draft.num_parameters * itemsize
-    return weights + num_processes * _PROCESS_BYTES
+        weights += models.draft.weight_bytes(dtype, speculation.quantization)
+    return weights + num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
 
 
 def _reclaimable_bytes() -> int:

@@ -7,6 +7,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -32,11 +33,12 @@ from cluster.resources import (
 from cluster.shard_group import GroupSpec
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
-from specdec.client import ModelInfo
-from specdec.config import DraftLimits, EngineConfig
+from specdec.client import ModelInfo, ReplicaReport, SpeculationState
+from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.sequence import Request
+from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
@@ -68,6 +70,9 @@ class Router:
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
         self._loop: EngineLoop | None = None
+        speculation = config.speculative_config
+        self._control = speculation.control if speculation else None
+        self._speculation_version: int | None = None
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
@@ -77,7 +82,12 @@ class Router:
         finally:
             self._draft = await draft
         engine = Engine(
-            self._plan.engine, self._model, self._target.current, self._tokenizer, self._draft
+            self._plan.engine,
+            self._model,
+            self._target.current,
+            self._tokenizer,
+            proposer=self._draft,
+            policy=SpeculationPolicy(self._control, time.monotonic) if self._control else None,
         )
         self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
@@ -119,7 +129,10 @@ class Router:
 
     def _start_target(self, placement: PlacementGroup | None) -> TargetSupervisor:
         size = self.config.tensor_parallel_size
-        spec = self._group_spec("target", self._directories.target, size, self._plan.engine)
+        quantization = self.config.quantization_method
+        spec = self._group_spec(
+            "target", self._directories.target, size, self._plan.engine, quantization
+        )
         return TargetSupervisor(lambda: TargetGroup(spec, placement))
 
     def _start_draft(self, placement: PlacementGroup | None) -> DraftSupervisor | None:
@@ -128,16 +141,22 @@ class Router:
             return None
         directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
         assert directory is not None, "a plan for a draft model that is nowhere"
-        spec = self._group_spec("draft model", directory, size, limits)
+        spec = self._group_spec("draft model", directory, size, limits, speculation.quantization)
         return DraftSupervisor(lambda: DraftGroup(spec, placement), limits)
 
     def _group_spec(
-        self, name: str, directory: Path, size: int, limits: EngineConfig | DraftLimits
+        self,
+        name: str,
+        directory: Path,
+        size: int,
+        limits: EngineConfig | DraftLimits,
+        quantization: QuantizationMethod | None,
     ) -> GroupSpec:
         return GroupSpec(
             name=name,
             model_directory=directory,
             dtype=self.config.dtype,
+            quantization=quantization,
             tensor_parallel_size=size,
             limits=limits,
             num_threads=threads_per_shard(size),
@@ -153,6 +172,40 @@ class Router:
         """Most tokens of a sequence."""
         return self._plan.engine.max_model_len
 
+    async def apply_speculation(self, state: SpeculationState) -> None:
+        """Goes by what is wanted of speculation, from the next step on."""
+        if self._control is not None:
+            self._control = state.in_force
+            if self._loop is not None:
+                with suppress(TargetFailedError, NotReadyError):  # over; the next Router asks anew
+                    await self._loop.set_speculation(state.in_force)
+        self._speculation_version = state.version
+
+    async def report(self, replica_id: str) -> ReplicaReport:
+        """How this replica is, by the name that the cluster knows it by."""
+        if self._loop is None:
+            return ReplicaReport(replica_id, is_ready=False, reason="the model is loading")
+        if self._loop.is_recovering:
+            return ReplicaReport(replica_id, is_ready=False, reason="the model is starting again")
+        try:
+            stats = await self._loop.stats()
+        except NotReadyError:
+            return ReplicaReport(replica_id, is_ready=False, reason="it is shutting down")
+        except TargetFailedError:
+            return ReplicaReport(replica_id, is_ready=False, reason="the model stopped answering")
+        return ReplicaReport(
+            replica_id,
+            is_ready=True,
+            num_running=stats.num_running,
+            num_waiting=stats.num_waiting,
+            num_decoding=stats.num_decoding,
+            kv_cache_usage=1 - stats.num_free_blocks / stats.num_blocks,
+            is_speculation_on=stats.is_speculation_on,
+            speculation_version=self._speculation_version,
+            num_generated_tokens=stats.num_generated_tokens,
+            speculation=stats.speculation,
+        )
+
     async def generate(self, call: GenerateCall) -> Generation:
         """Begins a request. Its outputs raise what the engine has against it."""
         request_id = call.request_id or secrets.token_hex(8)
@@ -161,6 +214,7 @@ class Router:
         self._check_model(call.model)
         if self._loop is None:
             raise NotReadyError("the model is still loading")
+        self._loop.require_room()
         seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
         request = Request(
             request_id=request_id,

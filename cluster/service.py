@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from cluster.config import ServeConfig, address_of
+from cluster.control_store import ControlStore, default_state_dir
 from cluster.models import ModelDirectories, resolve_models
 from cluster.resources import available_cpus, available_memory_bytes, check_ranks, memory_plan
 from specdec.errors import SpecdecError
@@ -29,11 +30,13 @@ _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A service at rest should be at rest: by default these loops wake ten times a second.
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "2.0",
+    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # so that the next line applies
     "LOG_NAME_UPDATE_INTERVAL_S": "1.0",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_health_check_period_ms": "10000",
     "RAY_memory_monitor_refresh_ms": "1000",
+    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that nothing here reads
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
     # Log lines say where they come from, and each is to appear as it was written.
@@ -67,6 +70,7 @@ def running_service(config: ServeConfig, report: Report) -> Iterator[None]:
         _require_free_port(config.host, port)
     directories = resolve_models(config, report)
     _check_resources(config, directories)
+    _report_overrides(config, report)
     report("starting Ray")
     try:
         _start_ray(config)
@@ -102,6 +106,16 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories) -> None
     models = directories.configs()
     check_ranks(config, models, available_cpus())
     memory_plan(config, models, available_memory_bytes())
+
+
+def _report_overrides(config: ServeConfig, report: Report) -> None:
+    """Says what an operator has set in an earlier run, since it wins over the configuration."""
+    state_dir = config.state_dir or default_state_dir()
+    stored = ControlStore(state_dir, config.served_model_name).read()
+    if config.speculative_config is not None and stored.overrides:
+        values = ", ".join(f"{name} {value}" for name, value in stored.overrides.items())
+        by = f" by {stored.updated_by}" if stored.updated_by else ""
+        report(f"speculation as set{by}: {values}; `specdec speculation set --reset` takes it back")
 
 
 def _start_ray(config: ServeConfig) -> None:
@@ -163,7 +177,7 @@ def _how_to_call(config: ServeConfig, elapsed_s: float) -> str:
     scheme, tls_flag = ("https", " --tls-ca-file CA.pem") if config.tls_cert_file else ("http", "")
     return (
         f"{config.served_model_name} is ready after {elapsed_s:.0f} s; Ctrl-C stops it\n"
-        f"  gRPC  {grpc_address} (specdec.v1.InferenceService, health, reflection)\n"
+        f"  gRPC  {grpc_address} (specdec.v1.InferenceService, AdminService, health, reflection)\n"
         f"  HTTP  {scheme}://{http_address}/health, /ready and /metrics\n"
         f"  try   specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
     )

@@ -13,17 +13,23 @@ from typing import Any
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
-from cluster import codec
+from cluster import admin_codec, codec
+from cluster.control_link import ControlLink
 from cluster.errors import status_of
 from cluster.router import Router
+from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
-from protos.specdec.v1 import inference_pb2_grpc
 
-SERVICE_NAMES = tuple(service.full_name for service in pb.DESCRIPTOR.services_by_name.values())
+SERVICE_NAMES = tuple(
+    service.full_name
+    for file in (pb.DESCRIPTOR, admin_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+)
 
 add_inference_service: Callable[..., None] = (
     inference_pb2_grpc.add_InferenceServiceServicer_to_server
 )
+add_admin_service: Callable[..., None] = admin_pb2_grpc.add_AdminServiceServicer_to_server
 
 
 class InferenceServicer:
@@ -92,6 +98,39 @@ class InferenceServicer:
 
     def _reporting_to(self, grpc_context: Any) -> AbstractContextManager[None]:
         return _reporting_to(grpc_context, self.router.metrics.count_failure)
+
+
+class AdminServicer:
+    """AdminService on any Router: it passes everything on to the ControlPlane."""
+
+    def __init__(self, control: ControlLink) -> None:
+        self.control = control
+
+    async def GetSpeculation(
+        self, request: admin_pb2.GetSpeculationRequest, grpc_context: Any
+    ) -> admin_pb2.GetSpeculationResponse:
+        """What is wanted of speculation, and who wanted it."""
+        with _reporting_to(grpc_context):
+            state = await self.control.speculation()
+            return admin_pb2.GetSpeculationResponse(state=admin_codec.encode_state(state))
+        return admin_pb2.GetSpeculationResponse()
+
+    async def SetSpeculation(
+        self, request: admin_pb2.SetSpeculationRequest, grpc_context: Any
+    ) -> admin_pb2.SetSpeculationResponse:
+        """Changes it for every replica."""
+        with _reporting_to(grpc_context):
+            state = await self.control.set_speculation(admin_codec.decode_change(request))
+            return admin_pb2.SetSpeculationResponse(state=admin_codec.encode_state(state))
+        return admin_pb2.SetSpeculationResponse()
+
+    async def GetStatus(
+        self, request: admin_pb2.GetStatusRequest, grpc_context: Any
+    ) -> admin_pb2.GetStatusResponse:
+        """Every replica with its load."""
+        with _reporting_to(grpc_context):
+            return admin_codec.encode_status(await self.control.status())
+        return admin_pb2.GetStatusResponse()
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from cluster import logs, wire
 from cluster.logs import LogConfig
 from cluster.transport import Endpoint, Listener, Transport
-from specdec.config import DraftLimits, DTypeName, EngineConfig
+from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import DraftRunner, ModelRunner, load_draft_runner, load_runner
 
@@ -38,6 +38,7 @@ class ShardSpec:
     size: int
     model_directory: Path
     dtype: DTypeName
+    quantization: QuantizationMethod | None
     limits: EngineConfig | DraftLimits
     rendezvous: Path
     num_threads: int
@@ -101,7 +102,9 @@ class TargetShard(_Shard):
     def _load(self, group: TensorParallelGroup) -> None:
         spec, limits = self._spec, self._spec.limits
         assert isinstance(limits, EngineConfig)
-        self._runner = load_runner(spec.model_directory, spec.dtype, limits, group)
+        self._runner = load_runner(
+            spec.model_directory, spec.dtype, limits, group, spec.quantization
+        )
         self._runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
 
     def _handle(self, frames: wire.Frames) -> None:
@@ -116,7 +119,9 @@ class DraftShard(_Shard):
     def _load(self, group: TensorParallelGroup) -> None:
         spec, limits = self._spec, self._spec.limits
         assert isinstance(limits, DraftLimits)
-        self._runner = load_draft_runner(spec.model_directory, spec.dtype, limits, group)
+        self._runner = load_draft_runner(
+            spec.model_directory, spec.dtype, limits, group, spec.quantization
+        )
         self._runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
 
     def _handle(self, frames: wire.Frames) -> None:

@@ -22,7 +22,7 @@ from cluster.logs import LogConfig
 from cluster.resources import CPUS_PER_SHARD
 from cluster.shard import DraftShard, ShardSpec, TargetShard
 from cluster.transport import Connection, CurveKeys, Transport
-from specdec.config import DraftLimits, DTypeName, EngineConfig
+from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.errors import DraftFailedError, TargetFailedError
 
 _LIVENESS_CHECK_PERIOD_MS = 500
@@ -46,6 +46,7 @@ class GroupSpec:
     name: str
     model_directory: Path
     dtype: DTypeName
+    quantization: QuantizationMethod | None
     tensor_parallel_size: int
     limits: EngineConfig | DraftLimits
     num_threads: int
@@ -155,6 +156,7 @@ class ShardGroup:
             size=spec.tensor_parallel_size,
             model_directory=spec.model_directory,
             dtype=spec.dtype,
+            quantization=spec.quantization,
             limits=spec.limits,
             rendezvous=self._directory / "rendezvous",
             num_threads=spec.num_threads,

@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from specdec.config import QuantizationMethod, require_quantization
 from specdec.errors import UnsupportedModelError
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -20,12 +21,20 @@ INDEX_FILE = "model.safetensors.index.json"
 class CheckpointReader:
     """Slices of the tensors of one checkpoint, converted to `dtype`.
 
+    `quantization` says how linear layers are to hold the matrices that they read.
     `num_elements_read` counts what was read, so that a test can hold a rank to its share.
     """
 
-    def __init__(self, tensors: dict[str, Any], directory: Path, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        tensors: dict[str, Any],
+        directory: Path,
+        dtype: torch.dtype,
+        quantization: QuantizationMethod | None,
+    ) -> None:
         """`tensors` maps each name to the open file that holds it; see `open_checkpoint`."""
         self.dtype = dtype
+        self.quantization = quantization
         self.num_elements_read = 0
         self._files = tensors
         self._directory = directory
@@ -54,8 +63,15 @@ class CheckpointReader:
 
 
 @contextmanager
-def open_checkpoint(directory: Path, dtype: torch.dtype) -> Iterator[CheckpointReader]:
-    """Opens the model.safetensors of a directory, or the files that its index lists."""
+def open_checkpoint(
+    directory: Path, dtype: torch.dtype, quantization: QuantizationMethod | None = None
+) -> Iterator[CheckpointReader]:
+    """Opens the model.safetensors of a directory, or the files that its index lists.
+
+    Raises UnsupportedModelError for files that cannot be read, and InvalidValueError for a
+    quantization that there is not, or not on this processor.
+    """
+    require_quantization(quantization)
     with ExitStack() as stack:
         tensors: dict[str, Any] = {}
         for path in _weight_files(directory):
@@ -64,7 +80,7 @@ def open_checkpoint(directory: Path, dtype: torch.dtype) -> Iterator[CheckpointR
             except (SafetensorError, OSError) as error:
                 raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
             tensors.update(dict.fromkeys(opened.keys(), opened))
-        yield CheckpointReader(tensors, directory, dtype)
+        yield CheckpointReader(tensors, directory, dtype, quantization)
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -2,105 +2,32 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import torch
 
-from specdec.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
+from specdec.errors import InvalidValueError
 from specdec.sampling_params import (
     MAX_NUM_SPECULATIVE_TOKENS,
     SPECULATION_METHODS,
     SpeculationMethod,
 )
-
-SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
-
-_REQUIRED_KEYS = (
-    "vocab_size",
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "rms_norm_eps",
-    "max_position_embeddings",
+from specdec.speculation import (
+    DEFAULT_SPECULATION_THRESHOLD,
+    MAX_SPECULATION_THRESHOLD,
+    SpeculationControl,
 )
 
-DTypeName = Literal["float32", "bfloat16"]
-DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTypeName = Literal["float32", "bfloat16", "float16"]
+DTYPES: dict[DTypeName, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 
-
-@dataclass(frozen=True)
-class ModelConfig:
-    """The shape of a Llama-like decoder, read from a Hugging Face `config.json`."""
-
-    architecture: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    rms_norm_eps: float
-    rope_theta: float
-    max_position_embeddings: int
-    tie_word_embeddings: bool
-    eos_token_ids: frozenset[int]
-
-    @classmethod
-    def from_directory(cls, directory: Path) -> ModelConfig:
-        """Raises ModelNotFoundError without config.json, UnsupportedModelError for its content."""
-        raw = _read_json(directory / "config.json")
-        if raw is None:
-            raise ModelNotFoundError(f"{directory} holds no config.json")
-        generation = _read_json(directory / "generation_config.json") or {}
-        return cls.from_dict(raw, generation)
-
-    @classmethod
-    def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-        """Reads the fields of a `config.json` and of a `generation_config.json`."""
-        architecture = (raw.get("architectures") or ["none"])[0]
-        _require_supported(architecture, raw)
-        missing = [name for name in _REQUIRED_KEYS if name not in raw]
-        if missing:
-            raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}")
-        eos = generation.get("eos_token_id", raw.get("eos_token_id"))
-        return cls(
-            architecture=architecture,
-            vocab_size=raw["vocab_size"],
-            hidden_size=raw["hidden_size"],
-            intermediate_size=raw["intermediate_size"],
-            num_layers=raw["num_hidden_layers"],
-            num_heads=raw["num_attention_heads"],
-            num_kv_heads=raw.get("num_key_value_heads") or raw["num_attention_heads"],
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"],
-            rms_norm_eps=raw["rms_norm_eps"],
-            rope_theta=float(_rope_parameters(raw).get("rope_theta", 10_000.0)),
-            max_position_embeddings=raw["max_position_embeddings"],
-            tie_word_embeddings=raw.get("tie_word_embeddings", False),
-            eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
-        )
-
-    @property
-    def num_parameters(self) -> int:
-        """Weights of the decoder, a tied head counted once."""
-        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
-        layer = attention + 3 * self.hidden_size * self.intermediate_size + 2 * self.hidden_size
-        vocabularies = 1 if self.tie_word_embeddings else 2
-        embeddings = vocabularies * self.vocab_size * self.hidden_size
-        return self.num_layers * layer + embeddings + self.hidden_size
-
-    def kv_bytes_per_token(self, dtype: torch.dtype, tensor_parallel_size: int = 1) -> int:
-        """Keys and values of one token over all layers, on all ranks together.
-
-        More ranks than KV heads hold one each, some of them twice.
-        """
-        num_kv_heads = max(self.num_kv_heads, tensor_parallel_size)
-        return 2 * self.num_layers * num_kv_heads * self.head_dim * dtype.itemsize
+QuantizationMethod = Literal["int8"]
+QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
 
 @dataclass(frozen=True)
@@ -112,8 +39,11 @@ class SpeculativeConfig:
         first.
     model: the draft model of `draft_model`, named as the target is; None takes the target itself,
         which then should be quantized. Its vocabulary must be the target's.
+    quantization: how the draft model's matrices are held; None leaves them in the model's dtype.
     draft_tensor_parallel_size: ranks that share the draft model.
     max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
+    speculation_threshold: largest number of decoding requests to draft for, until an operator says
+        otherwise.
     """
 
     method: SpeculationMethod = "ngram"
@@ -121,8 +51,10 @@ class SpeculativeConfig:
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     model: str | None = None
+    quantization: QuantizationMethod | None = None
     draft_tensor_parallel_size: int = 1
     max_model_len: int | None = None
+    speculation_threshold: int = DEFAULT_SPECULATION_THRESHOLD
 
     def __post_init__(self) -> None:
         if self.method not in SPECULATION_METHODS:
@@ -147,12 +79,25 @@ class SpeculativeConfig:
             1,
             1024,
         )
+        require_range(
+            "speculative_config.speculation_threshold",
+            self.speculation_threshold,
+            0,
+            MAX_SPECULATION_THRESHOLD,
+        )
         if self.max_model_len is not None:
             require_range("speculative_config.max_model_len", self.max_model_len, 1, 2**24)
-        if self.method != "draft_model" and self.model is not None:
-            raise InvalidValueError(
-                "speculative_config.model", self.model, "left out unless method is draft_model"
-            )
+        require_quantization(self.quantization, "speculative_config.quantization")
+        for name in ("model", "quantization"):
+            value = getattr(self, name)
+            if self.method != "draft_model" and value is not None:
+                limit = "left out unless method is draft_model"
+                raise InvalidValueError(f"speculative_config.{name}", value, limit)
+
+    @property
+    def control(self) -> SpeculationControl:
+        """What is in force until an operator says otherwise."""
+        return SpeculationControl("auto", self.speculation_threshold, self.num_speculative_tokens)
 
 
 @dataclass(frozen=True)
@@ -211,39 +156,15 @@ def require_range(name: str, value: int, low: int, high: int) -> None:
         raise InvalidValueError(name, value, f"from {low} to {high}")
 
 
-def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
-    if architecture not in SUPPORTED_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_ARCHITECTURES)
-        raise UnsupportedModelError(f"{architecture} is not supported; supported: {supported}")
-    rope_type = _rope_parameters(raw).get("rope_type", "default")
-    unsupported = {
-        "attention_bias": bool(raw.get("attention_bias")),
-        "mlp_bias": bool(raw.get("mlp_bias")),
-        f"rope type {rope_type}": rope_type != "default",
-        f"activation {raw.get('hidden_act')}": raw.get("hidden_act", "silu") != "silu",
-        "quantization_config": raw.get("quantization_config") is not None,
-    }
-    found = [feature for feature, is_used in unsupported.items() if is_used]
-    if found:
-        raise UnsupportedModelError(f"{architecture} with {', '.join(found)} is not supported")
+def require_quantization(method: str | None, field: str = "quantization") -> None:
+    """Raises InvalidValueError for a method that there is not, or not on this processor."""
+    if method is not None and method not in QUANTIZATION_METHODS:
+        limit = f"one of {', '.join(QUANTIZATION_METHODS)}, or left out"
+        raise InvalidValueError(field, method, limit)
+    if method is not None and not _has_fbgemm():
+        limit = "left out: it needs FBGEMM, which this processor's build of torch lacks"
+        raise InvalidValueError(field, method, limit)
 
 
-def _rope_parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """`rope_parameters` since transformers 5; before it rope_theta and rope_scaling."""
-    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
-    if "rope_theta" in raw:
-        scaling.setdefault("rope_theta", raw["rope_theta"])
-    scaling.setdefault("rope_type", scaling.get("type", "default"))
-    return scaling
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise UnsupportedModelError(f"{path} is no JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise UnsupportedModelError(f"{path} is no JSON object")
-    return content
+def _has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines

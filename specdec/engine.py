@@ -9,13 +9,15 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 from specdec.block_manager import BlockManager
-from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.errors import InvalidValueError
+from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
 from specdec.runner import Target
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import FinishReason, Request, Sequence, SequenceStatus
+from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.stats import AcceptanceByPosition, EngineStats, SpeculationStats
 from specdec.step import StepInput, StepRow, VerifyOutput
 from specdec.tokenizer import Tokenizer, check_token_ids
@@ -49,10 +51,12 @@ class Engine:
         target: Target,
         tokenizer: Tokenizer,
         proposer: Proposer | None = None,
+        policy: SpeculationPolicy | None = None,
     ) -> None:
         """`proposer` drafts; None makes an n-gram proposer where `config.speculation` names that.
 
         A draft model needs a worker, so its proposer is made by whoever has one.
+        `policy` decides each step how much to draft; None drafts as configured at every load.
         """
         self.config = config
         self._model = model
@@ -65,6 +69,7 @@ class Engine:
         )
         self._scheduler = Scheduler(config, self._blocks)
         self._proposer = proposer or _make_proposer(config.speculation)
+        self._policy = policy
         self._sequences: dict[str, Sequence] = {}
         self._next_seq_id = 0
         self._num_steps = 0
@@ -93,6 +98,11 @@ class Engine:
         seq = self._sequences.get(request_id)
         if seq is not None:
             self._finish(seq)
+
+    def set_speculation(self, control: SpeculationControl) -> None:
+        """Takes over what an operator wants, from the next step on. Needs a policy."""
+        assert self._policy is not None, "an engine without a policy cannot be told"
+        self._policy.update(control)
 
     def expire(self, now_s: float) -> list[str]:
         """Ends the requests that have waited past their deadline, and returns their ids."""
@@ -145,6 +155,8 @@ class Engine:
             num_cached_tokens=self._scheduler.num_cached_tokens,
             num_prefill_chunks=self._num_prefill_chunks,
             num_generated_tokens=self._num_generated_tokens,
+            is_speculation_on=self._is_speculation_on,
+            num_speculation_flips=self._policy.num_flips if self._policy else 0,
             speculation=replace(self._totals),
             accepted_by_position=self._accepted_by_position.counts,
         )
@@ -186,11 +198,17 @@ class Engine:
         if method is not None and method != loaded:
             raise InvalidValueError("speculation.method", method, f"what is loaded: {loaded}")
 
+    @property
+    def _is_speculation_on(self) -> bool:
+        return self._policy.is_on if self._policy else self._proposer is not None
+
     def _num_draft_tokens(self) -> int:
         """What a sequence may draft in the coming step."""
         if self._proposer is None or self.config.speculation is None:
             return 0
-        return self.config.speculation.num_speculative_tokens
+        if self._policy is None:
+            return self.config.speculation.num_speculative_tokens
+        return self._policy.num_draft_tokens(self._scheduler.num_decoding)
 
     def _replay(self, seq: Sequence) -> None:
         """Brings the detokenizer to where it was after the tokens that the caller has."""

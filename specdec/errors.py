@@ -46,6 +46,19 @@ class UnknownModelError(SpecdecError):
         return f"no model {_short(self.requested)} is loaded; the one loaded is {self.loaded!r}"
 
 
+class VersionConflictError(SpecdecError):
+    """A change was made for a state that is not the present one; nothing was changed."""
+
+    def __init__(self, expected: int, present: int) -> None:
+        """`expected` is the version that the change was made for."""
+        self.expected = expected
+        self.present = present
+        super().__init__(expected, present)
+
+    def __str__(self) -> str:
+        return f"expected_version is {self.expected}; it must be {self.present}, the present one"
+
+
 class OutOfMemoryError(SpecdecError):
     """The machine has too little memory for the configuration asked for."""
 

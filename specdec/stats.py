@@ -60,6 +60,8 @@ class EngineStats:
     accepted_by_position: accepted draft tokens by their position in the draft.
     num_cached_tokens: prompt tokens whose KV the prefix cache had.
     num_prefill_chunks: rows that ended before the end of what was to be computed.
+    is_speculation_on: whether a request that says nothing about it gets drafts.
+    num_speculation_flips: times that this has changed.
     """
 
     num_running: int
@@ -73,5 +75,7 @@ class EngineStats:
     num_cached_tokens: int
     num_prefill_chunks: int
     num_generated_tokens: int
+    is_speculation_on: bool
+    num_speculation_flips: int
     speculation: SpeculationStats
     accepted_by_position: tuple[int, ...]

@@ -1,5 +1,13 @@
 """The Python client of the gRPC service. Light: it needs neither torch nor the engine."""
 
+from specdec.client.admin_client import AdminClient
+from specdec.client.admin_messages import (
+    ReplicaReport,
+    ReplicaStatus,
+    ServiceStatus,
+    SpeculationChange,
+    SpeculationState,
+)
 from specdec.client.errors import ClientError
 from specdec.client.messages import (
     Completion,
@@ -12,11 +20,17 @@ from specdec.client.messages import (
 from specdec.client.sync_client import Client
 
 __all__ = [
+    "AdminClient",
     "Client",
     "ClientError",
     "Completion",
     "ModelInfo",
     "Prompt",
+    "ReplicaReport",
+    "ReplicaStatus",
+    "ServiceStatus",
+    "SpeculationChange",
+    "SpeculationState",
     "StreamChunk",
     "TokenizedInput",
     "Usage",

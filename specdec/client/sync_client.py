@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-
-import grpc
 
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import codec
-from specdec.client.errors import client_error
+from specdec.client.connection import Connection
 from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
-from specdec.errors import InvalidValueError
 from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import ChatMessage
 
 DEFAULT_TIMEOUT_S = 300.0
 
-# The service limits what it sends; gRPC's own limit of 4 MiB would cut off long answers.
-_OPTIONS = [("grpc.max_receive_message_length", -1)]
 
-
-class Client:
-    """One connection to a service, made at the first call. A context manager; thread-safe.
+class Client(Connection):
+    """Asks a service for completions. A context manager; thread-safe.
 
     Every call raises ClientError when it fails, and InvalidValueError for arguments that cannot
     even be sent. An empty `model` stands for the one that is loaded.
@@ -38,32 +30,9 @@ class Client:
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         tls_ca_file: Path | None = None,
     ) -> None:
-        """Raises InvalidValueError for an address without a port or a CA file that is not there.
-
-        address: host:port. timeout_s: what each call has in all, in seconds; None: no limit.
-        tls_ca_file: certificates (PEM) of who may vouch for the service; None: no TLS.
-        """
-        if ":" not in address:
-            raise InvalidValueError("address", address, "of the form host:port")
-        self.address = address
-        self.timeout_s = timeout_s
-        self._channel = _open_channel(address, tls_ca_file)
+        """Arguments and errors are those of Connection."""
+        super().__init__(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
         self._stub = InferenceServiceStub(self._channel)
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Closes the connection; calls under way are cancelled."""
-        self._channel.close()
 
     def generate(
         self,
@@ -132,20 +101,3 @@ class Client:
                 yield from map(codec.decode_chunk, call)
             finally:
                 call.cancel()  # no effect on a call that has ended
-
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            raise client_error(error, self.address, self.timeout_s) from error
-
-
-def _open_channel(address: str, tls_ca_file: Path | None) -> grpc.Channel:
-    if tls_ca_file is None:
-        return grpc.insecure_channel(address, _OPTIONS)
-    try:
-        credentials = grpc.ssl_channel_credentials(tls_ca_file.read_bytes())
-    except OSError as error:
-        raise InvalidValueError("tls_ca_file", str(tls_ca_file), "a file to read") from error
-    return grpc.secure_channel(address, credentials, _OPTIONS)

@@ -24,10 +24,10 @@ MAX_SHORT_QUERY_TOKENS = 16
 
 @dataclass(frozen=True)
 class AttentionGroup:
-    """G sequences of similar context length, padded to Q query tokens and S context tokens."""
+    """G sequences that see similarly much, padded to Q query tokens and S context tokens."""
 
     rows: Tensor  # [G, Q] int64: flat token of each query; padding repeats the last one
-    slots: Tensor  # [G * S] int64: KV slot of each context position; padding names any valid slot
+    slots: Tensor  # [G * S] int64: KV slot of each position seen; padding names any valid slot
     mask: Tensor | None  # [G, 1, Q * heads_per_kv, S] additive; None when every query sees all
 
 
@@ -44,6 +44,14 @@ class AttentionPlan:
         return len(self.groups) == 1 and self.groups[0].rows.numel() == len(self.slot_mapping)
 
 
+@dataclass(frozen=True)
+class _Member:
+    """A sequence of a group."""
+
+    index: int
+    first_block: int
+
+
 class PagedAttention:
     """Scaled dot-product attention with grouped query heads over one rank's KV pages."""
 
@@ -56,13 +64,21 @@ class PagedAttention:
         self.block_size = block_size
         self._workspace = torch.empty(0)
 
-    def plan(self, batch: ModelInput, dtype: torch.dtype) -> AttentionPlan:
-        """Groups the sequences of a batch; context lengths in a group differ by less than half."""
-        members: dict[tuple[int, int], list[int]] = defaultdict(list)
+    def plan(
+        self, batch: ModelInput, dtype: torch.dtype, window: int | None = None
+    ) -> AttentionPlan:
+        """Groups the sequences of a batch; what they see differs by less than half in a group.
+
+        window: how many tokens a query sees, itself included; None for all before it.
+        """
+        members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for index, context_len in enumerate(batch.context_lens):
-            is_long = batch.query_len(index) > MAX_SHORT_QUERY_TOKENS
-            members[context_len.bit_length(), index + 1 if is_long else 0].append(index)
-        groups = tuple(self._plan_group(batch, indices, dtype) for indices in members.values())
+            query_len = batch.query_len(index)
+            member = _Member(index, self._first_block(context_len - query_len, window))
+            num_seen = context_len - member.first_block * self.block_size
+            is_long = query_len > MAX_SHORT_QUERY_TOKENS
+            members[num_seen.bit_length(), index + 1 if is_long else 0].append(member)
+        groups = tuple(self._plan_group(batch, each, window, dtype) for each in members.values())
         return AttentionPlan(batch.slot_mapping, groups)
 
     def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
@@ -81,33 +97,49 @@ class PagedAttention:
             output[group.rows] = self._attend(query[group.rows], kv_cache, group)
         return output
 
+    def _first_block(self, first_query: int, window: int | None) -> int:
+        """The earliest block that a sequence's queries see, the first of them at `first_query`."""
+        return 0 if window is None else max(0, first_query - window + 1) // self.block_size
+
     def _plan_group(
-        self, batch: ModelInput, indices: list[int], dtype: torch.dtype
+        self, batch: ModelInput, members: list[_Member], window: int | None, dtype: torch.dtype
     ) -> AttentionGroup:
+        """Positions here count from the beginning of each sequence's first block."""
         device = batch.block_tables.device
+        indices = [member.index for member in members]
         query_lens = torch.tensor([batch.query_len(i) for i in indices], device=device)
         starts = torch.tensor([batch.cu_seqlens_q[i] for i in indices], device=device)
         contexts = torch.tensor([batch.context_lens[i] for i in indices], device=device)
-        max_query, max_context = int(query_lens.max()), int(contexts.max())
+        first_blocks = torch.tensor([member.first_block for member in members], device=device)
+        num_seen = contexts - first_blocks * self.block_size
+        max_query, max_seen = int(query_lens.max()), int(num_seen.max())
         # Padding queries repeat the last one, so writing their results back is harmless.
         steps = torch.arange(max_query, device=device)
         offsets = torch.minimum(steps, query_lens[:, None] - 1)  # [G, Q]
-        num_blocks = -(-max_context // self.block_size)
-        tables = batch.block_tables[torch.tensor(indices, device=device), :num_blocks]
-        slots = tables[:, :, None] * self.block_size + torch.arange(self.block_size, device=device)
-        last_seen = (contexts - query_lens)[:, None] + offsets  # [G, Q]
         return AttentionGroup(
             rows=starts[:, None] + offsets,
-            slots=slots.flatten(1)[:, :max_context].flatten(),
-            mask=self._mask(last_seen, max_context, dtype),
+            slots=self._slots(batch.block_tables[indices], first_blocks, max_seen),
+            mask=self._mask((num_seen - query_lens)[:, None] + offsets, max_seen, window, dtype),
         )
 
-    def _mask(self, last_seen: Tensor, max_context: int, dtype: torch.dtype) -> Tensor | None:
-        """last_seen: [G, Q], the last context position that a query may attend to."""
-        if bool((last_seen == max_context - 1).all()):
-            return None
-        positions = torch.arange(max_context, device=last_seen.device)
+    def _slots(self, tables: Tensor, first_blocks: Tensor, max_seen: int) -> Tensor:
+        """tables: [G, M]; first_blocks: [G]. Returns [G * max_seen]."""
+        num_blocks = -(-max_seen // self.block_size)
+        blocks = first_blocks[:, None] + torch.arange(num_blocks, device=tables.device)
+        pages = tables.gather(1, blocks.clamp_(max=tables.shape[1] - 1)) * self.block_size
+        slots = pages[:, :, None] + torch.arange(self.block_size, device=tables.device)
+        return slots.flatten(1)[:, :max_seen].flatten()
+
+    def _mask(
+        self, last_seen: Tensor, max_seen: int, window: int | None, dtype: torch.dtype
+    ) -> Tensor | None:
+        """last_seen: [G, Q], the last position that a query may attend to, its own."""
+        positions = torch.arange(max_seen, device=last_seen.device)
         hidden = positions > last_seen[:, :, None]  # [G, Q, S]
+        if window is not None:
+            hidden |= positions <= last_seen[:, :, None] - window
+        if not hidden.any():
+            return None
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
         mask.masked_fill_(hidden, float("-inf"))
         return mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None]

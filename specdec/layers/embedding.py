@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.checkpoint import CheckpointReader
+from specdec.layers.quantization import FullMatrix, make_matrix, row_blocks
 from specdec.parallel import TensorParallelGroup
 
 
@@ -17,18 +18,29 @@ class VocabHead(nn.Module):
     ) -> None:
         """`shape` is [vocab_size, hidden_size]; `tokens` are the ids whose rows are read."""
         super().__init__()
-        self.weight = reader.read(name, shape, rows=tokens).t().contiguous()  # [hidden, V_local]
+        hidden_size = shape[1]
+        blocks = (reader.read(name, shape, rows=rows) for rows in row_blocks(tokens, hidden_size))
+        local_shape = (len(tokens), hidden_size)
+        self.matrix = make_matrix(reader.quantization, blocks, local_shape, reader.dtype)
+
+    @property
+    def table(self) -> Tensor | None:
+        """The same numbers as a tied embedding's table, [V_local, hidden_size], without a copy.
+
+        None where the head is quantized: an embedding is not.
+        """
+        return self.matrix.weight.t() if isinstance(self.matrix, FullMatrix) else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [R, hidden_size]; returns [R, V_local]."""
-        return hidden @ self.weight
+        return self.matrix.multiply(hidden)
 
 
 class VocabEmbedding(nn.Module):
     """Rows of the embedding; a token that another rank holds comes from there by the sum."""
 
     def __init__(self, weight: Tensor, tokens: range, group: TensorParallelGroup) -> None:
-        """weight: [V_local, hidden_size]; a tied head's transposed view serves, without a copy."""
+        """weight: [V_local, hidden_size]; a tied head's `table` serves, without a copy."""
         super().__init__()
         self.weight = weight
         self.tokens = tokens

@@ -1,17 +1,19 @@
 """Linear layers that know how a checkpoint's weights are split over ranks.
 
-Weights are stored [in_features, out_features], the transpose of a checkpoint: for the few rows of
-a decode or verification step the product is then up to twice as fast on a CPU (docs/adr/0003).
+How a rank's matrix is held and multiplied is in `quantization.py`; `CheckpointReader.quantization`
+says whether it is quantized.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from specdec.checkpoint import CheckpointReader
+from specdec.layers.quantization import make_matrix
 from specdec.parallel import TensorParallelGroup
 
 
@@ -35,21 +37,20 @@ class ColumnParallelLinear(nn.Module):
         """Reads only this rank's rows of each part."""
         super().__init__()
         total = sum(len(part.rows) for part in parts)
-        self.weight = torch.empty(in_features, total, dtype=reader.dtype)
+        weights = (
+            reader.read(f"{part.name}.weight", (part.out_features, in_features), rows=part.rows)
+            for part in parts
+        )
+        shape = (total, in_features)
+        self.matrix = make_matrix(reader.quantization, weights, shape, reader.dtype)
         has_bias = any(part.has_bias for part in parts)
-        self.bias = torch.zeros(total, dtype=reader.dtype) if has_bias else None
-        start = 0
-        for part in parts:
-            out, end = part.out_features, start + len(part.rows)
-            weight = reader.read(f"{part.name}.weight", (out, in_features), rows=part.rows)
-            self.weight[:, start:end] = weight.t()
-            if self.bias is not None and part.has_bias:
-                self.bias[start:end] = reader.read(f"{part.name}.bias", (out,), rows=part.rows)
-            start = end
+        self.bias = torch.cat(list(_biases(reader, parts))) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [T, in_features]; returns [T, this rank's outputs], the parts side by side."""
-        return x @ self.weight if self.bias is None else torch.addmm(self.bias, x, self.weight)
+        if self.bias is None:
+            return self.matrix.multiply(x)
+        return self.matrix.multiply_add(self.bias, x)
 
 
 class RowParallelLinear(nn.Module):
@@ -67,7 +68,9 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         """name: as in WeightPart. shape: [out_features, in_features]. cols: this rank's inputs."""
         super().__init__()
-        self.weight = reader.read(f"{name}.weight", shape, cols=cols).t().contiguous()
+        weight = reader.read(f"{name}.weight", shape, cols=cols)
+        local_shape = (shape[0], len(cols))
+        self.matrix = make_matrix(reader.quantization, [weight], local_shape, reader.dtype)
         self.bias = reader.read(f"{name}.bias", shape[:1]) if has_bias and group.rank == 0 else None
         self.group = group
 
@@ -78,7 +81,15 @@ class RowParallelLinear(nn.Module):
         bring to the sum.
         """
         if self.group.rank != 0:
-            return self.group.all_reduce(x @ self.weight)
+            return self.group.all_reduce(self.matrix.multiply(x))
         if self.bias is not None:
             residual = residual + self.bias
-        return self.group.all_reduce(torch.addmm(residual, x, self.weight))
+        return self.group.all_reduce(self.matrix.multiply_add(residual, x))
+
+
+def _biases(reader: CheckpointReader, parts: list[WeightPart]) -> Iterator[Tensor]:
+    for part in parts:
+        if part.has_bias:
+            yield reader.read(f"{part.name}.bias", (part.out_features,), rows=part.rows)
+        else:
+            yield torch.zeros(len(part.rows), dtype=reader.dtype)

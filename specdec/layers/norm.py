@@ -22,7 +22,7 @@ class RMSNorm(nn.Module):
         self._scaled_eps = torch.tensor(math.sqrt(size * eps))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [T, size]; returns the same shape."""
+        """x: [..., size]; returns the same shape."""
         if x.dtype != torch.float32 or x.is_cuda:
             return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
         # On a CPU `rms_norm` is a dozen operators, which cost more than a few rows of arithmetic.

@@ -1,5 +1,8 @@
 """A Llama-like decoder (Touvron et al. 2023), tensor-parallel by construction, on one page.
 
+Mistral (Jiang et al. 2023), Qwen2 and Qwen3 (Yang et al. 2024, 2025) are the same decoder with
+biases, norms or windows that ModelConfig names.
+
 Each rank holds its KV groups' heads, its share of the MLP's hidden units and its slice of the
 vocabulary, and reads only those from the checkpoint. Hidden states are equal on every rank.
 """
@@ -13,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.checkpoint import CheckpointReader, open_checkpoint
-from specdec.config import ModelConfig
+from specdec.config import QuantizationMethod, require_range
 from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.layers import (
     ColumnParallelLinear,
@@ -27,6 +30,7 @@ from specdec.layers import (
     WeightPart,
     head_rows,
 )
+from specdec.model_config import ModelConfig
 from specdec.model_input import ModelInput
 from specdec.parallel import TensorParallelGroup
 
@@ -45,18 +49,29 @@ class Attention(nn.Module):
         super().__init__()
         self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
         self.head_dim = config.head_dim
+        self.has_qk_norm = config.has_qk_norm
         query_size = config.num_heads * config.head_dim
         kv_size = config.num_kv_heads * config.head_dim
         query_rows = head_rows(heads.query, config.head_dim)
         kv_rows = head_rows(heads.kv, config.head_dim)
         parts = [
-            WeightPart(f"{prefix}.q_proj", query_size, query_rows),
-            WeightPart(f"{prefix}.k_proj", kv_size, kv_rows),
-            WeightPart(f"{prefix}.v_proj", kv_size, kv_rows),
+            WeightPart(f"{prefix}.q_proj", query_size, query_rows, config.has_qkv_bias),
+            WeightPart(f"{prefix}.k_proj", kv_size, kv_rows, config.has_qkv_bias),
+            WeightPart(f"{prefix}.v_proj", kv_size, kv_rows, config.has_qkv_bias),
         ]
         self.qkv_proj = ColumnParallelLinear(reader, config.hidden_size, parts)
-        output_shape = (config.hidden_size, query_size)
-        self.o_proj = RowParallelLinear(reader, f"{prefix}.o_proj", output_shape, query_rows, group)
+        if config.has_qk_norm:
+            size, eps = config.head_dim, config.rms_norm_eps
+            self.query_norm = RMSNorm(reader, f"{prefix}.q_norm.weight", size, eps)
+            self.key_norm = RMSNorm(reader, f"{prefix}.k_norm.weight", size, eps)
+        self.o_proj = RowParallelLinear(
+            reader,
+            f"{prefix}.o_proj",
+            (config.hidden_size, query_size),
+            query_rows,
+            group,
+            has_bias=config.has_output_bias,
+        )
 
     def forward(
         self,
@@ -69,8 +84,12 @@ class Attention(nn.Module):
     ) -> Tensor:
         """Returns [T, hidden_size], the residual added."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
-        rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
         query, kv = heads.split((self.num_heads, 2 * self.num_kv_heads), dim=1)
+        if self.has_qk_norm:
+            key = kv[:, : self.num_kv_heads]
+            query.copy_(self.query_norm(query))
+            key.copy_(self.key_norm(key))
+        rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
         kv = kv.view(len(x), 2, self.num_kv_heads, self.head_dim)
         attended = attention.run(query, kv, kv_cache, plan)
         output: Tensor = self.o_proj(attended.flatten(1), residual)
@@ -90,13 +109,15 @@ class MLP(nn.Module):
         super().__init__()
         hidden, intermediate = config.hidden_size, config.intermediate_size
         units = group.share_of(intermediate)
+        has_bias = config.has_mlp_bias
         parts = [
-            WeightPart(f"{prefix}.gate_proj", intermediate, units),
-            WeightPart(f"{prefix}.up_proj", intermediate, units),
+            WeightPart(f"{prefix}.gate_proj", intermediate, units, has_bias),
+            WeightPart(f"{prefix}.up_proj", intermediate, units, has_bias),
         ]
         self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
+        shape = (hidden, intermediate)
         self.down_proj = RowParallelLinear(
-            reader, f"{prefix}.down_proj", (hidden, intermediate), units, group
+            reader, f"{prefix}.down_proj", shape, units, group, has_bias=has_bias
         )
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
@@ -149,10 +170,14 @@ class LlamaForCausalLM(nn.Module):
         max_model_len: int,
         block_size: int,
     ) -> None:
-        """Reads this rank's weights; raises UnsupportedModelError for a checkpoint that differs."""
+        """Reads this rank's weights; raises UnsupportedModelError for a checkpoint that differs.
+
+        Raises InvalidValueError for a `max_model_len` beyond what the model was made for.
+        """
         super().__init__()
+        require_range("max_model_len", max_model_len, 1, config.max_position_embeddings)
         self.dtype = reader.dtype
-        self.num_layers = config.num_layers
+        self.windows = config.sliding_windows
         self.heads = HeadShard.of(config.num_heads, config.num_kv_heads, group.rank, group.size)
         self.head_dim = config.head_dim
         self.vocab_slice = group.share_of(config.vocab_size)
@@ -160,36 +185,34 @@ class LlamaForCausalLM(nn.Module):
         embed_name = "model.embed_tokens.weight"
         head_name = embed_name if config.tie_word_embeddings else "lm_head.weight"
         self.lm_head = VocabHead(reader, head_name, vocab_shape, self.vocab_slice)
-        table = (
-            self.lm_head.weight.t()
-            if config.tie_word_embeddings
-            else reader.read(embed_name, vocab_shape, rows=self.vocab_slice)
-        )
+        table = self.lm_head.table if config.tie_word_embeddings else None
+        if table is None:
+            table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice)
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group)
         self.layers = nn.ModuleList(
             DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)
             for index in range(config.num_layers)
         )
         self.norm = RMSNorm(reader, "model.norm.weight", config.hidden_size, config.rms_norm_eps)
-        self.rotary = RotaryEmbedding(
-            config.head_dim, max_model_len, config.rope_theta, reader.dtype
-        )
+        self.rotary = RotaryEmbedding(config.head_dim, max_model_len, config.rope, reader.dtype)
         self.attention = PagedAttention(
             len(self.heads.query), len(self.heads.kv), config.head_dim, block_size
         )
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """[num_layers, num_slots, 2, this rank's KV heads, head_dim], zero: padding reads it."""
-        shape = (self.num_layers, num_slots, 2, len(self.heads.kv), self.head_dim)
+        shape = (len(self.layers), num_slots, 2, len(self.heads.kv), self.head_dim)
         return torch.zeros(shape, dtype=self.dtype)
 
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size]."""
-        plan = self.attention.plan(batch, self.dtype)
+        plans = {
+            window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
+        }
         rotation = self.rotary.rotation(batch.positions)
         x = self.embed_tokens(batch.input_ids)
-        for index, layer in enumerate(self.layers):
-            x = layer(x, rotation, kv_cache[index], self.attention, plan)
+        for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
+            x = layer(x, rotation, kv_cache[index], self.attention, plans[window])
         hidden: Tensor = self.norm(x)
         return hidden
 
@@ -207,7 +230,11 @@ def load_model(
     dtype: torch.dtype,
     max_model_len: int,
     block_size: int,
+    quantization: QuantizationMethod | None = None,
 ) -> LlamaForCausalLM:
-    """One rank of the model in a Hugging Face directory."""
-    with open_checkpoint(directory, dtype) as reader:
+    """One rank of the model in a Hugging Face directory.
+
+    quantization: how the matrices of its linear layers are held; None in `dtype`, like the rest.
+    """
+    with open_checkpoint(directory, dtype, quantization) as reader:
         return LlamaForCausalLM(config, reader, group, max_model_len, block_size)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig, ModelConfig
+from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig, QuantizationMethod
+from specdec.model_config import ModelConfig
 from specdec.models import load_model
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.draft_runner import DraftRunner
@@ -12,9 +13,16 @@ from specdec.runner.model_runner import ModelRunner
 
 
 def load_runner(
-    directory: Path, dtype: DTypeName, config: EngineConfig, group: TensorParallelGroup
+    directory: Path,
+    dtype: DTypeName,
+    config: EngineConfig,
+    group: TensorParallelGroup,
+    quantization: QuantizationMethod | None = None,
 ) -> ModelRunner:
-    """Loads this rank's share of the target and allocates its KV pool."""
+    """Loads this rank's share of the target and allocates its KV pool.
+
+    quantization: as in `load_model`; every method there is keeps rows independent of the batch.
+    """
     model_config = ModelConfig.from_directory(directory)
     model = load_model(
         directory,
@@ -23,6 +31,7 @@ def load_runner(
         dtype=DTYPES[dtype],
         max_model_len=config.max_model_len,
         block_size=config.block_size,
+        quantization=quantization,
     )
     return ModelRunner(
         model,
@@ -34,7 +43,11 @@ def load_runner(
 
 
 def load_draft_runner(
-    directory: Path, dtype: DTypeName, limits: DraftLimits, group: TensorParallelGroup
+    directory: Path,
+    dtype: DTypeName,
+    limits: DraftLimits,
+    group: TensorParallelGroup,
+    quantization: QuantizationMethod | None = None,
 ) -> DraftRunner:
     """Loads this rank's share of a draft model and allocates its KV pool."""
     model_config = ModelConfig.from_directory(directory)
@@ -45,6 +58,7 @@ def load_draft_runner(
         dtype=DTYPES[dtype],
         max_model_len=limits.max_model_len,
         block_size=limits.block_size,
+        quantization=quantization,
     )
     return DraftRunner(
         model,

@@ -175,7 +175,7 @@ def test_the_timeout(generate, service):
         ["generate", "--timeout", "0", "Why?"],
         ["generate", "--top-k", "many", "Why?"],
         ["generate", "--tls-ca-file", "/no/such/file", "Why?"],
-        ["serve", "--dtype", "float16"],
+        ["serve", "--dtype", "float64"],
         ["serve", "--config", "/no/such/file"],
         ["dance"],
     ],

@@ -1,11 +1,12 @@
 import dataclasses
 import json
 import typing
+from pathlib import Path
 
 import pytest
 
 from cluster.config import ServeConfig, settings
-from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
+from specdec.config import DTYPES, QUANTIZATION_METHODS, EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidValueError
 
 
@@ -38,6 +39,9 @@ def test_defaults_and_limits_are_those_of_the_engine():
         if field.default not in (dataclasses.MISSING, None):
             assert getattr(config, field.name) == field.default, field.name
     assert settings()["dtype"].limit.options == tuple(DTYPES)
+    assert settings()["quantization"].limit.options == ("none", *QUANTIZATION_METHODS)
+    assert ServeConfig().quantization_method is None
+    assert ServeConfig(quantization="int8").quantization_method == "int8"
     for extreme in (
         {"max_num_seqs": 4096, "max_num_batched_tokens": 2**20, "max_queue_len": 1_000_000},
         {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue_len": 0, "block_size": 1},
@@ -65,8 +69,8 @@ def test_every_literal_allows_what_its_setting_allows():
         ("tensor_parallel_size", 2.0, "a whole number from 1 to 1024"),
         ("tensor_parallel_size", "2", "a whole number from 1 to 1024"),
         ("tensor_parallel_size", None, "a whole number from 1 to 1024"),
-        ("dtype", "float16", "one of float32, bfloat16"),
-        ("dtype", ["float32"], "one of float32, bfloat16"),
+        ("dtype", "float64", "one of float32, bfloat16, float16"),
+        ("dtype", ["float32"], "one of float32, bfloat16, float16"),
         ("max_model_len", 1, "a whole number from 2 to 16777216"),
         ("max_queue_len", -1, "a whole number from 0 to 1000000"),
         ("kv_cache_memory_gib", 0, "a number above 0"),
@@ -79,6 +83,7 @@ def test_every_literal_allows_what_its_setting_allows():
         ("log_level", "INFO", "one of debug, info, warning, error"),
         ("transport", "udp", "one of auto, ipc, tcp"),
         ("tls_cert_file", "/no/such/file", "the path of a file that exists"),
+        ("state_dir", __file__, "the path of a directory"),
         ("max_num_batched_tokens", 63, "at least max_num_seqs (64)"),
         ("speculative_config", 3, "a mapping, or none to turn speculation off"),
         ("speculative_config", "[1]", "a mapping, or none to turn speculation off"),
@@ -108,6 +113,7 @@ def test_none_is_allowed_where_it_means_something(field):
         ({"num_speculative_tokens": "3"}, "speculative_config.num_speculative_tokens"),
         ({"num_speculative_tokens": True}, "speculative_config.num_speculative_tokens"),
         ({"num_speculative_tokens": 33}, "speculative_config.num_speculative_tokens"),
+        ({"speculation_threshold": 4097}, "speculative_config.speculation_threshold"),
         ({"method": "oracle"}, "speculative_config.method"),
         ({"method": ["ngram"]}, "speculative_config.method"),
     ],
@@ -180,7 +186,8 @@ def test_round_trip(tls_files):
         model="/models/tiny",
         max_model_len=512,
         kv_cache_memory_gib=0.5,
-        speculative_config=SpeculativeConfig(num_speculative_tokens=7),
+        speculative_config=SpeculativeConfig(num_speculative_tokens=7, speculation_threshold=6),
+        state_dir=Path("/var/lib/specdec"),
         **tls_files,
     )
     for each in (config, ServeConfig(), ServeConfig(speculative_config=None)):
@@ -190,8 +197,9 @@ def test_round_trip(tls_files):
 
 def test_relative_paths_become_absolute(tls_files, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    relative = {name: path.name for name, path in tls_files.items()}
-    assert ServeConfig.from_mapping(relative) == ServeConfig(**tls_files)
+    paths = {**tls_files, "state_dir": tmp_path / "state"}
+    relative = {name: path.name for name, path in paths.items()}
+    assert ServeConfig.from_mapping(relative) == ServeConfig(**paths)
 
 
 def test_yaml_and_what_wins_over_it(tmp_path):

@@ -2,12 +2,14 @@
 
 import asyncio
 import threading
+import time
 from contextlib import aclosing
 
 import pytest
 
 from cluster.engine_loop import EngineLoop
 from specdec.errors import InvalidValueError, NotReadyError, TargetFailedError
+from specdec.speculation import SpeculationControl, SpeculationPolicy
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
 PROMPT = [11, 12, 13, 11, 12]
@@ -19,10 +21,12 @@ class GatedTarget(HashTarget):
     def __init__(self) -> None:
         super().__init__(block_size=4, vocab_size=383)
         self.gate = threading.Semaphore(10_000)
+        self.step_s = 0.0
         self.error: Exception | None = None
 
     def collect(self):
         self.gate.acquire()
+        time.sleep(self.step_s)
         if self.error is not None:
             raise self.error
         return super().collect()
@@ -65,7 +69,8 @@ async def test_a_refused_request_raises_and_leaves_the_loop_running(loop, target
     assert await tokens_of(loop, request("good", PROMPT)) == target.continuation(PROMPT, 24)
 
 
-async def test_leaving_a_stream_aborts_its_request(loop):
+async def test_leaving_a_stream_aborts_its_request(loop, target):
+    target.step_s = 0.01  # so that it is still running when it is looked at
     async with aclosing(loop.generate(request("r", PROMPT, max_tokens=100))) as outputs:
         await anext(outputs)
         assert (await loop.stats()).num_running == 1
@@ -110,6 +115,19 @@ async def test_closing_ends_open_streams_and_refuses_new_ones(tiny_model_dir, ta
         await stream
     with pytest.raises(NotReadyError, match="shutting down"):
         await loop.stats()
+
+
+async def test_speculation_is_set_between_two_steps(tiny_model_dir, target):
+    off, on = (SpeculationControl(mode, 32, num_speculative_tokens=3) for mode in ("off", "on"))
+    policy = SpeculationPolicy(off, clock=lambda: 0.0)
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target, policy=policy))
+    assert await tokens_of(loop, request("a", PROMPT)) == target.continuation(PROMPT, 24)
+    assert (await loop.stats()).speculation.num_drafts == 0
+    await loop.set_speculation(on)
+    assert (await loop.stats()).is_speculation_on
+    assert await tokens_of(loop, request("b", PROMPT)) == target.continuation(PROMPT, 24)
+    assert (await loop.stats()).speculation.num_drafts > 0
+    await loop.close()
 
 
 async def test_the_thread_sleeps_while_there_is_nothing_to_do(loop, target):

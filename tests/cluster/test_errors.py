@@ -15,6 +15,7 @@ from specdec.errors import (
     TargetFailedError,
     UnknownModelError,
     UnsupportedModelError,
+    VersionConflictError,
 )
 
 
@@ -23,6 +24,7 @@ from specdec.errors import (
     [
         (InvalidValueError("top_p", 2, "at most 1"), StatusCode.INVALID_ARGUMENT, 400),
         (UnknownModelError("gpt", "tiny"), StatusCode.NOT_FOUND, 404),
+        (VersionConflictError(expected=3, present=4), StatusCode.ABORTED, 409),
         (NotReadyError("the model is loading"), StatusCode.UNAVAILABLE, 503),
         (OutOfMemoryError("2 GiB needed"), StatusCode.FAILED_PRECONDITION, 400),
         (ModelNotFoundError("no such model"), StatusCode.FAILED_PRECONDITION, 400),
@@ -79,7 +81,11 @@ def test_every_error_of_ours_has_a_code_of_its_own():
     ours = {kind for kind in vars(errors).values() if isinstance(kind, type)} - {SpecdecError}
     assert InvalidValueError in ours
     for kind in ours:
-        num_fields = {InvalidValueError: 3, errors.UnknownModelError: 2}.get(kind, 1)
+        num_fields = {
+            InvalidValueError: 3,
+            errors.UnknownModelError: 2,
+            errors.VersionConflictError: 2,
+        }.get(kind, 1)
         status = status_of(kind(*["x"] * num_fields))
         assert status.grpc_code is not StatusCode.INTERNAL, kind
 

@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+import torch
 
 from cluster.config import ServeConfig
 from cluster.resources import (
@@ -10,8 +11,9 @@ from cluster.resources import (
     placement_bundles,
     threads_per_shard,
 )
-from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidValueError, OutOfMemoryError
+from specdec.model_config import ModelConfig
 
 GIB = 2**30
 
@@ -48,7 +50,7 @@ def test_a_configured_pool_is_taken_as_it_is(model):
     ("changes", "available", "message"),
     [
         ({}, GIB // 8, "GiB are free"),
-        ({"kv_cache_memory_gib": 50.0}, 8 * GIB, "need 50.7 GiB, and 8.0 GiB are free"),
+        ({"kv_cache_memory_gib": 50.0}, 8 * GIB, "need 50.8 GiB, and 8.0 GiB are free"),
         ({"kv_cache_memory_gib": 0.0001}, 8 * GIB, "have 0.1 MiB; one sequence .* needs 0.4"),
     ],
 )
@@ -79,6 +81,23 @@ def test_a_size_beyond_the_machine_or_the_model_is_refused(model, size, num_cpus
 def test_ranks_share_the_cores(monkeypatch):
     monkeypatch.setattr("cluster.resources.available_cpus", lambda: 8)
     assert [threads_per_shard(size) for size in (1, 2, 3, 16)] == [8, 4, 2, 1]
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_quantized_weights_are_counted_as_such(model, tied):
+    model = dataclasses.replace(model, tie_word_embeddings=tied)
+    attention, mlp, head = (9 + 3 + 3 + 9) * 16 * 144, 3 * 144 * 200, 383 * 144
+    norms = (2 * 2 + 1) * 144
+    matrices = 2 * (attention + mlp) + head
+    assert model.weight_bytes(torch.float32, "int8") == matrices + 4 * (head + norms)
+    full = matrices + norms + (0 if tied else head)
+    assert model.weight_bytes(torch.bfloat16) == 2 * full
+
+
+def test_quantized_weights_leave_more(model):
+    config = ServeConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
+    quantized = engine_config(dataclasses.replace(config, quantization="int8"), model, GIB)
+    assert quantized.num_blocks > engine_config(config, model, GIB).num_blocks
 
 
 def test_weights_of_a_wider_type_leave_less(model):

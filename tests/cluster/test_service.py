@@ -5,20 +5,28 @@ import socket
 import pytest
 
 from cluster.config import ServeConfig
+from cluster.control_store import ControlStore, StoredSpeculation
 from cluster.service import StartupError, running_service
 from specdec.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
 from tests.e2e.conftest import free_ports
 
 
 @pytest.fixture
-def start(monkeypatch):
+def lines():
+    """What the service has reported."""
+    return []
+
+
+@pytest.fixture
+def start(monkeypatch, tmp_path, lines):
     """Starts the service up to the point where Ray would be started."""
     monkeypatch.setattr("cluster.service._start_ray", lambda config: pytest.fail("Ray started"))
 
     def start(**settings):
         grpc_port, http_port = free_ports(2)
-        settings = {"grpc_port": grpc_port, "http_port": http_port} | settings
-        with running_service(ServeConfig(**settings), lambda line: None):
+        ports = {"grpc_port": grpc_port, "http_port": http_port}
+        settings = {"state_dir": tmp_path / "state"} | ports | settings
+        with running_service(ServeConfig(**settings), lines.append):
             pass
 
     return start
@@ -53,3 +61,30 @@ def test_more_ranks_than_the_machine_bears(start, tiny_model_dir):
 def test_more_memory_than_there_is(start, tiny_model_dir):
     with pytest.raises(OutOfMemoryError, match="GiB are free"):
         start(model=str(tiny_model_dir), kv_cache_memory_gib=100_000.0)
+
+
+class RayWouldStartError(Exception):
+    """All checks are passed."""
+
+
+def test_what_an_operator_has_set_is_told(start, lines, monkeypatch, tiny_model_dir, tmp_path):
+    def stop(config):
+        raise RayWouldStartError
+
+    monkeypatch.setattr("cluster.service._start_ray", stop)
+    served = {"model": str(tiny_model_dir), "served_model_name": "tiny"}
+    with pytest.raises(RayWouldStartError):
+        start(**served)
+    assert not any(line.startswith("speculation") for line in lines)
+    stored = StoredSpeculation(1, {"mode": "off", "threshold": 4}, 1000.5, "ann@host", "a test")
+    assert ControlStore(tmp_path / "state", "tiny").replace(stored)
+    with pytest.raises(RayWouldStartError):
+        start(**served)
+    line = "speculation as set by ann@host: mode off, threshold 4; "
+    assert line + "`specdec speculation set --reset` takes it back" in lines
+
+
+def test_a_state_directory_that_cannot_be(start, tiny_model_dir, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(InvalidValueError, match=r"state_dir is .*file/state"):
+        start(model=str(tiny_model_dir), state_dir=tmp_path / "file" / "state")

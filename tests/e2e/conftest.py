@@ -43,9 +43,10 @@ def running_service(directory: Path, log: Path, *flags: str) -> Iterator[Running
     """`specdec serve`, ended by SIGINT as by Ctrl-C; asserts that nothing of it stays behind."""
     grpc_port, http_port = free_ports(2)
     ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
-    command = [sys.executable, "-m", "cluster", "serve", "--model", str(directory), *ports, *flags]
+    state = ["--state-dir", str(log.parent / "state")]
+    command = [sys.executable, "-m", "cluster", "serve", "--model", str(directory)]
     with log.open("wb") as output:
-        popen = subprocess.Popen(command, stderr=output, stdout=output)
+        popen = subprocess.Popen([*command, *ports, *state, *flags], stderr=output, stdout=output)
     service = RunningService(
         psutil.Process(popen.pid), f"127.0.0.1:{grpc_port}", f"http://127.0.0.1:{http_port}", log
     )

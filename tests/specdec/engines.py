@@ -6,13 +6,15 @@ import hashlib
 from collections.abc import Sequence as Many
 from pathlib import Path
 
-from specdec.config import DraftLimits, EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import DraftLimits, EngineConfig, SpeculativeConfig
 from specdec.engine import Engine, RequestOutput
+from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftModelProposer, DraftRequest, Proposal, Proposer
 from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import FinishReason, Request
+from specdec.speculation import SpeculationPolicy
 from specdec.step import StepInput, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 
@@ -40,13 +42,14 @@ def local_engine(
     config: EngineConfig,
     group: TensorParallelGroup | None = None,
     proposer: Proposer | None = None,
+    policy: SpeculationPolicy | None = None,
 ) -> Engine:
     """The real engine with the model in this process.
 
     Ranks that are threads each run a whole engine: it has no will of its own, so they agree.
     """
     runner = load_runner(directory, "float32", config, group or TensorParallelGroup())
-    return make_engine(directory, config, LocalTarget(runner), proposer)
+    return make_engine(directory, config, LocalTarget(runner), proposer, policy)
 
 
 def draft_model(
@@ -60,10 +63,14 @@ def draft_model(
 
 
 def make_engine(
-    directory: Path, config: EngineConfig, target: Target, proposer: Proposer | None = None
+    directory: Path,
+    config: EngineConfig,
+    target: Target,
+    proposer: Proposer | None = None,
+    policy: SpeculationPolicy | None = None,
 ) -> Engine:
     model = ModelConfig.from_directory(directory)
-    return Engine(config, model, target, Tokenizer(directory), proposer)
+    return Engine(config, model, target, Tokenizer(directory), proposer, policy)
 
 
 def request(request_id: str, prompt: Many[int], *, seed: int = 0, **params: object) -> Request:

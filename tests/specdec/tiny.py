@@ -4,7 +4,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 TEXT = """
 The river begins as a thread of cold water under the stones, and by the time it reaches the town
@@ -47,7 +53,7 @@ def tiny_llama_dir(
     The defaults have SmolLM2's proportions (three query heads a KV head) and dimensions that three
     ranks cannot share evenly. vocab: 300 to 512. sharded: several weight files and an index.
     """
-    tokenizer = _train_tokenizer(vocab)
+    tokenizer = train_tokenizer(vocab)
     tokenizer.save_pretrained(directory)
     config = LlamaConfig(
         hidden_size=hidden,
@@ -62,32 +68,36 @@ def tiny_llama_dir(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
     )
-    _random_llama(config, seed).save_pretrained(
+    random_model(LlamaForCausalLM, config, seed).save_pretrained(
         directory, max_shard_size="200KB" if sharded else "5GB"
     )
     return directory
 
 
-def _random_llama(config: LlamaConfig, seed: int) -> LlamaForCausalLM:
-    """A Llama whose logits are well apart and whose greedy text neither stands still nor circles.
+def random_model(
+    model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int
+) -> PreTrainedModel:
+    """A model whose logits are well apart and whose greedy text neither stands still nor circles.
 
     With transformers' small initial weights a tied model repeats its last token for ever, because
     what the layers add is little beside the embedding. Large ones drown it.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config).float().eval()
+        model = model_class(config).float().eval()
         for name, weight in model.named_parameters():
             if weight.ndim == 2:
                 fan_in = weight.shape[1]
                 gain = 0.3 if "embed" in name or "lm_head" in name else 2 / fan_in**0.5
                 torch.nn.init.normal_(weight, std=gain)
+            elif name.endswith("bias"):
+                torch.nn.init.normal_(weight, std=0.3)
             else:
                 torch.nn.init.uniform_(weight, 0.5, 1.5)
     return model
 
 
-def _train_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+def train_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()

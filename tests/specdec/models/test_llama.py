@@ -5,64 +5,22 @@ import torch
 from transformers import LlamaForCausalLM
 
 from specdec.checkpoint import open_checkpoint
-from specdec.config import ModelConfig
-from specdec.errors import UnsupportedModelError
-from specdec.model_input import ModelInput
+from specdec.errors import InvalidValueError, UnsupportedModelError
+from specdec.model_config import ModelConfig
 from specdec.models import LlamaForCausalLM as OurLlama
 from specdec.models import load_model
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.passes import BLOCK_SIZE, batch_of, in_pass_order, mixed_logits
 from tests.specdec.tiny import tiny_llama_dir
 
-BLOCK_SIZE = 4
 TOLERANCE = 1e-4
-
-
-def batch_of(parts):
-    """parts: (token_ids, start, block_table) of each sequence; tokens before start have KV."""
-    positions = [p for ids, start, _ in parts for p in range(start, len(ids))]
-    tables = [table for ids, start, table in parts for _ in range(start, len(ids))]
-    slots = [
-        table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
-        for p, table in zip(positions, tables, strict=True)
-    ]
-    lengths = [len(ids) - start for ids, start, _ in parts]
-    width = max(len(table) for _, _, table in parts)
-    return ModelInput(
-        input_ids=torch.tensor([token for ids, start, _ in parts for token in ids[start:]]),
-        positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(slots),
-        cu_seqlens_q=(0, *torch.tensor(lengths).cumsum(0).tolist()),
-        context_lens=tuple(len(ids) for ids, _, _ in parts),
-        block_tables=torch.tensor([table + [0] * (width - len(table)) for _, _, table in parts]),
-    )
-
-
-def load(directory, group):
-    config = ModelConfig.from_directory(directory)
-    return load_model(
-        directory, config, group, dtype=torch.float32, max_model_len=128, block_size=BLOCK_SIZE
-    )
-
-
-def mixed_logits(directory, ids, group):
-    """Logits of two sequences, by way of chunks, decode rows and several rows at once."""
-    model = load(directory, group)
-    cache = model.new_kv_cache(40 * BLOCK_SIZE)
-    first, second = list(range(3, 20)), list(range(39, 24, -1))
-    a, b = ids
-    with torch.inference_mode():
-        parts = [[(a[:30], 0, first)], [(a[:33], 30, first), (b[:20], 0, second)]]
-        parts.append([(a[:34], 33, first), (b[:27], 20, second)])
-        logits = [model.compute_logits(model(batch_of(part), cache)).clone() for part in parts]
-    return torch.cat(logits)
 
 
 def reference_logits(directory, ids):
     model = LlamaForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
     with torch.inference_mode():
-        a, b = (model(torch.tensor([each])).logits[0] for each in ids)
-    return torch.cat([a[:30], a[30:33], b[:20], a[33:34], b[20:27]])
+        return in_pass_order([model(torch.tensor([each])).logits[0] for each in ids])
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +37,16 @@ def test_logits_equal_transformers(tmp_path, ids, size, tied):
     torch.testing.assert_close(
         torch.cat(parts, dim=1), reference_logits(directory, ids), atol=TOLERANCE, rtol=TOLERANCE
     )
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("tied", [True, False])
+def test_quantized_logits_are_near_those_of_transformers(tmp_path, ids, size, tied):
+    directory = tiny_llama_dir(tmp_path, tied=tied)
+    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group, quantization="int8"))
+    found, expected = torch.cat(parts, dim=1), reference_logits(directory, ids)
+    assert 0.001 < (found - expected).norm() / expected.norm() < 0.12
+    assert (found.argmax(1) == expected.argmax(1)).float().mean() > 0.85
 
 
 def test_a_rank_reads_only_its_share(tiny_model_dir):
@@ -103,6 +71,19 @@ def test_a_tensor_of_another_shape_is_refused(tiny_model_dir):
         pytest.raises(UnsupportedModelError, match=r"norm\.weight has shape \[144\]; .* \[145\]"),
     ):
         reader.read("model.norm.weight", (145,))
+
+
+def test_a_length_beyond_the_models_is_refused(tiny_model_dir):
+    config = ModelConfig.from_directory(tiny_model_dir)
+    with pytest.raises(InvalidValueError, match="max_model_len is 513; it must be from 1 to 512"):
+        load_model(
+            tiny_model_dir,
+            config,
+            TensorParallelGroup(),
+            dtype=torch.float32,
+            max_model_len=513,
+            block_size=BLOCK_SIZE,
+        )
 
 
 def test_a_missing_tensor_is_named(tiny_model_dir):

@@ -1,0 +1,154 @@
+"""A Router's end of the line to the ControlPlane.
+
+It watches for what operators want, reports how the Router is, and passes operators' calls on. The
+line may break at any time: what was wanted last stays in force, and it is tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import RayServeException
+
+from specdec.client import ReplicaReport, ServiceStatus, SpeculationChange, SpeculationState
+from specdec.errors import NotReadyError
+
+logger = logging.getLogger(__name__)
+
+_REPORT_PERIOD_S = 1.0
+_IDLE_REPORT_PERIOD_S = 30.0
+_WATCH_S = 60.0
+_CALL_TIMEOUT_S = 3.0
+_GOODBYE_S = 0.5  # the ControlPlane may have ended first
+_FIRST_RETRY_S = 0.1
+_LAST_RETRY_S = 1.0
+
+_AWAY = "the control plane does not answer; speculation goes on as it was last set; try again later"
+
+
+class ControlLink:
+    """Calls a ControlPlane through a Serve handle, for one Router."""
+
+    def __init__(
+        self,
+        control_plane: Any,
+        apply: Callable[[SpeculationState], Awaitable[None]],
+        report: Callable[[], Awaitable[ReplicaReport]],
+        *,
+        call_timeout_s: float = _CALL_TIMEOUT_S,
+    ) -> None:
+        """`control_plane` is a handle: `.method.remote(...)` returns what can be awaited.
+
+        apply: has the Router go by a state. report: asks the Router how it is.
+        """
+        self._plane = control_plane
+        self._apply = apply
+        self._make_report = report
+        self._call_timeout_s = call_timeout_s
+        self._started_at_s = time.monotonic()
+        self._reported: ReplicaReport | None = None
+        self._reported_at_s = 0.0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Watches and reports from now on."""
+        self._tasks = [
+            asyncio.create_task(self._watch_on()),
+            asyncio.create_task(self._report_on()),
+        ]
+
+    async def close(self, replica_id: str, *, has_failed: bool) -> None:
+        """Stops both, and says goodbye where somebody listens."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(NotReadyError):
+            await self._call(
+                self._plane.leave, replica_id, has_failed=has_failed, timeout_s=_GOODBYE_S
+            )
+
+    async def speculation(self) -> SpeculationState:
+        """What is wanted of speculation. Raises NotReadyError while the ControlPlane is away."""
+        state: SpeculationState = await self._call(self._plane.speculation)
+        return state
+
+    async def set_speculation(self, change: SpeculationChange) -> SpeculationState:
+        """Passes a change on. Raises NotReadyError, and what the ControlPlane raises."""
+        state: SpeculationState = await self._call(self._plane.set_speculation, change)
+        return state
+
+    async def status(self) -> ServiceStatus:
+        """How the service runs, this replica as of now. Raises NotReadyError as above."""
+        with suppress(TimeoutError):  # in a long step; then the last report has to do
+            async with asyncio.timeout(self._call_timeout_s):
+                report = await self._make_report()
+            await self._report(report)
+        status: ServiceStatus = await self._call(self._plane.status)
+        return status
+
+    async def _watch_on(self) -> None:
+        known_version: int | None = None
+        retry_s = _FIRST_RETRY_S
+        while True:
+            try:
+                state = await self._watch(known_version)
+            except NotReadyError:
+                if retry_s == _FIRST_RETRY_S:
+                    logger.warning("the control plane does not answer; speculation stays as it is")
+                known_version = None  # another ControlPlane may count from elsewhere
+                await asyncio.sleep(retry_s)
+                retry_s = min(2 * retry_s, _LAST_RETRY_S)
+                continue
+            retry_s = _FIRST_RETRY_S
+            if state.version != known_version:
+                known_version = state.version
+                await self._apply(state)
+
+    async def _watch(self, known_version: int | None) -> SpeculationState:
+        """The state at once where none is known, else when it changes or after a while."""
+        state: SpeculationState = await self._call(
+            self._plane.watch,
+            known_version,
+            _WATCH_S,
+            timeout_s=_WATCH_S + self._call_timeout_s,
+        )
+        return state
+
+    async def _report_on(self) -> None:
+        while True:
+            report = await self._make_report()
+            idle_s = time.monotonic() - self._reported_at_s
+            if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
+                with suppress(NotReadyError):  # the watch logs that nobody answers
+                    await self._report(report)
+            await asyncio.sleep(_REPORT_PERIOD_S)
+
+    async def _report(self, report: ReplicaReport) -> None:
+        uptime_s = time.monotonic() - self._started_at_s
+        await self._call(self._plane.report, report, uptime_s)
+        self._reported, self._reported_at_s = report, time.monotonic()
+
+    async def _call(
+        self, method: Any, *arguments: Any, timeout_s: float | None = None, **named: Any
+    ) -> Any:
+        """Raises NotReadyError when no answer comes, and what the ControlPlane raised itself."""
+        response = method.remote(*arguments, **named)
+        try:
+            async with asyncio.timeout(timeout_s or self._call_timeout_s):
+                return await response
+        except RayTaskError as error:
+            raise error.cause from error
+        except (RayError, RayServeException) as error:
+            raise NotReadyError(_AWAY) from error
+        except TimeoutError as error:
+            response.cancel()
+            raise NotReadyError(_AWAY) from error
+        except asyncio.CancelledError:
+            response.cancel()  # else the ControlPlane would go on with it
+            raise

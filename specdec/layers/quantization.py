@@ -1,0 +1,142 @@
+"""The matrices of linear layers: in the model's dtype, or as 8-bit integers (docs/adr/0006).
+
+A layer gives a matrix its rows as they come from a checkpoint, and asks for products. What is held
+is this module's affair, so a quantized layer is divided over ranks like any other.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.config import QuantizationMethod
+
+_BLOCK_ELEMENTS = 2**24
+"""Weights that are read at a time where a whole slice need not be in memory unquantized."""
+
+_SMALLEST = torch.finfo(torch.float32).tiny
+
+
+class Matrix(Protocol):
+    """A matrix of shape [out_features, in_features] that rows are multiplied by."""
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """x: [T, in_features]; returns [T, out_features] in the same dtype."""
+        ...
+
+    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
+        """The product plus `base`, which is [out_features] or [T, out_features]."""
+        ...
+
+
+class FullMatrix:
+    """A matrix in the model's dtype, stored transposed (docs/adr/0003).
+
+    weight: [in_features, out_features].
+    """
+
+    def __init__(
+        self, blocks: Iterable[Tensor], shape: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        """blocks: consecutive rows of the matrix; `shape` is [out_features, in_features]."""
+        out_features, in_features = shape
+        self.weight = torch.empty(in_features, out_features, dtype=dtype)
+        end = 0
+        for block in blocks:
+            start, end = end, end + len(block)
+            self.weight[:, start:end] = block.t()
+        assert end == out_features, "rows are missing"
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        return x @ self.weight
+
+    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
+        """See Matrix."""
+        return torch.addmm(base, x, self.weight)
+
+
+class Int8Matrix:
+    """A matrix of 8-bit integers, multiplied by rows of 8-bit integers.
+
+    Each output has a scale, and each row of `x` one of its own, found as it is multiplied: the
+    largest magnitude becomes the largest integer (per-token and per-channel quantization as in
+    Dettmers et al. 2022, LLM.int8(), section 2). Sums are exact in int32, so the product of a row
+    is the same bits whatever other rows are in the batch, which verification relies on. One scale
+    for the whole batch, as torch's dynamic quantization has it, would not be.
+    """
+
+    def __init__(self, blocks: Iterable[Tensor], shape: tuple[int, int]) -> None:
+        """Takes what FullMatrix takes, and quantizes one block after the other."""
+        values = torch.empty(shape, dtype=torch.int8)
+        scales = torch.empty(shape[0])
+        end = 0
+        for block in blocks:
+            start, end = end, end + len(block)
+            values[start:end], scales[start:end] = quantize_rows(block)
+        assert end == shape[0], "rows are missing"
+        self._packed = _pack(values, scales)
+        # Without VNNI, FBGEMM adds pairs of products in int16, where only 7-bit rows fit.
+        self._largest = 127 if torch.cpu._is_vnni_supported() else 63
+
+    def multiply(self, x: Tensor) -> Tensor:
+        """See Matrix."""
+        scales = _row_scales(x)
+        return self._product(x, scales).mul_(scales).to(x.dtype)
+
+    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
+        """See Matrix."""
+        scales = _row_scales(x)
+        return torch.addcmul(base.float(), self._product(x, scales), scales).to(x.dtype)
+
+    def _product(self, x: Tensor, scales: Tensor) -> Tensor:
+        """[T, out_features] in float32, still to be multiplied by the rows' scales [T, 1]."""
+        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            x / scales, 1 / self._largest, self._largest + 1, self._packed
+        )
+        return product
+
+
+def make_matrix(
+    quantization: QuantizationMethod | None,
+    blocks: Iterable[Tensor],
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+) -> Matrix:
+    """A matrix of `shape` [out_features, in_features] from consecutive rows of it."""
+    if quantization is None:
+        return FullMatrix(blocks, shape, dtype)
+    return Int8Matrix(blocks, shape)
+
+
+def row_blocks(rows: range, in_features: int) -> list[range]:
+    """`rows` in pieces small enough to be held unquantized."""
+    step = max(1, _BLOCK_ELEMENTS // in_features)
+    return [range(start, min(start + step, rows.stop)) for start in rows[::step]]
+
+
+def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Integers from -127 to 127 as int8, shaped like `weight` [rows, cols], and scales [rows]."""
+    scales = weight.float().abs().amax(1).div_(127).clamp_min_(_SMALLEST)
+    return (weight / scales[:, None]).round_().to(torch.int8), scales
+
+
+def _row_scales(x: Tensor) -> Tensor:
+    """The largest magnitude of each row, [T, 1] in float32, never 0."""
+    return x.abs().amax(1, keepdim=True).float().clamp_min_(_SMALLEST)
+
+
+def _pack(values: Tensor, scales: Tensor) -> torch.ScriptObject:
+    """FBGEMM's layout of `values` int8 [out_features, in_features]."""
+    with warnings.catch_warnings():
+        # torch means to drop tensors of quantized types, and offers no other way to this kernel.
+        warnings.filterwarnings("ignore", ".*quantized tensor creation functions", UserWarning)
+        tensor = torch._make_per_channel_quantized_tensor(
+            values, scales.double(), torch.zeros(len(scales), dtype=torch.int64), 0
+        )
+    packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(tensor, None)
+    return packed

@@ -1,0 +1,76 @@
+"""AdminService on a real server, a real ControlLink and a ControlPlane in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+
+from cluster.control_link import ControlLink
+from cluster.control_plane import ControlPlane
+from cluster.servicers import AdminServicer, add_admin_service
+from specdec.client import ReplicaReport, SpeculationState
+
+
+class LocalHandle:
+    """Calls an object as a Serve handle calls a deployment. None: nobody ever answers."""
+
+    def __init__(self, plane: ControlPlane | None) -> None:
+        self.plane = plane
+
+    def __getattr__(self, name: str) -> Any:
+        return _Method(self, name)
+
+
+class _Method:
+    def __init__(self, handle: LocalHandle, name: str) -> None:
+        self._handle = handle
+        self._name = name
+
+    def remote(self, *arguments: Any, **named: Any) -> asyncio.Task[Any]:
+        return asyncio.create_task(self._call(*arguments, **named))
+
+    async def _call(self, *arguments: Any, **named: Any) -> Any:
+        if self._handle.plane is None:
+            await asyncio.Event().wait()
+        return await getattr(self._handle.plane, self._name)(*arguments, **named)
+
+
+async def _ignore(state: SpeculationState) -> None:
+    """The Router's part is another test's."""
+
+
+@contextmanager
+def running_admin_service(handle: LocalHandle, report: ReplicaReport) -> Iterator[str]:
+    """Serves on an event loop in a thread; yields the address."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
+
+    server, port = run(_start(handle, report))
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        run(server.stop(0))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+async def _start(handle: LocalHandle, report: ReplicaReport) -> tuple[Any, int]:
+    async def make_report() -> ReplicaReport:
+        return report
+
+    server = grpc.aio.server()
+    link = ControlLink(handle, _ignore, make_report, call_timeout_s=0.3)
+    add_admin_service(AdminServicer(link), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    return server, port

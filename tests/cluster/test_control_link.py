@@ -1,0 +1,145 @@
+"""A Router's line to the ControlPlane, and what holds while it is broken."""
+
+import asyncio
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from cluster import control_link
+from cluster.control_link import ControlLink
+from cluster.control_plane import ControlPlane
+from cluster.control_store import ControlStore
+from specdec.client import ReplicaReport, SpeculationChange
+from specdec.errors import InvalidValueError, NotReadyError
+from specdec.speculation import SpeculationControl
+from tests.cluster.admin_service import LocalHandle
+
+CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
+
+
+class FakeRouter:
+    """Keeps the states that it was told to go by, and reports what a test says."""
+
+    def __init__(self):
+        self.states = []
+        self.told = asyncio.Event()
+        self.current = ReplicaReport("r1", is_ready=True)
+
+    async def apply(self, state):
+        self.states.append(state)
+        self.told.set()
+
+    async def report(self):
+        return self.current
+
+    async def next_version(self):
+        """The version that it is told of next."""
+        await asyncio.wait_for(self.told.wait(), 5)
+        self.told.clear()
+        return self.states[-1].version
+
+
+@pytest.fixture
+def make_plane(tmp_path):
+    return lambda: ControlPlane(CONFIGURED, ControlStore(tmp_path, "tiny"))
+
+
+@pytest.fixture
+def handle(make_plane):
+    return LocalHandle(make_plane())
+
+
+@pytest.fixture
+def router():
+    return FakeRouter()
+
+
+@pytest.fixture
+async def link(handle, router, monkeypatch):
+    monkeypatch.setattr(control_link, "_REPORT_PERIOD_S", 0.02)
+    monkeypatch.setattr(control_link, "_WATCH_S", 0.2)
+    link = ControlLink(handle, router.apply, router.report, call_timeout_s=0.1)
+    link.start()
+    yield link
+    await link.close("r1", has_failed=False)
+
+
+async def test_a_router_is_told_at_first_and_of_every_change_alone(link, router):
+    assert await router.next_version() == 0
+    await link.set_speculation(SpeculationChange(mode="off"))
+    assert await router.next_version() == 1
+    await asyncio.sleep(0.5)  # two watches end without news
+    assert [state.version for state in router.states] == [0, 1]
+
+
+async def test_a_control_plane_that_comes_back_is_asked_anew(link, handle, router, make_plane):
+    assert await router.next_version() == 0
+    handle.plane = None
+    with pytest.raises(NotReadyError, match="the control plane does not answer"):
+        await link.speculation()
+    await asyncio.sleep(0.4)
+    assert len(router.states) == 1
+    handle.plane = make_plane()
+    await handle.plane.set_speculation(SpeculationChange(threshold=4))
+    assert await router.next_version() == 1
+    assert router.states[-1].in_force.threshold == 4
+
+
+async def test_a_state_that_was_lost_counts_even_with_a_lower_version(
+    link, handle, router, tmp_path
+):
+    await link.set_speculation(SpeculationChange(mode="off"))
+    while await router.next_version() != 1:
+        pass
+    plane, handle.plane = handle.plane, None
+    await asyncio.sleep(0.4)
+    handle.plane = ControlPlane(CONFIGURED, ControlStore(tmp_path / "new", "tiny"))
+    assert await router.next_version() == 0
+    assert plane is not handle.plane
+
+
+async def test_reports_are_sent_when_something_changed(link, handle, router):
+    await asyncio.sleep(0.1)
+    [replica] = (await handle.plane.status()).replicas
+    assert replica.report == router.current
+    assert replica.age_s > 0.03, "the same was reported again"
+    router.current = ReplicaReport("r1", is_ready=True, num_running=1)
+    await asyncio.sleep(0.1)
+    [replica] = (await handle.plane.status()).replicas
+    assert replica.report.num_running == 1
+
+
+async def test_a_step_that_takes_long_does_not_hold_up_the_status(link, handle, router):
+    await asyncio.sleep(0.1)
+    handle_report, router.current = router.current, None
+
+    async def never():
+        await asyncio.Event().wait()
+
+    link._make_report = never
+    [replica] = (await link.status()).replicas
+    assert replica.report == handle_report
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_a_router_that_ends_says_goodbye(handle, router, has_failed):
+    link = ControlLink(handle, router.apply, router.report)
+    link.start()
+    await router.next_version()
+    await asyncio.sleep(0.05)
+    await link.close("r1", has_failed=has_failed)
+    status = await handle.plane.status()
+    assert (status.replicas, status.num_lost_replicas) == ((), int(has_failed))
+
+
+async def test_what_the_control_plane_raises_arrives_as_it_was(handle, router, monkeypatch):
+    """Over Ray an error comes wrapped, with a traceback for a text."""
+    cause = InvalidValueError("mode", "maybe", "one of auto, on, off")
+
+    async def fail():
+        raise RayTaskError("speculation", "Traceback ...", cause, pid=1, ip="127.0.0.1")
+
+    monkeypatch.setattr(handle.plane, "speculation", fail)
+    with pytest.raises(InvalidValueError) as caught:
+        await ControlLink(handle, router.apply, router.report).speculation()
+    assert caught.value is cause

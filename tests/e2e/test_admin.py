@@ -1,0 +1,102 @@
+"""An operator steers the running service."""
+
+import json
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from specdec.client import AdminClient, Client, ClientError, SpeculationChange
+from specdec.sampling_params import SamplingParams
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
+
+IN_FORCE_WITHIN_S = 1.0
+LONG = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+PROMPT = [5, 6, 7, 8] * 6
+
+
+@pytest.fixture
+def admin(service):
+    with AdminClient(service.grpc_address) as admin:
+        yield admin
+        admin.set_speculation(SpeculationChange(reset=True, updated_by="the test's end"))
+
+
+def endless(client):
+    """Chunks of one request after another."""
+    while True:
+        yield from client.generate_stream(PROMPT, LONG)
+
+
+def replica(admin):
+    [status] = admin.status().replicas
+    return status.report
+
+
+def wait_until(condition, timeout_s):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s} s"
+        time.sleep(0.02)
+
+
+def drafts_while_reading(admin, chunks, count=100):
+    """Draft tokens verified while `count` chunks came: more than a stream has, as it runs ahead."""
+    before = replica(admin).speculation.num_draft_tokens
+    for _ in range(count):
+        next(chunks)
+    return replica(admin).speculation.num_draft_tokens - before
+
+
+def test_turned_off_and_on_again_while_streams_run(service, admin):
+    command = [sys.executable, "-m", "cluster", "speculation", "set", "--json"]
+    command += ["--address", service.grpc_address, "--reason", "a test"]
+    with Client(service.grpc_address, timeout_s=60) as client:
+        plain = client.generate(PROMPT, LONG)
+        chunks = endless(client)
+        assert drafts_while_reading(admin, chunks) > 0
+        done = subprocess.run([*command, "--mode", "off"], capture_output=True, check=True)
+        assert json.loads(done.stdout)["in_force"]["mode"] == "off"
+        wait_until(lambda: not replica(admin).is_speculation_on, IN_FORCE_WITHIN_S)
+        assert drafts_while_reading(admin, chunks) == 0
+        assert client.generate(PROMPT, LONG).usage.speculation.num_draft_tokens == 0
+        admin.set_speculation(SpeculationChange(mode="on"))
+        wait_until(lambda: replica(admin).is_speculation_on, IN_FORCE_WITHIN_S)
+        assert drafts_while_reading(admin, chunks) > 0
+        chunks.close()
+        assert client.generate(PROMPT, LONG).token_ids == plain.token_ids
+
+
+@pytest.mark.slow
+def test_a_control_plane_that_is_killed_takes_nothing_with_it(embedded):
+    with AdminClient(embedded.grpc_address) as admin:
+        state = admin.set_speculation(SpeculationChange(mode="off", updated_by="ann"))
+        wait_until(lambda: replica(admin).speculation_version == state.version, IN_FORCE_WITHIN_S)
+        [process] = [each for each in embedded.descendants() if is_control_plane(each)]
+        process.kill()
+        with Client(embedded.grpc_address, timeout_s=60) as client:
+            usage = client.generate(PROMPT, LONG).usage  # nobody waits for its return
+            assert usage.speculation.num_draft_tokens == 0
+    with AdminClient(embedded.grpc_address, timeout_s=60) as admin:
+        wait_until(lambda: answers(admin), 60)
+        assert admin.get_speculation() == state
+        changed = admin.set_speculation(SpeculationChange(reset=True))
+        wait_until(lambda: replica(admin).speculation_version == changed.version, 5)
+        assert replica(admin).is_speculation_on
+
+
+def is_control_plane(process):
+    try:
+        return "ControlPlane" in " ".join(process.cmdline())
+    except psutil.Error:  # it has just ended
+        return False
+
+
+def answers(admin):
+    try:
+        return len(admin.status().replicas) == 1
+    except ClientError:
+        return False

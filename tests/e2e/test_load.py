@@ -1,0 +1,208 @@
+"""The service under load: the threshold, an operator who toggles, and far too many requests."""
+
+import asyncio
+import json
+import statistics
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import psutil
+import pytest
+
+from protos.specdec.v1 import inference_pb2 as pb
+from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
+from specdec.client import AdminClient, Client, SpeculationChange
+from specdec.sampling_params import SamplingParams
+from tests.e2e.conftest import running_service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
+
+THRESHOLD = 6
+SPECULATION = {
+    "method": "draft_model",
+    "num_speculative_tokens": 3,
+    "speculation_threshold": THRESHOLD,
+}
+MAX_NUM_SEQS, MAX_QUEUE_LEN = 16, 16
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model_dir, tmp_path_factory):
+    log = tmp_path_factory.mktemp("load") / "log"
+    flags = ["--max-num-seqs", str(MAX_NUM_SEQS), "--max-queue-len", str(MAX_QUEUE_LEN)]
+    flags += ["--speculative-config", json.dumps(SPECULATION)]
+    with running_service(tiny_model_dir, log, *flags) as service:
+        yield service
+
+
+def report(service):
+    """What the one replica says of itself, not older than a second or so."""
+    with AdminClient(service.grpc_address) as admin:
+        [replica] = admin.status().replicas
+    return replica.report
+
+
+class ClosedLoop:
+    """So many streams at all times, each followed by the next."""
+
+    def __init__(self, service, num_streams):
+        self._service = service
+        self._stop = threading.Event()
+        self._pool = ThreadPoolExecutor(num_streams)
+        self._streams = [self._pool.submit(self._run, index) for index in range(num_streams)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        for stream in self._streams:
+            stream.result()
+        self._pool.shutdown()
+
+    def _run(self, index):
+        params = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+        with Client(self._service.grpc_address, timeout_s=120) as client:
+            while not self._stop.is_set():
+                client.generate(f"The river {index}", params)
+
+
+def test_the_threshold_decides_by_load_and_does_not_flap(service):
+    seen = {}
+    for num_streams in (1, 4, 8, 16):
+        with ClosedLoop(service, num_streams):
+            time.sleep(4)
+            seen[num_streams] = {report(service).is_speculation_on for _ in range(8) if pause(0.5)}
+    print(f"speculation by streams: {seen}")
+    assert seen == {1: {True}, 4: {True}, 8: {False}, 16: {False}}
+
+
+def pause(seconds):
+    time.sleep(seconds)
+    return True
+
+
+def test_no_flapping_at_the_threshold(service):
+    """Six streams that decode all the time, and a seventh that comes and goes."""
+    with ClosedLoop(service, THRESHOLD):
+        time.sleep(3)
+        num_flips = 0
+        was_on = report(service).is_speculation_on
+        for _ in range(10):
+            with Client(service.grpc_address, timeout_s=60) as client:
+                client.generate("A visitor", SamplingParams(max_tokens=20, ignore_eos=True))
+            is_on = report(service).is_speculation_on
+            num_flips += is_on != was_on
+            was_on = is_on
+    print(f"flips while 6 to 7 requests decode: {num_flips}")
+    assert num_flips <= 2
+
+
+def test_thirty_toggles_while_eight_streams_run(service):
+    def stream(index, admin=None):
+        params = SamplingParams(
+            temperature=0.8 * (index % 2), seed=index, max_tokens=400, ignore_eos=True
+        )
+        with Client(service.grpc_address, timeout_s=240) as client:
+            return client.generate(f"The river {index}", params).token_ids
+
+    def toggle(admin, mode):
+        started_at = time.monotonic()
+        version = admin.set_speculation(SpeculationChange(mode=mode)).version
+        while report(service).speculation_version != version:
+            time.sleep(0.02)
+        return time.monotonic() - started_at
+
+    with ThreadPoolExecutor(8) as pool, AdminClient(service.grpc_address) as admin:
+        undisturbed = list(pool.map(stream, range(8)))
+        toggle(admin, "on")
+        rounds = 0
+        elapsed_s = []
+        while rounds < 30:
+            streams = [pool.submit(stream, index) for index in range(8)]
+            while not all(each.done() for each in streams):
+                elapsed_s.append(toggle(admin, "off"))
+                before = report(service).speculation
+                time.sleep(0.2)
+                assert report(service).speculation == before, "drafted while off"
+                elapsed_s.append(toggle(admin, "on"))
+                rounds += 2
+            assert [each.result() for each in streams] == undisturbed
+        admin.set_speculation(SpeculationChange(reset=True))
+    print(
+        f"{rounds} toggles; in force and reported after {statistics.median(elapsed_s):.2f} s, "
+        f"at most {max(elapsed_s):.2f} s"
+    )
+    assert report(service).speculation.num_accepted_tokens > 0
+
+
+def test_ten_times_too_many_requests(service):
+    """Open loop for 30 s. What is refused is so at once; what is accepted ends as it should."""
+    params = pb.SamplingParams(temperature=0, max_tokens=150, ignore_eos=True)
+    replica = next(each for each in service.descendants() if "Router" in name_of(each))
+
+    async def call(stub):
+        started_at = time.monotonic()
+        request = pb.GenerateRequest(text="The river", sampling=params)
+        try:
+            response = await stub.Generate(request, timeout=200)
+        except grpc.aio.AioRpcError as error:
+            return error, time.monotonic() - started_at
+        return response, time.monotonic() - started_at
+
+    async def overload(requests_per_s, seconds):
+        async with grpc.aio.insecure_channel(service.grpc_address) as channel:
+            stub = InferenceServiceStub(channel)
+            await asyncio.gather(*(call(stub) for _ in range(4)))  # connected, warm
+            calls = []
+            for _ in range(int(requests_per_s * seconds)):
+                calls.append(asyncio.create_task(call(stub)))
+                await asyncio.sleep(1 / requests_per_s)
+            return await asyncio.gather(*calls)
+
+    bears = _requests_per_s(service)
+    memory_before = replica.memory_info().rss
+    ended = asyncio.run(overload(10 * bears, 30))
+    grown_mib = (replica.memory_info().rss - memory_before) / 2**20
+    refused = [(each, took) for each, took in ended if isinstance(each, grpc.aio.AioRpcError)]
+    answered = [each for each, _ in ended if not isinstance(each, grpc.aio.AioRpcError)]
+    latencies_ms = sorted(1e3 * took for _, took in refused)
+    print(
+        f"bears {bears:.1f} requests/s; of {len(ended)} in 30 s {len(answered)} were answered, "
+        f"{len(refused)} refused, in the median after {statistics.median(latencies_ms):.1f} ms, "
+        f"95 % within {latencies_ms[int(0.95 * len(latencies_ms))]:.1f} ms; "
+        f"memory grew by {grown_mib:.0f} MiB"
+    )
+    assert all(each.code() is grpc.StatusCode.RESOURCE_EXHAUSTED for each, _ in refused)
+    assert {each.trailing_metadata()["retry-after-s"] for each, _ in refused} == {"1"}
+    assert len({tuple(each.token_ids) for each in answered}) == 1
+    assert len(answered) + len(refused) == len(ended)
+    assert grown_mib < 200
+    assert wait_until_idle(service).kv_cache_usage == 0
+
+
+def name_of(process):
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def _requests_per_s(service):
+    """What a closed loop as wide as the batch gets through."""
+    params = SamplingParams(temperature=0.0, max_tokens=150, ignore_eos=True)
+    with Client(service.grpc_address, timeout_s=120) as client, ThreadPoolExecutor(16) as pool:
+        started_at = time.monotonic()
+        list(pool.map(lambda _: client.generate("The river", params), range(32)))
+        return 32 / (time.monotonic() - started_at)
+
+
+def wait_until_idle(service):
+    for _ in range(100):
+        last = report(service)
+        if last.num_running == last.num_waiting == 0:
+            return last
+        time.sleep(0.2)
+    pytest.fail("requests were left over")

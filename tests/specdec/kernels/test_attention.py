@@ -1,0 +1,103 @@
+"""Paged attention against the definition, for batches of every mixture of lengths."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from specdec.kernels import PagedAttention
+from specdec.model_input import ModelInput
+
+BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 6, 2, 8
+
+SEQUENCES = st.lists(
+    st.tuples(st.integers(1, 40), st.integers(1, 40)).map(lambda pair: (max(pair), min(pair))),
+    min_size=1,
+    max_size=5,
+)
+
+
+class Pages:
+    """Sequences of (context length, query length) whose blocks lie in a shuffled cache."""
+
+    def __init__(self, lengths):
+        self.lengths = lengths
+        generator = torch.Generator().manual_seed(len(lengths))
+        counts = [-(-context // BLOCK_SIZE) for context, _ in lengths]
+        blocks = torch.randperm(sum(counts), generator=generator)
+        tables = torch.zeros(len(lengths), max(counts), dtype=torch.int64)
+        for row, part in enumerate(blocks.split(counts)):
+            tables[row, : len(part)] = part
+        self.slots = [
+            table[torch.arange(context) // BLOCK_SIZE] * BLOCK_SIZE
+            + torch.arange(context) % BLOCK_SIZE
+            for table, (context, _) in zip(tables, lengths, strict=True)
+        ]
+        new = [slots[-query:] for slots, (_, query) in zip(self.slots, lengths, strict=True)]
+        self.batch = ModelInput(
+            input_ids=torch.zeros(sum(map(len, new)), dtype=torch.int64),
+            positions=torch.cat([torch.arange(c - q, c) for c, q in lengths]),
+            slot_mapping=torch.cat(new),
+            cu_seqlens_q=(0, *torch.tensor([q for _, q in lengths]).cumsum(0).tolist()),
+            context_lens=tuple(context for context, _ in lengths),
+            block_tables=tables,
+        )
+        shape = (sum(counts) * BLOCK_SIZE, 2, NUM_KV_HEADS, HEAD_DIM)
+        self.cache = torch.randn(shape, generator=generator)
+        self.query = torch.randn(
+            len(self.batch.input_ids), NUM_HEADS, HEAD_DIM, generator=generator
+        )
+
+    def run(self, window):
+        attention = PagedAttention(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE)
+        plan = attention.plan(self.batch, torch.float32, window)
+        kv = self.cache[self.batch.slot_mapping]
+        return attention.run(self.query, kv, self.cache.clone(), plan)
+
+    def expected(self, window):
+        """Each query by itself, over the keys at its position and up to `window` - 1 before."""
+        outputs, token = [], 0
+        for slots, (context, query_len) in zip(self.slots, self.lengths, strict=True):
+            for position in range(context - query_len, context):
+                first = 0 if window is None else max(0, position - window + 1)
+                keys, values = self.cache[slots[first : position + 1]].unbind(1)
+                outputs.append(self._attend(self.query[token], keys, values))
+                token += 1
+        return torch.stack(outputs)
+
+    def _attend(self, query, keys, values):
+        repeats = NUM_HEADS // NUM_KV_HEADS
+        keys, values = (each.repeat_interleave(repeats, dim=1) for each in (keys, values))
+        scores = torch.einsum("hd,shd->hs", query, keys) / HEAD_DIM**0.5
+        return torch.einsum("hs,shd->hd", scores.softmax(-1), values)
+
+
+@settings(max_examples=60, deadline=None)
+@given(SEQUENCES, st.none() | st.integers(1, 45))
+def test_every_query_sees_what_it_should(lengths, window):
+    pages = Pages(lengths)
+    torch.testing.assert_close(pages.run(window), pages.expected(window), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("query_len", [1, 4, 20])
+def test_blocks_before_the_window_are_not_read(query_len):
+    pages, window = Pages([(40, query_len), (22, 2)]), 6
+    expected = pages.expected(window)
+    first_seen = 40 - query_len - window + 1
+    num_unseen = first_seen // BLOCK_SIZE * BLOCK_SIZE
+    pages.cache[pages.slots[0][:num_unseen]] = float("nan")
+    torch.testing.assert_close(pages.run(window), expected, atol=1e-5, rtol=1e-4)
+    pages.cache[pages.slots[0][first_seen]] = float("nan")
+    assert pages.run(window).isnan().any()
+
+
+def test_a_window_as_long_as_the_context_needs_no_mask():
+    batch = Pages([(9, 1), (9, 1)]).batch
+    attention = PagedAttention(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE)
+    (group,) = attention.plan(batch, torch.float32, window=9).groups
+    assert group.mask is None
+    (group,) = attention.plan(batch, torch.float32, window=8).groups
+    assert group.mask is not None
+    assert len(group.slots) == 2 * 9
+    (group,) = attention.plan(batch, torch.float32, window=5).groups
+    assert len(group.slots) == 2 * 5

@@ -1,0 +1,152 @@
+"""Quantized matrices: close to the full ones, and blind to the rest of the batch."""
+
+import pytest
+import torch
+
+from specdec.checkpoint import open_checkpoint
+from specdec.errors import InvalidValueError
+from specdec.layers import RowParallelLinear, VocabHead
+from specdec.layers.quantization import (
+    FullMatrix,
+    Int8Matrix,
+    make_matrix,
+    quantize_rows,
+    row_blocks,
+)
+from specdec.parallel import TensorParallelGroup
+from tests.specdec.fakes import run_ranks
+
+
+def random_tensor(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def relative_error(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+def rows_with_outliers(num_rows, in_features):
+    """One row far larger than its neighbours, one far smaller, one of zeros."""
+    x = random_tensor(num_rows, in_features, seed=1)
+    for row, factor in zip(range(num_rows), (1.0, 1000.0, 0.0, 1e-6), strict=False):
+        x[row] *= factor
+    return x
+
+
+@pytest.mark.parametrize("shape", [(144, 200), (383, 144), (64, 17), (1, 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_the_batch(shape, dtype):
+    matrix = Int8Matrix([random_tensor(*shape)], shape)
+    x = rows_with_outliers(70, shape[1]).to(dtype)
+    base = random_tensor(70, shape[0], seed=2).to(dtype)
+    with torch.inference_mode():
+        alone = torch.cat([matrix.multiply(row[None]) for row in x])
+        added = torch.cat(
+            [matrix.multiply_add(b[None], row[None]) for b, row in zip(base, x, strict=True)]
+        )
+        for size in (2, 3, 4, 5, 8, 16, 31, 70):
+            for start in (0, 70 - size):
+                part = slice(start, start + size)
+                assert torch.equal(matrix.multiply(x[part]), alone[part])
+                assert torch.equal(matrix.multiply_add(base[part], x[part]), added[part])
+
+
+def test_a_row_does_not_depend_on_the_number_of_threads():
+    matrix = Int8Matrix([random_tensor(3000, 144)], (3000, 144))
+    x, threads = rows_with_outliers(33, 144), torch.get_num_threads()
+    alone = matrix.multiply(x)
+    try:
+        torch.set_num_threads(2)
+        assert torch.equal(matrix.multiply(x), alone)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_products_are_close_to_the_full_ones():
+    weight = random_tensor(200, 144)
+    weight[-1] *= 1000  # has a scale of its own, so the others keep theirs
+    weight[4] = 0
+    x, bias = rows_with_outliers(9, 144), random_tensor(200, seed=3)
+    full = make_matrix(None, [weight], (200, 144), torch.float32)
+    quantized = make_matrix("int8", [weight], (200, 144), torch.float32)
+    for row in (0, 1, 3):
+        found, expected = (each.multiply(x[row : row + 1])[:, :-1] for each in (quantized, full))
+        assert relative_error(found, expected) < 0.02
+    assert not quantized.multiply(x)[2].any()
+    torch.testing.assert_close(
+        quantized.multiply_add(bias, x), quantized.multiply(x) + bias, rtol=1e-6, atol=1e-6
+    )
+
+
+def test_seven_bit_rows_serve_processors_without_vnni(monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
+    weight, x = random_tensor(200, 144), random_tensor(9, 144, seed=1)
+    found = Int8Matrix([weight], (200, 144)).multiply(x)
+    assert 0.01 < relative_error(found, x @ weight.t()) < 0.03
+
+
+def test_quantized_rows_are_within_half_a_step():
+    weight = random_tensor(50, 33)
+    values, scales = quantize_rows(weight)
+    assert (values.abs().amax(1) == 127).all()
+    assert ((values * scales[:, None] - weight).abs() <= 0.5001 * scales[:, None]).all()
+
+
+@pytest.mark.parametrize("quantization", [None, "int8"])
+def test_blocks_make_the_same_matrix_as_a_whole(quantization):
+    weight, x = random_tensor(200, 144), random_tensor(5, 144, seed=1)
+    whole = make_matrix(quantization, [weight], (200, 144), torch.float32)
+    parts = make_matrix(quantization, weight.split([7, 100, 93]), (200, 144), torch.float32)
+    assert torch.equal(whole.multiply(x), parts.multiply(x))
+
+
+def test_row_blocks_cover_the_rows_in_bounded_pieces():
+    pieces = row_blocks(range(5, 50_000), 1000)
+    assert [index for piece in pieces for index in piece] == list(range(5, 50_000))
+    assert max(map(len, pieces)) * 1000 <= 2**24
+    assert row_blocks(range(2, 4), 2**25) == [range(2, 3), range(3, 4)]
+
+
+def test_a_quantized_head_gives_no_table(tiny_model_dir):
+    arguments = ("model.embed_tokens.weight", (383, 144), range(100, 200))
+    with open_checkpoint(tiny_model_dir, torch.float32) as reader:
+        head = VocabHead(reader, *arguments)
+        assert isinstance(head.matrix, FullMatrix)
+        assert torch.equal(head.table, reader.read(*arguments))
+    with open_checkpoint(tiny_model_dir, torch.float32, "int8") as reader:
+        assert VocabHead(reader, *arguments).table is None
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_add_up_to_the_whole_product(tiny_model_dir, size):
+    name, shape = "model.layers.0.mlp.down_proj", (144, 200)
+    x, residual = random_tensor(6, 200), random_tensor(6, 144, seed=1)
+
+    def run(group):
+        cols = group.share_of(200)
+        with open_checkpoint(tiny_model_dir, torch.float32, "int8") as reader:
+            linear = RowParallelLinear(reader, name, shape, cols, group)
+            return linear(x[:, cols.start : cols.stop], residual.clone())
+
+    with open_checkpoint(tiny_model_dir, torch.float32) as reader:
+        full = RowParallelLinear(reader, name, shape, range(200), TensorParallelGroup())
+    for result in run_ranks(size, run):
+        assert relative_error(result - residual, full(x, residual) - residual) < 0.02
+
+
+def test_an_unknown_method_is_refused(tiny_model_dir):
+    message = "quantization is 'int3'; it must be one of int8, or left out"
+    with (
+        pytest.raises(InvalidValueError, match=message),
+        open_checkpoint(tiny_model_dir, torch.float32, "int3"),
+    ):
+        pass
+
+
+def test_a_build_without_fbgemm_is_told(tiny_model_dir, monkeypatch):
+    monkeypatch.setattr("specdec.config._has_fbgemm", lambda: False)
+    with (
+        pytest.raises(InvalidValueError, match="it needs FBGEMM"),
+        open_checkpoint(tiny_model_dir, torch.float32, "int8"),
+    ):
+        pass

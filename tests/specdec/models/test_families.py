@@ -1,0 +1,176 @@
+"""Each architecture with each of its features, against transformers, whole and over ranks."""
+
+import json
+from functools import cache
+
+import pytest
+import torch
+import transformers
+
+from specdec.checkpoint import open_checkpoint
+from specdec.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
+from specdec.models import LlamaForCausalLM as Decoder
+from specdec.parallel import TensorParallelGroup
+from tests.specdec.engines import engine_config, local_engine, request, run
+from tests.specdec.fakes import run_ranks
+from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, mixed_logits
+from tests.specdec.tiny import random_model, train_tokenizer
+
+TOLERANCE = 1e-4
+WINDOW = 7
+"""Shorter than every sequence, and no multiple of a block."""
+
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+
+FAMILIES = {
+    "llama": ("Llama", {}),
+    "llama-tied": ("Llama", {"tie_word_embeddings": True}),
+    "llama-biases": ("Llama", {"attention_bias": True, "mlp_bias": True, "head_dim": 20}),
+    "llama3": ("Llama", {"rope_parameters": {"rope_theta": 1000.0, **LLAMA3}}),
+    "llama-linear": ("Llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.5}}),
+    "llama-dynamic": ("Llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}),
+    "mistral": ("Mistral", {"sliding_window": None}),
+    "mistral-window": ("Mistral", {"sliding_window": WINDOW}),
+    "mistral-window-tied": ("Mistral", {"sliding_window": WINDOW, "tie_word_embeddings": True}),
+    "qwen2": ("Qwen2", {"rope_parameters": {"rope_theta": 1e6, **YARN}}),
+    "qwen2-tied": ("Qwen2", {"tie_word_embeddings": True}),
+    "qwen2-window": (
+        "Qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    ),
+    "qwen3": ("Qwen3", {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.4}}),
+    "qwen3-tied": ("Qwen3", {"tie_word_embeddings": True}),
+    "qwen3-layers": (
+        "Qwen3",
+        {
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "sliding_window": WINDOW,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
+}
+
+
+def save_family(directory, name):
+    """Writes a tiny random model of a family: nothing in it divides by two."""
+    family, changes = FAMILIES[name]
+    sizes = {
+        "hidden_size": 90,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 16,
+        "intermediate_size": 101,
+        "vocab_size": 383,
+        "max_position_embeddings": 128,
+    }
+    config = getattr(transformers, f"{family}Config")(**{**sizes, **changes})
+    model = random_model(getattr(transformers, f"{family}ForCausalLM"), config, seed=3)
+    model.save_pretrained(directory)
+
+
+@cache
+def reference(directory):
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        directory, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def reference_logits(directory, ids):
+    model = reference(directory)
+    with torch.inference_mode():
+        return [model(torch.tensor([each])).logits[0] for each in ids]
+
+
+@pytest.fixture(scope="module")
+def ids():
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randint(0, 383, (40,), generator=generator).tolist() for _ in range(2)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request, tmp_path_factory, ids):
+    """A model directory, and what transformers answers."""
+    directory = tmp_path_factory.mktemp(request.param)
+    save_family(directory, request.param)
+    return directory, reference_logits(directory, ids)
+
+
+def test_every_architecture_is_tested():
+    tested = {f"{family}ForCausalLM" for family, _ in FAMILIES.values()}
+    assert tested == set(SUPPORTED_ARCHITECTURES)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_logits_equal_transformers(family, ids, size):
+    directory, expected = family
+    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group))
+    torch.testing.assert_close(
+        torch.cat(parts, dim=1), in_pass_order(expected), atol=TOLERANCE, rtol=TOLERANCE
+    )
+
+
+def test_every_parameter_is_read_and_counted(family):
+    directory, _ = family
+    config = ModelConfig.from_directory(directory)
+    with open_checkpoint(directory, torch.float32) as reader:
+        Decoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
+    expected = reference(directory).num_parameters()
+    assert config.num_parameters == reader.num_elements_read == expected
+
+
+def test_the_engine_says_what_transformers_would(family):
+    """Greedy, with drafts, chunked prefill, several sequences in a batch, and preemption."""
+    directory, _ = family
+    train_tokenizer(383).save_pretrained(directory)
+    prompts = {"a": [5, 6, 7, 8] * 12, "b": [21, 22, 23] * 3, "c": [301, 77] * 20}
+    config = engine_config(3, max_model_len=96, num_blocks=32, max_num_batched_tokens=32)
+    engine = local_engine(directory, config)
+    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    assert engine.stats().speculation.num_draft_tokens > 0
+    assert engine.stats().num_preemptions > 0
+    for name, prompt in prompts.items():
+        (logits,) = reference_logits(directory, [prompt + said[name].token_ids])
+        steps = logits[len(prompt) - 1 : -1]
+        chosen = steps.gather(1, torch.tensor(said[name].token_ids)[:, None])[:, 0]
+        # Closer than that are ties, which a pass of another shape may round either way.
+        assert (steps.amax(1) - chosen).max() < 1e-3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_types_stay_near(family, ids, dtype):
+    directory, expected = family
+    logits = mixed_logits(directory, ids, TensorParallelGroup(), dtype)
+    assert logits.dtype == dtype
+    similarity = torch.nn.functional.cosine_similarity(logits.float(), in_pass_order(expected))
+    assert similarity.min() > (0.99 if dtype == torch.bfloat16 else 0.999)
+
+
+def test_the_older_spelling_of_a_config_is_read_alike(family):
+    directory, _ = family
+    config = ModelConfig.from_directory(directory)
+    raw = json.loads((directory / "config.json").read_text())
+    scaling = raw.pop("rope_parameters")
+    raw["rope_theta"] = scaling.pop("rope_theta")
+    scaling["type"] = scaling.pop("rope_type")
+    raw["rope_scaling"] = None if scaling["type"] == "default" else scaling
+    assert ModelConfig.from_dict(raw, {}) == config
+
+
+@pytest.mark.parametrize("name", ["mistral-window", "qwen2-window", "qwen3-layers"])
+def test_a_window_changes_what_is_said(tmp_path, ids, name):
+    save_family(tmp_path, name)
+    path = tmp_path / "config.json"
+    with_window = mixed_logits(tmp_path, ids, TensorParallelGroup())
+    path.write_text(json.dumps({**json.loads(path.read_text()), "sliding_window": 40}))
+    without = mixed_logits(tmp_path, ids, TensorParallelGroup())
+    torch.testing.assert_close(with_window[:WINDOW], without[:WINDOW])
+    assert (with_window[WINDOW:30] - without[WINDOW:30]).abs().amax(1).min() > 1e-2

@@ -1,0 +1,208 @@
+"""The threshold policy, by a clock that tests wind."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.errors import InvalidValueError
+from specdec.speculation import SpeculationControl, SpeculationPolicy
+
+AUTO = SpeculationControl("auto", threshold=6, num_speculative_tokens=3)
+ON = dataclasses.replace(AUTO, mode="on")
+OFF = dataclasses.replace(AUTO, mode="off")
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        return self.now_s
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def policy(clock):
+    return SpeculationPolicy(AUTO, clock, hysteresis=2, dwell_s=1.0)
+
+
+def steps(policy, clock, num_decoding, count=100, step_s=0.05):
+    """What is drafted in each of `count` steps."""
+    counts = []
+    for _ in range(count):
+        clock.now_s += step_s
+        counts.append(policy.num_draft_tokens(num_decoding))
+    return counts
+
+
+def test_on_for_few_and_off_for_many(policy, clock):
+    settled = {load: steps(policy, clock, load)[-1] for load in (1, 4, 8, 16, 4, 1)}
+    assert settled == {1: 3, 4: 3, 8: 0, 16: 0}
+    assert policy.num_flips == 2
+    assert policy.is_on
+
+
+def test_the_threshold_itself_is_on(policy, clock):
+    assert steps(policy, clock, 6) == [3] * 100
+    assert policy.num_draft_tokens(7) == 0
+
+
+def test_no_flapping_around_the_threshold(policy, clock):
+    for _ in range(100):
+        steps(policy, clock, 7, count=30)
+        steps(policy, clock, 6, count=30)
+    assert policy.num_flips == 1
+    assert not policy.is_on
+
+
+def test_it_comes_back_at_the_margin(policy, clock):
+    steps(policy, clock, 8)
+    assert steps(policy, clock, 5)[-1] == 0
+    assert steps(policy, clock, 4)[-1] == 3
+
+
+def test_it_comes_back_after_a_quiet_time(policy, clock):
+    assert policy.num_draft_tokens(20) == 0
+    assert steps(policy, clock, 1, count=20) == [0] * 20
+    assert steps(policy, clock, 1, count=2)[-1] == 3
+
+
+def test_a_short_dip_is_no_quiet_time(policy, clock):
+    """As when requests of equal length end together, and are followed by as many."""
+    for _ in range(50):
+        assert steps(policy, clock, 8, count=30) == [0] * 30
+        assert steps(policy, clock, 1, count=10) == [0] * 10
+    assert policy.num_flips == 1
+
+
+def test_it_stays_on_for_the_dwell(policy, clock):
+    steps(policy, clock, 8)
+    while policy.num_draft_tokens(1) == 0:
+        clock.now_s += 0.05
+    assert steps(policy, clock, 8, count=18) == [3] * 18
+    assert steps(policy, clock, 8, count=4)[-1] == 0
+
+
+def test_steps_without_decoding_say_nothing(policy, clock):
+    steps(policy, clock, 8)
+    assert steps(policy, clock, 0) == [0] * 100
+    assert policy.num_flips == 1
+
+
+@pytest.mark.parametrize(("threshold", "comes_back"), [(0, False), (1, True), (2, True)])
+def test_a_low_threshold_still_comes_back(clock, threshold, comes_back):
+    control = SpeculationControl("auto", threshold, num_speculative_tokens=3)
+    policy = SpeculationPolicy(control, clock, hysteresis=5, dwell_s=1.0)
+    assert steps(policy, clock, threshold + 1)[-1] == 0
+    assert (steps(policy, clock, 1)[-1] > 0) == comes_back
+
+
+def test_an_operator_is_obeyed_at_the_next_step_whatever_the_dwell(policy):
+    assert policy.num_draft_tokens(7) == 0
+    for control, expected in ((ON, 3), (OFF, 0), (ON, 3), (AUTO, 0)):
+        policy.update(control)
+        assert policy.is_on == (expected > 0)
+        assert policy.num_draft_tokens(7) == expected
+    policy.update(dataclasses.replace(AUTO, threshold=7))
+    assert policy.num_draft_tokens(7) == 3
+    policy.update(AUTO)  # the threshold counts, not the margin below it
+    assert policy.num_draft_tokens(6) == 3
+    policy.update(dataclasses.replace(AUTO, num_speculative_tokens=5))
+    assert policy.num_draft_tokens(6) == 5
+
+
+def test_a_step_after_a_change_is_judged_anew_by_its_own_load(policy):
+    policy.num_draft_tokens(1)
+    policy.update(ON)
+    policy.update(AUTO)
+    assert policy.is_on
+    assert policy.num_draft_tokens(8) == 0
+    policy.update(OFF)
+    policy.update(AUTO)
+    assert policy.num_draft_tokens(2) == 3
+
+
+def test_the_same_control_again_restarts_nothing(policy):
+    assert policy.num_draft_tokens(7) == 0
+    policy.update(dataclasses.replace(AUTO))
+    assert policy.num_draft_tokens(5) == 0
+    assert policy.num_flips == 1
+
+
+def test_no_draft_tokens_is_off(clock):
+    policy = SpeculationPolicy(dataclasses.replace(ON, num_speculative_tokens=0), clock)
+    assert policy.num_draft_tokens(1) == 0
+    assert not policy.is_on
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_a_fixed_mode_ignores_the_load(clock, mode):
+    policy = SpeculationPolicy(dataclasses.replace(AUTO, mode=mode), clock)
+    said = {policy.num_draft_tokens(load) for load in (1, 100, 1, 7)}
+    assert said == ({3} if mode == "on" else {0})
+    assert policy.num_flips == 0
+
+
+LOADS = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20)), max_size=60)
+
+
+@given(loads=LOADS, threshold=st.integers(0, 15), hysteresis=st.integers(0, 8))
+def test_whatever_the_load_turns_are_apart_and_for_a_reason(loads, threshold, hysteresis):
+    clock, dwell_s = Clock(), 1.0
+    control = SpeculationControl("auto", threshold, num_speculative_tokens=3)
+    policy = SpeculationPolicy(control, clock, hysteresis=hysteresis, dwell_s=dwell_s)
+    turned_at_s, was_on, num_flips = None, True, 0
+    for elapsed_s, num_decoding in loads:
+        clock.now_s += elapsed_s
+        count = policy.num_draft_tokens(num_decoding)
+        assert count == (3 if policy.is_on else 0)
+        if policy.is_on != was_on:
+            assert turned_at_s is None or clock.now_s - turned_at_s >= dwell_s
+            assert num_decoding <= threshold if policy.is_on else num_decoding > threshold
+            turned_at_s, was_on, num_flips = clock.now_s, policy.is_on, num_flips + 1
+    assert policy.num_flips == num_flips
+
+
+@given(loads=LOADS, load=st.integers(1, 20), threshold=st.integers(0, 15))
+def test_a_load_that_lasts_is_answered_by_the_threshold(loads, load, threshold):
+    clock = Clock()
+    control = SpeculationControl("auto", threshold, num_speculative_tokens=3)
+    policy = SpeculationPolicy(control, clock, hysteresis=2, dwell_s=1.0)
+    for elapsed_s, num_decoding in loads:
+        clock.now_s += elapsed_s
+        policy.num_draft_tokens(num_decoding)
+    last = steps(policy, clock, load, count=25)[-1]
+    if load > threshold:
+        assert last == 0
+    elif load <= threshold - 2:
+        assert last == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("mode", "maybe", "one of auto, on, off"),
+        ("threshold", -1, "a whole number from 0 to 4096"),
+        ("threshold", True, "a whole number from 0 to 4096"),
+        ("num_speculative_tokens", 33, "a whole number from 0 to 32"),
+    ],
+)
+def test_what_is_out_of_its_limits_is_named(field, value, limit):
+    with pytest.raises(InvalidValueError) as caught:
+        dataclasses.replace(AUTO, **{field: value})
+    assert (caught.value.field, caught.value.value, caught.value.limit) == (field, value, limit)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hysteresis": -1}, {"dwell_s": -0.5}, {"dwell_s": float("inf")}]
+)
+def test_a_policy_checks_its_settings(clock, changes):
+    with pytest.raises(InvalidValueError) as caught:
+        SpeculationPolicy(AUTO, clock, **changes)
+    assert caught.value.field == next(iter(changes))
