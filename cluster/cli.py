@@ -1,4 +1,4 @@
-"""The `specdec` command: serve a model, ask it, steer it, fetch models.
+"""The `specdec` command: serve a model, ask it, talk with it, steer it, fetch models.
 
 Answers go to stdout, everything else to stderr. What a caller can cause becomes one line and exit
 code 1, wrong usage exit code 2, Ctrl-C 130. Whatever takes long to import is imported where it is
@@ -20,12 +20,13 @@ import click
 
 from cluster import admin_cli
 from cluster.answer import receive
+from cluster.chat import chat
+from cluster.cli_answer import answer_flags, sampling_params
 from cluster.cli_connection import connection_flags
 from cluster.config import ServeConfig, settings
+from cluster.doctor import doctor
 from specdec.client import Client, ClientError, StreamChunk
-from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 from specdec.errors import SpecdecError
-from specdec.sampling_params import SamplingParams, SpeculationOptions
 from specdec.tokenizer import ChatMessage
 
 DEBUG_VARIABLE = "SPECDEC_DEBUG"
@@ -139,16 +140,6 @@ def _echo_json(value: dict[str, Any]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
-def _sampling_params(
-    *, no_speculation: bool, num_speculative_tokens: int | None, **sampling: Any
-) -> SamplingParams:
-    speculation = SpeculationOptions(
-        enabled=False if no_speculation else None, num_speculative_tokens=num_speculative_tokens
-    )
-    given = {name: value for name, value in sampling.items() if value is not None}
-    return SamplingParams(speculation=speculation, **given)
-
-
 def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]:
     if raw and system is not None:
         raise click.UsageError("--system has no place in a --raw prompt")
@@ -177,27 +168,7 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     help="Print one JSON object; with --stream a line for each chunk, then one with the rest.",
 )
 @connection_flags
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=DEFAULT_TIMEOUT_S,
-    show_default=True,
-    help="Seconds that the whole answer may take.",
-)
-@click.option("--max-tokens", type=int, help="Most tokens to generate. Default: what fits.")
-@click.option("--temperature", type=float, help="From 0 (greedy) to 100. Default: 1.")
-@click.option("--top-p", type=float, help="Probability to keep, above 0, up to 1. Default: 1.")
-@click.option("--top-k", type=int, help="Likely tokens to keep; 0 keeps all. Default: 0.")
-@click.option("--seed", type=int, help="Fixes the answer. Default: the service chooses one.")
-@click.option("--stop", multiple=True, help="Text to end before; may be given up to 16 times.")
-@click.option("--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token.")
-@click.option("--no-speculation", is_flag=True, help="Draft nothing: the same answer, slower.")
-@click.option(
-    "--num-speculative-tokens",
-    type=int,
-    help="Draft tokens a step, from 0 to 32. Default: the service's number.",
-)
+@answer_flags
 def generate(
     prompt: str,
     raw: bool,
@@ -215,7 +186,7 @@ def generate(
     shown = _text_shown() if stream else nullcontext(_show_nothing)
     if stream and as_json:
         shown = nullcontext(_show_json)
-    content, params = _prompt(prompt, system, raw), _sampling_params(**sampling)
+    content, params = _prompt(prompt, system, raw), sampling_params(**sampling)
     with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file) as client, shown as show:
         answer = receive(client.generate_stream(content, params), show)
     if as_json:
@@ -226,6 +197,8 @@ def generate(
     _report(answer.summary)
 
 
+main.add_command(chat)
+main.add_command(doctor)
 main.add_command(admin_cli.status)
 main.add_command(admin_cli.speculation)
 
@@ -247,7 +220,8 @@ def fetch_model(name: str) -> None:
 @models.command("list")
 def list_models() -> None:
     """List the aliases, and which of them are in the cache."""
-    from specdec.models.store import ALIASES, default_cache_dir
+    from specdec.cache import default_cache_dir
+    from specdec.models.store import ALIASES
 
     cache = default_cache_dir() / "models"
     for name, source in ALIASES.items():

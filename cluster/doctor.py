@@ -1,187 +1,214 @@
-"""`specdec doctor`: what a new user stumbles over, checked and told, with what to do about it.
-
-A check looks at one thing through an `Environment`, so that a test can hand it a broken one.
-"""
+"""`specdec doctor`: what a new user stumbles over, and what to do about it."""
 
 from __future__ import annotations
 
-import os
-import platform
-import resource
-import socket
+import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
-import psutil
+import click
 
-from cluster.resources import available_cpus, available_memory_bytes
-from specdec.client import Client, ClientError
-from specdec.models.store import ALIASES, default_cache_dir
+from cluster.surroundings import Library, Reached, Surroundings, observe
 
-_GIB = 2**30
-_MIN_PYTHON = (3, 11)
-_LEAST_MEMORY_GIB, _ENOUGH_MEMORY_GIB = 1.5, 4.0
-_ENOUGH_OPEN_FILES = 4096
-_ENOUGH_SHARED_MEMORY_GIB = 0.2  # Ray's object store, which carries no steps here
+Status = Literal["ok", "warn", "fail"]
 
+DEFAULT_PORTS = (9000, 8000)
 
-class Verdict(Enum):
-    """What a check came to; a service does not start, or not well, after a FAIL."""
+_MIB, _GIB = 2**20, 2**30
+_OLDEST_PYTHON = (3, 11, 0)
+_NEEDED_BYTES = int(1.5 * _GIB)
+"""The default model in float32 takes 0.5 GiB, the processes of the service 0.7."""
+_AMPLE_BYTES = 4 * _GIB
+_OBJECT_STORE_BYTES = 100 * _MIB
+_NEEDED_FILES, _AMPLE_FILES = 512, 4096
 
-    OK = "ok"
-    WARN = "warn"
-    FAIL = "fail"
+_COLOURS: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check saw. advice: what to do about it; empty where nothing is."""
+    """What a check found, and what to do about it unless all is well."""
 
-    verdict: Verdict
-    what: str
+    status: Status
+    found: str
     advice: str = ""
 
 
-@dataclass(frozen=True)
-class Environment:
-    """What the checks look at. Fields are functions where looking takes time or may fail."""
-
-    host: str
-    ports: tuple[int, ...]
-    address: str | None
-    python_version: tuple[int, ...] = field(
-        default=tuple(map(int, platform.python_version_tuple()))
-    )
-    num_cpus: Callable[[], int] = available_cpus
-    memory_bytes: Callable[[], int] = available_memory_bytes
-    shared_memory_bytes: Callable[[], int] = lambda: psutil.disk_usage("/dev/shm").free
-    num_open_files: Callable[[], int] = lambda: resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    package_version: Callable[[str], str] = version
-    cache_dir: Callable[[], Path] = default_cache_dir
+def check_python(seen: Surroundings) -> Finding:
+    """The interpreter's version."""
+    found = ".".join(map(str, seen.python_version))
+    if seen.python_version < _OLDEST_PYTHON:
+        return Finding("fail", found, "install Python 3.11 or newer and make the environment anew")
+    return Finding("ok", found)
 
 
-def check_python(environment: Environment) -> Finding:
-    """Is the interpreter new enough?"""
-    found = ".".join(map(str, environment.python_version))
-    if environment.python_version[:2] < _MIN_PYTHON:
-        return Finding(Verdict.FAIL, f"Python {found}", "3.11 or newer is needed")
-    return Finding(Verdict.OK, f"Python {found}")
+def check_torch(seen: Surroundings) -> Finding:
+    """That torch loads, and has no more threads than cores to run them."""
+    if seen.torch.error:
+        return _not_imported(seen.torch)
+    threads, cores = seen.num_torch_threads, seen.num_cores
+    found = f"{seen.torch.version}, {threads} threads on {cores} cores"
+    if threads > cores:
+        advice = f"set OMP_NUM_THREADS={cores}: threads beyond the cores wait for one another"
+        return Finding("warn", found, advice)
+    return Finding("ok", found)
 
 
-def check_packages(environment: Environment) -> Finding:
-    """Are the packages there that carry the service?"""
-    found, missing = [], []
-    for name in ("torch", "transformers", "ray", "grpcio", "pyzmq"):
-        try:
-            found.append(f"{name} {environment.package_version(name)}")
-        except PackageNotFoundError:
-            missing.append(name)
-    if missing:
-        advice = "install the service again: pip install specdec, or make setup in its repository"
-        return Finding(Verdict.FAIL, f"missing: {', '.join(missing)}", advice)
-    return Finding(Verdict.OK, ", ".join(found))
+def check_ray(seen: Surroundings) -> Finding:
+    """That Ray loads."""
+    return _not_imported(seen.ray) if seen.ray.error else Finding("ok", seen.ray.version)
 
 
-def check_cpus(environment: Environment) -> Finding:
-    """How many cores may be used?"""
-    count = environment.num_cpus()
-    if count < 2:
-        advice = "it works, slowly: the model, the draft model and the Router share one core"
-        return Finding(Verdict.WARN, "1 core", advice)
-    return Finding(Verdict.OK, f"{count} cores")
+def check_memory(seen: Surroundings) -> Finding:
+    """That the default model fits."""
+    found = f"{seen.available_memory_bytes / _GIB:.1f} GiB free"
+    if seen.available_memory_bytes < _NEEDED_BYTES:
+        needed = f"{_NEEDED_BYTES / _GIB:.1f} GiB"
+        return Finding("fail", found, f"the default model needs {needed}: end something else")
+    if seen.available_memory_bytes < _AMPLE_BYTES:
+        return Finding("warn", found, "enough for the default model, not for much larger ones")
+    return Finding("ok", found)
 
 
-def check_memory(environment: Environment) -> Finding:
-    """Is there memory for a small model?"""
-    gib = environment.memory_bytes() / _GIB
-    what = f"{gib:.1f} GiB of memory are free"
-    if gib < _LEAST_MEMORY_GIB:
-        return Finding(Verdict.FAIL, what, f"the smallest model needs {_LEAST_MEMORY_GIB} GiB")
-    if gib < _ENOUGH_MEMORY_GIB:
-        return Finding(Verdict.WARN, what, "lower max_model_len or kv_cache_memory_gib if need be")
-    return Finding(Verdict.OK, what)
+def check_gpus(seen: Surroundings) -> Finding:
+    """That torch sees the GPUs that the driver sees; none is fine."""
+    if len(seen.gpus) < seen.num_gpu_devices:
+        found = f"{seen.num_gpu_devices} present, {len(seen.gpus)} usable"
+        return Finding("warn", found, "install a torch that is built for the driver's CUDA")
+    return Finding("ok", ", ".join(seen.gpus) or "none: models run on the CPU")
 
 
-def check_shared_memory(environment: Environment) -> Finding:
-    """Does Ray find room in /dev/shm?"""
-    try:
-        gib = environment.shared_memory_bytes() / _GIB
-    except OSError as error:
-        return Finding(Verdict.WARN, f"/dev/shm: {error.strerror}", "Ray will use /tmp instead")
-    what = f"{gib:.1f} GiB free in /dev/shm"
-    if gib < _ENOUGH_SHARED_MEMORY_GIB:
-        return Finding(Verdict.WARN, what, "in a container, raise it: docker run --shm-size=1g")
-    return Finding(Verdict.OK, what)
+def check_ports(seen: Surroundings) -> Finding:
+    """That the default ports are free."""
+    if not seen.taken_ports:
+        return Finding("ok", f"{' and '.join(map(str, DEFAULT_PORTS))} are free")
+    found = f"{' and '.join(map(str, seen.taken_ports))} in use"
+    advice = "unless that is the service itself, serve with other --grpc-port and --http-port"
+    return Finding("warn", found, advice)
 
 
-def check_open_files(environment: Environment) -> Finding:
-    """May a process open as many files as Ray and many streams want?"""
-    limit = environment.num_open_files()
-    if 0 <= limit < _ENOUGH_OPEN_FILES:
-        advice = f"raise it for many streams: ulimit -n {_ENOUGH_OPEN_FILES}"
-        return Finding(Verdict.WARN, f"{limit} open files are allowed", advice)
-    return Finding(Verdict.OK, f"{'unlimited' if limit < 0 else limit} open files are allowed")
+def check_cache(seen: Surroundings) -> Finding:
+    """That models can be kept."""
+    if seen.cache_error:
+        advice = "make it writable, or set SPECDEC_CACHE_DIR to a directory that is"
+        return Finding("fail", f"{seen.cache_dir}: {seen.cache_error}", advice)
+    return Finding("ok", str(seen.cache_dir))
 
 
-def check_ports(environment: Environment) -> Finding:
-    """Could the service listen?"""
-    taken = [port for port in environment.ports if not _is_free(environment.host, port)]
-    if taken:
-        advice = "stop what listens there, or choose others with --grpc-port and --http-port"
-        return Finding(Verdict.FAIL, f"in use: {', '.join(map(str, taken))}", advice)
-    return Finding(Verdict.OK, f"{' and '.join(map(str, environment.ports))} are free")
+def check_models(seen: Surroundings) -> Finding:
+    """That there is a model to serve."""
+    if seen.cached_models:
+        return Finding("ok", ", ".join(seen.cached_models))
+    advice = "specdec serve fetches one; specdec models list says which and how large"
+    return Finding("warn", "none in the cache", advice)
 
 
-def check_models(environment: Environment) -> Finding:
-    """Can models be kept, and which are here?"""
-    cache = environment.cache_dir() / "models"
-    nearest = next(each for each in (cache, *cache.parents) if each.exists())
-    if not os.access(nearest, os.W_OK):
-        advice = "choose another with SPECDEC_CACHE_DIR"
-        return Finding(Verdict.FAIL, f"{cache} cannot be written", advice)
-    here = [name for name in ALIASES if (cache / name).is_dir()]
-    if not here:
-        return Finding(Verdict.OK, f"none in {cache}; the first start fetches one")
-    return Finding(Verdict.OK, f"{', '.join(here)} in {cache}")
+def check_shared_memory(seen: Surroundings) -> Finding:
+    """That Ray's object store fits in shared memory."""
+    if seen.shm_bytes is None:
+        return Finding("warn", "no /dev/shm", "Ray uses the disk instead, which is slower")
+    found = f"{seen.shm_bytes / _MIB:.0f} MiB in /dev/shm"
+    if seen.shm_bytes < _OBJECT_STORE_BYTES:
+        return Finding("warn", found, "give the container more, as by --shm-size=1g")
+    return Finding("ok", found)
 
 
-def check_service(environment: Environment) -> Finding:
-    """Does the service answer?"""
-    assert environment.address is not None, "no service was named"
-    try:
-        with Client(environment.address, timeout_s=10.0) as client:
-            info = client.model_info()
-    except ClientError as error:
-        return Finding(Verdict.FAIL, error.message, "see the log of the service")
-    return Finding(Verdict.OK, f"{info.model} answers at {environment.address}")
+def check_open_files(seen: Surroundings) -> Finding:
+    """That Ray's processes and the clients' connections find file descriptors."""
+    found = f"{seen.max_open_files} at once"
+    if seen.max_open_files < _NEEDED_FILES:
+        return Finding("fail", found, f"raise the limit, as by ulimit -n {_AMPLE_FILES}")
+    if seen.max_open_files < _AMPLE_FILES:
+        return Finding("warn", found, f"raise it for many clients, as by ulimit -n {_AMPLE_FILES}")
+    return Finding("ok", found)
 
 
-CHECKS: dict[str, Callable[[Environment], Finding]] = {
+def check_network(seen: Surroundings) -> Finding:
+    """That models can be fetched. One source is enough, and none where a model is here."""
+    lost = [each for each in seen.network if each.error]
+    found = "; ".join(_heard(each) for each in seen.network)
+    if not lost:
+        return Finding("ok", found)
+    if len(lost) == len(seen.network) and not seen.cached_models:
+        return Finding("fail", found, "set a proxy or a mirror (PIP_INDEX_URL, HF_ENDPOINT)")
+    return Finding("warn", found, "what is reachable, or in the cache, can be served")
+
+
+def check_service(seen: Surroundings) -> Finding:
+    """That a service answers."""
+    assert seen.service is not None, "asked about a service that was not looked for"
+    if seen.service.error:
+        advice = "start one by specdec serve, or see what its log says"
+        return Finding("fail", _heard(seen.service), advice)
+    return Finding("ok", _heard(seen.service))
+
+
+CHECKS: dict[str, Callable[[Surroundings], Finding]] = {
     "python": check_python,
-    "packages": check_packages,
-    "cores": check_cpus,
+    "torch": check_torch,
+    "ray": check_ray,
     "memory": check_memory,
+    "GPUs": check_gpus,
+    "ports": check_ports,
+    "cache": check_cache,
+    "models": check_models,
     "shared memory": check_shared_memory,
     "open files": check_open_files,
-    "models": check_models,
 }
 
 
-def examine(environment: Environment) -> dict[str, Finding]:
-    """Every check by name. A service that is asked about holds its ports; they are not judged."""
-    last = {"service": check_service} if environment.address else {"ports": check_ports}
-    return {name: check(environment) for name, check in (CHECKS | last).items()}
+def examine(seen: Surroundings) -> dict[str, Finding]:
+    """Every check by its name; network and service only where they were looked at."""
+    checks = dict(CHECKS)
+    if seen.network:
+        checks["network"] = check_network
+    if seen.service is not None:
+        checks["service"] = check_service
+    return {name: check(seen) for name, check in checks.items()}
 
 
-def _is_free(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+def _not_imported(library: Library) -> Finding:
+    return Finding("fail", library.error, "make the environment anew, as by make setup")
+
+
+def _heard(reached: Reached) -> str:
+    return f"{reached.name}: {reached.error or reached.answer}"
+
+
+def _line(name: str, finding: Finding) -> str:
+    status = click.style(f"{finding.status:<5}", fg=_COLOURS[finding.status])
+    advice = f"; {finding.advice}" if finding.advice else ""
+    return f"{status} {name:<14} {finding.found}{advice}"
+
+
+@click.command()
+@click.option("--network", "asks_network", is_flag=True, help="Also see where models come from.")
+@click.option("--address", help="host:port of a running service to ask, too.")
+@click.option(
+    "--tls-ca-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Certificates (PEM) that vouch for that service. Default: no TLS.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def doctor(
+    ctx: click.Context,
+    asks_network: bool,
+    address: str | None,
+    tls_ca_file: Path | None,
+    as_json: bool,
+) -> None:
+    """Check this machine, one line each; exit code 1 where the service could not run."""
+    findings = examine(
+        observe(DEFAULT_PORTS, asks_network=asks_network, address=address, tls_ca_file=tls_ca_file)
+    )
+    is_fit = all(finding.status != "fail" for finding in findings.values())
+    if as_json:
+        checks = {name: asdict(finding) for name, finding in findings.items()}
+        click.echo(json.dumps({"ok": is_fit, "checks": checks}, ensure_ascii=False))
+    else:
+        for name, finding in findings.items():
+            click.echo(_line(name, finding))
+    ctx.exit(0 if is_fit else 1)

@@ -10,7 +10,6 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +22,8 @@ current_request_id: ContextVar[str | None] = ContextVar("request_id", default=No
 
 _OURS = ("cluster", "specdec", "uvicorn")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-_SERVES_OWN = frozenset({"skip_context_filter", "serve_access_log"})  # what its filters go by
+# What the filters of Ray Serve and the formatter of uvicorn go by.
+_OTHERS_OWN = frozenset({"skip_context_filter", "serve_access_log", "color_message"})
 
 
 @dataclass(frozen=True)
@@ -90,9 +90,9 @@ def _request_id(record: logging.LogRecord) -> str | None:
     return getattr(record, "request_id", None) or current_request_id.get()
 
 
-def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
     """What the caller added by `extra`; Ray adds fields of its own, with an underscore."""
-    known = _STANDARD | _SERVES_OWN | {"request_id"}
+    known = _STANDARD | _OTHERS_OWN | {"request_id"}
     return {
         name: value
         for name, value in vars(record).items()

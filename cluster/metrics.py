@@ -98,7 +98,7 @@ class Metrics:
         """Prometheus' text format, or OpenMetrics where the Accept header asks for it."""
         if _OPEN_METRICS in accept:
             # Under its other rules of escaping the encoder replaces our colon, in some lines only.
-            body: bytes = openmetrics.generate_latest(  # type: ignore[no-untyped-call]
+            body: bytes = openmetrics.generate_latest(
                 self._registry, escaping=openmetrics.ALLOWUTF8
             )
             return Exposition(body, openmetrics.CONTENT_TYPE_LATEST)

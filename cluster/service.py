@@ -47,6 +47,9 @@ _RAY_ENVIRONMENT = {
     "RAY_DEDUP_LOGS": "0",
 }
 
+# At info it writes of every call, as we do ourselves, and with less in it.
+_SERVE_LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
+
 
 class StartupError(SpecdecError):
     """The service did not come up; the message says why."""
@@ -157,7 +160,7 @@ def _start_ray(config: ServeConfig) -> None:
         proxy_location="Disabled" if embedded else "HeadOnly",
         http_options={"host": config.host, "port": config.http_port},
         grpc_options=None if embedded else grpc_options(config),
-        logging_config={"log_level": config.log_level.upper()},
+        logging_config={"log_level": _SERVE_LOG_LEVELS[config.log_level]},
     )
 
 

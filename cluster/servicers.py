@@ -1,7 +1,8 @@
 """The gRPC services. One class mounts on Ray Serve's ingress and on our own `grpc.aio` server.
 
 Serve hands the context to a parameter named `grpc_context`; grpc passes it by position. Status
-codes are set, not raised: that is the one way of reporting that both understand.
+codes are set, not raised: that is the way of reporting that both understand, except that Serve
+drops what is set after the last message of a stream.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 from grpc import StatusCode
 from grpc_health.v1 import health_pb2
+from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster import admin_codec, codec
 from cluster.control_link import ControlLink
@@ -32,6 +34,10 @@ add_inference_service: Callable[..., None] = (
 add_admin_service: Callable[..., None] = admin_pb2_grpc.add_AdminServiceServicer_to_server
 
 
+class StreamFailedError(Exception):
+    """Ends a stream on Serve's ingress; its status is in the context."""
+
+
 class InferenceServicer:
     """InferenceService over a Router. The errors that a caller reads are written for callers."""
 
@@ -49,6 +55,7 @@ class InferenceServicer:
                 async for output in outputs:
                     yield codec.encode_stream_chunk(generation.seed, output, is_first=is_first)
                     is_first = False
+        _raise_on_serve(grpc_context)
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """The whole completion as one message. Cancelling the call aborts the request."""
@@ -131,6 +138,12 @@ class AdminServicer:
         with _reporting_to(grpc_context):
             return admin_codec.encode_status(await self.control.status())
         return admin_pb2.GetStatusResponse()
+
+
+def _raise_on_serve(grpc_context: Any) -> None:
+    """At the end of a stream: Serve sends a status with a message or after an exception only."""
+    if isinstance(grpc_context, RayServegRPCContext) and grpc_context.code():
+        raise StreamFailedError(grpc_context.details())
 
 
 @contextmanager

@@ -17,9 +17,11 @@ from specdec.errors import UnsupportedModelError
 
 INDEX_FILE = "model.safetensors.index.json"
 
+CPU = torch.device("cpu")
+
 
 class CheckpointReader:
-    """Slices of the tensors of one checkpoint, converted to `dtype`.
+    """Slices of the tensors of one checkpoint, converted to `dtype`, on `device`.
 
     `quantization` says how linear layers are to hold the matrices that they read.
     `num_elements_read` counts what was read, so that a test can hold a rank to its share.
@@ -31,10 +33,12 @@ class CheckpointReader:
         directory: Path,
         dtype: torch.dtype,
         quantization: QuantizationMethod | None,
+        device: torch.device = CPU,
     ) -> None:
         """`tensors` maps each name to the open file that holds it; see `open_checkpoint`."""
         self.dtype = dtype
         self.quantization = quantization
+        self.device = device
         self.num_elements_read = 0
         self._files = tensors
         self._directory = directory
@@ -57,14 +61,17 @@ class CheckpointReader:
             found = list(stored.get_shape())
             raise UnsupportedModelError(f"{name} has shape {found}; config.json says {list(shape)}")
         window = tuple(_as_slice(part) for part in (rows, cols)[: len(shape)])
-        tensor: Tensor = stored[window].to(self.dtype)
+        tensor: Tensor = stored[window].to(device=self.device, dtype=self.dtype)
         self.num_elements_read += tensor.numel()
         return tensor
 
 
 @contextmanager
 def open_checkpoint(
-    directory: Path, dtype: torch.dtype, quantization: QuantizationMethod | None = None
+    directory: Path,
+    dtype: torch.dtype,
+    quantization: QuantizationMethod | None = None,
+    device: torch.device = CPU,
 ) -> Iterator[CheckpointReader]:
     """Opens the model.safetensors of a directory, or the files that its index lists.
 
@@ -80,7 +87,7 @@ def open_checkpoint(
             except (SafetensorError, OSError) as error:
                 raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
             tensors.update(dict.fromkeys(opened.keys(), opened))
-        yield CheckpointReader(tensors, directory, dtype, quantization)
+        yield CheckpointReader(tensors, directory, dtype, quantization, device)
 
 
 def _weight_files(directory: Path) -> list[Path]:

@@ -62,7 +62,7 @@ class PagedAttention:
         self.heads_per_kv = num_heads // num_kv_heads
         self.head_dim = head_dim
         self.block_size = block_size
-        self._workspace = torch.empty(0)
+        self._workspace = torch.empty(0, device="cpu")  # replaced by one of the cache's
 
     def plan(
         self, batch: ModelInput, dtype: torch.dtype, window: int | None = None

@@ -92,4 +92,4 @@ def _biases(reader: CheckpointReader, parts: list[WeightPart]) -> Iterator[Tenso
         if part.has_bias:
             yield reader.read(f"{part.name}.bias", (part.out_features,), rows=part.rows)
         else:
-            yield torch.zeros(len(part.rows), dtype=reader.dtype)
+            yield torch.zeros(len(part.rows), dtype=reader.dtype, device=reader.device)

@@ -19,7 +19,7 @@ class RMSNorm(nn.Module):
         self.weight = reader.read(name, (size,))
         self.eps = eps
         self._scaled_weight = self.weight * math.sqrt(size)
-        self._scaled_eps = torch.tensor(math.sqrt(size * eps))
+        self._scaled_eps = torch.tensor(math.sqrt(size * eps), device=self.weight.device)
 
     def forward(self, x: Tensor) -> Tensor:
         """x: [..., size]; returns the same shape."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
+from itertools import chain
 from typing import Protocol
 
 import torch
@@ -42,11 +43,16 @@ class FullMatrix:
     def __init__(
         self, blocks: Iterable[Tensor], shape: tuple[int, int], dtype: torch.dtype
     ) -> None:
-        """blocks: consecutive rows of the matrix; `shape` is [out_features, in_features]."""
+        """blocks: consecutive rows of the matrix, at least one block, on the device that is to be.
+
+        `shape` is [out_features, in_features].
+        """
         out_features, in_features = shape
-        self.weight = torch.empty(in_features, out_features, dtype=dtype)
+        pieces = iter(blocks)
+        first = next(pieces)
+        self.weight = torch.empty(in_features, out_features, dtype=dtype, device=first.device)
         end = 0
-        for block in blocks:
+        for block in chain([first], pieces):
             start, end = end, end + len(block)
             self.weight[:, start:end] = block.t()
         assert end == out_features, "rows are missing"

@@ -27,12 +27,21 @@ class Rotation:
 class RotaryEmbedding:
     """Angles for every position up to `max_positions`, computed in float32."""
 
-    def __init__(self, head_dim: int, max_positions: int, rope: Rope, dtype: torch.dtype) -> None:
-        angles = torch.outer(torch.arange(max_positions).float(), frequencies(rope, head_dim))
+    def __init__(
+        self,
+        head_dim: int,
+        max_positions: int,
+        rope: Rope,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        """The tables are made on the CPU, so that their bits do not depend on `device`."""
+        positions = torch.arange(max_positions, device="cpu").float()
+        angles = torch.outer(positions, frequencies(rope, head_dim))
         scale = rope.attention_factor if isinstance(rope, YarnRope) else 1.0
         cos, sin = angles.cos() * scale, angles.sin() * scale
-        self._cos = torch.cat((cos, cos), dim=-1)[:, None].to(dtype)
-        self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(dtype)
+        self._cos = torch.cat((cos, cos), dim=-1)[:, None].to(device=device, dtype=dtype)
+        self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(device=device, dtype=dtype)
 
     def rotation(self, positions: Tensor) -> Rotation:
         """positions: [T] int64, each below `max_positions`."""
@@ -41,7 +50,7 @@ class RotaryEmbedding:
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
     """Radians a position, [head_dim / 2] float32, the fastest first."""
-    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
     plain = 1.0 / rope.theta**exponents
     match rope:
         case DefaultRope():
@@ -68,7 +77,7 @@ def _yarn(rope: YarnRope, plain: Tensor) -> Tensor:
     if rope.truncate:
         begin, end = math.floor(begin), math.ceil(end)
     begin, end = max(begin, 0), min(end, 2 * len(plain) - 1)
-    steps = torch.arange(len(plain), dtype=torch.float32)
+    steps = torch.arange(len(plain), dtype=torch.float32, device=plain.device)
     slowed = ((steps - begin) / ((end - begin) or 0.001)).clamp(0, 1)
     return torch.lerp(plain, plain / rope.factor, slowed)
 

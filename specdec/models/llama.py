@@ -15,8 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.checkpoint import CheckpointReader, open_checkpoint
+from specdec.checkpoint import CPU, CheckpointReader, open_checkpoint
 from specdec.config import QuantizationMethod, require_range
+from specdec.errors import UnsupportedModelError
 from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.layers import (
     ColumnParallelLinear,
@@ -177,6 +178,7 @@ class LlamaForCausalLM(nn.Module):
         super().__init__()
         require_range("max_model_len", max_model_len, 1, config.max_position_embeddings)
         self.dtype = reader.dtype
+        self.device = reader.device
         self.windows = config.sliding_windows
         self.heads = HeadShard.of(config.num_heads, config.num_kv_heads, group.rank, group.size)
         self.head_dim = config.head_dim
@@ -194,7 +196,9 @@ class LlamaForCausalLM(nn.Module):
             for index in range(config.num_layers)
         )
         self.norm = RMSNorm(reader, "model.norm.weight", config.hidden_size, config.rms_norm_eps)
-        self.rotary = RotaryEmbedding(config.head_dim, max_model_len, config.rope, reader.dtype)
+        self.rotary = RotaryEmbedding(
+            config.head_dim, max_model_len, config.rope, reader.dtype, reader.device
+        )
         self.attention = PagedAttention(
             len(self.heads.query), len(self.heads.kv), config.head_dim, block_size
         )
@@ -202,7 +206,7 @@ class LlamaForCausalLM(nn.Module):
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """[num_layers, num_slots, 2, this rank's KV heads, head_dim], zero: padding reads it."""
         shape = (len(self.layers), num_slots, 2, len(self.heads.kv), self.head_dim)
-        return torch.zeros(shape, dtype=self.dtype)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size]."""
@@ -231,10 +235,14 @@ def load_model(
     max_model_len: int,
     block_size: int,
     quantization: QuantizationMethod | None = None,
+    device: torch.device = CPU,
 ) -> LlamaForCausalLM:
     """One rank of the model in a Hugging Face directory.
 
     quantization: how the matrices of its linear layers are held; None in `dtype`, like the rest.
+    device: where the model runs. Raises UnsupportedModelError where the quantization cannot.
     """
-    with open_checkpoint(directory, dtype, quantization) as reader:
+    if quantization is not None and device.type != "cpu":
+        raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
+    with open_checkpoint(directory, dtype, quantization, device) as reader:
         return LlamaForCausalLM(config, reader, group, max_model_len, block_size)

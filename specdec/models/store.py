@@ -28,6 +28,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
+from specdec.cache import default_cache_dir
 from specdec.errors import ModelNotFoundError
 
 Progress = Callable[[str], None]
@@ -75,14 +76,6 @@ _PIP_LIMITS = ("--timeout=15", "--retries=2")
 def print_progress(line: str) -> None:
     """Writes one line on standard error, where it does not mix with a program's output."""
     print(line, file=sys.stderr, flush=True)
-
-
-def default_cache_dir() -> Path:
-    """$SPECDEC_CACHE_DIR, else $XDG_CACHE_HOME/specdec, else ~/.cache/specdec."""
-    if own := os.environ.get("SPECDEC_CACHE_DIR"):
-        return Path(own).expanduser()
-    shared = os.environ.get("XDG_CACHE_HOME")
-    return (Path(shared) if shared else Path.home() / ".cache") / "specdec"
 
 
 def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print_progress) -> Path:

@@ -6,6 +6,7 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from specdec.checkpoint import CPU
 from specdec.layers import RotaryEmbedding
 from specdec.layers.rotary import frequencies
 from specdec.rope import YarnRope, read_rope
@@ -52,7 +53,7 @@ def test_a_rotation_carries_the_scale():
     config = config_of({"rope_theta": 1e4, "original_max_position_embeddings": 512, **YARN})
     positions = torch.tensor([[0, 7, 600, 8191]])
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions)
-    embedding = RotaryEmbedding(128, 8192, read_rope(config.to_dict()), torch.float32)
+    embedding = RotaryEmbedding(128, 8192, read_rope(config.to_dict()), torch.float32, CPU)
     rotation = embedding.rotation(positions[0])
     signs = torch.tensor([-1.0, 1.0]).repeat_interleave(64)
     # At position 8191 a frequency's last bit is worth 5e-4 radians.

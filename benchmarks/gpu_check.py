@@ -1,0 +1,266 @@
+"""Checks the engine on a GPU, and measures its steps against the memory floor.
+
+`python -m benchmarks.gpu_check [--model DIR] [--output FILE]`. The last line printed is JSON. On a
+machine without a GPU that is `{"skipped": reason}`, and the exit code 0; else it is 1 where a check
+failed.
+
+Checked in float32 and bfloat16, on a random Llama made here and on the model that is given: the
+decoder's logits against transformers (eager attention), paged attention against a dense one, and
+the tokens with n-gram speculation against those without, of which a share may differ: where two
+tokens score the same to within rounding, either may win.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu_steps import StepTimes, measure_steps
+from benchmarks.tiny_model import write_tiny_llama
+from specdec.config import DTYPES, DTypeName, EngineConfig, SpeculativeConfig
+from specdec.engine import Engine
+from specdec.kernels import PagedAttention
+from specdec.model_config import ModelConfig
+from specdec.model_input import ModelInput
+from specdec.models import LlamaForCausalLM, load_model
+from specdec.parallel import TensorParallelGroup
+from specdec.runner import LocalTarget, ModelRunner
+from specdec.sampling_params import SamplingParams
+from specdec.sequence import Request
+from specdec.tokenizer import Tokenizer
+
+_BLOCK_SIZE = 16
+_MAX_MODEL_LEN = 256
+_NUM_PROMPTS, _PROMPT_TOKENS, _MAX_TOKENS = 8, 24, 64
+
+# Largest relative error (norm of the difference by norm of the reference), and share of prompts
+# whose tokens may differ from some position on. bfloat16 has 8 bits, so ties are common there.
+_MAX_ERROR: dict[DTypeName, float] = {"float32": 1e-3, "bfloat16": 5e-2}
+_MAX_DIFFERING: dict[DTypeName, float] = {"float32": 0.125, "bfloat16": 0.5}
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison. `value` must not exceed `limit`; see the limits for what it is."""
+
+    name: str
+    model: str
+    dtype: DTypeName
+    value: float
+    limit: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether it holds; NaN does not."""
+        return self.value <= self.limit
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
+    parser.add_argument("--model", type=Path, help="directory of a real model to check, too")
+    parser.add_argument("--output", type=Path, help="JSON file to write")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print(json.dumps({"skipped": f"torch {torch.__version__} sees no GPU"}))
+        return 0
+    report = run(torch.device("cuda"), options.model)
+    if options.output is not None:
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    print(json.dumps(report))
+    return 0 if report["passed"] else 1
+
+
+def run(device: torch.device, model: Path | None) -> dict[str, Any]:
+    """Everything, on a device."""
+    with _models(model) as directories:
+        checks = [
+            check
+            for directory in directories
+            for dtype in DTYPES
+            for check in check_model(directory, dtype, device)
+        ]
+        checks += [check_attention(dtype, device) for dtype in DTYPES]
+        steps = [measure(directory, dtype, device) for directory in directories for dtype in DTYPES]
+    return {
+        "device": _name(device),
+        "torch": torch.__version__,
+        "passed": all(check.passed for check in checks),
+        "checks": [{**asdict(check), "passed": check.passed} for check in checks],
+        "steps": steps,
+    }
+
+
+def check_model(directory: Path, dtype: DTypeName, device: torch.device) -> list[Check]:
+    """Logits against transformers, tokens with speculation against tokens without."""
+    model = _load(directory, dtype, device)
+    error = relative_error(
+        _logits(model, _prompt(model, 0)), _reference(directory, dtype, device, _prompt(model, 0))
+    )
+    differing = _share_differing(directory, model)
+    name = directory.name
+    return [
+        Check("logits", name, dtype, error, _MAX_ERROR[dtype]),
+        Check("speculation", name, dtype, differing, _MAX_DIFFERING[dtype]),
+    ]
+
+
+@torch.inference_mode()
+def check_attention(dtype: DTypeName, device: torch.device) -> Check:
+    """A prefill of 40 tokens into scattered pages, against attention over the whole matrix."""
+    num_tokens, heads, kv_heads, head_dim = 40, 8, 2, 64
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(device=device, dtype=DTYPES[dtype])
+
+    query, kv = normal(num_tokens, heads, head_dim), normal(num_tokens, 2, kv_heads, head_dim)
+    cache = normal(8 * _BLOCK_SIZE, 2, kv_heads, head_dim)
+    batch = _prefill([0] * num_tokens, device, blocks=(5, 0, 3))
+    attention = PagedAttention(heads, kv_heads, head_dim, _BLOCK_SIZE)
+    attended = attention.run(query, kv, cache, attention.plan(batch, DTYPES[dtype]))
+    keys, values = kv.float().repeat_interleave(heads // kv_heads, dim=2).unbind(1)
+    scores = torch.einsum("qhd,khd->hqk", query.float(), keys) / head_dim**0.5
+    future = torch.ones(num_tokens, num_tokens, dtype=torch.bool, device=device).triu(1)
+    weights = scores.masked_fill(future, -torch.inf).softmax(-1)
+    dense = torch.einsum("hqk,khd->qhd", weights, values)
+    error = relative_error(attended, dense)
+    return Check("attention", "random", dtype, error, _MAX_ERROR[dtype])
+
+
+def measure(directory: Path, dtype: DTypeName, device: torch.device) -> dict[str, Any]:
+    """The time of a decode step and of a verification of 8 rows, by the memory floor."""
+    times: StepTimes = measure_steps(_runner(_load(directory, dtype, device)))
+    return {"model": directory.name, "dtype": dtype, **asdict(times)}
+
+
+def relative_error(found: Tensor, expected: Tensor) -> float:
+    """Norm of the difference by norm of what is expected."""
+    return float((found.float() - expected.float()).norm() / expected.float().norm())
+
+
+def _load(directory: Path, dtype: DTypeName, device: torch.device) -> LlamaForCausalLM:
+    config = ModelConfig.from_directory(directory)
+    return load_model(
+        directory,
+        config,
+        TensorParallelGroup(),
+        dtype=DTYPES[dtype],
+        max_model_len=_MAX_MODEL_LEN,
+        block_size=_BLOCK_SIZE,
+        device=device,
+    ).eval()
+
+
+def _runner(model: LlamaForCausalLM) -> ModelRunner:
+    return ModelRunner(
+        model,
+        TensorParallelGroup(),
+        num_blocks=_NUM_PROMPTS * _MAX_MODEL_LEN // _BLOCK_SIZE,
+        block_size=_BLOCK_SIZE,
+        vocab_size=len(model.vocab_slice),
+    )
+
+
+@torch.inference_mode()
+def _logits(model: LlamaForCausalLM, prompt: list[int]) -> Tensor:
+    """[num_tokens, vocab_size] of one prefill."""
+    cache = model.new_kv_cache(_MAX_MODEL_LEN)
+    blocks = tuple(range(-(-len(prompt) // _BLOCK_SIZE)))
+    return model.compute_logits(model(_prefill(prompt, model.device, blocks), cache))
+
+
+@torch.inference_mode()
+def _reference(
+    directory: Path, dtype: DTypeName, device: torch.device, prompt: list[int]
+) -> Tensor:
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=DTYPES[dtype], attn_implementation="eager"
+    )
+    logits: Tensor = model.to(device)(torch.tensor([prompt], device=device)).logits[0]
+    return logits
+
+
+def _prefill(prompt: list[int], device: torch.device, blocks: tuple[int, ...]) -> ModelInput:
+    positions = torch.arange(len(prompt), device=device)
+    table = torch.tensor([blocks], device=device)
+    return ModelInput(
+        input_ids=torch.tensor(prompt, device=device),
+        positions=positions,
+        slot_mapping=table[0, positions // _BLOCK_SIZE] * _BLOCK_SIZE + positions % _BLOCK_SIZE,
+        cu_seqlens_q=(0, len(prompt)),
+        context_lens=(len(prompt),),
+        block_tables=table,
+    )
+
+
+def _share_differing(directory: Path, model: LlamaForCausalLM) -> float:
+    """Of the prompts, half of them greedy, half sampled. Raises where nothing was ever drafted."""
+    plain, plain_drafts = _generate(directory, model, None)
+    drafted, num_drafts = _generate(directory, model, SpeculativeConfig(num_speculative_tokens=7))
+    assert plain_drafts == 0, "drafts without speculation"
+    assert num_drafts > 0, "speculation drafted nothing, so there is nothing to compare"
+    return sum(plain[name] != drafted[name] for name in plain) / len(plain)
+
+
+def _generate(
+    directory: Path, model: LlamaForCausalLM, speculation: SpeculativeConfig | None
+) -> tuple[dict[str, list[int]], int]:
+    """The tokens by request, and how many drafts were verified."""
+    runner = _runner(model)
+    config = EngineConfig(
+        max_model_len=_MAX_MODEL_LEN,
+        num_blocks=runner.kv_cache.shape[1] // _BLOCK_SIZE,
+        block_size=_BLOCK_SIZE,
+        speculation=speculation,
+    )
+    tokenizer = Tokenizer(directory)
+    engine = Engine(config, ModelConfig.from_directory(directory), LocalTarget(runner), tokenizer)
+    for index in range(_NUM_PROMPTS):
+        engine.add(_request(model, index))
+    tokens: dict[str, list[int]] = {str(index): [] for index in range(_NUM_PROMPTS)}
+    while engine.has_work:
+        for output in engine.step():
+            tokens[output.request_id].extend(output.token_ids)
+    return tokens, engine.stats().speculation.num_drafts
+
+
+def _request(model: LlamaForCausalLM, index: int) -> Request:
+    params = SamplingParams(
+        temperature=0.8 * (index % 2), top_p=0.95, max_tokens=_MAX_TOKENS, ignore_eos=True
+    )
+    return Request(str(index), tuple(_prompt(model, index)), params, seed=index)
+
+
+def _prompt(model: LlamaForCausalLM, index: int) -> list[int]:
+    """Two rounds of the same random tokens, so that lookups find something."""
+    generator = torch.Generator().manual_seed(index)
+    half = torch.randint(0, len(model.vocab_slice), (_PROMPT_TOKENS // 2,), generator=generator)
+    return half.tolist() * 2
+
+
+@contextmanager
+def _models(given: Path | None) -> Iterator[list[Path]]:
+    with tempfile.TemporaryDirectory() as directory:
+        tiny = write_tiny_llama(Path(directory) / "tiny-llama")
+        yield [tiny] if given is None else [tiny, given]
+
+
+def _name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+if __name__ == "__main__":
+    sys.exit(main())

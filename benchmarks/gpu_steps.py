@@ -1,0 +1,99 @@
+"""How long the steps of a model take on its device, beside what reading its weights must take."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from specdec.runner import ModelRunner
+from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+
+NUM_VERIFIED_ROWS = 8
+
+_ROUNDS = 20
+_CONTEXT_TOKENS = 64
+_GPU_BUFFER_BYTES, _CPU_BUFFER_BYTES = 2**30, 2**27
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Medians. floor_ms: bytes of the weights by bandwidth, which no step can be faster than.
+
+    verify_ms: one sequence with 7 draft tokens, so 8 rows. peak_bytes: most memory that the device
+    held, 0 where it does not count.
+    """
+
+    weight_bytes: int
+    bandwidth_bytes_per_s: float
+    floor_ms: float
+    decode_ms: float
+    verify_ms: float
+    peak_bytes: int
+
+
+def measure_steps(runner: ModelRunner) -> StepTimes:
+    """Times one sequence's steps. The runner's pool must hold nothing yet."""
+    device = runner.model.device
+    _prefill(runner)
+    decode_s = _median_s(lambda: _step(runner, num_drafts=0), device)
+    verify_s = _median_s(lambda: _step(runner, num_drafts=NUM_VERIFIED_ROWS - 1), device)
+    peak = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    num_bytes, bandwidth = _weight_bytes(runner), _bandwidth(device)
+    return StepTimes(
+        weight_bytes=num_bytes,
+        bandwidth_bytes_per_s=bandwidth,
+        floor_ms=num_bytes / bandwidth * 1e3,
+        decode_ms=decode_s * 1e3,
+        verify_ms=verify_s * 1e3,
+        peak_bytes=peak,
+    )
+
+
+def _prefill(runner: ModelRunner) -> None:
+    num_blocks = -(-(_CONTEXT_TOKENS + NUM_VERIFIED_ROWS) // runner.block_size)
+    admission = SequenceAdmission(0, _CONTEXT_TOKENS, 0.0, 1.0, 0, 0, 0)
+    table = BlockTableDelta(0, 0, tuple(range(num_blocks)))
+    row = StepRow(0, 0, (1,) * _CONTEXT_TOKENS, 0, True)
+    runner.execute(StepInput(0, (), (admission,), (table,), (row,)))
+
+
+def _step(runner: ModelRunner, num_drafts: int) -> None:
+    """The same positions each time: their KV is written over, and costs the same."""
+    row = StepRow(0, _CONTEXT_TOKENS, (1,) * (1 + num_drafts), num_drafts, True)
+    runner.execute(StepInput(1, (), (), (), (row,)))
+
+
+def _median_s(work: Callable[[], object], device: torch.device) -> float:
+    work()
+    times = []
+    for _ in range(_ROUNDS):
+        _synchronize(device)
+        started_at = time.perf_counter()
+        work()
+        _synchronize(device)
+        times.append(time.perf_counter() - started_at)
+    return statistics.median(times)
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _weight_bytes(runner: ModelRunner) -> int:
+    """Everything in linear layers and head, which each step reads once; of the rest, little."""
+    matrices = (getattr(module, "matrix", None) for module in runner.model.modules())
+    weights = (getattr(matrix, "weight", None) for matrix in matrices)
+    return sum(weight.nbytes for weight in weights if isinstance(weight, torch.Tensor))
+
+
+def _bandwidth(device: torch.device) -> float:
+    """Bytes a second, by copies of a buffer too large for any cache; read and written."""
+    num_bytes = _GPU_BUFFER_BYTES if device.type == "cuda" else _CPU_BUFFER_BYTES
+    source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / _median_s(lambda: target.copy_(source), device)

@@ -1,0 +1,58 @@
+"""The GPU check, run on the CPU: whatever it checks holds there, too."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import gpu_check
+from benchmarks.gpu_check import Check, check_attention, check_model, measure
+from benchmarks.tiny_model import write_tiny_llama
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_tiny_llama(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_model_passes(tiny, dtype):
+    checks = check_model(tiny, dtype, CPU)
+    assert [check.name for check in checks] == ["logits", "speculation"]
+    assert all(check.passed for check in checks), checks
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_attention_passes(dtype):
+    assert check_attention(dtype, CPU).passed
+
+
+def test_wrong_logits_do_not_pass(tiny, monkeypatch):
+    right = gpu_check._logits
+    monkeypatch.setattr(gpu_check, "_logits", lambda *arguments: right(*arguments) * 1.01)
+    assert not check_model(tiny, "float32", CPU)[0].passed
+
+
+def test_nan_does_not_pass():
+    assert not Check("logits", "m", "float32", float("nan"), 1.0).passed
+
+
+def test_steps_are_timed_and_set_beside_the_floor(tiny):
+    steps = measure(tiny, "float32", CPU)
+    layer = 288 * (15 * 32) + 9 * 32 * 288 + 3 * 288 * 512
+    assert steps["weight_bytes"] == 4 * (4 * layer + 258 * 288)
+    assert steps["floor_ms"] == pytest.approx(
+        steps["weight_bytes"] / steps["bandwidth_bytes_per_s"] * 1e3
+    )
+    assert 0 < steps["decode_ms"] < 1000
+    assert 0 < steps["verify_ms"] < 1000
+
+
+def test_without_a_gpu_it_says_so(monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    output = tmp_path / "gpu_check.json"
+    assert gpu_check.main(["--output", str(output)]) == 0
+    assert "no GPU" in json.loads(capsys.readouterr().out)["skipped"]
+    assert not output.exists()
