@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from specdec.dequantize import weight_format
 from specdec.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from specdec.sampling_params import (
     MAX_NUM_SPECULATIVE_TOKENS,
@@ -224,8 +225,8 @@ def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
         "mlp_bias": bool(raw.get("mlp_bias")),
         f"rope type {rope_type}": rope_type != "default",
         f"activation {raw.get('hidden_act')}": raw.get("hidden_act", "silu") != "silu",
-        "quantization_config": raw.get("quantization_config") is not None,
     }
+    weight_format(raw.get("quantization_config"))
     found = [feature for feature, is_used in unsupported.items() if is_used]
     if found:
         raise UnsupportedModelError(f"{architecture} with {', '.join(found)} is not supported")
