@@ -33,9 +33,9 @@ _REQUIRED_KEYS = (
 DTypeName = Literal["float32", "bfloat16"]
 DTYPES: dict[DTypeName, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-QuantizationMethod = Literal["int8", "int8_dynamic"]
-"""How linear layers hold matrices. `int8` keeps rows independent of the batch, as a target must;
-`int8_dynamic` is faster, and for drafts alone."""
+QuantizationMethod = Literal["int8", "w8a8"]
+"""How linear layers hold matrices, and multiply: `int8` by rows in 16 bits, `w8a8` by rows in 8
+bits, which is faster and for drafts alone. A row's product never depends on the batch."""
 
 QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 

@@ -67,9 +67,9 @@ class Int8Matrix:
     largest magnitude becomes the largest integer (per-token and per-channel quantization as in
     Dettmers et al. 2022, LLM.int8(), section 2). The integers of a row are two digits of 8 bits,
     which are rows of one product. Sums are exact in int32, so a row's product is the same bits
-    whatever other rows are in the batch, which verification relies on. One digit would do for
-    quality, but rounds so coarsely that a last bit from elsewhere in the model, as differently
-    shaped attention leaves it, would change what the model says (docs/adr/0006).
+    whatever other rows are in the batch, which verification relies on. One digit would round
+    so coarsely that a last bit from elsewhere in the model, as differently shaped attention leaves
+    it, changes what the model says (docs/adr/0006).
     """
 
     def __init__(self, blocks: Iterable[Tensor], shape: tuple[int, int]) -> None:
@@ -99,35 +99,22 @@ class Int8Matrix:
         first = exact.round()
         steps = 2 * self._largest  # a remainder is half of 1 at most
         second = exact.sub_(first).mul_(steps)
-        products = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
-            torch.cat([first, second]), 1.0, self._largest + 1, self._packed
+        high, low = self._multiply_digits(torch.cat([first, second])).split(len(x))
+        return high.add_(low, alpha=1 / steps)
+
+    def _multiply_digits(self, digits: Tensor) -> Tensor:
+        """digits: [R, in_features], rounded as they are read; returns [R, out_features]."""
+        product: Tensor = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            digits, 1.0, self._largest + 1, self._packed
         )
-        high, low = products.split(len(x))
-        product: Tensor = high.add_(low, alpha=1 / steps)
         return product
 
 
-class DynamicInt8Matrix:
-    """A matrix of 8-bit integers, multiplied by rows of 8-bit integers with one scale for all.
+class CoarseInt8Matrix(Int8Matrix):
+    """The same with rows of 8-bit integers: one digit, half the work, and for drafts alone."""
 
-    The fastest, and for drafts alone: the product of a row depends on the others in the batch.
-    """
-
-    def __init__(self, blocks: Iterable[Tensor], shape: tuple[int, int]) -> None:
-        """Takes what FullMatrix takes, and quantizes one block after the other."""
-        self._packed = _pack(blocks, shape)
-        self._reduces_range = not torch.cpu._is_vnni_supported()  # as in Int8Matrix
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """See Matrix."""
-        product: Tensor = torch.ops.quantized.linear_dynamic(
-            x.float(), self._packed, self._reduces_range
-        )
-        return product.to(x.dtype)
-
-    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return self.multiply(x).add_(base)
+    def _product(self, x: Tensor, scales: Tensor) -> Tensor:
+        return self._multiply_digits(x / scales)
 
 
 def make_matrix(
@@ -142,8 +129,8 @@ def make_matrix(
             return FullMatrix(blocks, shape, dtype)
         case "int8":
             return Int8Matrix(blocks, shape)
-        case "int8_dynamic":
-            return DynamicInt8Matrix(blocks, shape)
+        case "w8a8":
+            return CoarseInt8Matrix(blocks, shape)
 
 
 def row_blocks(rows: range, in_features: int) -> list[range]:

@@ -19,7 +19,7 @@ def load_runner(
 ) -> ModelRunner:
     """Loads this rank's share of the model and allocates its KV pool.
 
-    quantization: as in `load_model`; `int8_dynamic` is for drafts alone.
+    quantization: as in `load_model`; `w8a8` is for drafts alone.
     """
     model_config = ModelConfig.from_directory(directory)
     model = load_model(

@@ -89,7 +89,7 @@ def test_logits_equal_transformers(tmp_path, ids, size, tied):
 
 @pytest.mark.parametrize(
     ("quantization", "size", "tied"),
-    [("int8", 1, True), ("int8", 2, False), ("int8", 3, True), ("int8_dynamic", 2, False)],
+    [("int8", 1, True), ("int8", 2, False), ("int8", 3, True), ("w8a8", 2, False)],
 )
 def test_quantized_logits_are_near_those_of_transformers(tmp_path, ids, quantization, size, tied):
     directory = tiny_llama_dir(tmp_path, tied=tied)
