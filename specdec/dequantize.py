@@ -140,7 +140,8 @@ class Gptq:
         shape = [1, 1, 1]
         shape[dim] = self._per_integer
         shifts = torch.arange(0, 32, self.bits, dtype=torch.int32).view(shape)
-        return packed >> shifts & (2**self.bits - 1)
+        unpacked: Tensor = packed >> shifts & (2**self.bits - 1)
+        return unpacked
 
     def _group_index(self, tensors: StoredTensors, name: str, cols: range) -> Tensor:
         stored = _sibling(name, "g_idx")

@@ -100,7 +100,8 @@ class Int8Matrix:
         steps = 2 * self._largest  # a remainder is half of 1 at most
         second = exact.sub_(first).mul_(steps)
         high, low = self._multiply_digits(torch.cat([first, second])).split(len(x))
-        return high.add_(low, alpha=1 / steps)
+        product: Tensor = high.add_(low, alpha=1 / steps)
+        return product
 
     def _multiply_digits(self, digits: Tensor) -> Tensor:
         """digits: [R, in_features], rounded as they are read; returns [R, out_features]."""

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence as Many
 from pathlib import Path
 
-from specdec.config import EngineConfig, ModelConfig, SpeculativeConfig
+from specdec.config import EngineConfig, ModelConfig, QuantizationMethod, SpeculativeConfig
 from specdec.engine import Engine, RequestOutput
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftRequest, Proposal, Proposer
@@ -36,13 +36,16 @@ def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
 
 
 def local_engine(
-    directory: Path, config: EngineConfig, group: TensorParallelGroup | None = None
+    directory: Path,
+    config: EngineConfig,
+    group: TensorParallelGroup | None = None,
+    quantization: QuantizationMethod | None = None,
 ) -> Engine:
     """The real engine with the model in this process.
 
     Ranks that are threads each run a whole engine: it has no will of its own, so they agree.
     """
-    runner = load_runner(directory, "float32", config, group or TensorParallelGroup())
+    runner = load_runner(directory, "float32", config, group or TensorParallelGroup(), quantization)
     return make_engine(directory, config, LocalTarget(runner))
 
 
