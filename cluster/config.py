@@ -123,7 +123,8 @@ class ServeConfig:
     model: str = _setting(
         "smollm2-135m-instruct",
         _TEXT,
-        "Model to serve, as an alias, a directory, or a Hugging Face Hub id such as org/name",
+        "Model to serve, as an alias, a directory, a GGUF file, or a Hugging Face Hub id such as "
+        "org/name or org/name@revision",
     )
     served_model_name: str = _setting(
         "", _TEXT, "Name that requests use for the model", "the alias, or the path's last part"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -13,15 +14,45 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from specdec.config import QuantizationMethod, require_quantization
+from specdec.dequantize import StoredTensors, WeightFormat, weight_format
 from specdec.errors import UnsupportedModelError
+
+logger = logging.getLogger(__name__)
 
 INDEX_FILE = "model.safetensors.index.json"
 
 CPU = torch.device("cpu")
 
 
+class StoredFiles:
+    """Every tensor of a checkpoint, in whichever open file it is. See `StoredTensors`."""
+
+    def __init__(self, files: dict[str, Any], directory: Path) -> None:
+        """`files` maps the name of each tensor to the open file that holds it."""
+        self._files = files
+        self._directory = directory
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._files
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Raises UnsupportedModelError where there is no such tensor."""
+        return tuple(self._file_of(name).get_slice(name).get_shape())
+
+    def slice(self, name: str, *window: slice) -> Tensor:
+        """A part of a tensor, as it is stored; all of it without a window."""
+        file = self._file_of(name)
+        tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
+        return tensor
+
+    def _file_of(self, name: str) -> Any:
+        if name not in self._files:
+            raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
+        return self._files[name]
+
+
 class CheckpointReader:
-    """Slices of the tensors of one checkpoint, converted to `dtype`, on `device`.
+    """Slices of the tensors of one checkpoint, dequantized, converted to `dtype`, on `device`.
 
     `quantization` says how linear layers are to hold the matrices that they read.
     `num_elements_read` counts what was read, so that a test can hold a rank to its share.
@@ -29,19 +60,19 @@ class CheckpointReader:
 
     def __init__(
         self,
-        tensors: dict[str, Any],
-        directory: Path,
+        tensors: StoredTensors,
         dtype: torch.dtype,
         quantization: QuantizationMethod | None,
+        weight_format: WeightFormat | None,
         device: torch.device = CPU,
     ) -> None:
-        """`tensors` maps each name to the open file that holds it; see `open_checkpoint`."""
+        """weight_format: how the quantized weights among `tensors` are laid out, if any are."""
         self.dtype = dtype
         self.quantization = quantization
         self.device = device
         self.num_elements_read = 0
-        self._files = tensors
-        self._directory = directory
+        self._tensors = tensors
+        self._format = weight_format
 
     def read(
         self,
@@ -54,14 +85,20 @@ class CheckpointReader:
 
         Raises UnsupportedModelError when the tensor is missing or of another shape.
         """
-        if name not in self._files:
-            raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
-        stored = self._files[name].get_slice(name)
-        if tuple(stored.get_shape()) != shape:
-            found = list(stored.get_shape())
-            raise UnsupportedModelError(f"{name} has shape {found}; config.json says {list(shape)}")
-        window = tuple(_as_slice(part) for part in (rows, cols)[: len(shape)])
-        tensor: Tensor = stored[window].to(device=self.device, dtype=self.dtype)
+        packed = self._format if self._format and self._format.holds(self._tensors, name) else None
+        found = packed.shape(self._tensors, name) if packed else self._tensors.shape(name)
+        if found != shape:
+            expected = f"config.json says {list(shape)}"
+            raise UnsupportedModelError(f"{name} has shape {list(found)}; {expected}")
+        window = [
+            part if part is not None else range(size)
+            for part, size in zip((rows, cols), shape, strict=False)
+        ]
+        tensor = (
+            packed.read(self._tensors, name, *window)
+            if packed
+            else self._tensors.slice(name, *(slice(part.start, part.stop) for part in window))
+        ).to(device=self.device, dtype=self.dtype)
         self.num_elements_read += tensor.numel()
         return tensor
 
@@ -79,6 +116,7 @@ def open_checkpoint(
     quantization that there is not, or not on this processor.
     """
     require_quantization(quantization)
+    layout = _weight_format(directory)
     with ExitStack() as stack:
         tensors: dict[str, Any] = {}
         for path in _weight_files(directory):
@@ -87,7 +125,20 @@ def open_checkpoint(
             except (SafetensorError, OSError) as error:
                 raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
             tensors.update(dict.fromkeys(opened.keys(), opened))
-        yield CheckpointReader(tensors, directory, dtype, quantization, device)
+        yield CheckpointReader(StoredFiles(tensors, directory), dtype, quantization, layout, device)
+
+
+def _weight_format(directory: Path) -> WeightFormat | None:
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) if path.is_file() else {}
+    layout = weight_format(config.get("quantization_config"))
+    if layout is not None:
+        logger.warning(
+            "the weights in %s are quantized and are dequantized as they load: memory and speed "
+            "are those of the data type that is served",
+            directory,
+        )
+    return layout
 
 
 def _weight_files(directory: Path) -> list[Path]:
@@ -99,7 +150,3 @@ def _weight_files(directory: Path) -> list[Path]:
     if (directory / "model.safetensors").is_file():
         return [directory / "model.safetensors"]
     raise UnsupportedModelError(f"{directory} holds no safetensors weights")
-
-
-def _as_slice(part: range | None) -> slice:
-    return slice(None) if part is None else slice(part.start, part.stop)

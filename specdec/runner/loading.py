@@ -21,7 +21,7 @@ def load_runner(
 ) -> ModelRunner:
     """Loads this rank's share of the target and allocates its KV pool.
 
-    quantization: as in `load_model`; every method there is keeps rows independent of the batch.
+    quantization: as in `load_model`; `w8a8` is for drafts alone.
     """
     model_config = ModelConfig.from_directory(directory)
     model = load_model(

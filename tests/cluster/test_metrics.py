@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import time
 from contextlib import aclosing
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,6 +110,13 @@ async def test_counts_of_a_hand_worked_run(replica):
 
 
 async def test_a_request_that_runs_and_one_that_is_left(replica):
+    collect = replica.target.collect
+
+    def slow_collect():
+        time.sleep(0.01)  # so that it still runs when it is looked at
+        return collect()
+
+    replica.target.collect = slow_collect
     async with aclosing(replica.generate(request("r", PROMPT, max_tokens=100))) as outputs:
         await anext(outputs)
         found = values(replica.metrics)

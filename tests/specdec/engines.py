@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence as Many
 from pathlib import Path
 
-from specdec.config import DraftLimits, EngineConfig, SpeculativeConfig
+from specdec.config import DraftLimits, EngineConfig, QuantizationMethod, SpeculativeConfig
 from specdec.engine import Engine, RequestOutput
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
@@ -43,22 +43,27 @@ def local_engine(
     group: TensorParallelGroup | None = None,
     proposer: Proposer | None = None,
     policy: SpeculationPolicy | None = None,
+    quantization: QuantizationMethod | None = None,
 ) -> Engine:
     """The real engine with the model in this process.
 
     Ranks that are threads each run a whole engine: it has no will of its own, so they agree.
     """
-    runner = load_runner(directory, "float32", config, group or TensorParallelGroup())
+    runner = load_runner(directory, "float32", config, group or TensorParallelGroup(), quantization)
     return make_engine(directory, config, LocalTarget(runner), proposer, policy)
 
 
 def draft_model(
-    directory: Path, group: TensorParallelGroup | None = None, **changes: int
+    directory: Path,
+    group: TensorParallelGroup | None = None,
+    quantization: QuantizationMethod | None = None,
+    **changes: int,
 ) -> DraftModelProposer:
     """A proposer whose draft model is in this process, with small limits."""
     values = {"num_blocks": 200, "block_size": 4, "max_model_len": 160, "max_catch_up_tokens": 16}
     limits = DraftLimits(**{**values, **changes})
-    runner = load_draft_runner(directory, "float32", limits, group or TensorParallelGroup())
+    group = group or TensorParallelGroup()
+    runner = load_draft_runner(directory, "float32", limits, group, quantization)
     return DraftModelProposer(LocalDraftWorker(runner), limits)
 
 

@@ -112,3 +112,20 @@ def test_another_seed_gives_other_tokens(tiny_model_dir):
 
     assert said(1) == said(1)
     assert said(1) != said(2)
+
+
+def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(tiny_model_dir):
+    requests = [
+        request(name, prompt, seed=index, temperature=0.8 * (index % 2))
+        for index, (name, prompt) in enumerate(prompts(6).items())
+    ]
+
+    def said(num_draft_tokens, batches):
+        config = engine_config(num_draft_tokens)
+        engine = local_engine(tiny_model_dir, config, quantization="int8")
+        parts = [run(engine, batch) for batch in batches]
+        return {name: each.token_ids for part in parts for name, each in part.items()}
+
+    alone = said(0, [[each] for each in requests])
+    for num_draft_tokens in (0, 1, 3, 7):
+        assert said(num_draft_tokens, [requests]) == alone

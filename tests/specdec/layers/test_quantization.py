@@ -7,6 +7,7 @@ from specdec.checkpoint import open_checkpoint
 from specdec.errors import InvalidValueError
 from specdec.layers import RowParallelLinear, VocabHead
 from specdec.layers.quantization import (
+    CoarseInt8Matrix,
     FullMatrix,
     Int8Matrix,
     make_matrix,
@@ -35,8 +36,9 @@ def rows_with_outliers(num_rows, in_features):
 
 @pytest.mark.parametrize("shape", [(144, 200), (383, 144), (64, 17), (1, 32)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_batch(shape, dtype):
-    matrix = Int8Matrix([random_tensor(*shape)], shape)
+@pytest.mark.parametrize("kind", [Int8Matrix, CoarseInt8Matrix])
+def test_a_row_does_not_depend_on_the_batch(shape, dtype, kind):
+    matrix = kind([random_tensor(*shape)], shape)
     x = rows_with_outliers(70, shape[1]).to(dtype)
     base = random_tensor(70, shape[0], seed=2).to(dtype)
     with torch.inference_mode():
@@ -62,16 +64,17 @@ def test_a_row_does_not_depend_on_the_number_of_threads():
         torch.set_num_threads(threads)
 
 
-def test_products_are_close_to_the_full_ones():
+@pytest.mark.parametrize(("method", "limit"), [("int8", 0.01), ("w8a8", 0.02)])
+def test_products_are_close_to_the_full_ones(method, limit):
     weight = random_tensor(200, 144)
     weight[-1] *= 1000  # has a scale of its own, so the others keep theirs
     weight[4] = 0
     x, bias = rows_with_outliers(9, 144), random_tensor(200, seed=3)
     full = make_matrix(None, [weight], (200, 144), torch.float32)
-    quantized = make_matrix("int8", [weight], (200, 144), torch.float32)
+    quantized = make_matrix(method, [weight], (200, 144), torch.float32)
     for row in (0, 1, 3):
         found, expected = (each.multiply(x[row : row + 1])[:, :-1] for each in (quantized, full))
-        assert relative_error(found, expected) < 0.02
+        assert relative_error(found, expected) < limit
     assert not quantized.multiply(x)[2].any()
     torch.testing.assert_close(
         quantized.multiply_add(bias, x), quantized.multiply(x) + bias, rtol=1e-6, atol=1e-6
@@ -81,8 +84,16 @@ def test_products_are_close_to_the_full_ones():
 def test_seven_bit_rows_serve_processors_without_vnni(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     weight, x = random_tensor(200, 144), random_tensor(9, 144, seed=1)
-    found = Int8Matrix([weight], (200, 144)).multiply(x)
-    assert 0.01 < relative_error(found, x @ weight.t()) < 0.03
+    expected = x @ weight.t()
+    assert relative_error(Int8Matrix([weight], (200, 144)).multiply(x), expected) < 0.01
+    coarse = CoarseInt8Matrix([weight], (200, 144)).multiply(x)
+    assert 0.01 < relative_error(coarse, expected) < 0.03
+
+
+def test_a_last_bit_of_the_input_hardly_moves_the_product():
+    matrix, x = Int8Matrix([random_tensor(200, 144)], (200, 144)), random_tensor(99, 144, seed=1)
+    moved = x * (1 + 1e-6 * random_tensor(99, 144, seed=2).sign())
+    assert relative_error(matrix.multiply(moved), matrix.multiply(x)) < 5e-5
 
 
 def test_quantized_rows_are_within_half_a_step():
@@ -92,7 +103,7 @@ def test_quantized_rows_are_within_half_a_step():
     assert ((values * scales[:, None] - weight).abs() <= 0.5001 * scales[:, None]).all()
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
+@pytest.mark.parametrize("quantization", [None, "int8", "w8a8"])
 def test_blocks_make_the_same_matrix_as_a_whole(quantization):
     weight, x = random_tensor(200, 144), random_tensor(5, 144, seed=1)
     whole = make_matrix(quantization, [weight], (200, 144), torch.float32)
@@ -135,7 +146,7 @@ def test_ranks_add_up_to_the_whole_product(tiny_model_dir, size):
 
 
 def test_an_unknown_method_is_refused(tiny_model_dir):
-    message = "quantization is 'int3'; it must be one of int8, or left out"
+    message = "quantization is 'int3'; it must be one of int8, w8a8, or left out"
     with (
         pytest.raises(InvalidValueError, match=message),
         open_checkpoint(tiny_model_dir, torch.float32, "int3"),

