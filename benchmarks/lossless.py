@@ -18,7 +18,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import product
@@ -58,6 +58,9 @@ _METHODS: dict[str, dict[str, Any]] = {
     "draft_model": {"method": "draft_model", "quantization": "int8"},
 }
 _TIGHT = {"max_model_len": 1024, "max_num_batched_tokens": 128}
+_EVENTS = ("num_preemptions", "prefill_chunks", "prompt_tokens_cached")
+"""What has to have happened in each service, else it was not put to the test."""
+
 _KV_GIB_PER_MODEL = 0.08  # some 115 blocks; one sequence of max_model_len needs 64
 
 
@@ -203,14 +206,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = LosslessCheck(
         prompts[: options.num_prompts], options.max_tokens, TransformersReference(directory)
     )
-    outcomes = []
+    outcomes, events = [], {}
     for size, method in product(options.tensor_parallel, options.methods):
         with _service(method, size) as service, Client(service.address) as client:
             for outcome in check.run(client, method, size):
                 _print_outcome(outcome)
                 outcomes.append(outcome)
+            events[f"tp {size}, {method}"] = service.counters(*_EVENTS)
+            print(f"      meanwhile: {events[f'tp {size}, {method}']}", flush=True)
     passed = all(outcome.passed for outcome in outcomes)
-    _report(outcomes, passed, options.output)
+    passed = passed and all(count > 0 for counts in events.values() for count in counts.values())
+    _report(outcomes, events, passed, options.output)
     return 0 if passed else 1
 
 
@@ -254,9 +260,15 @@ def _print_outcome(outcome: Outcome) -> None:
         print(f"      {difference}", flush=True)
 
 
-def _report(outcomes: Sequence[Outcome], passed: bool, output: Path | None) -> None:
+def _report(
+    outcomes: Sequence[Outcome],
+    events: Mapping[str, Mapping[str, int]],
+    passed: bool,
+    output: Path | None,
+) -> None:
     report = {
         "passed": passed,
+        "events": events,
         "machine": asdict(describe_machine()),
         "outcomes": [{"passed": outcome.passed, **asdict(outcome)} for outcome in outcomes],
     }

@@ -14,7 +14,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import httpx
 import psutil
+from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.bystanders import tree_cpu_seconds
 from cluster.config import ServeConfig
@@ -28,7 +30,18 @@ class ServiceProcess:
     """Where the service answers, and the process from which all its others descend."""
 
     address: str
+    http_url: str
     pid: int
+
+    def counters(self, *names: str) -> dict[str, int]:
+        """Counters of its metrics, by their names without prefix and `_total`."""
+        text = httpx.get(f"{self.http_url}/metrics").text
+        samples = {
+            sample.name: int(sample.value)
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+        }
+        return {name: samples[f"specdec:{name}_total"] for name in names}
 
     def cpu_percent(self, period_s: float) -> float:
         """CPU time of the whole process tree over a period, in percent of one core."""
@@ -66,7 +79,7 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
     theirs.close()
     try:
         pid = _wait_until_ready(process, ours)
-        yield ServiceProcess(f"{config.host}:{config.grpc_port}", pid)
+        yield ServiceProcess(f"{config.host}:{grpc_port}", f"http://{config.host}:{http_port}", pid)
     finally:
         ours.close()  # what the child waits for
         _end(process)

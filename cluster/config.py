@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -84,7 +84,10 @@ _TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) a
 _BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 _FILE = _optional(Limit("the path of a file that exists", _is_file))
 _DIRECTORY = _optional(Limit("the path of a directory", _is_no_file))
-_SPECULATION = Limit("a mapping, or none to turn speculation off", _is_speculation)
+_SPECULATION = Limit("a mapping, auto, or none to turn speculation off", _is_speculation)
+
+
+_AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -107,10 +110,13 @@ def _setting(default: Any, limit: Limit, meaning: str, default_text: str = "") -
     return field(default=default, metadata={"setting": setting})
 
 
-def _default_speculation() -> SpeculativeConfig:
-    from specdec.config import SpeculativeConfig
+def _default_speculation(model: str) -> SpeculativeConfig:
+    from specdec.config import SpeculativeConfig, has_quantization
+    from specdec.models.store import ALIASES
 
-    return SpeculativeConfig()
+    if model in ALIASES and ALIASES[model].drafts_for_itself and has_quantization():
+        return SpeculativeConfig("draft_model", quantization="int8")
+    return SpeculativeConfig("ngram")
 
 
 @dataclass(frozen=True)
@@ -171,12 +177,12 @@ class ServeConfig:
         "decided from free memory",
     )
     speculative_config: SpeculativeConfig | None = field(
-        default_factory=_default_speculation,
+        default=cast("SpeculativeConfig | None", _AUTO),  # what it stands for depends on the model
         metadata={
             "setting": Setting(
                 _SPECULATION,
                 'How to draft, such as {"method": "ngram", "num_speculative_tokens": 3}, or none',
-                "ngram with 3 tokens",
+                "auto, an int8 copy of an alias's model, and ngram for other models",
             )
         },
     )
@@ -253,6 +259,8 @@ class ServeConfig:
     def __post_init__(self) -> None:
         name = self.served_model_name or Path(str(self.model)).resolve().name
         object.__setattr__(self, "served_model_name", name)
+        if isinstance(self.speculative_config, str):  # _AUTO
+            object.__setattr__(self, "speculative_config", _default_speculation(self.model))
         for key, setting in settings().items():
             value = getattr(self, key)
             if not setting.limit.accepts(value):
@@ -376,6 +384,8 @@ def _read_speculation(value: object) -> SpeculativeConfig | None:
     """`value` is a mapping, the same as JSON text, or none as a word or as None."""
     from specdec.config import SpeculativeConfig
 
+    if value == _AUTO:
+        return cast("SpeculativeConfig", _AUTO)
     if value is None or value == "none":
         return None
     mapping = _parse_json(value) if isinstance(value, str) else value

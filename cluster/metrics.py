@@ -141,6 +141,11 @@ _COUNTERS: tuple[_Reading, ...] = (
     ),
     ("generation_tokens", "Tokens generated.", lambda stats: stats.num_generated_tokens),
     (
+        "prefill_chunks",
+        "Parts of prompts that left more of the prompt to do.",
+        lambda stats: stats.num_prefill_chunks,
+    ),
+    (
         "num_preemptions",
         "Requests that gave up their KV blocks and were computed again.",
         lambda stats: stats.num_preemptions,

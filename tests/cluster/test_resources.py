@@ -106,7 +106,7 @@ def test_two_replicas_fit_two_cores_each_with_a_draft(model):
 )
 def test_more_replicas_than_the_machine_bears_are_refused(model, replicas, message):
     with pytest.raises(InvalidValueError, match=message):
-        check_ranks(ServeConfig(ingress="serve", **replicas), Models(model), 2)
+        check_ranks(ServeConfig(model="tiny", ingress="serve", **replicas), Models(model), 2)
 
 
 def test_a_replica_that_never_fits_is_told_by_its_ranks(model):

@@ -155,7 +155,7 @@ def test_an_unknown_method_is_refused(tiny_model_dir):
 
 
 def test_a_build_without_fbgemm_is_told(tiny_model_dir, monkeypatch):
-    monkeypatch.setattr("specdec.config._has_fbgemm", lambda: False)
+    monkeypatch.setattr("specdec.config.has_quantization", lambda: False)
     with (
         pytest.raises(InvalidValueError, match="it needs FBGEMM"),
         open_checkpoint(tiny_model_dir, torch.float32, "int8"),

@@ -103,7 +103,8 @@ def write_wheel(directory: Path, members: dict[str, bytes]) -> Wheel:
         archive.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size
-    return Wheel(path, PackagedModel("tiny-package", "1.0", sha256, MEMBER, "org/tiny", size, True))
+    source = PackagedModel("tiny-package", "1.0", sha256, MEMBER, "org/tiny", size, True, False)
+    return Wheel(path, source)
 
 
 def _digest(data: bytes) -> str:
