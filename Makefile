@@ -25,7 +25,7 @@ serve: .make/setup ## serve smollm2-135m-instruct, or as ARGS='--...' says, unti
 test: .make/setup ## run the tests that are not slow; ARGS go to pytest
 	$(BIN)/python -m pytest $(ARGS)
 
-test-slow: .make/setup ## run the slow tests: recovery of the real service
+test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
 check: .make/setup ## lint, formatting, types, import rules, protos
