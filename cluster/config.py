@@ -80,6 +80,11 @@ _NOT_NEGATIVE = Limit(
     lambda value: _is_positive(value) or (value == 0 and value is not False),
     kind=float,
 )
+_SHARE = Limit(
+    "a number above 0, at most 1",
+    lambda value: isinstance(value, float | int) and _is_positive(value) and value <= 1,
+    kind=float,
+)
 _TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
 _BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 _FILE = _optional(Limit("the path of a file that exists", _is_file))
@@ -110,11 +115,20 @@ def _setting(default: Any, limit: Limit, meaning: str, default_text: str = "") -
     return field(default=default, metadata={"setting": setting})
 
 
-def _default_speculation(model: str) -> SpeculativeConfig:
+def _resolved_device(device: str) -> str:
+    import torch
+
+    if device != "auto":
+        return device
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _default_speculation(model: str, device: str) -> SpeculativeConfig:
     from specdec.config import SpeculativeConfig, has_quantization
     from specdec.models.store import ALIASES
 
-    if model in ALIASES and ALIASES[model].drafts_for_itself and has_quantization():
+    can_quantize = device == "cpu" and has_quantization()
+    if model in ALIASES and ALIASES[model].drafts_for_itself and can_quantize:
         return SpeculativeConfig("draft_model", quantization="int8")
     return SpeculativeConfig("ngram")
 
@@ -142,6 +156,15 @@ class ServeConfig:
         "float32",
         _one_of("float32", "bfloat16", "float16"),
         "Data type of weights, activations and KV cache",
+    )
+    device: Literal["auto", "cpu", "cuda"] = _setting(
+        "auto",
+        _one_of("auto", "cpu", "cuda"),
+        "What the models run on; with cuda each rank has a GPU of its own",
+        "auto, GPUs where torch finds one",
+    )
+    gpu_memory_utilization: float = _setting(
+        0.9, _SHARE, "Share of each GPU's memory to take for weights and KV cache"
     )
     quantization: Literal["none", "int8"] = _setting(
         "none",
@@ -260,11 +283,13 @@ class ServeConfig:
         name = self.served_model_name or Path(str(self.model)).resolve().name
         object.__setattr__(self, "served_model_name", name)
         if isinstance(self.speculative_config, str):  # _AUTO
-            object.__setattr__(self, "speculative_config", _default_speculation(self.model))
+            default = _default_speculation(self.model, _resolved_device(self.device))
+            object.__setattr__(self, "speculative_config", default)
         for key, setting in settings().items():
             value = getattr(self, key)
             if not setting.limit.accepts(value):
                 raise InvalidValueError(key, value, setting.limit.text)
+        object.__setattr__(self, "device", _resolved_device(self.device))
         self._check_together()
 
     @classmethod
@@ -315,6 +340,15 @@ class ServeConfig:
         """`quantization` as loading takes it."""
         return None if self.quantization == "none" else self.quantization
 
+    def _refuse_quantization(self) -> None:
+        speculation = self.speculative_config
+        of_draft = None if speculation is None else speculation.quantization
+        limit = f"left out where device is {self.device}: it runs on a CPU"
+        if self.quantization != "none":
+            raise InvalidValueError("quantization", self.quantization, limit)
+        if of_draft is not None:
+            raise InvalidValueError("speculative_config.quantization", of_draft, limit)
+
     @property
     def most_replicas(self) -> int:
         """How many there may be at once."""
@@ -333,6 +367,8 @@ class ServeConfig:
         return ()
 
     def _check_together(self) -> None:
+        if self.device != "cpu":
+            self._refuse_quantization()
         if self.max_num_batched_tokens < self.max_num_seqs:
             limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"
             raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+import torch
 
 from cluster.config import ServeConfig
 from specdec.config import DTYPES, DraftLimits, EngineConfig, require_range
@@ -26,6 +27,8 @@ _MIB, _GIB = 2**20, 2**30
 _PROCESS_BYTES = 350 * _MIB
 """What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
 _CONTROL_PLANE_BYTES = 150 * _MIB
+_GPU_WORKSPACE_BYTES = 2 * _GIB
+"""Left on each GPU for activations, libraries and fragments."""
 
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
 _MAX_AUTO_KV_BYTES = 2 * _GIB
@@ -50,7 +53,12 @@ def available_cpus() -> int:
 
 
 def memory_per_replica(config: ServeConfig) -> int:
-    """The bytes that a replica may take, so that all there may be fit on this machine."""
+    """The bytes that a replica may take, so that all there may be fit on this machine.
+
+    On GPUs, where each rank has one of its own: what it may take of the smallest.
+    """
+    if config.device == "cuda":
+        return int(_smallest_gpu_bytes() * config.gpu_memory_utilization)
     return available_memory_bytes() // config.most_replicas
 
 
@@ -61,14 +69,16 @@ def threads_per_shard(tensor_parallel_size: int, num_replicas: int = 1) -> int:
 
 def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
     """What a replica reserves, by the indices above. A bundle is always on one node."""
-    bundles = [
-        {"CPU": CPUS_PER_ROUTER},
-        {"CPU": CPUS_PER_SHARD * config.tensor_parallel_size},
-    ]
+    bundles = [{"CPU": CPUS_PER_ROUTER}, _ranks_bundle(config, config.tensor_parallel_size)]
     speculation = config.speculative_config
     if speculation is not None and speculation.method == "draft_model":
-        bundles.append({"CPU": CPUS_PER_SHARD * speculation.draft_tensor_parallel_size})
+        bundles.append(_ranks_bundle(config, speculation.draft_tensor_parallel_size))
     return bundles
+
+
+def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
+    bundle = {"CPU": CPUS_PER_SHARD * num_ranks}
+    return bundle if config.device == "cpu" else {**bundle, "GPU": float(num_ranks)}
 
 
 def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
@@ -132,11 +142,11 @@ def memory_plan(config: ServeConfig, models: Models, available_bytes: int) -> Me
     model = models.target
     max_model_len = config.max_model_len or model.max_position_embeddings
     require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
-    block_bytes = config.block_size * _kv_bytes_per_token(config, models)
     blocks_of_longest = -(-max_model_len // config.block_size)
-    free_bytes = available_bytes - _bytes_without_kv(config, models)
-    num_blocks = _num_blocks(config, block_bytes, blocks_of_longest, free_bytes)
-    _check_memory(num_blocks, block_bytes, blocks_of_longest, free_bytes, available_bytes)
+    if config.device == "cuda":
+        num_blocks = _gpu_blocks(config, models, blocks_of_longest, available_bytes)
+    else:
+        num_blocks = _cpu_blocks(config, models, blocks_of_longest, available_bytes)
     engine = EngineConfig(
         max_model_len=max_model_len,
         num_blocks=num_blocks,
@@ -170,6 +180,51 @@ def _kv_bytes_per_token(config: ServeConfig, models: Models) -> int:
         size = speculation.draft_tensor_parallel_size
         kv_bytes += models.draft.kv_bytes_per_token(dtype, size)
     return kv_bytes
+
+
+def _cpu_blocks(
+    config: ServeConfig, models: Models, blocks_of_longest: int, available_bytes: int
+) -> int:
+    """All ranks of both models share one memory."""
+    block_bytes = config.block_size * _kv_bytes_per_token(config, models)
+    free_bytes = available_bytes - _bytes_without_kv(config, models)
+    num_blocks = _num_blocks(config, block_bytes, blocks_of_longest, free_bytes)
+    _check_memory(num_blocks, block_bytes, blocks_of_longest, free_bytes, available_bytes)
+    return num_blocks
+
+
+def _gpu_blocks(
+    config: ServeConfig, models: Models, blocks_of_longest: int, available_bytes: int
+) -> int:
+    """Each rank has a memory of its own; the fullest decides for all."""
+    sizes = [(models.target, config.tensor_parallel_size)]
+    if models.draft is not None and config.speculative_config is not None:
+        sizes.append((models.draft, config.speculative_config.draft_tensor_parallel_size))
+    dtype = DTYPES[config.dtype]
+    fitting = []
+    for model, size in sizes:
+        block_bytes = config.block_size * model.kv_bytes_per_token(dtype, size) // size
+        free_bytes = available_bytes - model.weight_bytes(dtype) // size - _GPU_WORKSPACE_BYTES
+        if config.kv_cache_memory_gib is not None:
+            free_bytes = min(free_bytes, int(config.kv_cache_memory_gib * _GIB) // size)
+        needed_bytes = blocks_of_longest * block_bytes
+        if free_bytes < needed_bytes:
+            raise OutOfMemoryError(
+                f"a rank may take {available_bytes / _GIB:.1f} GiB of its GPU; weights and "
+                f"workspace leave {max(0, free_bytes) / _GIB:.1f} for the KV cache, and one "
+                f"sequence of max_model_len needs {needed_bytes / _GIB:.2f}: raise "
+                "tensor_parallel_size or lower max_model_len"
+            )
+        fitting.append(free_bytes // block_bytes)
+    return min(*fitting, config.max_num_seqs * blocks_of_longest)
+
+
+def _smallest_gpu_bytes() -> int:
+    """Raises InvalidValueError where torch finds no GPU."""
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if count == 0:
+        raise InvalidValueError("device", "cuda", "cpu, or auto, where torch finds no GPU")
+    return min(torch.cuda.get_device_properties(index).total_memory for index in range(count))
 
 
 def _num_blocks(

@@ -72,7 +72,9 @@ class Router:
         self._directories = directories
         models = directories.configs()
         self._model = models.target
-        self._plan = memory_plan(config, models, min(memory_bytes, available_memory_bytes()))
+        if config.device == "cpu":
+            memory_bytes = min(memory_bytes, available_memory_bytes())
+        self._plan = memory_plan(config, models, memory_bytes)
         self._tokenizer = Tokenizer(directories.target)
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
@@ -181,6 +183,7 @@ class Router:
             name=name,
             model_directory=directory,
             dtype=self.config.dtype,
+            device=self.config.device,
             quantization=quantization,
             tensor_parallel_size=size,
             limits=limits,

@@ -29,6 +29,7 @@ _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 class ShardSpec:
     """What a rank needs to know to become part of its group.
 
+    device: its type; a rank sees one GPU at most, its own.
     limits: the engine's for a target, DraftLimits for a draft model.
     rendezvous: a file that the ranks of one group share; they are always on one node.
     num_threads: threads of this rank's tensor operations.
@@ -38,6 +39,7 @@ class ShardSpec:
     size: int
     model_directory: Path
     dtype: DTypeName
+    device: str
     quantization: QuantizationMethod | None
     limits: EngineConfig | DraftLimits
     rendezvous: Path
@@ -103,7 +105,12 @@ class TargetShard(_Shard):
         spec, limits = self._spec, self._spec.limits
         assert isinstance(limits, EngineConfig)
         self._runner = load_runner(
-            spec.model_directory, spec.dtype, limits, group, spec.quantization
+            spec.model_directory,
+            spec.dtype,
+            limits,
+            group,
+            spec.quantization,
+            torch.device(spec.device),
         )
         self._runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
 
@@ -120,7 +127,12 @@ class DraftShard(_Shard):
         spec, limits = self._spec, self._spec.limits
         assert isinstance(limits, DraftLimits)
         self._runner = load_draft_runner(
-            spec.model_directory, spec.dtype, limits, group, spec.quantization
+            spec.model_directory,
+            spec.dtype,
+            limits,
+            group,
+            spec.quantization,
+            torch.device(spec.device),
         )
         self._runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
 
@@ -143,7 +155,7 @@ def _join_group(spec: ShardSpec) -> TensorParallelGroup:
     spec.rendezvous.parent.mkdir(mode=0o700, exist_ok=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
-        "gloo",
+        "gloo" if spec.device == "cpu" else "nccl",
         init_method=f"file://{spec.rendezvous}",
         rank=spec.rank,
         world_size=spec.size,

@@ -46,6 +46,7 @@ class GroupSpec:
     name: str
     model_directory: Path
     dtype: DTypeName
+    device: str
     quantization: QuantizationMethod | None
     tensor_parallel_size: int
     limits: EngineConfig | DraftLimits
@@ -77,6 +78,7 @@ class ShardGroup:
         self._deadline_s = math.inf
         actor = ray.remote(TargetShard if is_target else DraftShard).options(
             num_cpus=CPUS_PER_SHARD,
+            num_gpus=0 if spec.device == "cpu" else 1,
             max_restarts=0,
             runtime_env={"env_vars": _YIELDING if spec.shares_cores else {}},
             scheduling_strategy=_strategy(placement, spec.bundle_index),
@@ -156,6 +158,7 @@ class ShardGroup:
             size=spec.tensor_parallel_size,
             model_directory=spec.model_directory,
             dtype=spec.dtype,
+            device=spec.device,
             quantization=spec.quantization,
             limits=spec.limits,
             rendezvous=self._directory / "rendezvous",

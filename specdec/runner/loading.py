@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
+from specdec.checkpoint import CPU
 from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.model_config import ModelConfig
 from specdec.models import load_model
@@ -18,6 +21,7 @@ def load_runner(
     config: EngineConfig,
     group: TensorParallelGroup,
     quantization: QuantizationMethod | None = None,
+    device: torch.device = CPU,
 ) -> ModelRunner:
     """Loads this rank's share of the target and allocates its KV pool.
 
@@ -32,6 +36,7 @@ def load_runner(
         max_model_len=config.max_model_len,
         block_size=config.block_size,
         quantization=quantization,
+        device=device,
     )
     return ModelRunner(
         model,
@@ -48,6 +53,7 @@ def load_draft_runner(
     limits: DraftLimits,
     group: TensorParallelGroup,
     quantization: QuantizationMethod | None = None,
+    device: torch.device = CPU,
 ) -> DraftRunner:
     """Loads this rank's share of a draft model and allocates its KV pool."""
     model_config = ModelConfig.from_directory(directory)
@@ -59,6 +65,7 @@ def load_draft_runner(
         max_model_len=limits.max_model_len,
         block_size=limits.block_size,
         quantization=quantization,
+        device=device,
     )
     return DraftRunner(
         model,

@@ -283,3 +283,18 @@ def test_help_states_meaning_limit_and_default():
     for name, setting in settings().items():
         assert setting.meaning, name
         assert setting.default, name
+
+
+def test_auto_takes_a_gpu_where_torch_finds_one(monkeypatch):
+    for found, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr("torch.cuda.is_available", lambda found=found: found)
+        assert ServeConfig(model="tiny").device == device
+        assert ServeConfig(model="tiny", device="cpu").device == "cpu"
+
+
+def test_quantization_is_for_cpus():
+    speculation = SpeculativeConfig("draft_model", quantization="int8")
+    for changes in ({"quantization": "int8"}, {"speculative_config": speculation}):
+        with pytest.raises(InvalidValueError, match="it must be left out where device is cuda"):
+            ServeConfig(model="tiny", device="cuda", **changes)
+    assert ServeConfig(device="cuda").speculative_config == SpeculativeConfig("ngram")

@@ -1,4 +1,5 @@
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -162,3 +163,44 @@ def test_draft_ranks_count_too(model, drafting):
     check_ranks(drafting, Models(model, model), 2)
     with pytest.raises(InvalidValueError, match=r"draft_tensor_parallel_size is 2; .* from 1 to 1"):
         check_ranks(drafting, Models(model, model), 1)
+
+
+@pytest.fixture
+def gpus(monkeypatch):
+    """Two GPUs of 16 and 24 GiB, as torch would tell of them."""
+    sizes = [16 * GIB, 24 * GIB]
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: len(sizes))
+    monkeypatch.setattr(
+        "torch.cuda.get_device_properties", lambda index: SimpleNamespace(total_memory=sizes[index])
+    )
+
+
+@pytest.mark.usefixtures("gpus")
+def test_on_gpus_each_rank_has_one_of_its_own(drafting):
+    config = dataclasses.replace(drafting, device="cuda", tensor_parallel_size=2)
+    assert placement_bundles(config) == [
+        {"CPU": 0.2},
+        {"CPU": 0.7, "GPU": 2.0},
+        {"CPU": 0.7, "GPU": 2.0},
+    ]
+    assert memory_per_replica(config) == int(16 * GIB * 0.9)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_the_fullest_gpu_decides_for_all(model):
+    config = ServeConfig(
+        model="tiny", device="cuda", max_num_seqs=4096, max_num_batched_tokens=4096
+    )
+    alone = memory_plan(config, Models(model), 3 * GIB).engine.num_blocks
+    big = dataclasses.replace(model, intermediate_size=200_000)
+    both = memory_plan(config, Models(model, big), 3 * GIB).engine.num_blocks
+    assert 0 < both < alone
+    with pytest.raises(OutOfMemoryError, match="leave 0.0 for the KV cache"):
+        memory_plan(config, Models(model), 2 * GIB)
+
+
+def test_a_gpu_that_is_not_there_is_told(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(InvalidValueError, match="device is 'cuda'; it must be cpu"):
+        memory_per_replica(ServeConfig(model="tiny", device="cuda"))
