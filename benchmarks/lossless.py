@@ -206,7 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     check = LosslessCheck(
         prompts[: options.num_prompts], options.max_tokens, TransformersReference(directory)
     )
-    outcomes, events = [], {}
+    outcomes: list[Outcome] = []
+    events: dict[str, dict[str, int]] = {}
+    report: dict[str, Any] = {}
     for size, method in product(options.tensor_parallel, options.methods):
         with _service(method, size) as service, Client(service.address) as client:
             for outcome in check.run(client, method, size):
@@ -214,10 +216,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 outcomes.append(outcome)
             events[f"tp {size}, {method}"] = service.counters(*_EVENTS)
             print(f"      meanwhile: {events[f'tp {size}, {method}']}", flush=True)
-    passed = all(outcome.passed for outcome in outcomes)
-    passed = passed and all(count > 0 for counts in events.values() for count in counts.values())
-    _report(outcomes, events, passed, options.output)
-    return 0 if passed else 1
+        report = _report(outcomes, events)
+        if options.output is not None:  # each time, so that what is done is kept
+            _save(report, options.output)
+    print(json.dumps(report))
+    return 0 if report["passed"] else 1
 
 
 def _service(method: str, tensor_parallel_size: int) -> AbstractContextManager[ServiceProcess]:
@@ -260,22 +263,19 @@ def _print_outcome(outcome: Outcome) -> None:
         print(f"      {difference}", flush=True)
 
 
-def _report(
-    outcomes: Sequence[Outcome],
-    events: Mapping[str, Mapping[str, int]],
-    passed: bool,
-    output: Path | None,
-) -> None:
-    report = {
-        "passed": passed,
-        "events": events,
+def _report(outcomes: Sequence[Outcome], events: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    has_happened = all(count > 0 for counts in events.values() for count in counts.values())
+    return {
+        "passed": has_happened and all(outcome.passed for outcome in outcomes),
         "machine": asdict(describe_machine()),
+        "events": events,
         "outcomes": [{"passed": outcome.passed, **asdict(outcome)} for outcome in outcomes],
     }
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(report))
+
+
+def _save(report: Mapping[str, Any], output: Path) -> None:
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 def _total(answers: Sequence[Answer]) -> SpeculationStats:

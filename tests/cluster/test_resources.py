@@ -196,7 +196,7 @@ def test_the_fullest_gpu_decides_for_all(model):
     big = dataclasses.replace(model, intermediate_size=200_000)
     both = memory_plan(config, Models(model, big), 3 * GIB).engine.num_blocks
     assert 0 < both < alone
-    with pytest.raises(OutOfMemoryError, match="leave 0.0 for the KV cache"):
+    with pytest.raises(OutOfMemoryError, match=r"leave 0\.0 for the KV cache"):
         memory_plan(config, Models(model), 2 * GIB)
 
 
