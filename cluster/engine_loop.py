@@ -108,13 +108,9 @@ class EngineLoop:
         """Requests that have begun and not ended, whether they wait or run."""
         return len(self._streams)
 
-    async def recover(self, error: TargetFailedError) -> None:
+    def lose_target(self, error: TargetFailedError) -> None:
         """Tells the loop that the target is lost, for when no step has noticed."""
-        await self._call(lambda: self._recover(error))
-
-    async def call(self, function: Callable[[], T]) -> T:
-        """Runs a function on the engine's thread, between two steps."""
-        return await self._call(function)
+        self.post(lambda: self._recover(error))
 
     async def generate(
         self, request: Request, observer: RequestObserver | None = None
@@ -132,7 +128,7 @@ class EngineLoop:
         self._no_streams.clear()
         finished = False
         try:
-            await self._call(lambda: self._engine.add(replace(request, request_id=unique_id)))
+            await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
             while not finished:
                 output = await stream.outputs.get()
                 if isinstance(output, Exception):
@@ -159,11 +155,11 @@ class EngineLoop:
 
     async def stats(self) -> EngineStats:
         """The engine's load, as of between two steps."""
-        return await self._call(self._engine.stats)
+        return await self.call(self._engine.stats)
 
     async def set_speculation(self, control: SpeculationControl) -> None:
         """Takes over what an operator wants; returns when the next step goes by it."""
-        await self._call(lambda: self._engine.set_speculation(control))
+        await self.call(lambda: self._engine.set_speculation(control))
 
     async def drain(self, timeout_s: float) -> None:
         """Refuses new requests; returns when the open ones have ended, at the latest by force."""
@@ -187,7 +183,12 @@ class EngineLoop:
         await asyncio.to_thread(self._thread.join)
         self._fail_streams(NotReadyError("the service is shutting down"))
 
-    async def _call(self, function: Callable[[], T]) -> T:
+    def post(self, function: Callable[[], None]) -> None:
+        """Has a function run on the engine's thread, between two steps, and does not wait."""
+        self._commands.put(_Command(function))
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Runs a function on the engine's thread, between two steps."""
         if self._closed:
             raise NotReadyError("the service is shutting down")
         result: asyncio.Future[T] = self._event_loop.create_future()
@@ -272,6 +273,8 @@ class EngineLoop:
             value = command.function()
             self._last_stats = self._engine.stats()
         except Exception as error:
+            if command.result is None and error is not self._failure:
+                logger.exception("a command that nobody waits for failed")
             self._event_loop.call_soon_threadsafe(_settle, command.result, None, error)
         else:
             self._event_loop.call_soon_threadsafe(_settle, command.result, value, None)

@@ -128,11 +128,13 @@ class Router:
         if self._loop.is_recovering:
             return
         if self._draft is not None:
-            await self._loop.call(self._draft.check)
+            self._loop.post(self._draft.check)
+        target = self._target.current
         try:
-            await asyncio.to_thread(self._target.current.check_alive)
+            await asyncio.to_thread(target.check_alive)
         except TargetFailedError as error:
-            await self._loop.recover(error)
+            if target is self._target.current:  # else a step has noticed too
+                self._loop.lose_target(error)
 
     async def drain(self) -> None:
         """Refuses requests, and returns when none runs any more or the time for it is up."""
@@ -213,17 +215,11 @@ class Router:
         """How this replica is, by the name that the cluster knows it by."""
         if self._loop is None:
             return ReplicaReport(replica_id, is_ready=False, reason="the model is loading")
-        if self._loop.is_recovering:
-            return ReplicaReport(replica_id, is_ready=False, reason="the model is starting again")
-        try:
-            stats = await self._loop.stats()
-        except NotReadyError:
-            return ReplicaReport(replica_id, is_ready=False, reason="it is shutting down")
-        except TargetFailedError:
-            return ReplicaReport(replica_id, is_ready=False, reason="the model stopped answering")
+        stats = self._loop.last_stats
         return ReplicaReport(
             replica_id,
-            is_ready=True,
+            is_ready=self.is_ready,
+            reason=self._why_not_ready(self._loop),
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             num_decoding=stats.num_decoding,
@@ -233,6 +229,13 @@ class Router:
             num_generated_tokens=stats.num_generated_tokens,
             speculation=stats.speculation,
         )
+
+    def _why_not_ready(self, loop: EngineLoop) -> str:
+        if loop.failure is not None:
+            return "the model stopped answering"
+        if loop.is_recovering:
+            return "the model is starting again"
+        return "it is draining" if loop.is_draining else ""
 
     async def generate(self, call: GenerateCall) -> Generation:
         """Begins a request. Its outputs raise what the engine has against it."""
