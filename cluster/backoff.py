@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 class Backoff:
     """At once after the first failure, then `base_s`, twice that, and so on up to `limit_s`.
 
-    What has gone well for `forget_after_s` seconds starts anew. `clock` is in seconds.
+    What has run well for `forget_after_s` seconds starts anew; how long it took to start does not
+    count. `clock` is in seconds.
     """
 
     clock: Callable[[], float]
@@ -18,15 +19,18 @@ class Backoff:
     limit_s: float = 30.0
     forget_after_s: float = 60.0
     num_failures: int = field(default=0, init=False)
-    _last_failure_s: float = field(default=float("-inf"), init=False)
+    _started_s: float | None = field(default=None, init=False)
+
+    def started(self) -> None:
+        """Takes note that it runs."""
+        self._started_s = self.clock()
 
     def delay_s(self) -> float:
         """Takes note of a failure, and returns how long to wait after it."""
-        now_s = self.clock()
-        if now_s - self._last_failure_s > self.forget_after_s:
+        if self._started_s is not None and self.clock() - self._started_s > self.forget_after_s:
             self.num_failures = 0
+        self._started_s = None
         self.num_failures += 1
-        self._last_failure_s = now_s
         if self.num_failures == 1:
             return 0.0
         exponent = min(self.num_failures - 2, 32)  # far past any limit, and no overflow

@@ -158,10 +158,10 @@ class ServeConfig:
         "Data type of weights, activations and KV cache",
     )
     device: Literal["auto", "cpu", "cuda"] = _setting(
-        "auto",
+        "cpu",
         _one_of("auto", "cpu", "cuda"),
-        "What the models run on; with cuda each rank has a GPU of its own",
-        "auto, GPUs where torch finds one",
+        "What the models run on: cuda gives each rank a GPU of its own, auto takes that where "
+        "torch finds one",
     )
     gpu_memory_utilization: float = _setting(
         0.9, _SHARE, "Share of each GPU's memory to take for weights and KV cache"
@@ -253,6 +253,9 @@ class ServeConfig:
     tls_key_file: Path | None = field(
         default=None,
         metadata={"setting": Setting(_FILE, "Private key of the certificate, in PEM", "no TLS")},
+    )
+    start_timeout_s: float = _setting(
+        600.0, _POSITIVE, "Seconds that the ranks of a model have to be placed, to load and warm up"
     )
     step_timeout_s: float = _setting(
         60.0, _POSITIVE, "Seconds after which a forward pass counts as failed"
@@ -359,8 +362,8 @@ class ServeConfig:
         """What is allowed, but should be known to whoever starts the service; one line each."""
         if self.ingress == "serve":
             return (
-                "Ray Serve's gRPC ingress listens on all interfaces, without TLS, and takes "
-                "messages of up to 2 GiB",
+                "Ray Serve's gRPC ingress listens on all interfaces, without TLS, takes messages "
+                "of up to 2 GiB, and lets whoever reaches it change speculation",
             )
         if self.tls_cert_file is None and not _is_loopback(self.host):
             return (f"{self.host} can be reached from other machines, and TLS is off",)

@@ -98,8 +98,10 @@ class ControlLink:
         while True:
             try:
                 state = await self._watch(known_version)
-            except NotReadyError:
-                if retry_s == _FIRST_RETRY_S:
+            except Exception as error:
+                if not isinstance(error, NotReadyError):
+                    logger.exception("watching the control plane failed")
+                elif retry_s == _FIRST_RETRY_S:
                     logger.warning("the control plane does not answer; speculation stays as it is")
                 known_version = None  # another ControlPlane may count from elsewhere
                 await asyncio.sleep(retry_s)
@@ -122,12 +124,18 @@ class ControlLink:
 
     async def _report_on(self) -> None:
         while True:
-            report = await self._make_report()
-            idle_s = time.monotonic() - self._reported_at_s
-            if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
-                with suppress(NotReadyError):  # the watch logs that nobody answers
-                    await self._report(report)
+            try:
+                await self._report_if_due(await self._make_report())
+            except NotReadyError:
+                pass  # the watch logs that nobody answers
+            except Exception:
+                logger.exception("a report to the control plane failed")
             await asyncio.sleep(_REPORT_PERIOD_S)
+
+    async def _report_if_due(self, report: ReplicaReport) -> None:
+        idle_s = time.monotonic() - self._reported_at_s
+        if report != self._reported or idle_s >= _IDLE_REPORT_PERIOD_S:
+            await self._report(report)
 
     async def _report(self, report: ReplicaReport) -> None:
         uptime_s = time.monotonic() - self._started_at_s

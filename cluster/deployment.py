@@ -20,7 +20,7 @@ from cluster.control_store import default_state_dir
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.models import ModelDirectories
-from cluster.resources import CPUS_PER_ROUTER, memory_per_replica, placement_bundles
+from cluster.resources import CPUS_PER_ROUTER, placement_bundles
 from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
 from specdec.errors import TargetFailedError
@@ -107,10 +107,12 @@ class RouterReplica(InferenceServicer, AdminServicer):
         await self.control.close(self._replica_id, has_failed=self._has_failed)
 
 
-def make_application(config: ServeConfig, directories: ModelDirectories) -> serve.Application:
+def make_application(
+    config: ServeConfig, directories: ModelDirectories, memory_bytes: int
+) -> serve.Application:
     """Both deployments, bound to a configuration, with the resources of a replica declared.
 
-    Run again with another configuration, Serve replaces one replica after the other.
+    memory_bytes: what each replica may take. Run again with another configuration, Serve replaces one replica after the other.
     The bundles are packed on as few nodes as they fit; each holds its ranks on one.
     """
     replica = serve.ingress(_serve_app)(RouterReplica)
@@ -127,9 +129,7 @@ def make_application(config: ServeConfig, directories: ModelDirectories) -> serv
         graceful_shutdown_timeout_s=config.drain_timeout_s + _CLOSE_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return deployment.bind(
-        config.to_mapping(), directories, memory_per_replica(config), _control_plane(config)
-    )
+    return deployment.bind(config.to_mapping(), directories, memory_bytes, _control_plane(config))
 
 
 def _control_plane(config: ServeConfig) -> serve.Application:

@@ -18,8 +18,9 @@ DEFAULT_PORTS = (9000, 8000)
 
 _MIB, _GIB = 2**20, 2**30
 _OLDEST_PYTHON = (3, 11, 0)
-_NEEDED_BYTES = int(1.5 * _GIB)
-"""The default model in float32 takes 0.5 GiB, the processes of the service 0.7."""
+_NEEDED_BYTES = int(2.7 * _GIB)
+"""The default model takes 0.5 GiB, its int8 copy 0.25, KV of one long sequence in both 0.7, the
+processes of the service 1.2."""
 _AMPLE_BYTES = 4 * _GIB
 _OBJECT_STORE_BYTES = 100 * _MIB
 _NEEDED_FILES, _AMPLE_FILES = 512, 4096

@@ -35,7 +35,7 @@ class DraftSupervisor:
         self._lock = threading.Lock()  # of what the thread that restarts leaves for the engine's
         self._successor: DraftGroup | None = None
         self._closing = threading.Event()
-        self.num_restarts = 0
+        self._backoff.started()
 
     @property
     def is_available(self) -> bool:
@@ -48,7 +48,7 @@ class DraftSupervisor:
         if self._proposer is not None:
             try:
                 self._proposer.begin(requests)
-            except DraftFailedError as error:
+            except Exception as error:
                 self._lose(error)
 
     def collect(self) -> list[Proposal]:
@@ -57,7 +57,7 @@ class DraftSupervisor:
             return []
         try:
             return self._proposer.collect()
-        except DraftFailedError as error:
+        except Exception as error:
             self._lose(error)
             return []
 
@@ -83,8 +83,10 @@ class DraftSupervisor:
                     worker.close()
             self._worker = self._proposer = self._successor = None
 
-    def _lose(self, error: DraftFailedError) -> None:
-        logger.warning("going on without drafts: %s", error)
+    def _lose(self, error: Exception) -> None:
+        """Whatever went wrong in drafting, no request is to notice."""
+        is_known = isinstance(error, DraftFailedError)
+        logger.warning("going on without drafts: %s", error, exc_info=None if is_known else error)
         assert self._worker is not None
         self._worker.kill()
         self._worker = self._proposer = None
@@ -110,5 +112,5 @@ class DraftSupervisor:
                 return
             self._worker, self._successor = self._successor, None
         self._proposer = DraftModelProposer(self._worker, self._limits)
-        self.num_restarts += 1
+        self._backoff.started()
         logger.warning("drafting again, with a new worker")

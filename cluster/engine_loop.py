@@ -25,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+_RECOVERY_TICK_S = 0.5
+
 _LAST_WORDS_S = 1.0
 """How long a stream that is ended by force may take to say so: its reader may have stopped."""
 
@@ -73,6 +75,7 @@ class EngineLoop:
         self._event_loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
+        self._open: set[str] = set()  # those of them that the engine has not ended
         self._serial = itertools.count()
         self._failure: TargetFailedError | None = None
         self._closed = False
@@ -106,7 +109,7 @@ class EngineLoop:
     @property
     def num_streams(self) -> int:
         """Requests that have begun and not ended, whether they wait or run."""
-        return len(self._streams)
+        return len(self._open)
 
     def lose_target(self, error: TargetFailedError) -> None:
         """Tells the loop that the target is lost, for when no step has noticed."""
@@ -125,6 +128,7 @@ class EngineLoop:
         self.require_room()
         unique_id = f"{request.request_id}/{next(self._serial)}"
         stream = self._streams[unique_id] = _Stream(observer)
+        self._open.add(unique_id)
         self._no_streams.clear()
         finished = False
         try:
@@ -137,6 +141,7 @@ class EngineLoop:
                 yield replace(output, request_id=request.request_id)
         finally:
             del self._streams[unique_id]
+            self._open.discard(unique_id)
             if not self._streams:
                 self._no_streams.set()
             if not finished:
@@ -149,7 +154,7 @@ class EngineLoop:
 
         At once, where the engine would only be asked after the step that runs.
         """
-        num_open, config = len(self._streams), self._engine.config
+        num_open, config = len(self._open), self._engine.config
         if num_open >= config.max_num_seqs + config.max_queue_len:
             raise OverloadedError(f"{num_open} requests run or wait, as many as may")
 
@@ -199,6 +204,8 @@ class EngineLoop:
         while self._run_commands():
             if self._has_step_to_run:
                 self._step()
+            elif self._is_recovering:
+                self._expire()
 
     @property
     def _has_step_to_run(self) -> bool:
@@ -245,7 +252,12 @@ class EngineLoop:
             self._commands.put(_Command(lambda: self._resume(target)))
 
     def _resume(self, target: Target) -> None:
-        self._engine.replace_target(target)
+        try:
+            self._engine.replace_target(target)
+        except Exception:
+            logger.exception("the engine cannot go on")
+            self._give_up(TargetFailedError("engine error"))
+            return
         self._is_recovering = False
         logger.warning("streams go on with a new target")
 
@@ -258,8 +270,11 @@ class EngineLoop:
     def _run_commands(self) -> bool:
         """Runs what is queued, waiting for it when there is no other work; False to stop."""
         while True:
+            idle = not self._has_step_to_run
+            # While the target is made again, requests go on waiting, and may wait too long.
+            timeout_s = _RECOVERY_TICK_S if self._is_recovering else None
             try:
-                command = self._commands.get(block=not self._has_step_to_run)
+                command = self._commands.get(block=idle, timeout=timeout_s)
             except queue.Empty:
                 return True
             if command is None:
@@ -284,6 +299,8 @@ class EngineLoop:
         if outputs and self._observe_batch is not None:
             self._observe_batch(len(outputs))
         for output in outputs:
+            if output.finish_reason is not None:
+                self._open.discard(output.request_id)
             stream = self._streams.get(output.request_id)
             if stream is None:  # its reader has left, and the abort is on its way
                 continue
@@ -293,11 +310,13 @@ class EngineLoop:
 
     def _refuse(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
+            self._open.discard(request_id)
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.outputs.put_nowait(OverloadedError("the request waited longer than it may"))
 
     def _fail_streams(self, error: Exception) -> None:
+        self._open.clear()
         for stream in self._streams.values():
             stream.outputs.put_nowait(error)
 

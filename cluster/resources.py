@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,6 +85,8 @@ def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
 def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
     """Raises InvalidValueError unless the models can be divided so and the machine bears it."""
     _check_replicas(config, num_cpus)
+    if config.device == "cuda":
+        _check_gpus(config)
     cpus_per_replica = (num_cpus - CPUS_PER_CONTROL_PLANE) / config.most_replicas
     by_machine = int((cpus_per_replica - CPUS_PER_ROUTER) / CPUS_PER_SHARD)
     field, size = "tensor_parallel_size", config.tensor_parallel_size
@@ -102,6 +105,17 @@ def _check_replicas(config: ServeConfig, num_cpus: int) -> None:
         field = "num_replicas" if config.max_replicas is None else "max_replicas"
         reason = f"from 1 to {limit}, as many as this machine of {num_cpus} cores bears"
         raise InvalidValueError(field, config.most_replicas, reason)
+
+
+def _check_gpus(config: ServeConfig) -> None:
+    per_replica = sum(bundle.get("GPU", 0) for bundle in placement_bundles(config))
+    needed, found = int(per_replica * config.most_replicas), _num_gpus()
+    if needed > found:
+        limit = (
+            f"such that each rank of each model and replica has a GPU of its own: {needed} are "
+            f"needed, {found} are here"
+        )
+        raise InvalidValueError("tensor_parallel_size", config.tensor_parallel_size, limit)
 
 
 def _check_size(
@@ -169,6 +183,7 @@ def _draft_limits(engine: EngineConfig, draft: ModelConfig | None) -> DraftLimit
         block_size=engine.block_size,
         max_model_len=min(engine.max_model_len, own_limit, draft.max_position_embeddings),
         max_catch_up_tokens=engine.max_num_batched_tokens,
+        enable_prefix_caching=engine.enable_prefix_caching,
     )
 
 
@@ -203,8 +218,11 @@ def _gpu_blocks(
     dtype = DTYPES[config.dtype]
     fitting = []
     for model, size in sizes:
-        block_bytes = config.block_size * model.kv_bytes_per_token(dtype, size) // size
-        free_bytes = available_bytes - model.weight_bytes(dtype) // size - _GPU_WORKSPACE_BYTES
+        # The fullest rank's share: KV heads are divided whole.
+        share = max(1, math.ceil(model.num_kv_heads / size)) / max(model.num_kv_heads, size)
+        block_bytes = int(config.block_size * model.kv_bytes_per_token(dtype, size) * share)
+        weight_bytes = int(model.weight_bytes(dtype) * share)
+        free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
         if config.kv_cache_memory_gib is not None:
             free_bytes = min(free_bytes, int(config.kv_cache_memory_gib * _GIB) // size)
         needed_bytes = blocks_of_longest * block_bytes
@@ -219,12 +237,16 @@ def _gpu_blocks(
     return min(*fitting, config.max_num_seqs * blocks_of_longest)
 
 
+def _num_gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
 def _smallest_gpu_bytes() -> int:
-    """Raises InvalidValueError where torch finds no GPU."""
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    """What is free on the fullest GPU; raises InvalidValueError where torch finds none."""
+    count = _num_gpus()
     if count == 0:
         raise InvalidValueError("device", "cuda", "cpu, or auto, where torch finds no GPU")
-    return min(torch.cuda.get_device_properties(index).total_memory for index in range(count))
+    return min(torch.cuda.mem_get_info(index)[0] for index in range(count))
 
 
 def _num_blocks(

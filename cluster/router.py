@@ -44,6 +44,9 @@ from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
 logger = logging.getLogger(__name__)
 
+_DRAFT_TIMEOUT_S = 10.0
+"""Streams wait for drafts; a worker that takes so long is better done without."""
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -181,6 +184,8 @@ class Router:
         limits: EngineConfig | DraftLimits,
         quantization: QuantizationMethod | None,
     ) -> GroupSpec:
+        is_target = isinstance(limits, EngineConfig)
+        step_timeout_s = self.config.step_timeout_s
         return GroupSpec(
             name=name,
             model_directory=directory,
@@ -191,9 +196,10 @@ class Router:
             limits=limits,
             num_threads=threads_per_shard(size, self.config.most_replicas),
             shares_cores=self._shares_cores,
-            bundle_index=TARGET_BUNDLE if isinstance(limits, EngineConfig) else DRAFT_BUNDLE,
+            bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,
-            step_timeout_s=self.config.step_timeout_s,
+            start_timeout_s=self.config.start_timeout_s,
+            step_timeout_s=step_timeout_s if is_target else min(step_timeout_s, _DRAFT_TIMEOUT_S),
             logs=self.config.logs,
         )
 
@@ -224,11 +230,15 @@ class Router:
             num_waiting=stats.num_waiting,
             num_decoding=stats.num_decoding,
             kv_cache_usage=1 - stats.num_free_blocks / stats.num_blocks,
-            is_speculation_on=stats.is_speculation_on,
+            is_speculation_on=stats.is_speculation_on and self._can_draft,
             speculation_version=self._speculation_version,
             num_generated_tokens=stats.num_generated_tokens,
             speculation=stats.speculation,
         )
+
+    @property
+    def _can_draft(self) -> bool:
+        return self._draft is None or self._draft.is_available
 
     def _why_not_ready(self, loop: EngineLoop) -> str:
         if loop.failure is not None:

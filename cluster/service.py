@@ -78,13 +78,14 @@ def running_service(
     for port in (config.grpc_port, config.http_port):
         _require_free_port(config.host, port)
     directories = resolve_models(config, report)
-    _check_resources(config, directories)
+    memory_bytes = memory_per_replica(config)  # before anything of ours takes some
+    _check_resources(config, directories, memory_bytes)
     _report_overrides(config, report)
     report("starting Ray")
     try:
         _start_ray(config)
         report(f"loading {config.served_model_name} on {config.tensor_parallel_size} rank(s)")
-        deploy(config, directories)
+        deploy(config, directories, memory_bytes)
         report(_how_to_call(config, time.monotonic() - started_at))
         yield
     finally:
@@ -119,11 +120,11 @@ def _require_free_port(host: str, port: int) -> None:
             raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
-def _check_resources(config: ServeConfig, directories: ModelDirectories) -> None:
+def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_bytes: int) -> None:
     """Finds out here what the Router would only find out after half a minute."""
     models = directories.configs()
     check_ranks(config, models, available_cpus())
-    memory_plan(config, models, memory_per_replica(config))
+    memory_plan(config, models, memory_bytes)
 
 
 def _report_overrides(config: ServeConfig, report: Report) -> None:
@@ -164,7 +165,7 @@ def _start_ray(config: ServeConfig) -> None:
     )
 
 
-def deploy(config: ServeConfig, directories: ModelDirectories) -> None:
+def deploy(config: ServeConfig, directories: ModelDirectories, memory_bytes: int) -> None:
     """Brings the service up, or to another configuration, one replica after the other.
 
     Returns when it answers. Raises StartupError.
@@ -174,7 +175,11 @@ def deploy(config: ServeConfig, directories: ModelDirectories) -> None:
     from cluster.deployment import APPLICATION, make_application
 
     try:
-        serve.run(make_application(config, directories), name=APPLICATION, route_prefix="/")
+        serve.run(
+            make_application(config, directories, memory_bytes),
+            name=APPLICATION,
+            route_prefix="/",
+        )
     except RuntimeError as error:
         raise StartupError(f"the Router did not start: {_failure_reason()}") from error
 
@@ -227,6 +232,8 @@ def _stop_ray(drain_timeout_s: float, hurry: threading.Event) -> None:
         # What can go wrong is that Ray or Serve is gone already, which is what is wanted.
         with suppress(Exception):
             _drain_replicas(drain_timeout_s)
+        if hurry.is_set():
+            return  # Ray is being shut down, and asking Serve for something would start another
         with suppress(Exception):
             serve.delete(APPLICATION)
         hurry.set()  # there is nothing left to wait for

@@ -13,7 +13,7 @@ from typing import Any
 
 import ray
 import zmq
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -54,6 +54,7 @@ class GroupSpec:
     shares_cores: bool
     bundle_index: int
     transport: Transport | None
+    start_timeout_s: float
     step_timeout_s: float
     logs: LogConfig
 
@@ -90,12 +91,18 @@ class ShardGroup:
     def wait_until_warm(self, first_step: wire.Frames) -> None:
         """Connects, and returns when `first_step` is answered: after warm-up of every rank.
 
-        Loading takes what it takes; a rank that ends meanwhile is noticed.
+        A rank that ends meanwhile is noticed; so is one that is never placed, or never done, when
+        `start_timeout_s` is over.
         """
-        self._connect()
+        deadline_s = time.monotonic() + self._spec.start_timeout_s
+        try:
+            self._connect(self._spec.start_timeout_s)
+        except GetTimeoutError as error:
+            limit = self._spec.start_timeout_s
+            raise self._error(f"the {self._spec.name} was not placed within {limit} s") from error
         self._runs = [shard.run.remote() for shard in self._shards]
         self.send(first_step)
-        self._deadline_s = math.inf
+        self._deadline_s = deadline_s
         self.receive()
 
     def send(self, frames: wire.Frames) -> None:
@@ -109,8 +116,7 @@ class ShardGroup:
         while not (ready := self._poller.poll(_LIVENESS_CHECK_PERIOD_MS)):
             self.check_alive()
             if time.monotonic() > self._deadline_s:
-                limit = self._spec.step_timeout_s
-                raise self._error(f"the {self._spec.name} did not finish a step within {limit} s")
+                raise self._error(f"the {self._spec.name} did not answer in time")
         socket, _ = ready[0]
         rank = next(r for r, c in enumerate(self._connections) if c.socket is socket)
         frames: wire.Frames = socket.recv_multipart()
@@ -121,7 +127,7 @@ class ShardGroup:
     @property
     def has_answer(self) -> bool:
         """Whether `receive` would return, or raise, at once."""
-        return bool(self._poller.poll(0))
+        return bool(self._poller.poll(0)) or time.monotonic() > self._deadline_s
 
     def check_alive(self) -> None:
         """Raises the role's error if a rank has ended. May be called from any thread."""
@@ -166,10 +172,12 @@ class ShardGroup:
             logs=spec.logs,
         )
 
-    def _connect(self) -> None:
+    def _connect(self, timeout_s: float) -> None:
         keys = CurveKeys.generate()
         own_address = ray.util.get_node_ip_address()
-        addresses = ray.get([shard.node_address.remote() for shard in self._shards])
+        addresses = ray.get(
+            [shard.node_address.remote() for shard in self._shards], timeout=timeout_s
+        )
         transports = [
             self._spec.transport or ("ipc" if address == own_address else "tcp")
             for address in addresses
@@ -178,7 +186,8 @@ class ShardGroup:
             [
                 shard.bind.remote(transport, keys.public)
                 for shard, transport in zip(self._shards, transports, strict=True)
-            ]
+            ],
+            timeout=timeout_s,
         )
         for endpoint in endpoints:
             connection = Connection(self._context, endpoint, keys)

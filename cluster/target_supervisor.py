@@ -14,7 +14,7 @@ from specdec.errors import TargetFailedError
 logger = logging.getLogger(__name__)
 
 MAX_FAILURES = 5
-"""So many in a row, with less than a minute between them, are a crash loop."""
+"""So many in a row, none followed by a minute of running, are a crash loop."""
 
 
 class TargetSupervisor:
@@ -27,7 +27,7 @@ class TargetSupervisor:
         self._closing = threading.Event()
         self._lock = threading.Lock()  # of `current`, against closing while one is made
         self.current = start()
-        self.num_restarts = 0
+        self._backoff.started()
 
     def remake(self) -> TargetGroup:
         """Kills the target and starts another; raises TargetFailedError in a crash loop."""
@@ -59,5 +59,5 @@ class TargetSupervisor:
                 target.kill()
                 raise TargetFailedError("the service is shutting down")
             self.current = target
-        self.num_restarts += 1
+        self._backoff.started()
         return target

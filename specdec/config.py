@@ -89,7 +89,7 @@ class SpeculativeConfig:
             MAX_SPECULATION_THRESHOLD,
         )
         if self.max_model_len is not None:
-            require_range("speculative_config.max_model_len", self.max_model_len, 1, 2**24)
+            require_range("speculative_config.max_model_len", self.max_model_len, 2, 2**24)
         require_quantization(self.quantization, "speculative_config.quantization")
         for name in ("model", "quantization"):
             value = getattr(self, name)
@@ -151,6 +151,7 @@ class DraftLimits:
     block_size: int
     max_model_len: int
     max_catch_up_tokens: int
+    enable_prefix_caching: bool = True
 
 
 def require_range(name: str, value: int, low: int, high: int) -> None:

@@ -72,7 +72,7 @@ class NotReadyError(SpecdecError):
 
 
 class TargetFailedError(SpecdecError):
-    """The target model stopped answering; requests that were running are lost."""
+    """The target model stopped answering; where it cannot be replaced, requests are lost."""
 
 
 class DraftFailedError(SpecdecError):

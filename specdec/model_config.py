@@ -101,7 +101,8 @@ class ModelConfig:
         architecture = (raw.get("architectures") or ["none"])[0]
         _require_supported(architecture, raw)
         raw = {**_DEFAULTS[architecture], **raw}
-        eos = generation.get("eos_token_id", raw.get("eos_token_id"))
+        eos = generation.get("eos_token_id")
+        eos = raw.get("eos_token_id") if eos is None else eos
         hidden_size, num_heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
         return cls(
             architecture=architecture,

@@ -23,6 +23,10 @@ RESUME_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 _Start = Callable[[pb.GenerateRequest], Generator[StreamChunk, None, None]]
 
 
+_PASSING = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
+"""A replica is lost, or the ones that are left are full for the moment."""
+
+
 def resumed(
     start: _Start, request: pb.GenerateRequest, sleep: Callable[[float], None] = time.sleep
 ) -> Generator[StreamChunk, None, None]:
@@ -39,9 +43,11 @@ def resumed(
                     has_begun = True
                     _note(chunk, request)
                     yield chunk
+                    if chunk.finish_reason is not None:
+                        return  # whatever happens to the call now, the answer is whole
             return
         except ClientError as error:
-            if not has_begun or error.code is not StatusCode.UNAVAILABLE:
+            if not has_begun or error.code not in _PASSING:
                 raise
         sleep(delay_s)
     yield from start(request)

@@ -56,7 +56,11 @@ class DraftModelProposer:
         """`worker` must be new: it knows of no sequence."""
         self._worker = worker
         self._limits = limits
-        self._blocks = BlockManager(limits.num_blocks, limits.block_size)
+        self._blocks = BlockManager(
+            limits.num_blocks,
+            limits.block_size,
+            enable_prefix_caching=limits.enable_prefix_caching,
+        )
         self._ledger = WorkerLedger(self._blocks)
         self._progress: dict[int, _Progress] = {}
         self._drafting: list[Sequence] = []

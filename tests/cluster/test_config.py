@@ -288,8 +288,8 @@ def test_help_states_meaning_limit_and_default():
 def test_auto_takes_a_gpu_where_torch_finds_one(monkeypatch):
     for found, device in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr("torch.cuda.is_available", lambda found=found: found)
-        assert ServeConfig(model="tiny").device == device
-        assert ServeConfig(model="tiny", device="cpu").device == "cpu"
+        assert ServeConfig(model="tiny", device="auto").device == device
+        assert ServeConfig(model="tiny").device == "cpu"
 
 
 def test_quantization_is_for_cpus():

@@ -4,11 +4,17 @@ import asyncio
 import threading
 import time
 from contextlib import aclosing
+from dataclasses import replace
 
 import pytest
 
 from cluster.engine_loop import EngineLoop
-from specdec.errors import InvalidValueError, NotReadyError, TargetFailedError
+from specdec.errors import (
+    InvalidValueError,
+    NotReadyError,
+    OverloadedError,
+    TargetFailedError,
+)
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
@@ -173,3 +179,50 @@ async def test_the_thread_sleeps_while_there_is_nothing_to_do(loop, target):
     num_steps = (await loop.stats()).num_steps
     await asyncio.sleep(0.2)
     assert (await loop.stats()).num_steps == num_steps
+
+
+async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, target):
+    made = threading.Event()
+    successor = HashTarget(block_size=4, vocab_size=383)
+
+    def remake():
+        made.wait(10)
+        return successor
+
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target), remake)
+    target.step_s = 0.01
+    running = asyncio.create_task(tokens_of(loop, request("running", PROMPT, max_tokens=60)))
+    await asyncio.sleep(0.1)
+    target.error = TargetFailedError("it died")
+    while not loop.is_recovering:
+        await asyncio.sleep(0.01)
+    late = replace(request("late", PROMPT), queue_deadline_s=time.monotonic() + 0.2)
+    with pytest.raises(OverloadedError, match="waited longer"):
+        await tokens_of(loop, late)
+    waiting = asyncio.create_task(tokens_of(loop, request("waiting", PROMPT)))
+    await asyncio.sleep(0.05)
+    made.set()
+    assert await running == successor.continuation(PROMPT, 60)
+    assert await waiting == successor.continuation(PROMPT, 24)
+    await loop.close()
+
+
+async def test_a_target_that_cannot_be_made_again_ends_the_streams(tiny_model_dir, target):
+    def remake():
+        raise TargetFailedError("it failed 5 times in a row")
+
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target), remake)
+    target.error = TargetFailedError("it died")
+    with pytest.raises(TargetFailedError, match="could not be started again: it failed 5 times"):
+        await tokens_of(loop, request("r", PROMPT))
+    assert not loop.is_recovering
+    await loop.close()
+
+
+async def test_a_reader_that_stopped_reading_takes_no_room(loop):
+    outputs = loop.generate(request("r", PROMPT))
+    await anext(outputs)
+    while loop.num_streams:
+        await asyncio.sleep(0.01)
+    loop.require_room()
+    assert len([output async for output in outputs]) > 0

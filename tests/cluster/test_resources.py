@@ -1,5 +1,4 @@
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -167,13 +166,11 @@ def test_draft_ranks_count_too(model, drafting):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Two GPUs of 16 and 24 GiB, as torch would tell of them."""
+    """Two GPUs with 16 and 24 GiB free, as torch would tell of them."""
     sizes = [16 * GIB, 24 * GIB]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(sizes))
-    monkeypatch.setattr(
-        "torch.cuda.get_device_properties", lambda index: SimpleNamespace(total_memory=sizes[index])
-    )
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda index: (sizes[index], 80 * GIB))
 
 
 @pytest.mark.usefixtures("gpus")
@@ -198,6 +195,14 @@ def test_the_fullest_gpu_decides_for_all(model):
     assert 0 < both < alone
     with pytest.raises(OutOfMemoryError, match=r"leave 0\.0 for the KV cache"):
         memory_plan(config, Models(model), 2 * GIB)
+
+
+@pytest.mark.usefixtures("gpus")
+def test_more_ranks_than_gpus_are_refused(model, drafting):
+    config = dataclasses.replace(drafting, device="cuda", tensor_parallel_size=1)
+    with pytest.raises(InvalidValueError, match="3 are needed, 2 are here"):
+        check_ranks(config, Models(model, model), 64)
+    check_ranks(dataclasses.replace(config, speculative_config=None), Models(model), 64)
 
 
 def test_a_gpu_that_is_not_there_is_told(monkeypatch):

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from cluster.config import ServeConfig
 from cluster.models import resolve_models
+from cluster.resources import memory_per_replica
 from cluster.service import deploy, running_service
 from specdec.client import Client, ClientError
 from specdec.sampling_params import SamplingParams
@@ -57,11 +58,13 @@ def replica_names():
 
 def update(config):
     """Starts the service and changes a setting of it."""
+    memory_bytes = memory_per_replica(config)
     with running_service(config, lambda line: None):
         before = replica_names()
         with ShortRequests(f"127.0.0.1:{config.grpc_port}") as requests:
             began_at = time.monotonic()
-            deploy(replace(config, max_num_seqs=32), resolve_models(config, lambda line: None))
+            directories = resolve_models(config, lambda line: None)
+            deploy(replace(config, max_num_seqs=32), directories, memory_bytes)
             took_s = time.monotonic() - began_at
         return {
             "before": sorted(before),

@@ -1,0 +1,136 @@
+"""What replaces lost models, with workers that are lost on command."""
+
+import threading
+import time
+
+import pytest
+
+from cluster.draft_supervisor import DraftSupervisor
+from cluster.target_supervisor import MAX_FAILURES, TargetSupervisor
+from specdec.config import DraftLimits
+from specdec.errors import DraftFailedError, TargetFailedError
+from specdec.proposers import DraftRequest
+from specdec.sequence import Sequence
+from specdec.step import DraftedRow, DraftOutput
+from tests.specdec.engines import request
+
+LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)
+
+
+class Worker:
+    """Drafts the number 7, until it is told to fail."""
+
+    is_busy = False
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.is_killed = self.is_closed = False
+        self._step = None
+
+    def begin(self, step):
+        if self.error is not None:
+            raise self.error
+        self._step = step
+
+    def collect(self):
+        rows = [DraftedRow(row.seq_id, (7,) * row.num_draft_tokens) for row in self._step.drafts]
+        return DraftOutput(self._step.step_id, tuple(rows))
+
+    def check_alive(self):
+        if self.error is not None:
+            raise self.error
+
+    def kill(self):
+        self.is_killed = True
+
+    def close(self):
+        self.is_closed = True
+
+
+@pytest.fixture
+def workers():
+    return []
+
+
+@pytest.fixture
+def start(workers):
+    def start():
+        workers.append(Worker())
+        return workers[-1]
+
+    return start
+
+
+def drafts(supervisor):
+    seq = Sequence(0, request("r", [1, 2, 3]), detokenizer=None)
+    supervisor.begin([DraftRequest(seq, 3)])
+    return [proposal.draft_token_ids for proposal in supervisor.collect()]
+
+
+def wait_for(condition):
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("error", [DraftFailedError("it died"), KeyError("a bug of ours")])
+def test_a_lost_draft_worker_is_replaced_and_nobody_hears_of_it(start, workers, error):
+    supervisor = DraftSupervisor(start, LIMITS)
+    assert drafts(supervisor) == [(7, 7, 7)]
+    workers[0].error = error
+    assert drafts(supervisor) == []
+    assert workers[0].is_killed
+    wait_for(lambda: supervisor.is_available)
+    assert drafts(supervisor) == [(7, 7, 7)]
+    supervisor.close()
+    assert workers[1].is_closed
+
+
+def test_a_draft_worker_that_died_while_nobody_drafted_is_noticed(start, workers):
+    supervisor = DraftSupervisor(start, LIMITS)
+    workers[0].error = DraftFailedError("it died")
+    supervisor.check()
+    wait_for(lambda: len(workers) == 2)
+    supervisor.close()
+
+
+def test_a_target_is_replaced_and_a_crash_loop_ends(workers):
+    def start():
+        if 1 < len(workers) < 4:
+            workers.append(None)
+            raise TargetFailedError("it does not load")
+        workers.append(Worker())
+        return workers[-1]
+
+    supervisor = TargetSupervisor(start)
+    supervisor._backoff.base_s = 0.001
+    second = supervisor.remake()
+    assert workers[0].is_killed
+    assert supervisor.current is second
+    third = supervisor.remake()  # after two starts that fail
+    assert len(workers) == 5
+    assert supervisor.current is third
+    for _ in range(MAX_FAILURES - 4):
+        supervisor.remake()
+    with pytest.raises(TargetFailedError, match=f"failed {MAX_FAILURES} times in a row"):
+        supervisor.remake()
+    supervisor.close()
+    assert supervisor.current.is_closed
+
+
+def test_closing_ends_the_wait_for_another_target(start, workers):
+    supervisor = TargetSupervisor(start)
+    supervisor._backoff.base_s = 60.0
+    supervisor._backoff.delay_s()
+    ended = threading.Event()
+
+    def remake():
+        with pytest.raises(TargetFailedError, match="shutting down"):
+            supervisor.remake()
+        ended.set()
+
+    threading.Thread(target=remake).start()
+    wait_for(lambda: workers[0].is_killed)
+    supervisor.close()
+    assert ended.wait(5)
