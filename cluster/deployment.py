@@ -113,7 +113,8 @@ def make_application(
     """Both deployments, bound to a configuration, with the resources of a replica declared.
 
     memory_bytes: what each replica may take. Run again with another configuration, Serve replaces
-    one replica after the other. The bundles are packed on as few nodes as they fit; each holds its ranks on one.
+    one replica after the other. The bundles are packed on as few nodes as they fit; each holds its
+    ranks on one.
     """
     replica = serve.ingress(_serve_app)(RouterReplica)
     deployment = serve.deployment(replica).options(

@@ -80,7 +80,8 @@ def wait_for(condition, what, service):
 
 
 @pytest.mark.parametrize(
-    ("name", "index"), [("DraftShard", 0), ("TargetShard", 0), ("TargetShard", 1)]
+    ("name", "index"),
+    [("DraftShard", 0), ("TargetShard", 0), ("TargetShard", 1), ("ControlPlane", 0)],
 )
 def test_killed_in_the_middle_of_eight_streams(service, undisturbed, name, index):
     has_begun = threading.Semaphore(0)
