@@ -23,7 +23,7 @@ LONG = SamplingParams(temperature=0.8, max_tokens=400, ignore_eos=True)
 
 
 def routers(service):
-    return [each for each in service.descendants() if "ServeReplica" in command_of(each)]
+    return [each for each in service.descendants() if ":Router" in command_of(each)]
 
 
 def command_of(process):
