@@ -6,10 +6,8 @@ from collections.abc import Sequence as Many
 
 import torch
 
-from specdec.models import LlamaForCausalLM
-from specdec.parallel import TensorParallelGroup
-from specdec.runner.sequences import SampledToken, SequenceTable
-from specdec.sampling import sample
+from specdec.runner.runner import Runner
+from specdec.runner.sequences import SampledToken
 from specdec.step import (
     BlockTableDelta,
     DraftedRow,
@@ -21,29 +19,12 @@ from specdec.step import (
 )
 
 
-class DraftRunner:
+class DraftRunner(Runner):
     """Executes draft steps in order. With several ranks every one gets the same steps.
 
     A draft token is what the draft model draws with the noise that the target will draw with
     (`specdec.verification`), so an accurate draft is accepted at any temperature.
     """
-
-    def __init__(
-        self,
-        model: LlamaForCausalLM,
-        group: TensorParallelGroup,
-        *,
-        num_blocks: int,
-        block_size: int,
-        vocab_size: int,
-    ) -> None:
-        """Allocates the KV pool: `num_blocks` of `block_size` tokens."""
-        self.model = model
-        self.group = group
-        self.block_size = block_size
-        self.vocab_size = vocab_size
-        self.kv_cache = model.new_kv_cache(num_blocks * block_size)
-        self._sequences = SequenceTable(block_size, self.kv_cache.device)
 
     @torch.inference_mode()
     def draft(self, step: DraftStep) -> DraftOutput:
@@ -91,10 +72,10 @@ class DraftRunner:
 
     def _next_tokens(self, rows: Many[StepRow]) -> list[int]:
         """What the draft model draws after the last token of each row."""
-        tokens = self._sequences.model_input(rows)
-        hidden = self.model(tokens, self.kv_cache)
-        logits = self.model.compute_logits(hidden[[end - 1 for end in tokens.cu_seqlens_q[1:]]])
-        batch = self._sequences.sampling_batch([SampledToken(row.seq_id, row.end) for row in rows])
-        first_token = self.model.vocab_slice.start
-        drawn: list[int] = sample(logits, batch, self.group, first_token, self.vocab_size).tolist()
+        batch = self._sequences.model_input(rows)
+        last = [end - 1 for end in batch.cu_seqlens_q[1:]]
+        hidden = self.model(batch, self.kv_cache)[last]
+        drawn: list[int] = self._draw(
+            hidden, [SampledToken(row.seq_id, row.end) for row in rows]
+        ).tolist()
         return drawn

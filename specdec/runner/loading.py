@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -13,6 +14,9 @@ from specdec.models import load_model
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.draft_runner import DraftRunner
 from specdec.runner.model_runner import ModelRunner
+from specdec.runner.runner import Runner
+
+_AnyRunner = TypeVar("_AnyRunner", bound=Runner)
 
 
 def load_runner(
@@ -27,24 +31,7 @@ def load_runner(
 
     quantization: as in `load_model`; `w8a8` is for drafts alone.
     """
-    model_config = ModelConfig.from_directory(directory)
-    model = load_model(
-        directory,
-        model_config,
-        group,
-        dtype=DTYPES[dtype],
-        max_model_len=config.max_model_len,
-        block_size=config.block_size,
-        quantization=quantization,
-        device=device,
-    )
-    return ModelRunner(
-        model,
-        group,
-        num_blocks=config.num_blocks,
-        block_size=config.block_size,
-        vocab_size=model_config.vocab_size,
-    )
+    return _load(ModelRunner, directory, dtype, config, group, quantization, device)
 
 
 def load_draft_runner(
@@ -56,6 +43,18 @@ def load_draft_runner(
     device: torch.device = CPU,
 ) -> DraftRunner:
     """Loads this rank's share of a draft model and allocates its KV pool."""
+    return _load(DraftRunner, directory, dtype, limits, group, quantization, device)
+
+
+def _load(
+    kind: type[_AnyRunner],
+    directory: Path,
+    dtype: DTypeName,
+    limits: EngineConfig | DraftLimits,
+    group: TensorParallelGroup,
+    quantization: QuantizationMethod | None,
+    device: torch.device,
+) -> _AnyRunner:
     model_config = ModelConfig.from_directory(directory)
     model = load_model(
         directory,
@@ -67,7 +66,7 @@ def load_draft_runner(
         quantization=quantization,
         device=device,
     )
-    return DraftRunner(
+    return kind(
         model,
         group,
         num_blocks=limits.num_blocks,

@@ -7,10 +7,8 @@ from collections.abc import Sequence as Many
 import torch
 from torch import Tensor
 
-from specdec.models import LlamaForCausalLM
-from specdec.parallel import TensorParallelGroup
-from specdec.runner.sequences import SampledToken, SequenceTable
-from specdec.sampling import sample
+from specdec.runner.runner import Runner
+from specdec.runner.sequences import SampledToken
 from specdec.step import (
     BlockTableDelta,
     SequenceAdmission,
@@ -22,25 +20,8 @@ from specdec.step import (
 from specdec.verification import verify_coupled
 
 
-class ModelRunner:
+class ModelRunner(Runner):
     """Executes steps in order. With several ranks every one gets the same steps."""
-
-    def __init__(
-        self,
-        model: LlamaForCausalLM,
-        group: TensorParallelGroup,
-        *,
-        num_blocks: int,
-        block_size: int,
-        vocab_size: int,
-    ) -> None:
-        """Allocates the KV pool: `num_blocks` of `block_size` tokens."""
-        self.model = model
-        self.group = group
-        self.block_size = block_size
-        self.vocab_size = vocab_size
-        self.kv_cache = model.new_kv_cache(num_blocks * block_size)
-        self._sequences = SequenceTable(block_size, self.kv_cache.device)
 
     @torch.inference_mode()
     def execute(self, step: StepInput) -> VerifyOutput:
@@ -70,15 +51,13 @@ class ModelRunner:
         rows = [row for row in step.rows if row.samples]
         if not rows:
             return VerifyOutput(step.step_id, ())
-        logits = self.model.compute_logits(hidden[_scored_tokens(step.rows)])
         # Each scored token defines the output token at the position after its own.
         coming = [
             SampledToken(row.seq_id, position)
             for row in rows
             for position in range(row.end - row.num_draft_tokens, row.end + 1)
         ]
-        batch = self._sequences.sampling_batch(coming)
-        sampled = sample(logits, batch, self.group, self.model.vocab_slice.start, self.vocab_size)
+        sampled = self._draw(hidden[_scored_tokens(step.rows)], coming)
         drafts = [row.token_ids[len(row.token_ids) - row.num_draft_tokens :] for row in rows]
         verified = verify_coupled(sampled, drafts)
         return VerifyOutput(

@@ -1,0 +1,39 @@
+"""What the workers of a target and of a draft model have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+
+from torch import Tensor
+
+from specdec.models import LlamaForCausalLM
+from specdec.parallel import TensorParallelGroup
+from specdec.runner.sequences import SampledToken, SequenceTable
+from specdec.sampling import sample
+
+
+class Runner:
+    """One rank of a model, its KV pool, and what it knows of the sequences."""
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        group: TensorParallelGroup,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+    ) -> None:
+        """Allocates the KV pool: `num_blocks` of `block_size` tokens."""
+        self.model = model
+        self.group = group
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.kv_cache = model.new_kv_cache(num_blocks * block_size)
+        self._sequences = SequenceTable(block_size, self.kv_cache.device)
+
+    def _draw(self, hidden: Tensor, tokens: Many[SampledToken]) -> Tensor:
+        """The token ids, [R] int64, that follow `hidden` [R, hidden_size]; a collective call."""
+        logits = self.model.compute_logits(hidden)
+        batch = self._sequences.sampling_batch(tokens)
+        return sample(logits, batch, self.group, self.model.vocab_slice.start, self.vocab_size)
