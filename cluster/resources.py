@@ -78,7 +78,8 @@ def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
 
 
 def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
-    bundle = {"CPU": CPUS_PER_SHARD * num_ranks}
+    # Ray counts in ten thousandths and drops the rest, and 3 * 0.35 is a little less than 1.05.
+    bundle = {"CPU": round(CPUS_PER_SHARD * num_ranks, 4)}
     return bundle if config.device == "cpu" else {**bundle, "GPU": float(num_ranks)}
 
 

@@ -5,6 +5,7 @@ import torch
 
 from cluster.config import ServeConfig
 from cluster.resources import (
+    CPUS_PER_SHARD,
     Models,
     check_ranks,
     memory_per_replica,
@@ -156,6 +157,12 @@ def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
 def test_each_model_has_a_bundle_of_its_own(drafting):
     assert placement_bundles(drafting) == [{"CPU": 0.2}, {"CPU": 0.35}, {"CPU": 0.7}]
     assert len(placement_bundles(ServeConfig(speculative_config=None))) == 2
+
+
+def test_a_bundle_holds_its_ranks_as_ray_counts():
+    for size in range(1, 65):
+        bundle = placement_bundles(ServeConfig(model="tiny", tensor_parallel_size=size))[1]
+        assert int(bundle["CPU"] * 10_000) >= size * int(CPUS_PER_SHARD * 10_000)
 
 
 def test_draft_ranks_count_too(model, drafting):
