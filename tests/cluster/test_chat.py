@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import grpc
 import pytest
@@ -101,11 +102,17 @@ def test_a_refusal_does_not_end_a_talk_and_was_never_said(service, capsys):
     assert turns(service.requests[1]) == [("user", "two")]
 
 
+def interrupt_once_it_hangs(service):
+    assert service.is_hanging.wait(30)
+    time.sleep(0.5)  # for the first chunk, which is on its way, to be shown
+    os.kill(os.getpid(), signal.SIGINT)
+
+
 def test_ctrl_c_stops_the_answer_not_the_talk(service, capsys):
     service.hangs, service.num_chunks_before_error = True, 1
     with Client(service.address) as client:
         conversation = Conversation(client, SamplingParams())
-        threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Thread(target=interrupt_once_it_hangs, args=(service,)).start()
         conversation.ask("one")
         assert service.ended.wait(5), "the call went on"
         service.hangs = False

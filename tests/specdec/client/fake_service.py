@@ -44,6 +44,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
         self.num_chunks_before_error = 0
         self.num_errors = math.inf
         self.hangs = False
+        self.is_hanging = threading.Event()
         self.ended = threading.Event()
         self.address = ""
 
@@ -53,6 +54,8 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
         for index, chunk in enumerate(CHUNKS[num_there:], num_there):
             if index == self.num_chunks_before_error:
                 self._fail_or_hang(context)
+                if not context.is_active():
+                    return
             yield chunk
 
     def Generate(self, request, context):  # noqa: N802
@@ -94,7 +97,8 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
             self.num_errors -= 1
             context.abort(*self.error)
         if self.hangs:
-            self.ended.wait(10)
+            self.is_hanging.set()
+            self.ended.wait(60)
 
 
 @contextmanager
