@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
-from specdec.sequence import FinishReason
+from specdec.finish_reason import FinishReason
 from specdec.stats import EngineStats
 
 PREFIX = "specdec:"

@@ -140,7 +140,7 @@ class DraftShard(_Shard):
         step = wire.decode_draft_step(frames)
         drafts = self._runner.draft(step)
         if step.drafts:
-            self._answer(wire.encode_output(drafts))
+            self._answer(wire.encode_draft_output(drafts))
         if step.rows:
             self._runner.catch_up(step)
         if step.rows or not step.drafts:

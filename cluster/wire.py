@@ -1,23 +1,29 @@
-"""Step messages on the wire: a msgpack header and raw little-endian int32 arrays, one frame each.
+"""Step messages on the wire: a msgpack header and raw little-endian arrays of 32 bits, one a frame.
 
 Nothing but numbers and short strings is ever decoded, so a message can't carry code.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict
 from itertools import accumulate, pairwise
+from typing import Any
 
 import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.sampling_rules import SamplingRules, Verifier
 from specdec.step import (
     BlockTableDelta,
     DraftedRow,
     DraftOutput,
+    DraftProbs,
     DraftRow,
     DraftStep,
+    Logprobs,
+    PromptLogprobs,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -33,32 +39,38 @@ CAUGHT_UP: Frames = [b"caught up"]
 """What a draft model answers, after its drafts, when it has run a step's chunks too."""
 
 _ERROR = b"error"
-_ROW_FIELDS = 5
-_DELTA_FIELDS = 3
-_DRAFT_FIELDS = 4
+_INT32 = np.dtype("<i4")
+_FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """[header, rows [B, 5], tokens, block table deltas [D, 3], block ids]."""
+    """[header, rows [B, 7], tokens, 3 of arrays of rows, deltas [D, 3], block ids]."""
     header = [
         step.step_id,
-        list(step.released),
-        [
-            [a.seq_id, a.num_prompt_tokens, a.temperature, a.top_p, a.top_k, a.seed, a.choice]
-            for a in step.admitted
-        ],
+        step.released,
+        [[a.seq_id, a.num_prompt_tokens, asdict(a.rules), a.token_ids] for a in step.admitted],
     ]
-    rows = [
-        (row.seq_id, row.num_computed_tokens, len(row.token_ids), row.num_draft_tokens, row.samples)
+    rows = (
+        (
+            row.seq_id,
+            row.num_computed_tokens,
+            len(row.token_ids),
+            row.num_draft_tokens,
+            row.samples,
+            0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
+            0 if row.grammar_mask is None else row.grammar_mask.shape[1],
+        )
         for row in step.rows
-    ]
-    deltas = [
+    )
+    deltas = (
         (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
-    ]
+    )
     return [
         msgpack.packb(header),
         _pack(value for row in rows for value in row),
         _pack(token for row in step.rows for token in row.token_ids),
+        *_pack_draft_probs(row.draft_probs for row in step.rows),
+        _pack_arrays((row.grammar_mask for row in step.rows), _INT32),
         _pack(value for delta in deltas for value in delta),
         _pack(block for delta in step.block_table_deltas for block in delta.block_ids),
     ]
@@ -66,35 +78,28 @@ def encode_step(step: StepInput) -> Frames:
 
 def decode_step(frames: Sequence[bytes]) -> StepInput:
     """The inverse of `encode_step`."""
-    header, rows, tokens, deltas, blocks = frames
-    step_id, released, admitted = msgpack.unpackb(header)
-    row_table = _unpack(rows).reshape(-1, _ROW_FIELDS).tolist()
-    delta_table = _unpack(deltas).reshape(-1, _DELTA_FIELDS).tolist()
-    row_tokens = _split(_unpack(tokens), [row[2] for row in row_table])
+    header, rows, tokens, listed, probs, masks, deltas, blocks = frames
+    step_id, released, admitted = msgpack.unpackb(header, use_list=False)
+    delta_table = _table(deltas, 3)
     delta_blocks = _split(_unpack(blocks), [delta[2] for delta in delta_table])
     return StepInput(
         step_id=step_id,
-        released=tuple(released),
-        admitted=tuple(SequenceAdmission(*fields) for fields in admitted),
+        released=released,
+        admitted=tuple(_admission(*fields) for fields in admitted),
         block_table_deltas=tuple(
             BlockTableDelta(seq_id, start, block_ids)
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
-        rows=tuple(
-            StepRow(seq_id, computed, token_ids, drafts, bool(samples))
-            for (seq_id, computed, _, drafts, samples), token_ids in zip(
-                row_table, row_tokens, strict=True
-            )
-        ),
+        rows=tuple(_decode_step_rows(_table(rows, 7), tokens, listed, probs, masks)),
     )
 
 
 def encode_draft_step(step: DraftStep) -> Frames:
     """The frames of `encode_step`, then drafts [N, 4] and the tokens that they begin with."""
-    drafts = [
+    drafts = (
         (row.seq_id, row.num_computed_tokens, len(row.token_ids), row.num_draft_tokens)
         for row in step.drafts
-    ]
+    )
     return [
         *encode_step(step),
         _pack(value for draft in drafts for value in draft),
@@ -106,7 +111,7 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
     """The inverse of `encode_draft_step`."""
     *common, drafts, tokens = frames
     step = decode_step(common)
-    table = _unpack(drafts).reshape(-1, _DRAFT_FIELDS).tolist()
+    table = _table(drafts, 4)
     row_tokens = _split(_unpack(tokens), [draft[2] for draft in table])
     return DraftStep(
         step_id=step.step_id,
@@ -121,13 +126,81 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
     )
 
 
-def encode_output(output: VerifyOutput | DraftOutput) -> Frames:
-    """[header, rows [B, 2], tokens]."""
+def encode_output(output: VerifyOutput) -> Frames:
+    """[header, rows [B, 4], tokens, prompts [P, 4], 3 of logprobs of rows and then of prompts]."""
+    rows = (
+        (row.seq_id, len(row.token_ids), _logprobs_width(row.logprobs), row.has_bad_logits)
+        for row in output.rows
+    )
+    prompts = (
+        (each.seq_id, each.start, len(each.logprobs), _logprobs_width(each.logprobs))
+        for each in output.prompt_logprobs
+    )
+    logprobs = [row.logprobs for row in output.rows if row.logprobs is not None]
+    logprobs.extend(each.logprobs for each in output.prompt_logprobs)
     return [
         msgpack.packb(output.step_id),
-        _pack(value for row in output.rows for value in (row.seq_id, len(row.token_ids))),
+        _pack(value for row in rows for value in row),
         _pack(token for row in output.rows for token in row.token_ids),
+        _pack(value for prompt in prompts for value in prompt),
+        _pack_arrays((each.token_ids for each in logprobs), _INT32),
+        _pack_arrays((each.logprobs for each in logprobs), _FLOAT32),
+        _pack_arrays((each.ranks for each in logprobs), _INT32),
     ]
+
+
+def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
+    """What a target answered."""
+    header, rows, tokens, prompts, *logprobs = frames
+    table, prompt_table = _table(rows, 4), _table(prompts, 4)
+    row_tokens = _split(_unpack(tokens), [count for _, count, _, _ in table])
+    take = _logprobs_reader(*logprobs)
+    return VerifyOutput(
+        msgpack.unpackb(header),
+        tuple(
+            VerifiedRow(seq_id, token_ids, take(count, width) if width else None, bool(is_bad))
+            for (seq_id, count, width, is_bad), token_ids in zip(table, row_tokens, strict=True)
+        ),
+        tuple(
+            PromptLogprobs(seq_id, start, take(count, width))
+            for seq_id, start, count, width in prompt_table
+        ),
+    )
+
+
+def encode_draft_output(output: DraftOutput) -> Frames:
+    """[header, rows [B, 3], tokens, 2 of draft_probs]."""
+    rows = (
+        (
+            row.seq_id,
+            len(row.token_ids),
+            0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
+        )
+        for row in output.rows
+    )
+    return [
+        msgpack.packb(output.step_id),
+        _pack(value for row in rows for value in row),
+        _pack(token for row in output.rows for token in row.token_ids),
+        *_pack_draft_probs(row.draft_probs for row in output.rows),
+    ]
+
+
+def decode_draft_output(frames: Sequence[bytes]) -> DraftOutput:
+    """What a draft model answered."""
+    header, rows, tokens, listed, probs = frames
+    table = _table(rows, 3)
+    row_tokens = _split(_unpack(tokens), [count for _, count, _ in table])
+    row_probs = _decode_draft_probs(((count, width) for _, count, width in table), listed, probs)
+    return DraftOutput(
+        msgpack.unpackb(header),
+        tuple(
+            DraftedRow(seq_id, token_ids, draft_probs)
+            for (seq_id, _, _), token_ids, draft_probs in zip(
+                table, row_tokens, row_probs, strict=True
+            )
+        ),
+    )
 
 
 def encode_error(message: str) -> Frames:
@@ -140,35 +213,84 @@ def error_in(frames: Sequence[bytes]) -> str | None:
     return frames[1].decode() if frames[0] == _ERROR else None
 
 
-def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
-    """What a target answered."""
-    step_id, rows = _decode_rows(frames)
-    return VerifyOutput(step_id, tuple(VerifiedRow(*row) for row in rows))
+def _admission(
+    seq_id: int, num_prompt_tokens: int, rules: dict[str, Any], token_ids: tuple[int, ...]
+) -> SequenceAdmission:
+    verifier = Verifier(**rules.pop("verifier"))
+    admitted_rules = SamplingRules(**rules, verifier=verifier)
+    return SequenceAdmission(seq_id, num_prompt_tokens, admitted_rules, token_ids)
 
 
-def decode_draft_output(frames: Sequence[bytes]) -> DraftOutput:
-    """What a draft model answered."""
-    step_id, rows = _decode_rows(frames)
-    return DraftOutput(step_id, tuple(DraftedRow(*row) for row in rows))
+def _decode_step_rows(
+    table: list[list[int]], tokens: bytes, listed: bytes, probs: bytes, masks: bytes
+) -> Iterator[StepRow]:
+    row_tokens = _split(_unpack(tokens), [row[2] for row in table])
+    row_probs = _decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
+    take_mask = _reader(_unpack(masks))
+    for row, token_ids, draft_probs in zip(table, row_tokens, row_probs, strict=True):
+        seq_id, computed, _, num_drafts, samples, _, num_words = row
+        mask = take_mask(num_drafts + 1, num_words) if num_words else None
+        yield StepRow(seq_id, computed, token_ids, num_drafts, bool(samples), draft_probs, mask)
 
 
-def _decode_rows(frames: Sequence[bytes]) -> tuple[int, list[tuple[int, tuple[int, ...]]]]:
-    """The id of the step, and a sequence id with its tokens for each row."""
-    header, rows, tokens = frames
-    step_id: int = msgpack.unpackb(header)
-    table = _unpack(rows).reshape(-1, 2).tolist()
-    row_tokens = _split(_unpack(tokens), [count for _, count in table])
-    return step_id, [
-        (seq_id, token_ids) for (seq_id, _), token_ids in zip(table, row_tokens, strict=True)
+def _pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
+    present = [row for row in rows if row is not None]
+    return [
+        _pack_arrays((row.token_ids for row in present), _INT32),
+        _pack_arrays((row.probs for row in present), _FLOAT32),
     ]
 
 
+def _decode_draft_probs(
+    shapes: Iterable[tuple[int, int]], listed: bytes, probs: bytes
+) -> Iterator[DraftProbs | None]:
+    """One entry for each shape; None where that is [..., 0]."""
+    take_ids, take_probs = _reader(_unpack(listed)), _reader(_unpack(probs, _FLOAT32))
+    for shape in shapes:
+        yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
+
+
+def _logprobs_width(logprobs: Logprobs | None) -> int:
+    return 0 if logprobs is None else logprobs.token_ids.shape[1]
+
+
+def _logprobs_reader(token_ids: bytes, values: bytes, ranks: bytes) -> Callable[..., Logprobs]:
+    take_ids, take_values = _reader(_unpack(token_ids)), _reader(_unpack(values, _FLOAT32))
+    take_ranks = _reader(_unpack(ranks))
+
+    def take(count: int, width: int) -> Logprobs:
+        return Logprobs(take_ids(count, width), take_values(count, width), take_ranks(count))
+
+    return take
+
+
+def _reader(values: NDArray[Any]) -> Callable[..., NDArray[Any]]:
+    """Takes arrays of given shapes from `values`, one after another."""
+    position = 0
+
+    def take(*shape: int) -> NDArray[Any]:
+        nonlocal position
+        start, position = position, position + int(np.prod(shape))
+        return values[start:position].reshape(shape)
+
+    return take
+
+
+def _table(frame: bytes, num_columns: int) -> list[list[int]]:
+    table: list[list[int]] = _unpack(frame).reshape(-1, num_columns).tolist()
+    return table
+
+
 def _pack(values: Iterable[int]) -> bytes:
-    return np.fromiter(values, dtype="<i4").tobytes()
+    return np.fromiter(values, dtype=_INT32).tobytes()
 
 
-def _unpack(frame: bytes) -> Int32Array:
-    return np.frombuffer(frame, dtype="<i4")
+def _pack_arrays(arrays: Iterable[NDArray[Any] | None], dtype: np.dtype[Any]) -> bytes:
+    return b"".join(each.astype(dtype).tobytes() for each in arrays if each is not None)
+
+
+def _unpack(frame: bytes, dtype: np.dtype[Any] = _INT32) -> NDArray[Any]:
+    return np.frombuffer(frame, dtype=dtype)
 
 
 def _split(values: Int32Array, counts: list[int]) -> list[tuple[int, ...]]:

@@ -12,11 +12,13 @@ from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.errors import InvalidValueError
+from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
 from specdec.runner import Target
+from specdec.sampling_rules import resolve
 from specdec.scheduler import ScheduledRow, Scheduler
-from specdec.sequence import FinishReason, Request, Sequence, SequenceStatus
+from specdec.sequence import Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.stats import AcceptanceByPosition, EngineStats, SpeculationStats
 from specdec.step import StepInput, StepRow, VerifyOutput
@@ -84,8 +86,7 @@ class Engine:
     def add(self, request: Request) -> None:
         """Queues a request. Raises InvalidValueError or OverloadedError, and then keeps nothing."""
         self._validate(request)
-        detokenizer = IncrementalDetokenizer(self._tokenizer, request.params.stop)
-        seq = Sequence(self._next_seq_id, request, detokenizer)
+        seq = self._new_sequence(request)
         if request.resume_token_ids:
             self._replay(seq)
         self._scheduler.add(seq)
@@ -168,6 +169,16 @@ class Engine:
             seq.seq_id for seq in self._sequences.values() if seq.status is SequenceStatus.RUNNING
         }
         assert self._blocks.holders <= running, "blocks held by sequences that do not run"
+
+    def _new_sequence(self, request: Request) -> Sequence:
+        params = request.params
+        return Sequence(
+            self._next_seq_id,
+            request,
+            resolve(params, request.seed, 0, self._model, self._tokenizer),
+            IncrementalDetokenizer(self._tokenizer, params.stop),
+            params.settled(self._model.sampling_defaults).max_tokens,
+        )
 
     def _validate(self, request: Request) -> None:
         if request.request_id in self._sequences:
@@ -296,7 +307,7 @@ class Engine:
         if self._is_end(seq, token):
             return FinishReason.STOP
         is_full = seq.num_tokens >= self.config.max_model_len
-        if is_full or seq.num_output_tokens == seq.params.max_tokens:
+        if is_full or seq.num_output_tokens == seq.max_tokens:
             return FinishReason.LENGTH
         return None
 

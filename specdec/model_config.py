@@ -18,7 +18,9 @@ import torch
 from specdec.config import QuantizationMethod
 from specdec.dequantize import weight_format
 from specdec.errors import ModelNotFoundError, UnsupportedModelError
+from specdec.generation_config import read_sampling_defaults
 from specdec.rope import Rope, read_rope
+from specdec.sampling_params import SamplingDefaults
 
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -72,6 +74,7 @@ class ModelConfig:
     max_position_embeddings: int
     tie_word_embeddings: bool
     eos_token_ids: frozenset[int]
+    sampling_defaults: SamplingDefaults
     has_qkv_bias: bool
     has_output_bias: bool
     has_mlp_bias: bool
@@ -118,6 +121,7 @@ class ModelConfig:
             max_position_embeddings=_count(raw, "max_position_embeddings"),
             tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
             eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
+            sampling_defaults=read_sampling_defaults(generation),
             has_qkv_bias=_has_qkv_bias(architecture, raw),
             has_output_bias=architecture != "Qwen2ForCausalLM" and _has_qkv_bias(architecture, raw),
             has_mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),

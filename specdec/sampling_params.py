@@ -3,89 +3,234 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 from specdec.errors import InvalidValueError
 
 SpeculationMethod = Literal["ngram", "draft_model"]
-SPECULATION_METHODS: tuple[SpeculationMethod, ...] = ("ngram", "draft_model")
+SPECULATION_METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
+
+VerifierName = Literal["coupled", "rejection", "block", "typical", "threshold"]
+VERIFIERS: tuple[VerifierName, ...] = get_args(VerifierName)
+LOSSY_VERIFIERS: frozenset[VerifierName] = frozenset(("typical", "threshold"))
+"""Those that may return other tokens than the target would, and so are never taken unasked."""
+
+AcceptancePreset = Literal["strict", "medium", "lenient"]
+ACCEPTANCE_PRESETS: Mapping[AcceptancePreset, float] = MappingProxyType(
+    {"strict": 0.75, "medium": 0.65, "lenient": 0.5}
+)
+"""Thresholds for code, for structured output, and for narrative text."""
 
 MAX_NUM_SPECULATIVE_TOKENS = 32
+MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_BAD_WORDS = 256
+MAX_BAD_WORD_CHARS = 256
+MAX_LOGIT_BIASES = 1024
+MAX_LOGPROBS = 20
 SEED_LIMIT = 2**63
+_INT32_LIMIT = 2**31
 
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """Per-request speculation; it changes the speed of a request, never its tokens.
+    """Per-request speculation. With a lossless verifier it changes the speed, never the tokens.
 
     enabled: None leaves it to the service; False opts out; True asks for it where it is loaded.
     num_speculative_tokens: draft tokens a step; None takes the service's number.
     method: a proposer that the service has loaded; None takes the service's.
+    verifier: what decides which draft tokens are kept (`specdec.verification`); None takes the
+        service's. `coupled`, `rejection` and `block` are lossless; `typical` and `threshold` are
+        not, and are faster for it.
+    typical_epsilon, typical_delta: of verifier `typical`: a draft token is kept when its target
+        probability is above min(epsilon, delta * exp(-entropy)); Cai et al. 2024 (Medusa), section
+        2.3.1. None: 0.09 and 0.3.
+    acceptance_threshold: of verifier `threshold`: the least target probability with which a draft
+        token is kept, or the name of a preset; `auto` chooses the preset by what is asked for:
+        strict for code, medium for structured output, lenient for other text. None: `auto`.
+    scale_draft_temperature: whether the draft's temperature is lowered the more the draft model is
+        sure: by a factor of 1 less its highest probability. None: not.
     """
 
     enabled: bool | None = None
     num_speculative_tokens: int | None = None
     method: SpeculationMethod | None = None
+    verifier: VerifierName | None = None
+    typical_epsilon: float | None = None
+    typical_delta: float | None = None
+    acceptance_threshold: float | AcceptancePreset | Literal["auto"] | None = None
+    scale_draft_temperature: bool | None = None
 
     def __post_init__(self) -> None:
-        count = self.num_speculative_tokens
-        if count is not None and not 0 <= count <= MAX_NUM_SPECULATIVE_TOKENS:
-            limit = f"from 0 to {MAX_NUM_SPECULATIVE_TOKENS}"
-            raise InvalidValueError("speculation.num_speculative_tokens", count, limit)
-        if self.method is not None and self.method not in SPECULATION_METHODS:
-            limit = f"one of {', '.join(SPECULATION_METHODS)}"
-            raise InvalidValueError("speculation.method", self.method, limit)
+        if self.num_speculative_tokens is not None:
+            count, high = self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS
+            _require_range("speculation.num_speculative_tokens", count, 0, high)
+        _require_choice("speculation.method", self.method, SPECULATION_METHODS)
+        _require_choice("speculation.verifier", self.verifier, VERIFIERS)
+        for name in ("typical_epsilon", "typical_delta"):
+            value = getattr(self, name)
+            if value is not None:
+                _require_range(f"speculation.{name}", value, 0, 1)
+        threshold = self.acceptance_threshold
+        if isinstance(threshold, str):
+            presets = (*ACCEPTANCE_PRESETS, "auto")
+            _require_choice("speculation.acceptance_threshold", threshold, presets)
+        elif threshold is not None:
+            _require_range("speculation.acceptance_threshold", threshold, 0, 1)
 
 
 @dataclass(frozen=True)
-class SamplingParams:
-    """How the tokens of one request are drawn. Applied in this order: temperature, top_k, top_p.
-
-    temperature: divides the logits; 0 is greedy.
-    top_p: keeps the most likely tokens whose probabilities sum to at least top_p. Tokens exactly
-        as likely as the last one kept are kept too, so the support never depends on sort order.
-    top_k: keeps the top_k most likely tokens, ties with the last one included; 0 keeps all.
-    seed: fixes every random choice; None lets the service choose one, and tell which.
-    stop: strings that end the text; the text returned ends before the first of them.
-    max_tokens: most tokens to generate; None leaves as many as the context length allows.
-    ignore_eos: goes on after an end-of-sequence token (for benchmarks).
-    """
+class SamplingDefaults:
+    """What a model's generation_config.json asks for where a request says nothing."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
-    seed: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the tokens of one request are drawn.
+
+    Fields that are None are left to the model's generation_config.json, and without one do nothing.
+    Names and meanings are those of vLLM, and of the OpenAI API where it has the field. A token's
+    logits are shaped in this order: allowed_token_ids, bad_words and structured output, logit_bias
+    and min_tokens, repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
+
+    n: how many choices to generate, each with random numbers of its own.
+    temperature: divides the logits; 0 takes the most likely token always.
+    top_p: keeps the most likely tokens whose probabilities sum to at least top_p. Tokens exactly
+        as likely as the last one kept are kept too, so the support never depends on sort order.
+    top_k: keeps the top_k most likely tokens, ties with the last one included; 0 keeps all.
+    min_p: keeps the tokens at least min_p times as likely as the most likely one.
+    repetition_penalty: divides positive logits of tokens in prompt or output so far, and multiplies
+        negative ones (Keskar et al. 2019, CTRL, section 4.1).
+    presence_penalty: taken off the logits of tokens in the output so far.
+    frequency_penalty: the same, once for each time that the token is there.
+    logit_bias: added to the logits of tokens, from -100 to 100 each.
+    bad_words: texts that the output shall not contain: the last token of each is never drawn where
+        those before it have just been.
+    allowed_token_ids: the only tokens that may be drawn; None allows all.
+    stop: strings that end the text; it is cut before the first of them.
+    stop_token_ids: tokens that end the text, and are in token_ids but not in the text.
+    include_stop_str_in_output: leaves the stop string, or the stop token's text, in the text.
+    min_tokens: how many tokens come before an end-of-sequence or stop token may be drawn.
+    max_tokens: most tokens to generate; None leaves as many as the context length allows.
+    ignore_eos: goes on after an end-of-sequence token (for benchmarks).
+    seed: fixes every random choice; None lets the service choose one, and tell which.
+    logprobs: how many of the most likely tokens to report at each position, with the logarithms of
+        their probabilities, besides the token that was drawn; None reports nothing. They are the
+        model's own: taken before anything here shapes the logits.
+    prompt_logprobs: the same for the prompt's tokens, of which the first has none.
+    skip_special_tokens: leaves special tokens out of the text.
+    """
+
+    n: int = 1
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: tuple[str, ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    include_stop_str_in_output: bool = False
+    min_tokens: int = 0
     max_tokens: int | None = None
     ignore_eos: bool = False
+    seed: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    skip_special_tokens: bool = True
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
     def __post_init__(self) -> None:
-        _require_finite("temperature", self.temperature)
-        _require_finite("top_p", self.top_p)
-        if not 0 <= self.temperature <= 100:
-            raise InvalidValueError("temperature", self.temperature, "from 0 to 100")
-        if not 0 < self.top_p <= 1:
+        _require_range("n", self.n, 1, MAX_CHOICES)
+        self._check_distribution()
+        self._check_tokens()
+        self._check_length()
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _require_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        _check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS)
+        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+
+    def settled(self, defaults: SamplingDefaults) -> SamplingDefaults:
+        """What holds of the fields that may be left to the model."""
+        asked = {each.name: getattr(self, each.name) for each in fields(defaults)}
+        return replace(defaults, **{k: value for k, value in asked.items() if value is not None})
+
+    def _check_distribution(self) -> None:
+        _require_optional_range("temperature", self.temperature, 0, 100)
+        if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InvalidValueError("top_p", self.top_p, "above 0 and at most 1")
-        if not 0 <= self.top_k < 2**31:
+        if self.top_k is not None and not 0 <= self.top_k < _INT32_LIMIT:
             raise InvalidValueError("top_k", self.top_k, "0 (all tokens) or a positive int32")
-        if self.seed is not None and not 0 <= self.seed < SEED_LIMIT:
-            raise InvalidValueError("seed", self.seed, "from 0 to 2^63 - 1")
+        _require_optional_range("min_p", self.min_p, 0, 1)
+        if self.repetition_penalty is not None and not 0 < self.repetition_penalty <= 100:
+            value = self.repetition_penalty
+            raise InvalidValueError("repetition_penalty", value, "above 0 and at most 100")
+        _require_range("presence_penalty", self.presence_penalty, -2, 2)
+        _require_range("frequency_penalty", self.frequency_penalty, -2, 2)
+
+    def _check_tokens(self) -> None:
+        _require_count("logit_bias", len(self.logit_bias), 0, MAX_LOGIT_BIASES, "tokens")
+        for token_id, bias in self.logit_bias.items():
+            _require_range(f"logit_bias[{token_id}]", bias, -100, 100)
+        if self.allowed_token_ids is not None:
+            _require_count(
+                "allowed_token_ids", len(self.allowed_token_ids), 1, _INT32_LIMIT - 1, "tokens"
+            )
+        _require_count("stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS, "tokens")
+
+    def _check_length(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
             raise InvalidValueError("max_tokens", self.max_tokens, "at least 1")
-        self._check_stop()
-
-    def _check_stop(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidValueError("stop", self.stop, f"at most {MAX_STOP_STRINGS} strings")
-        for index, text in enumerate(self.stop):
-            if not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise InvalidValueError(f"stop[{index}]", text, f"1 to {MAX_STOP_CHARS} characters")
+        most = _INT32_LIMIT - 1 if self.max_tokens is None else self.max_tokens
+        if not 0 <= self.min_tokens <= most:
+            limit = "at least 0" if self.max_tokens is None else f"from 0 to max_tokens ({most})"
+            raise InvalidValueError("min_tokens", self.min_tokens, limit)
+        if self.seed is not None and not 0 <= self.seed < SEED_LIMIT:
+            raise InvalidValueError("seed", self.seed, "from 0 to 2^63 - 1")
 
 
-def _require_finite(name: str, value: float) -> None:
+def _check_texts(name: str, texts: tuple[str, ...], most: int, max_chars: int) -> None:
+    if len(texts) > most:
+        raise InvalidValueError(name, texts, f"at most {most} strings")
+    for index, text in enumerate(texts):
+        if not 1 <= len(text) <= max_chars:
+            raise InvalidValueError(f"{name}[{index}]", text, f"1 to {max_chars} characters")
+
+
+def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value is not None and value not in choices:
+        raise InvalidValueError(name, value, f"one of {', '.join(choices)}")
+
+
+def _require_optional_range(name: str, value: float | None, low: float, high: float) -> None:
+    if value is not None:
+        _require_range(name, value, low, high)
+
+
+def _require_range(name: str, value: float, low: float, high: float) -> None:
     if not math.isfinite(value):
         raise InvalidValueError(name, value, "a finite number")
+    if not low <= value <= high:
+        raise InvalidValueError(name, value, f"from {low} to {high}")
+
+
+def _require_count(name: str, count: int, low: int, high: int, unit: str) -> None:
+    if not low <= count <= high:
+        raise InvalidValueError(f"{name} length", count, f"from {low} to {high} {unit}")

@@ -193,6 +193,6 @@ class Scheduler:
         if count is None:
             count = self._num_draft_tokens
         room = self._config.max_model_len - seq.num_tokens
-        if seq.params.max_tokens is not None:
-            room = min(room, seq.params.max_tokens - seq.num_output_tokens)
+        if seq.max_tokens is not None:
+            room = min(room, seq.max_tokens - seq.num_output_tokens)
         return max(0, min(count, room - 1))

@@ -8,6 +8,7 @@ from enum import Enum
 
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.sampling_params import SamplingParams
+from specdec.sampling_rules import SamplingRules
 from specdec.stats import SpeculationStats
 from specdec.step import SequenceAdmission
 
@@ -18,13 +19,6 @@ class SequenceStatus(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
-
-
-class FinishReason(Enum):
-    """Why a sequence ended."""
-
-    STOP = "stop"  # an end-of-sequence token or a stop string
-    LENGTH = "length"  # max_tokens or the context length
 
 
 @dataclass(frozen=True)
@@ -50,13 +44,16 @@ class Request:
 class Sequence:
     """One choice of a request. KV exists for the first `num_computed_tokens` of `token_ids`.
 
-    num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run: whether
-    it has been in a batch, as a preempted one has.
+    rules: how its tokens are drawn. max_tokens: most tokens to generate, None for no limit of its
+    own. num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run:
+    whether it has been in a batch, as a preempted one has.
     """
 
     seq_id: int
     request: Request
+    rules: SamplingRules
     detokenizer: IncrementalDetokenizer
+    max_tokens: int | None = None
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
@@ -98,11 +95,8 @@ class Sequence:
         return SequenceAdmission(
             seq_id=self.seq_id,
             num_prompt_tokens=self.num_prompt_tokens,
-            temperature=self.params.temperature,
-            top_p=self.params.top_p,
-            top_k=self.params.top_k,
-            seed=self.request.seed,
-            choice=0,
+            rules=self.rules,
+            token_ids=tuple(self.token_ids) if self.rules.needs_tokens else (),
         )
 
     @property

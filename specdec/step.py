@@ -8,18 +8,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.sampling_rules import SamplingRules
+
 
 @dataclass(frozen=True)
 class SequenceAdmission:
-    """A sequence that the worker does not know yet, or no longer."""
+    """A sequence that the worker does not know yet, or no longer.
+
+    token_ids: all that is known of it, prompt and output; empty where the rules do not need it.
+    """
 
     seq_id: int
     num_prompt_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    choice: int  # index among the n choices of the request
+    rules: SamplingRules
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -31,12 +36,32 @@ class BlockTableDelta:
     block_ids: tuple[int, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class DraftProbs:
+    """The distributions that some draft tokens were drawn from, one row each.
+
+    Only the tokens that could be drawn are listed; the rest had no chance. Unused places at the end
+    of a row have probability 0.
+    """
+
+    token_ids: NDArray[np.int32]  # [num_draft_tokens, num_listed]
+    probs: NDArray[np.float32]  # [num_draft_tokens, num_listed], each row sums to 1
+
+    def __getitem__(self, drafts: slice) -> DraftProbs:
+        return DraftProbs(self.token_ids[drafts], self.probs[drafts])
+
+
 @dataclass(frozen=True)
 class StepRow:
     """The tokens of one sequence in this step: known ones first, then `num_draft_tokens` drafts.
 
     The first token's position is `num_computed_tokens`. A row that does not sample is a prefill
     chunk with more of its prompt to come.
+
+    draft_probs: for verifiers that need them, what the drafts were drawn from; None where each
+        draft token was the only one that could come.
+    grammar_mask: int32 [num_draft_tokens + 1, ceil(vocab_size / 32)], where bit t % 32 of word
+        t // 32 says whether token t may come at that place; None allows all.
     """
 
     seq_id: int
@@ -44,6 +69,8 @@ class StepRow:
     token_ids: tuple[int, ...]
     num_draft_tokens: int
     samples: bool
+    draft_probs: DraftProbs | None = None
+    grammar_mask: NDArray[np.int32] | None = None
 
     @property
     def end(self) -> int:
@@ -62,20 +89,57 @@ class StepInput:
     rows: tuple[StepRow, ...]
 
 
+@dataclass(frozen=True, eq=False)
+class Logprobs:
+    """Logarithms of probabilities at consecutive positions: the token's own first, then the best.
+
+    They are of the model's softmax, before any sampling parameter.
+    """
+
+    token_ids: NDArray[np.int32]  # [num_positions, 1 + num_best]
+    logprobs: NDArray[np.float32]  # [num_positions, 1 + num_best]
+    ranks: NDArray[np.int32]  # [num_positions], of the token itself; 1 is the most likely
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    def __getitem__(self, positions: slice) -> Logprobs:
+        return Logprobs(self.token_ids[positions], self.logprobs[positions], self.ranks[positions])
+
+
 @dataclass(frozen=True)
 class VerifiedRow:
-    """New tokens of a sequence: accepted drafts, then one of the target's own."""
+    """New tokens of a sequence: accepted drafts, then one of the target's own.
+
+    logprobs: of token_ids, where the rules ask for them. has_bad_logits: whether the model computed
+    something that is no number, so that there are no tokens.
+    """
 
     seq_id: int
     token_ids: tuple[int, ...]
+    logprobs: Logprobs | None = None
+    has_bad_logits: bool = False
+
+
+@dataclass(frozen=True)
+class PromptLogprobs:
+    """Logprobs of the prompt's tokens from index `start` on, which is 1 or more."""
+
+    seq_id: int
+    start: int
+    logprobs: Logprobs
 
 
 @dataclass(frozen=True)
 class VerifyOutput:
-    """The result of one step: one entry for each row that samples, in the rows' order."""
+    """The result of one step: one entry for each row that samples, in the rows' order.
+
+    prompt_logprobs: of the rows that ran a part of a prompt whose rules ask for them.
+    """
 
     step_id: int
     rows: tuple[VerifiedRow, ...]
+    prompt_logprobs: tuple[PromptLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -103,10 +167,11 @@ class DraftStep(StepInput):
 
 @dataclass(frozen=True)
 class DraftedRow:
-    """The draft of one sequence."""
+    """The draft of one sequence. draft_probs: where its verifier needs them."""
 
     seq_id: int
     token_ids: tuple[int, ...]
+    draft_probs: DraftProbs | None = None
 
 
 @dataclass(frozen=True)

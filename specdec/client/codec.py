@@ -19,8 +19,8 @@ from specdec.client.messages import (
     Usage,
 )
 from specdec.errors import InvalidValueError
+from specdec.finish_reason import FinishReason
 from specdec.sampling_params import SamplingParams, SpeculationOptions
-from specdec.sequence import FinishReason
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import ChatMessage
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.sequence import FinishReason
+from specdec.finish_reason import FinishReason
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import ChatMessage
 

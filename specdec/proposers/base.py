@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from specdec.sequence import Sequence
+from specdec.step import DraftProbs
 
 
 @dataclass(frozen=True)
@@ -23,12 +24,16 @@ class Proposal:
 
     The base stamps say which text was continued: `base_length` tokens that ended in `base_token`.
     The engine discards a proposal whose base is not the sequence's present end.
+
+    draft_probs: what the tokens were drawn from, where the sequence's verifier needs it; None where
+        each token was the only one that could come.
     """
 
     seq_id: int
     base_length: int
     base_token: int
     draft_token_ids: tuple[int, ...]
+    draft_probs: DraftProbs | None = None
 
 
 class Proposer(Protocol):

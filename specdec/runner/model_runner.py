@@ -9,6 +9,7 @@ from torch import Tensor
 
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import SampledToken
+from specdec.sampling_rules import SamplingRules
 from specdec.step import (
     BlockTableDelta,
     SequenceAdmission,
@@ -38,7 +39,7 @@ class ModelRunner(Runner):
         Uses the first blocks of the pool, which must hold nothing yet.
         """
         num_blocks = -(-(num_tokens + 1) // self.block_size)
-        admission = SequenceAdmission(-1, num_tokens, 1.0, 0.9, 0, 0, 0)
+        admission = SequenceAdmission(-1, num_tokens, SamplingRules(top_p=0.9))
         table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
         prefill = StepRow(-1, 0, (0,) * num_tokens, 0, True)
         decode = StepRow(-1, num_tokens, (0,), 0, True)

@@ -73,11 +73,11 @@ class SequenceTable:
         """How to draw `tokens`, one row of logits each."""
         admissions = [self._states[token.seq_id].admission for token in tokens]
         return SamplingBatch.from_lists(
-            temperatures=[admission.temperature for admission in admissions],
-            top_k=[admission.top_k for admission in admissions],
-            top_p=[admission.top_p for admission in admissions],
-            seeds=[admission.seed for admission in admissions],
-            choices=[admission.choice for admission in admissions],
+            temperatures=[admission.rules.temperature for admission in admissions],
+            top_k=[admission.rules.top_k for admission in admissions],
+            top_p=[admission.rules.top_p for admission in admissions],
+            seeds=[admission.rules.seed for admission in admissions],
+            choices=[admission.rules.choice for admission in admissions],
             positions=[
                 token.position - admission.num_prompt_tokens
                 for token, admission in zip(tokens, admissions, strict=True)

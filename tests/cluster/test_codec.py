@@ -7,8 +7,8 @@ from specdec.client import ModelInfo
 from specdec.client import codec as client_codec
 from specdec.engine import RequestOutput
 from specdec.errors import InvalidValueError
+from specdec.finish_reason import FinishReason
 from specdec.sampling_params import SamplingParams, SpeculationOptions
-from specdec.sequence import FinishReason
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import ChatMessage
 

@@ -17,7 +17,7 @@ from cluster.logs import (
 from cluster.metrics import Metrics
 from cluster.request_observer import RequestObserver
 from specdec.engine import RequestOutput
-from specdec.sequence import FinishReason
+from specdec.finish_reason import FinishReason
 from specdec.stats import SpeculationStats
 
 

@@ -11,8 +11,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from transformers import LlamaForCausalLM
 
 from specdec.client import Client, ClientError
+from specdec.finish_reason import FinishReason
 from specdec.sampling_params import SamplingParams, SpeculationOptions
-from specdec.sequence import FinishReason
 from specdec.tokenizer import ChatMessage
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

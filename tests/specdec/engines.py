@@ -8,12 +8,13 @@ from pathlib import Path
 
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod, SpeculativeConfig
 from specdec.engine import Engine, RequestOutput
+from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftModelProposer, DraftRequest, Proposal, Proposer
 from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams
-from specdec.sequence import FinishReason, Request
+from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.step import StepInput, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer

@@ -9,8 +9,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from specdec.engine import Engine
 from specdec.errors import InvalidValueError, OverloadedError
+from specdec.finish_reason import FinishReason
 from specdec.sampling_params import SpeculationOptions
-from specdec.sequence import FinishReason
 from specdec.stats import SpeculationStats
 from tests.specdec.engines import (
     HashTarget,

@@ -11,6 +11,7 @@ import pytest
 
 from specdec.engine import Engine
 from specdec.proposers import DraftRequest
+from specdec.sampling_rules import SamplingRules
 from specdec.sequence import Sequence
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from tests.specdec.engines import draft_model, engine_config, local_engine, request
@@ -110,7 +111,9 @@ def fresh(draft_dir, seq_id, text, count):
     if count == 0:
         return ()
     proposer = fresh_proposer(draft_dir)
-    seq = Sequence(seq_id, requests()[seq_id], detokenizer=None)
+    request = requests()[seq_id]
+    rules = SamplingRules(temperature=0.8, top_p=0.95, seed=request.seed)
+    seq = Sequence(seq_id, request, rules, detokenizer=None)
     seq.token_ids = list(text)
     proposer.begin([DraftRequest(seq, 0)])
     proposer.begin([DraftRequest(seq, count)])

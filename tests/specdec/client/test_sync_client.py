@@ -7,8 +7,8 @@ import pytest
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import Client, ClientError, Completion, ModelInfo, TokenizedInput, Usage
 from specdec.errors import InvalidValueError
+from specdec.finish_reason import FinishReason
 from specdec.sampling_params import SamplingParams, SpeculationOptions
-from specdec.sequence import FinishReason
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import ChatMessage
 from tests.specdec.client.certificate import self_signed_certificate
@@ -67,7 +67,7 @@ def test_every_kind_of_prompt_is_sent(client, service, prompt, sent):
     expected = pb.GenerateRequest(
         model="tiny",
         request_id="mine",
-        sampling=pb.SamplingParams(temperature=1, top_p=1, top_k=0, ignore_eos=False),
+        sampling=pb.SamplingParams(ignore_eos=False),
         speculation=pb.SpeculationOptions(),
         **sent,
     )
