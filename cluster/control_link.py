@@ -39,7 +39,7 @@ class ControlLink:
         self,
         control_plane: Any,
         apply: Callable[[SpeculationState], Awaitable[None]],
-        report: Callable[[], Awaitable[ReplicaReport]],
+        report: Callable[[], ReplicaReport],
         *,
         call_timeout_s: float = _CALL_TIMEOUT_S,
     ) -> None:
@@ -85,10 +85,7 @@ class ControlLink:
 
     async def status(self) -> ServiceStatus:
         """How the service runs, this replica as of now. Raises NotReadyError as above."""
-        with suppress(TimeoutError):  # in a long step; then the last report has to do
-            async with asyncio.timeout(self._call_timeout_s):
-                report = await self._make_report()
-            await self._report(report)
+        await self._report(self._make_report())
         status: ServiceStatus = await self._call(self._plane.status)
         return status
 
@@ -125,7 +122,7 @@ class ControlLink:
     async def _report_on(self) -> None:
         while True:
             try:
-                await self._report_if_due(await self._make_report())
+                await self._report_if_due(self._make_report())
             except NotReadyError:
                 pass  # the watch logs that nobody answers
             except Exception:

@@ -108,8 +108,14 @@ class ControlStore:
             yield connection
 
 
-def default_state_dir() -> Path:
-    """Where the XDG base directory specification puts what a user's programs must not forget."""
+def state_dir(configured: Path | None) -> Path:
+    """Where to keep what operators want; the working directory may change, so as a whole path.
+
+    Where nothing is configured, the XDG base directory specification has a place for what a
+    user's programs must not forget.
+    """
+    if configured is not None:
+        return configured.absolute()
     base = os.environ.get("XDG_STATE_HOME", "")
     # Relative paths are to be ignored, says the specification.
     root = Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state"

@@ -16,7 +16,7 @@ from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlaneReplica
-from cluster.control_store import default_state_dir
+from cluster.control_store import state_dir
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.models import ModelDirectories
@@ -149,7 +149,7 @@ def _control_plane(config: ServeConfig) -> serve.Application:
     )
     return deployment.bind(
         speculation.control if speculation else None,
-        (config.state_dir or default_state_dir()).absolute(),  # it works elsewhere
+        state_dir(config.state_dir),
         config.served_model_name,
     )
 

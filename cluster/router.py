@@ -217,7 +217,7 @@ class Router:
                     await self._loop.set_speculation(state.in_force)
         self._speculation_version = state.version
 
-    async def report(self, replica_id: str) -> ReplicaReport:
+    def report(self, replica_id: str) -> ReplicaReport:
         """How this replica is, by the name that the cluster knows it by."""
         if self._loop is None:
             return ReplicaReport(replica_id, is_ready=False, reason="the model is loading")

@@ -6,7 +6,6 @@ import logging
 import os
 import secrets
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,9 +14,10 @@ from contextlib import contextmanager, suppress
 import psutil
 
 from cluster.config import ServeConfig, address_of
-from cluster.control_store import ControlStore, default_state_dir
+from cluster.control_store import ControlStore, state_dir
 from cluster.models import ModelDirectories, resolve_models
 from cluster.resources import available_cpus, check_ranks, memory_per_replica, memory_plan
+from cluster.surroundings import listen_error
 from specdec.errors import SpecdecError
 
 Report = Callable[[str], None]
@@ -110,14 +110,9 @@ class _Signals:
 
 
 def _require_free_port(host: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
+    if (error := listen_error(host, port)) is not None:
+        reason = (error.strerror or str(error)).lower()
+        raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
 def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_bytes: int) -> None:
@@ -129,8 +124,7 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_
 
 def _report_overrides(config: ServeConfig, report: Report) -> None:
     """Says what an operator has set in an earlier run, since it wins over the configuration."""
-    state_dir = config.state_dir or default_state_dir()
-    stored = ControlStore(state_dir, config.served_model_name).read()
+    stored = ControlStore(state_dir(config.state_dir), config.served_model_name).read()
     if config.speculative_config is not None and stored.overrides:
         values = ", ".join(f"{name} {value}" for name, value in stored.overrides.items())
         by = f" by {stored.updated_by}" if stored.updated_by else ""

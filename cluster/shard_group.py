@@ -66,29 +66,50 @@ class ShardGroup:
     then on raises the error of its role, and `close` kills what is left.
     """
 
-    def __init__(self, spec: GroupSpec, placement: PlacementGroup | None) -> None:
-        """Starts the actors; `wait_until_warm` waits for them. Close it whatever happens."""
+    def __init__(
+        self,
+        spec: GroupSpec,
+        placement: PlacementGroup | None,
+        shard: type[TargetShard | DraftShard],
+        error: type[TargetFailedError | DraftFailedError],
+        first_step: wire.Frames,
+    ) -> None:
+        """Returns when every rank is warm; leaves nothing behind when one is not.
+
+        shard, error: what the role's ranks are, and what is raised when one is lost. first_step: a
+        message that every rank of the role answers, and that changes nothing.
+        """
         self._spec = spec
-        is_target = isinstance(spec.limits, EngineConfig)
-        self._error = TargetFailedError if is_target else DraftFailedError
+        self._error = error
         self._directory = Path(tempfile.mkdtemp(prefix="specdec-group-"))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._connections: list[Connection] = []
+        self._shards: list[Any] = []
         self._runs: list[Any] = []
         self._deadline_s = math.inf
-        actor = ray.remote(TargetShard if is_target else DraftShard).options(
+        try:
+            self._start_shards(placement, shard)
+            self._wait_until_warm(first_step)
+        except BaseException:
+            self.kill()
+            raise
+
+    def _start_shards(
+        self, placement: PlacementGroup | None, shard: type[TargetShard | DraftShard]
+    ) -> None:
+        spec = self._spec
+        actor = ray.remote(shard).options(
             num_cpus=CPUS_PER_SHARD,
             num_gpus=0 if spec.device == "cpu" else 1,
             max_restarts=0,
             runtime_env={"env_vars": _YIELDING if spec.shares_cores else {}},
             scheduling_strategy=_strategy(placement, spec.bundle_index),
         )
-        self._shards = [
-            actor.remote(self._shard_spec(rank)) for rank in range(spec.tensor_parallel_size)
-        ]
+        for rank in range(spec.tensor_parallel_size):
+            self._shards.append(actor.remote(self._shard_spec(rank)))
 
-    def wait_until_warm(self, first_step: wire.Frames) -> None:
+    def _wait_until_warm(self, first_step: wire.Frames) -> None:
         """Connects, and returns when `first_step` is answered: after warm-up of every rank.
 
         A rank that ends meanwhile is noticed; so is one that is never placed, or never done, when

@@ -87,7 +87,7 @@ def observe(
         gpus=gpus,
         num_gpu_devices=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
         ray=_imported("ray"),
-        taken_ports=tuple(port for port in ports if _is_taken(port)),
+        taken_ports=tuple(port for port in ports if listen_error("127.0.0.1", port)),
         cache_dir=cache,
         cache_error=_write_error(cache),
         cached_models=tuple(sorted(each.name for each in (cache / "models").glob("*/"))),
@@ -125,14 +125,16 @@ def _machine() -> tuple[int, int]:
     return len(os.sched_getaffinity(0)), psutil.virtual_memory().available
 
 
-def _is_taken(port: int) -> bool:
-    with socket.socket() as probe:
+def listen_error(host: str, port: int) -> OSError | None:
+    """Why nobody could listen there now; None if somebody could."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-        return False
+            probe.bind((host, port))
+        except OSError as error:
+            return error
+    return None
 
 
 def _write_error(directory: Path) -> str:

@@ -65,11 +65,8 @@ def running_admin_service(handle: LocalHandle, report: ReplicaReport) -> Iterato
 
 
 async def _start(handle: LocalHandle, report: ReplicaReport) -> tuple[Any, int]:
-    async def make_report() -> ReplicaReport:
-        return report
-
     server = grpc.aio.server()
-    link = ControlLink(handle, _ignore, make_report, call_timeout_s=0.3)
+    link = ControlLink(handle, _ignore, lambda: report, call_timeout_s=0.3)
     add_admin_service(AdminServicer(link), server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

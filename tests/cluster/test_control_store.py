@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.control_store import ControlStore, StoredSpeculation, default_state_dir
+from cluster.control_store import ControlStore, StoredSpeculation, state_dir
 from specdec.errors import InvalidValueError
 
 FIRST = StoredSpeculation(1, {"mode": "off", "threshold": 4}, 1000.5, "ann@host", "a test")
@@ -88,4 +88,4 @@ def test_a_file_that_is_no_database_is_named(tmp_path):
 def test_where_it_is_by_default(monkeypatch, variable, expected):
     monkeypatch.setenv("HOME", "/home/ann")
     monkeypatch.setenv("XDG_STATE_HOME", variable)
-    assert default_state_dir() == Path(expected)
+    assert state_dir(None) == Path(expected)

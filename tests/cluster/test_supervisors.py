@@ -10,6 +10,7 @@ from cluster.target_supervisor import MAX_FAILURES, TargetSupervisor
 from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError, TargetFailedError
 from specdec.proposers import DraftRequest
+from specdec.sampling_rules import SamplingRules
 from specdec.sequence import Sequence
 from specdec.step import DraftedRow, DraftOutput
 from tests.specdec.engines import request
@@ -62,7 +63,7 @@ def start(workers):
 
 
 def drafts(supervisor):
-    seq = Sequence(0, request("r", [1, 2, 3]), detokenizer=None)
+    seq = Sequence(0, request("r", [1, 2, 3]), SamplingRules(), detokenizer=None)
     supervisor.begin([DraftRequest(seq, 3)])
     return [proposal.draft_token_ids for proposal in supervisor.collect()]
 
