@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from specdec.runner import ModelRunner
+from specdec.sampling_rules import SamplingRules
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 
 NUM_VERIFIED_ROWS = 8
@@ -55,7 +56,7 @@ def measure_steps(runner: ModelRunner) -> StepTimes:
 
 def _prefill(runner: ModelRunner) -> None:
     num_blocks = -(-(_CONTEXT_TOKENS + NUM_VERIFIED_ROWS) // runner.block_size)
-    admission = SequenceAdmission(0, _CONTEXT_TOKENS, 0.0, 1.0, 0, 0, 0)
+    admission = SequenceAdmission(0, _CONTEXT_TOKENS, SamplingRules(temperature=0.0))
     table = BlockTableDelta(0, 0, tuple(range(num_blocks)))
     row = StepRow(0, 0, (1,) * _CONTEXT_TOKENS, 0, True)
     runner.execute(StepInput(0, (), (admission,), (table,), (row,)))

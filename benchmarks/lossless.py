@@ -36,7 +36,7 @@ from benchmarks.ties import Difference, Reference, argmax_differences, first_dif
 from specdec.client import Client
 from specdec.config import SpeculativeConfig
 from specdec.models.store import resolve
-from specdec.sampling_params import SamplingParams
+from specdec.sampling_params import SamplingParams, SpeculationMethod
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import Tokenizer
 
@@ -66,9 +66,9 @@ _KV_GIB_PER_MODEL = 0.08  # some 115 blocks; one sequence of max_model_len needs
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to generate. num_draft_tokens: 0 is speculation off."""
+    """One way to generate. num_draft_tokens: 0 is speculation off, whatever the method."""
 
-    method: str
+    method: SpeculationMethod
     temperature: float
     tensor_parallel_size: int
     num_draft_tokens: int
@@ -117,7 +117,9 @@ class LosslessCheck:
         ]
         self._sampled: list[Reference] = []
 
-    def run(self, client: Client, method: str, tensor_parallel_size: int) -> Iterator[Outcome]:
+    def run(
+        self, client: Client, method: SpeculationMethod, tensor_parallel_size: int
+    ) -> Iterator[Outcome]:
         """Every configuration of one method and tensor-parallel size."""
         for drafts in _GREEDY_DRAFT_TOKENS:
             yield self._compare(
@@ -157,7 +159,7 @@ class LosslessCheck:
     def _define_sampled(self, client: Client, tensor_parallel_size: int) -> Outcome:
         """Takes one plain run as the reference, once transformers' logits have confirmed it."""
         started_at = time.monotonic()
-        plain = Configuration("off", _TEMPERATURE, tensor_parallel_size, 0, num_streams=1)
+        plain = Configuration("ngram", _TEMPERATURE, tensor_parallel_size, 0, num_streams=1)
         answers = self._answers(client, plain)
         for index in tqdm(range(len(answers)), "transformers, sampled", leave=False):
             prompt, seed = self._prompts[index], _FIRST_SEED + index
@@ -223,7 +225,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if report["passed"] else 1
 
 
-def _service(method: str, tensor_parallel_size: int) -> AbstractContextManager[ServiceProcess]:
+def _service(
+    method: SpeculationMethod, tensor_parallel_size: int
+) -> AbstractContextManager[ServiceProcess]:
     num_models = 2 if method == "draft_model" else 1
     return started_service(
         _MODEL,
