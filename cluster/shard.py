@@ -31,7 +31,7 @@ class ShardSpec:
 
     device: its type; a rank sees one GPU at most, its own.
     limits: the engine's for a target, DraftLimits for a draft model.
-    rendezvous: a file that the ranks of one group share; they are always on one node.
+    directory: for the files of this group, which its Router removes. Ranks are always on one node.
     num_threads: threads of this rank's tensor operations.
     """
 
@@ -42,7 +42,7 @@ class ShardSpec:
     device: str
     quantization: QuantizationMethod | None
     limits: EngineConfig | DraftLimits
-    rendezvous: Path
+    directory: Path
     num_threads: int
     logs: LogConfig
 
@@ -61,7 +61,12 @@ class _Shard:
 
     def bind(self, transport: Transport, peer_public_key: bytes) -> Endpoint:
         """Opens the step socket for the Router that owns this key."""
-        self._listener = Listener(transport, self.node_address(), peer_public_key)
+        self._listener = Listener(
+            transport,
+            self.node_address(),
+            peer_public_key,
+            self._spec.directory / f"rank-{self._spec.rank}",
+        )
         return self._listener.endpoint
 
     def run(self) -> None:
@@ -152,11 +157,11 @@ def _join_group(spec: ShardSpec) -> TensorParallelGroup:
         return TensorParallelGroup()
     # All ranks of a group are on one node, so nothing of it needs to be on the network. Whoever
     # made up the path may be on another one.
-    spec.rendezvous.parent.mkdir(mode=0o700, exist_ok=True)
+    spec.directory.mkdir(mode=0o700, exist_ok=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo" if spec.device == "cpu" else "nccl",
-        init_method=f"file://{spec.rendezvous}",
+        init_method=f"file://{spec.directory / 'rendezvous'}",
         rank=spec.rank,
         world_size=spec.size,
         timeout=_COLLECTIVE_TIMEOUT,

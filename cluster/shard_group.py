@@ -188,7 +188,7 @@ class ShardGroup:
             device=spec.device,
             quantization=spec.quantization,
             limits=spec.limits,
-            rendezvous=self._directory / "rendezvous",
+            directory=self._directory,
             num_threads=spec.num_threads,
             logs=spec.logs,
         )

@@ -6,8 +6,6 @@ travel the same way, so a socket on the network answers only to the Router that 
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -42,32 +40,29 @@ class Endpoint:
 class Listener:
     """A shard's end: one peer, messages in order."""
 
-    def __init__(self, transport: Transport, host: str, peer_public_key: bytes) -> None:
-        """Opens an ipc socket for this user alone, or a tcp one on `host` for that key alone."""
+    def __init__(
+        self, transport: Transport, host: str, peer_public_key: bytes, ipc_path: Path
+    ) -> None:
+        """Opens an ipc socket at `ipc_path`, or a tcp one on `host` for that key alone.
+
+        Whoever may enter the directory of `ipc_path` may connect.
+        """
         self._context = zmq.Context()
         self.socket = self._context.socket(zmq.PAIR)
         self.socket.linger = 1000
-        self._directory: Path | None = None
         self._authenticator: ThreadAuthenticator | None = None
         if transport == "ipc":
-            self.endpoint = self._bind_ipc()
+            self.endpoint = Endpoint(f"ipc://{ipc_path}")
+            self.socket.bind(self.endpoint.address)
         else:
             self.endpoint = self._bind_tcp(host, peer_public_key)
 
     def close(self) -> None:
-        """Closes the socket and removes its file."""
+        """Closes the socket."""
         self.socket.close()
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.term()
-        if self._directory is not None:
-            shutil.rmtree(self._directory, ignore_errors=True)
-
-    def _bind_ipc(self) -> Endpoint:
-        self._directory = Path(tempfile.mkdtemp(prefix="specdec-"))  # mode 0700
-        address = f"ipc://{self._directory / 'steps'}"
-        self.socket.bind(address)
-        return Endpoint(address)
 
     def _bind_tcp(self, host: str, peer_public_key: bytes) -> Endpoint:
         self._authenticator = ThreadAuthenticator(self._context)
