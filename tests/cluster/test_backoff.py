@@ -1,11 +1,5 @@
 from cluster.backoff import Backoff
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
+from tests.clock import Clock
 
 
 def test_the_first_at_once_and_then_ever_later_up_to_a_limit():

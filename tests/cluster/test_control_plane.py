@@ -10,17 +10,10 @@ from cluster.control_store import ControlStore
 from specdec.client import ReplicaReport, SpeculationChange
 from specdec.errors import InvalidValueError, VersionConflictError
 from specdec.speculation import SpeculationControl
+from tests.clock import Clock
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 OFF = SpeculationChange(mode="off", updated_by="ann@host", reason="a test")
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 1000.0
-
-    def __call__(self):
-        return self.now_s
 
 
 @pytest.fixture

@@ -8,18 +8,11 @@ from hypothesis import strategies as st
 
 from specdec.errors import InvalidValueError
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from tests.clock import Clock
 
 AUTO = SpeculationControl("auto", threshold=6, num_speculative_tokens=3)
 ON = dataclasses.replace(AUTO, mode="on")
 OFF = dataclasses.replace(AUTO, mode="off")
-
-
-class Clock:
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
 
 
 @pytest.fixture
