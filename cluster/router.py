@@ -114,8 +114,11 @@ class Router:
 
     @property
     def num_open_requests(self) -> int:
-        """Requests that are decoded or prefilled, or wait; known without asking the engine."""
-        return 0 if self._loop is None else self._loop.num_streams
+        """Requests that are decoded or prefilled, or wait, each of their choices counted as one.
+
+        Known without asking the engine.
+        """
+        return 0 if self._loop is None else self._loop.num_sequences
 
     @property
     def failure(self) -> TargetFailedError | None:
@@ -255,7 +258,7 @@ class Router:
         self._check_model(call.model)
         if self._loop is None:
             raise NotReadyError("the model is still loading")
-        self._loop.require_room()
+        self._loop.require_room(call.params.n)
         seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
         request = Request(
             request_id=request_id,

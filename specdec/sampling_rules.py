@@ -94,7 +94,7 @@ def resolve(
         min_tokens=params.min_tokens,
         end_token_ids=_end_tokens(params, model),
         logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
+        prompt_logprobs=params.prompt_logprobs if choice == 0 else None,  # one prompt, told once
         verifier=_verifier(params.speculation),
         scale_draft_temperature=params.speculation.scale_draft_temperature is True,
     )

@@ -45,8 +45,9 @@ class Sequence:
     """One choice of a request. KV exists for the first `num_computed_tokens` of `token_ids`.
 
     rules: how its tokens are drawn. max_tokens: most tokens to generate, None for no limit of its
-    own. num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run:
-    whether it has been in a batch, as a preempted one has.
+    own. leader: choice 0 of the same request, where this one shall share its prompt's KV.
+    num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run: whether
+    it has been in a batch, as a preempted one has.
     """
 
     seq_id: int
@@ -54,12 +55,12 @@ class Sequence:
     rules: SamplingRules
     detokenizer: IncrementalDetokenizer
     max_tokens: int | None = None
+    leader: Sequence | None = None
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     has_run: bool = False
     status: SequenceStatus = SequenceStatus.WAITING
-    speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
@@ -67,6 +68,19 @@ class Sequence:
     @property
     def params(self) -> SamplingParams:
         return self.request.params
+
+    @property
+    def choice(self) -> int:
+        """Index among the choices of its request."""
+        return self.rules.choice
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether to wait for the prompt that choice 0 computes: all choices begin with it."""
+        leader = self.leader
+        if leader is None or leader.status is SequenceStatus.FINISHED:
+            return False
+        return leader.num_output_tokens == 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -103,3 +117,16 @@ class Sequence:
     def is_decoding(self) -> bool:
         """Only the last token is uncomputed. So is that of a prompt with one token left to go."""
         return self.num_uncomputed_tokens == 1
+
+
+@dataclass(eq=False)
+class Choices:
+    """The sequences of one request.
+
+    unfinished: those that have not ended, by choice. num_output_tokens, speculation: of all choices
+    together, those that have ended included.
+    """
+
+    unfinished: list[Sequence]
+    num_output_tokens: int = 0
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
