@@ -81,13 +81,21 @@ class ServeConfig:
         one_of("none", "int8"),
         "How matrices are held and multiplied instead of in dtype; changes what the model says",
     )
+    generation_config: Literal["auto", "none"] = setting(
+        "auto",
+        one_of("auto", "none"),
+        "What decides on sampling where a request says nothing: the model's generation_config.json "
+        "with auto, neutral values with none",
+    )
     max_model_len: int | None = setting(
         None,
         optional(whole_number(2, 2**24)),
         "Most tokens of a prompt and its completion together",
         "the model's",
     )
-    max_num_seqs: int = setting(64, whole_number(1, 4096), "Most requests that run at once")
+    max_num_seqs: int = setting(
+        64, whole_number(1, 4096), "Most requests that run at once, each choice of one (n) counted"
+    )
     max_num_batched_tokens: int = setting(
         256,
         whole_number(1, 2**20),
@@ -95,7 +103,9 @@ class ServeConfig:
     )
     block_size: int = setting(16, whole_number(1, 1024), "Tokens in a block of the KV cache")
     max_queue_len: int = setting(
-        256, whole_number(0, 1_000_000), "Most requests that wait; one more is refused"
+        256,
+        whole_number(0, 1_000_000),
+        "Most requests that wait, each choice counted; one more is refused",
     )
     queue_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds that a request may wait before it is refused"

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
+from specdec.sampling_params import SamplingDefaults
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
@@ -75,6 +76,8 @@ class Router:
         self._directories = directories
         models = directories.configs()
         self._model = models.target
+        if config.generation_config == "none":
+            self._model = replace(models.target, sampling_defaults=SamplingDefaults())
         if config.device == "cpu":
             memory_bytes = min(memory_bytes, available_memory_bytes())
         self._plan = memory_plan(config, models, memory_bytes)
@@ -277,9 +280,9 @@ class Router:
         encoded = await self._encode(call.prompt, add_special_tokens=call.add_special_tokens)
         return list(encoded)
 
-    async def token_strings(self, token_ids: list[int]) -> list[str]:
-        """Each token as the vocabulary spells it."""
-        return await asyncio.to_thread(self._tokenizer.token_strings, token_ids)
+    def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it. At once, and from any thread."""
+        return self._tokenizer.token_strings(token_ids)
 
     async def detokenize(self, call: DetokenizeCall) -> str:
         """The text of some ids, special tokens left out."""
@@ -301,6 +304,7 @@ class Router:
             speculation_method=speculation.method if speculation else None,
             num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
             version=version("specdec"),
+            sampling_defaults=self._model.sampling_defaults,
         )
 
     def _last_stats(self) -> EngineStats | None:
