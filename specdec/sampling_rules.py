@@ -101,7 +101,7 @@ def resolve(
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
-    check_token_ids("logit_bias", tuple(params.logit_bias), vocab_size)
+    check_token_ids("logit_bias.keys", tuple(params.logit_bias), vocab_size)
     check_token_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
 

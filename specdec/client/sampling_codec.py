@@ -48,7 +48,7 @@ def encode_sampling(params: SamplingParams) -> pb.SamplingParams:
     if params.max_tokens is not None:
         require_int32("max_tokens", params.max_tokens)
     checked_token_ids("stop_token_ids", params.stop_token_ids)
-    checked_token_ids("logit_bias", tuple(params.logit_bias))
+    checked_token_ids("logit_bias.keys", tuple(params.logit_bias))
     values = {name: getattr(params, name) for name in _FIELDS}
     sampling = pb.SamplingParams(
         **{name: value for name, value in values.items() if value != getattr(_DEFAULTS, name)}

@@ -227,7 +227,7 @@ def test_model_info(client):
         (("\udcff",), "text"),
         (([2**31],), "token_ids[0]"),
         (("Why?", SamplingParams(max_tokens=2**31)), "max_tokens"),
-        (("Why?", SamplingParams(logit_bias={2**31: 1})), "logit_bias[0]"),
+        (("Why?", SamplingParams(logit_bias={2**31: 1})), "logit_bias.keys[0]"),
         (("Why?", SamplingParams(stop_token_ids=(1, 2**31))), "stop_token_ids[1]"),
         (("Why?", SamplingParams(allowed_token_ids=(2**31,))), "allowed_token_ids[0]"),
     ],
