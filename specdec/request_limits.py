@@ -10,8 +10,9 @@ from specdec.errors import InvalidValueError
 from specdec.sequence import Request
 from specdec.tokenizer import check_token_ids
 
-MAX_PROMPT_LOGPROBS = 2**18
-"""Most log-probabilities of one prompt: they travel in one message, of some 15 bytes each."""
+MAX_PROMPT_LOGPROBS = 200_000
+"""Most log-probabilities of one prompt. They travel in one message, of 16 bytes each, and a gRPC
+client takes 4 MiB unless told otherwise."""
 
 
 def check_request(request: Request, config: EngineConfig, vocab_size: int) -> None:

@@ -153,7 +153,8 @@ class SamplingParams:
     logits are shaped in this order: allowed_token_ids, bad_words and structured output, logit_bias
     and min_tokens, repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
 
-    n: how many choices to generate, each with random numbers of its own.
+    n: how many choices to generate, each with random numbers of its own. Choice i is the same
+        whatever n is.
     temperature: divides the logits; 0 takes the most likely token always.
     top_p: keeps the most likely tokens whose probabilities sum to at least top_p. Tokens exactly
         as likely as the last one kept are kept too, so the support never depends on sort order.
@@ -170,7 +171,8 @@ class SamplingParams:
     stop: strings that end the text; it is cut before the first of them.
     stop_token_ids: tokens that end the text, and are in token_ids but not in the text.
     include_stop_str_in_output: leaves the stop string, or the stop token's text, in the text.
-    min_tokens: how many tokens come before an end-of-sequence or stop token may be drawn.
+    min_tokens: how many tokens come before an end-of-sequence or stop token may be drawn, and
+        before stop strings are looked for.
     max_tokens: most tokens to generate; None leaves as many as the context length allows.
     ignore_eos: goes on after an end-of-sequence token (for benchmarks).
     seed: fixes every random choice; None lets the service choose one, and tell which.
