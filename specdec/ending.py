@@ -39,10 +39,11 @@ def stop_at(seq: Sequence, token_id: int, eos_token_ids: Set[int]) -> Ending | N
 
     A token that ends the text is no part of it, unless include_stop_str_in_output is set. Whether
     min_tokens allows it is not asked: before them such a token is never drawn, except where a
-    grammar leaves nothing else, and then it has to end.
+    grammar leaves nothing else, and then it has to end. So it has with ignore_eos.
     """
     params = seq.params
-    is_eos = token_id in eos_token_ids and not params.ignore_eos
+    goes_on = params.ignore_eos and params.structured_output is None
+    is_eos = token_id in eos_token_ids and not goes_on
     is_end = is_eos or token_id in params.stop_token_ids
     if not is_end or params.include_stop_str_in_output:
         stop = seq.detokenizer.append(token_id)
