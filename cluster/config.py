@@ -93,9 +93,7 @@ class ServeConfig:
         "Most tokens of a prompt and its completion together",
         "the model's",
     )
-    max_num_seqs: int = setting(
-        64, whole_number(1, 4096), "Most requests that run at once, each choice of one (n) counted"
-    )
+    max_num_seqs: int = setting(64, whole_number(1, 4096), "Most requests that run at once")
     max_num_batched_tokens: int = setting(
         256,
         whole_number(1, 2**20),
@@ -103,9 +101,7 @@ class ServeConfig:
     )
     block_size: int = setting(16, whole_number(1, 1024), "Tokens in a block of the KV cache")
     max_queue_len: int = setting(
-        256,
-        whole_number(0, 1_000_000),
-        "Most requests that wait, each choice counted; one more is refused",
+        256, whole_number(0, 1_000_000), "Most requests that wait; one more is refused"
     )
     queue_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds that a request may wait before it is refused"
