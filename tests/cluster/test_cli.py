@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from cluster import answer, cli
 from cluster.config import ServeConfig, settings
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.client import StreamChunk
+from specdec.client import StreamChunk, resumption
 from specdec.errors import ModelNotFoundError, OutOfMemoryError
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
 
@@ -282,7 +282,8 @@ def test_a_refusal_of_the_service(generate, service):
     fails_with(generate("Why?"), "prompt length is 9; it must be at most 8")
 
 
-def test_an_answer_that_breaks_off_ends_its_line(generate, service):
+def test_an_answer_that_breaks_off_ends_its_line(generate, service, monkeypatch):
+    monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0,))
     service.error = (grpc.StatusCode.UNAVAILABLE, "the model is lost")
     service.num_chunks_before_error = 1
     result = generate("--stream", "Why?")
