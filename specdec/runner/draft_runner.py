@@ -54,6 +54,7 @@ class DraftRunner(Runner):
     def catch_up(self, step: DraftStep) -> None:
         """Runs the step's chunks of text that the draft model has not seen yet; after `draft`."""
         if step.rows:
+            self._sequences.follow(step.rows)
             self.model(self._sequences.model_input(step.rows), self.kv_cache)
 
     def warm_up(self, num_tokens: int) -> None:
@@ -73,10 +74,12 @@ class DraftRunner(Runner):
 
     def _next_tokens(self, rows: Many[StepRow]) -> list[int]:
         """What the draft model draws after the last token of each row."""
+        self._sequences.follow(rows)
         batch = self._sequences.model_input(rows)
         last = [end - 1 for end in batch.cu_seqlens_q[1:]]
-        hidden = self.model(batch, self.kv_cache)[last]
+        logits = self._logits(self.model(batch, self.kv_cache)[last])
+        logits = self._sequences.logit_edits(rows).apply(logits)
         drawn: list[int] = self._draw(
-            hidden, [SampledToken(row.seq_id, row.end) for row in rows]
+            logits, [SampledToken(row.seq_id, row.end) for row in rows]
         ).tolist()
         return drawn

@@ -30,10 +30,13 @@ class Runner:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache(num_blocks * block_size)
-        self._sequences = SequenceTable(block_size, self.kv_cache.device)
+        self._sequences = SequenceTable(block_size, self.kv_cache.device, model.vocab_slice)
 
-    def _draw(self, hidden: Tensor, tokens: Many[SampledToken]) -> Tensor:
-        """The token ids, [R] int64, that follow `hidden` [R, hidden_size]; a collective call."""
-        logits = self.model.compute_logits(hidden)
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """This rank's part of the logits after `hidden` [R, hidden_size]; a collective call."""
+        return self.model.compute_logits(hidden)[:, : len(self.model.vocab_slice)]
+
+    def _draw(self, logits: Tensor, tokens: Many[SampledToken]) -> Tensor:
+        """The token ids, [R] int64, drawn from `logits` that are shaped; a collective call."""
         batch = self._sequences.sampling_batch(tokens)
         return sample(logits, batch, self.group, self.model.vocab_slice.start, self.vocab_size)

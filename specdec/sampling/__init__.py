@@ -1,5 +1,18 @@
 """Which token a row of logits is defined to be, over a vocabulary that is split by rank."""
 
+from specdec.sampling.bad_rows import bad_rows
+from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.shaping import LogitEdits, Shaping, apply_token_masks
+from specdec.sampling.token_history import TokenHistory
 
-__all__ = ["SamplingBatch", "sample"]
+__all__ = [
+    "LogitEdits",
+    "SamplingBatch",
+    "Shaping",
+    "TokenHistory",
+    "apply_token_masks",
+    "bad_rows",
+    "sample",
+    "token_logprobs",
+]
