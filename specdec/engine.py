@@ -16,6 +16,7 @@ from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
 from specdec.runner import Target
+from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import resolve
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Request, Sequence, SequenceStatus
@@ -32,6 +33,7 @@ class RequestOutput:
 
     text: whole characters only; may be empty while a character or a stop string is incomplete.
     finish_reason: None while the request goes on. speculation: counts of the request so far.
+    verifier: what decides which draft tokens are kept.
     """
 
     request_id: str
@@ -41,6 +43,7 @@ class RequestOutput:
     num_prompt_tokens: int
     num_output_tokens: int
     speculation: SpeculationStats
+    verifier: VerifierName = "coupled"
 
 
 class Engine:
@@ -175,7 +178,15 @@ class Engine:
         return Sequence(
             self._next_seq_id,
             request,
-            resolve(params, request.seed, 0, self._model, self._tokenizer),
+            resolve(
+                params,
+                request.seed,
+                0,
+                self._model,
+                self._tokenizer,
+                self.config.speculation,
+                request.prompt_token_ids,
+            ),
             IncrementalDetokenizer(self._tokenizer, params.stop),
             params.settled(self._model.sampling_defaults).max_tokens,
         )
@@ -297,6 +308,7 @@ class Engine:
             num_prompt_tokens=seq.num_prompt_tokens,
             num_output_tokens=seq.num_output_tokens,
             speculation=replace(seq.speculation),
+            verifier=seq.rules.verifier.name,
         )
 
     def _finish_reason(self, seq: Sequence) -> FinishReason | None:
@@ -345,10 +357,13 @@ def _step_row(row: ScheduledRow, proposal: Proposal | None) -> StepRow:
     """The tokens to run: known ones, then the drafts if they continue what is known."""
     seq, start = row.seq, row.seq.num_computed_tokens
     drafts: tuple[int, ...] = ()
+    draft_probs = None
     if proposal is not None and _continues(proposal, seq):
         drafts = proposal.draft_token_ids[: row.num_draft_tokens]
+        if drafts and proposal.draft_probs is not None:
+            draft_probs = proposal.draft_probs[: len(drafts)]
     known = tuple(seq.token_ids[start : start + row.num_tokens])
-    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples)
+    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples, draft_probs)
 
 
 def _continues(proposal: Proposal, seq: Sequence) -> bool:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
-
 from torch import Tensor
 
 from specdec.models import LlamaForCausalLM
 from specdec.parallel import TensorParallelGroup
-from specdec.runner.sequences import SampledToken, SequenceTable
-from specdec.sampling import sample
+from specdec.runner.sequences import SequenceTable
+from specdec.sampling import VocabShard
 
 
 class Runner:
@@ -32,8 +30,10 @@ class Runner:
         self.kv_cache = model.new_kv_cache(num_blocks * block_size)
         self._sequences = SequenceTable(block_size, self.kv_cache.device)
 
-    def _draw(self, hidden: Tensor, tokens: Many[SampledToken]) -> Tensor:
-        """The token ids, [R] int64, that follow `hidden` [R, hidden_size]; a collective call."""
-        logits = self.model.compute_logits(hidden)
-        batch = self._sequences.sampling_batch(tokens)
-        return sample(logits, batch, self.group, self.model.vocab_slice.start, self.vocab_size)
+    def _scores(self, hidden: Tensor) -> Tensor:
+        """This rank's logits after each of `hidden` [R, hidden_size], [R, len(vocab_slice)]."""
+        return self.model.compute_logits(hidden)
+
+    @property
+    def _shard(self) -> VocabShard:
+        return VocabShard(self.group, self.model.vocab_slice.start, self.vocab_size)
