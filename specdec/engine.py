@@ -38,7 +38,7 @@ class RequestOutput:
         ended it; None for an end-of-sequence token and for a limit of length.
     num_output_tokens, speculation: of all choices of the request so far.
     is_last: whether all choices have ended, so that nothing more comes of the request.
-    verifier: what decided which draft tokens were kept.
+    verifier: what decides which draft tokens are kept.
     logprobs: of token_ids. prompt_logprobs: once, with the first output of the request.
     error: why the request ended before its time; nothing else here counts then.
     """
@@ -209,7 +209,15 @@ class Engine:
         return Sequence(
             self._next_seq_id + choice,
             request,
-            resolve(params, request.seed, choice, self._model, self._tokenizer),
+            resolve(
+                params,
+                request.seed,
+                choice,
+                self._model,
+                self._tokenizer,
+                self.config.speculation,
+                request.prompt_token_ids,
+            ),
             detokenizer,
             params.settled(self._model.sampling_defaults).max_tokens,
             leader,
@@ -354,10 +362,13 @@ def _step_row(row: ScheduledRow, proposal: Proposal | None) -> StepRow:
     """The tokens to run: known ones, then the drafts if they continue what is known."""
     seq, start = row.seq, row.seq.num_computed_tokens
     drafts: tuple[int, ...] = ()
+    draft_probs = None
     if proposal is not None and _continues(proposal, seq):
         drafts = proposal.draft_token_ids[: row.num_draft_tokens]
+        if drafts and proposal.draft_probs is not None:
+            draft_probs = proposal.draft_probs[: len(drafts)]
     known = tuple(seq.token_ids[start : start + row.num_tokens])
-    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples)
+    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples, draft_probs)
 
 
 def _continues(proposal: Proposal, seq: Sequence) -> bool:

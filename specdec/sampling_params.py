@@ -24,6 +24,8 @@ ACCEPTANCE_PRESETS: Mapping[AcceptancePreset, float] = MappingProxyType(
 )
 """Thresholds for code, for structured output, and for narrative text."""
 
+AcceptanceThreshold = float | AcceptancePreset | Literal["auto"]
+
 MAX_NUM_SPECULATIVE_TOKENS = 32
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -68,7 +70,7 @@ class SpeculationOptions:
     verifier: VerifierName | None = None
     typical_epsilon: float | None = None
     typical_delta: float | None = None
-    acceptance_threshold: float | AcceptancePreset | Literal["auto"] | None = None
+    acceptance_threshold: AcceptanceThreshold | None = None
     scale_draft_temperature: bool | None = None
 
     def __post_init__(self) -> None:

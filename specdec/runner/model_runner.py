@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from itertools import takewhile
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from specdec.runner.logprobs import KeptLogits, LogprobReader
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import SampledToken
 from specdec.sampling import LogitEdits, bad_rows
+from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
     BlockTableDelta,
@@ -23,7 +25,7 @@ from specdec.step import (
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.verification import verify_coupled
+from specdec.verification import VERIFY, Draft, DraftBatch, VerifiedTokens
 
 
 class ModelRunner(Runner):
@@ -67,14 +69,7 @@ class ModelRunner(Runner):
         edits = self._sequences.logit_edits(rows)
         logits = edits.apply(logits)
         is_bad = self._bad_rows(best, logits, edits)
-        # Each scored token defines the output token at the position after its own.
-        coming = [
-            SampledToken(row.seq_id, position)
-            for row in rows
-            for position in range(row.end - row.num_draft_tokens, row.end + 1)
-        ]
-        verified = verify_coupled(self._draw(logits, coming), [row.drafts for row in rows])
-        return self._report(rows, list(verified), is_bad, kept)
+        return self._report(rows, self._verified(rows, logits), is_bad, kept)
 
     def _bad_rows(self, best: Tensor, logits: Tensor, edits: LogitEdits) -> list[bool]:
         """Which rows of logits no token can come of, the same on every rank.
@@ -128,6 +123,43 @@ class ModelRunner(Runner):
     @property
     def _logprob_reader(self) -> LogprobReader:
         return LogprobReader(self.group, self.model.vocab_slice.start, self.vocab_size)
+
+    def _verified(self, rows: Many[StepRow], logits: Tensor) -> list[tuple[int, ...]]:
+        """The new tokens of each row; logits: [sum of num_draft_tokens + 1, len(vocab_slice)]."""
+        verified: list[tuple[int, ...]] = [()] * len(rows)
+        ends = np.cumsum([row.num_draft_tokens + 1 for row in rows])
+        scored = np.split(np.arange(len(logits)), ends[:-1])
+        for name, members in self._by_verifier(rows).items():
+            judged = [rows[member] for member in members]
+            own = logits
+            if len(judged) < len(rows):
+                places = np.concatenate([scored[member] for member in members])
+                own = logits[torch.from_numpy(places).to(logits.device)]
+            for member, token_ids in zip(members, self._judge(name, judged, own), strict=True):
+                verified[member] = token_ids
+        return verified
+
+    def _judge(self, name: VerifierName, rows: Many[StepRow], logits: Tensor) -> VerifiedTokens:
+        batch = self._sequences.sampling_batch([token for row in rows for token in _coming(row)])
+        drafts = DraftBatch([self._draft(row) for row in rows], logits.device)
+        return VERIFY[name](logits, batch, drafts, self._shard)
+
+    def _by_verifier(self, rows: Many[StepRow]) -> dict[VerifierName, list[int]]:
+        """The indices of the rows that each verifier judges."""
+        members_of: dict[VerifierName, list[int]] = {}
+        for index, row in enumerate(rows):
+            name = self._sequences.rules(row.seq_id).acting_verifier
+            members_of.setdefault(name, []).append(index)
+        return members_of
+
+    def _draft(self, row: StepRow) -> Draft:
+        return Draft(row.drafts, self._sequences.rules(row.seq_id).verifier, row.draft_probs)
+
+
+def _coming(row: StepRow) -> list[SampledToken]:
+    """What the last known token of a row and its drafts define: the tokens behind their own."""
+    positions = range(row.end - row.num_draft_tokens, row.end + 1)
+    return [SampledToken(row.seq_id, position) for position in positions]
 
 
 def _scored_tokens(rows: Many[StepRow]) -> list[int]:

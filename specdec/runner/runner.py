@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
-
 from torch import Tensor
 
 from specdec.models import LlamaForCausalLM
 from specdec.parallel import TensorParallelGroup
-from specdec.runner.sequences import SampledToken, SequenceTable
-from specdec.sampling import sample
+from specdec.runner.sequences import SequenceTable
+from specdec.sampling import VocabShard
 
 
 class Runner:
@@ -36,7 +34,6 @@ class Runner:
         """This rank's part of the logits after `hidden` [R, hidden_size]; a collective call."""
         return self.model.compute_logits(hidden)[:, : len(self.model.vocab_slice)]
 
-    def _draw(self, logits: Tensor, tokens: Many[SampledToken]) -> Tensor:
-        """The token ids, [R] int64, drawn from `logits` that are shaped; a collective call."""
-        batch = self._sequences.sampling_batch(tokens)
-        return sample(logits, batch, self.group, self.model.vocab_slice.start, self.vocab_size)
+    @property
+    def _shard(self) -> VocabShard:
+        return VocabShard(self.group, self.model.vocab_slice.start, self.vocab_size)

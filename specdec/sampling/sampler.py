@@ -110,15 +110,36 @@ def sample(
     return _best_of_ranks(group.all_gather(best))
 
 
+def draw(
+    chunks: ScoreChunks,
+    floors: Tensor,  # [num_rows] float32
+    keys: NoiseKeys,
+    group: TensorParallelGroup,
+    vocab_size: int,
+) -> Tensor:
+    """Samples the softmax of each row's scores from its floor up, [num_rows] int64.
+
+    The best score of a row over all ranks is 0. A row that has none gives the last token id.
+    """
+    pairs = _pairs(_perturbed_winners(chunks, floors, keys, vocab_size))
+    return _best_of_ranks(group.all_gather(pairs))
+
+
 def _sampled_winners(
     chunks: ScoreChunks, batch: SamplingBatch, group: TensorParallelGroup, vocab_size: int
 ) -> Winners:
     chunks.scale(batch.temperatures, group)
     floors = support_floors(chunks, batch.truncation, group)
+    return _perturbed_winners(chunks, floors, batch.noise_keys, vocab_size)
+
+
+def _perturbed_winners(
+    chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys, vocab_size: int
+) -> Winners:
     candidates = _Candidates.within_noise(chunks, floors)
     if len(candidates.rows) > _MANY_CHUNKS:
-        candidates = candidates.that_can_win(chunks, floors, batch.noise_keys)
-    return candidates.winners(chunks, floors, batch.noise_keys, vocab_size)
+        candidates = candidates.that_can_win(chunks, floors, keys)
+    return candidates.winners(chunks, floors, keys, vocab_size)
 
 
 @dataclass(frozen=True)
