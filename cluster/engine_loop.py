@@ -299,10 +299,13 @@ class EngineLoop:
         if outputs and self._observe_batch is not None:
             self._observe_batch(len(outputs))
         for output in outputs:
-            if output.finish_reason is not None:
+            if output.finish_reason is not None or output.error is not None:
                 self._open.discard(output.request_id)
             stream = self._streams.get(output.request_id)
             if stream is None:  # its reader has left, and the abort is on its way
+                continue
+            if output.error is not None:
+                stream.outputs.put_nowait(output.error)
                 continue
             stream.outputs.put_nowait(output)
             if stream.observer is not None:

@@ -124,7 +124,9 @@ class StructuredOutput:
     @property
     def kind(self) -> str:
         """The field that is given."""
-        return next(each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN)
+        return next(
+            each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN
+        )
 
 
 _NOT_GIVEN = (None, False, ())

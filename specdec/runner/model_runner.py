@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.runner.runner import Runner
@@ -58,7 +60,8 @@ class ModelRunner(Runner):
             for row in rows
             for position in range(row.end - row.num_draft_tokens, row.end + 1)
         ]
-        sampled = self._draw(hidden[_scored_tokens(step.rows)], coming)
+        masks = [mask for row in rows for mask in _grammar_masks(row)]
+        sampled = self._draw(hidden[_scored_tokens(step.rows)], coming, masks)
         drafts = [row.token_ids[len(row.token_ids) - row.num_draft_tokens :] for row in rows]
         verified = verify_coupled(sampled, drafts)
         return VerifyOutput(
@@ -68,6 +71,13 @@ class ModelRunner(Runner):
                 for row, token_ids in zip(rows, verified, strict=True)
             ),
         )
+
+
+def _grammar_masks(row: StepRow) -> Many[NDArray[np.int32] | None]:
+    """One for each token that the row scores, [num_words]; None allows all."""
+    if row.grammar_mask is None:
+        return [None] * (row.num_draft_tokens + 1)
+    return list(row.grammar_mask)
 
 
 def _scored_tokens(rows: Many[StepRow]) -> list[int]:

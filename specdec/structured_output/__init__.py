@@ -5,6 +5,13 @@ gets a `GrammarMatcher` of it, which says after every token which ones may come 
 """
 
 from specdec.structured_output.compiler import GrammarCompiler
+from specdec.structured_output.constraint import ConstrainedDraft, OutputConstraint
 from specdec.structured_output.matcher import Grammar, GrammarMatcher
 
-__all__ = ["Grammar", "GrammarCompiler", "GrammarMatcher"]
+__all__ = [
+    "ConstrainedDraft",
+    "Grammar",
+    "GrammarCompiler",
+    "GrammarMatcher",
+    "OutputConstraint",
+]

@@ -18,16 +18,16 @@ from specdec.tokenizer import Tokenizer
 
 COMPILE_TIMEOUT_S = 1.5
 NUM_THREADS = 2
-MAX_CACHED_GRAMMARS = 128
+MAX_CACHED_GRAMMARS = 64
 MAX_CACHED_BYTES = 512 * 2**20
 
-# Grammars that need more are refused, or end their own request with an error. At the rates that
-# llguidance states, a mask takes at most about 10 ms and a matcher at most 100 MB.
+# A grammar that needs more is refused, or ends its own request with an error. At the rates that
+# llguidance states, a mask takes at most about 10 ms.
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
     step_max_items=10_000,
-    max_lexer_states=60_000,
+    max_lexer_states=120_000,
     verbose_errors=False,
 )
 _BYTES_PER_SECOND = 150e6
@@ -38,15 +38,20 @@ class GrammarCompiler:
     """Compiles for one vocabulary. Threads may share it; none of its methods takes over 2 s."""
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        timeout_s: float | None = COMPILE_TIMEOUT_S,
     ) -> None:
         """Returns at once, and reads the vocabulary meanwhile.
 
         vocab_size: the model's, which may be padded beyond the tokenizer's.
         eos_token_ids: allowed where, and only where, an output may end.
+        timeout_s: None for ranks that must agree, on what is known to compile quickly.
         """
+        self._timeout_s = timeout_s
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
-        self._eos_token_ids = sorted(eos_token_ids)
         special = tokenizer.special_token_ids - set(eos_token_ids)
         self._text_mask = ~mask_words((t for t in special if t < vocab_size), vocab_size)
         self._tokenizer = self._pool.submit(_read_vocabulary, tokenizer, vocab_size, eos_token_ids)
@@ -61,11 +66,11 @@ class GrammarCompiler:
         """
         compiled = self._lookup(spec)
         try:
-            return compiled.result(COMPILE_TIMEOUT_S)
+            return compiled.result(self._timeout_s)
         except TimeoutError as error:
             if compiled.cancel():
                 raise OverloadedError("too many grammars are waiting to be compiled") from error
-            reason = f"it takes more than {COMPILE_TIMEOUT_S} s to compile"
+            reason = f"it takes more than {self._timeout_s} s to compile"
             raise refusal(spec.kind, getattr(spec, spec.kind), reason) from error
         except CancelledError as error:  # by another thread that had waited long enough
             raise OverloadedError("too many grammars are waiting to be compiled") from error
@@ -74,28 +79,29 @@ class GrammarCompiler:
         """What is compiled already, or on the way for anybody, or from now on."""
         with self._lock:
             compiled = self._cache.get(spec)
-            if compiled is None:
-                compiled = self._cache[spec] = self._pool.submit(self._compile, spec)
-                is_new = True
-            else:
+            if compiled is not None and not _is_exhausted(compiled):
                 self._cache.move_to_end(spec)
-                is_new = False
-        if is_new:  # without the lock, as it may have been done already
-            compiled.add_done_callback(lambda done: self._settle(spec, done))
+                return compiled
+            compiled = self._cache[spec] = self._pool.submit(self._compile, spec)
+        # Without the lock, which the call needs: it comes at once where all is done already.
+        compiled.add_done_callback(lambda done: self._settle(spec, done))
         return compiled
 
     def _settle(self, spec: StructuredOutput, done: Future[Grammar]) -> None:
         """Keeps a success within the limits of the cache; a failure is not kept."""
         with self._lock:
-            if done.cancelled() or done.exception() is not None:
-                self._cache.pop(spec, None)
-            ready = {key: each for key, each in self._cache.items() if _is_ready(each)}
-            num_bytes = sum(each.result().num_bytes for each in ready.values())
-            for key, each in ready.items():  # the one used longest ago first
-                if len(self._cache) <= MAX_CACHED_GRAMMARS and num_bytes <= MAX_CACHED_BYTES:
-                    break
-                num_bytes -= each.result().num_bytes
-                del self._cache[key]
+            if not _is_ready(done) and self._cache.get(spec) is done:
+                del self._cache[spec]
+            self._evict()
+
+    def _evict(self) -> None:
+        ready = [each.result() for each in self._cache.values() if _is_ready(each)]
+        num_bytes = sum(map(_num_bytes, ready))
+        for index, grammar in enumerate(ready):  # the one used longest ago first
+            if len(ready) - index <= MAX_CACHED_GRAMMARS and num_bytes <= MAX_CACHED_BYTES:
+                break
+            num_bytes -= _num_bytes(grammar)
+            del self._cache[grammar.spec]
 
     def _compile(self, spec: StructuredOutput) -> Grammar:
         started_s = time.thread_time()
@@ -108,12 +114,19 @@ class GrammarCompiler:
             matcher.compute_bitmask()  # what no text satisfies is noticed only here
         if matcher.is_error():
             raise refusal(spec.kind, getattr(spec, spec.kind), matcher.get_error())
-        num_bytes = round((time.thread_time() - started_s) * _BYTES_PER_SECOND)
-        return Grammar(matcher, self._text_mask, num_bytes)
+        return Grammar(spec, matcher, self._text_mask, time.thread_time() - started_s)
 
 
 def _is_ready(compiled: Future[Grammar]) -> bool:
     return compiled.done() and not compiled.cancelled() and compiled.exception() is None
+
+
+def _is_exhausted(compiled: Future[Grammar]) -> bool:
+    return _is_ready(compiled) and compiled.result().is_exhausted
+
+
+def _num_bytes(grammar: Grammar) -> float:
+    return grammar.compile_s * _BYTES_PER_SECOND
 
 
 def _read_vocabulary(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Event
 
 import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from specdec.errors import GrammarError
+from specdec.sampling_params import StructuredOutput
 
 ALL_ALLOWED = np.int32(-1)
 """A word of a mask that forbids nothing."""
@@ -33,16 +35,23 @@ class Grammar:
 
     start: a matcher before the first token, which is copied and never moved.
     text_mask: int32 [num_words], every token that may be part of an output, or end it.
-    num_bytes: what it takes of memory, about.
+    compile_s: processor time that compiling took.
     """
 
+    spec: StructuredOutput
     start: LLMatcher
     text_mask: NDArray[np.int32]
-    num_bytes: int
+    compile_s: float
+    _exhausted: Event = field(default_factory=Event)
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether its matchers, which share the states of its lexer, have used them up."""
+        return self._exhausted.is_set()
 
     def matcher(self) -> GrammarMatcher:
         """A matcher for one sequence, before its first token."""
-        return GrammarMatcher(self.start.deep_copy(), self.text_mask)
+        return GrammarMatcher(self.start.deep_copy(), self.text_mask, self._exhausted)
 
 
 class GrammarMatcher:
@@ -52,10 +61,14 @@ class GrammarMatcher:
     memory (an ambiguous grammar, a regular expression with too many states), and ever after.
     """
 
-    def __init__(self, matcher: LLMatcher, text_mask: NDArray[np.int32]) -> None:
-        """Takes over `matcher`. text_mask: int32 [num_words], as in Grammar."""
+    def __init__(self, matcher: LLMatcher, text_mask: NDArray[np.int32], exhausted: Event) -> None:
+        """Takes over `matcher`. text_mask: int32 [num_words], as in Grammar.
+
+        exhausted: set where the grammar can serve no further sequence.
+        """
         self._matcher = matcher
         self._text_mask = text_mask
+        self._exhausted = exhausted
 
     @property
     def is_finished(self) -> bool:
@@ -113,5 +126,7 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = self._matcher.get_error().split("<state>")[0].strip()
+            reason = self._matcher.get_error().split("<")[0].strip()
+            if "too many states" in reason:
+                self._exhausted.set()
             raise GrammarError(f"structured_output cannot be continued: {reason}")

@@ -26,10 +26,14 @@ _JSON: JsonCompileOptions = {
 }
 _ANY_OBJECT = '{"type":"object"}'
 
-MAX_GBNF_WORK = 4_000_000
+MAX_GBNF_WORK = 16_000_000
 """Rules times characters: converting GBNF visits every rule once for each rule, in Python."""
 
 _LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
+
+
+_NOTHING_FITS = re.compile(r"NoExtension(Bias)?(\s*<non-verbose/>)?")
+_GBNF_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 
 
 def to_llguidance(spec: StructuredOutput) -> str:
@@ -74,16 +78,23 @@ def _from_gbnf(grammar: str) -> str:
         limit = f"rules times characters are {work}, above {MAX_GBNF_WORK}; Lark has no such limit"
         raise refusal("grammar", grammar, limit)
     try:
-        return gbnf_to_lark(grammar)
+        return gbnf_to_lark(_GBNF_ESCAPE.sub(_plain, grammar))
     except Exception as error:  # it raises its own error, bare Exceptions, and on depth recursion
         raise refusal("grammar", grammar, str(error)) from error
 
 
+def _plain(escape: re.Match[str]) -> str:
+    """A character by its number as itself, which Lark can read, or by \\x if it is ASCII."""
+    digits = escape[1] or escape[2]
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    return f"\\x{code:02x}" if code < 128 else chr(code)
 
 
 def refusal(kind: str, value: object, reason: str, max_chars: int = 300) -> InvalidValueError:
     """The error for a grammar of that kind, with what llguidance has against it on one line."""
-    words = " ".join(reason.split("<state>")[0].split())
+    words = " ".join(_NOTHING_FITS.sub("no text satisfies it", reason.split("<state>")[0]).split())
     return InvalidValueError(
         f"structured_output.{kind}", value, f"a grammar that can be enforced: {words[:max_chars]}"
     )
