@@ -52,7 +52,8 @@ class Sequence:
 
     rules: how its tokens are drawn. max_tokens: most tokens to generate, None for no limit of its
     own. num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run:
-    whether it has been in a batch, as a preempted one has. constraint: follows its structured output.
+    whether it has been in a batch, as a preempted one has. constraint: what its structured output
+    allows.
     """
 
     seq_id: int

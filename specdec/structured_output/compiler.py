@@ -26,7 +26,7 @@ MAX_CACHED_BYTES = 512 * 2**20
 _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=100_000,
-    step_max_items=10_000,
+    step_max_items=4_000,
     max_lexer_states=120_000,
     verbose_errors=False,
 )
@@ -51,6 +51,7 @@ class GrammarCompiler:
         timeout_s: None for ranks that must agree, on what is known to compile quickly.
         """
         self._timeout_s = timeout_s
+        self._eos_token_ids = frozenset(eos_token_ids)
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         special = tokenizer.special_token_ids - set(eos_token_ids)
         self._text_mask = ~mask_words((t for t in special if t < vocab_size), vocab_size)
@@ -114,7 +115,8 @@ class GrammarCompiler:
             matcher.compute_bitmask()  # what no text satisfies is noticed only here
         if matcher.is_error():
             raise refusal(spec.kind, getattr(spec, spec.kind), matcher.get_error())
-        return Grammar(spec, matcher, self._text_mask, time.thread_time() - started_s)
+        compile_s = time.thread_time() - started_s
+        return Grammar(spec, matcher, self._text_mask, self._eos_token_ids, compile_s)
 
 
 def _is_ready(compiled: Future[Grammar]) -> bool:

@@ -35,12 +35,14 @@ class Grammar:
 
     start: a matcher before the first token, which is copied and never moved.
     text_mask: int32 [num_words], every token that may be part of an output, or end it.
+    eos_token_ids: those that end it.
     compile_s: processor time that compiling took.
     """
 
     spec: StructuredOutput
     start: LLMatcher
     text_mask: NDArray[np.int32]
+    eos_token_ids: frozenset[int]
     compile_s: float
     _exhausted: Event = field(default_factory=Event)
 
@@ -51,7 +53,11 @@ class Grammar:
 
     def matcher(self) -> GrammarMatcher:
         """A matcher for one sequence, before its first token."""
-        return GrammarMatcher(self.start.deep_copy(), self.text_mask, self._exhausted)
+        return GrammarMatcher(self)
+
+    def exhaust(self) -> None:
+        """Takes note that no further sequence can be served."""
+        self._exhausted.set()
 
 
 class GrammarMatcher:
@@ -61,14 +67,11 @@ class GrammarMatcher:
     memory (an ambiguous grammar, a regular expression with too many states), and ever after.
     """
 
-    def __init__(self, matcher: LLMatcher, text_mask: NDArray[np.int32], exhausted: Event) -> None:
-        """Takes over `matcher`. text_mask: int32 [num_words], as in Grammar.
-
-        exhausted: set where the grammar can serve no further sequence.
-        """
-        self._matcher = matcher
-        self._text_mask = text_mask
-        self._exhausted = exhausted
+    def __init__(self, grammar: Grammar) -> None:
+        self._grammar = grammar
+        self._matcher = grammar.start.deep_copy()
+        # llguidance keeps no account of these, and rolls back other tokens in their place.
+        self._num_ends_after_stop = 0
 
     @property
     def is_finished(self) -> bool:
@@ -79,21 +82,29 @@ class GrammarMatcher:
 
     def advance(self, token_id: int) -> None:
         """Goes on by a token; raises GrammarError, and stays, if it may not come."""
-        if self._matcher.try_consume_tokens([token_id]) != 1:
+        if self.is_finished and token_id in self._grammar.eos_token_ids:
+            self._num_ends_after_stop += 1
+        elif self._matcher.try_consume_tokens([token_id]) != 1:
             self._check()
             raise GrammarError(f"token {token_id} is not what structured_output allows here")
 
     def rollback(self, count: int) -> None:
         """Takes back the last `count` tokens."""
-        if count > 0:
-            self._matcher.rollback(count)
+        num_ends = min(count, self._num_ends_after_stop)
+        self._num_ends_after_stop -= num_ends
+        if count > num_ends:
+            self._matcher.rollback(count - num_ends)
             self._check()
 
     def num_valid(self, token_ids: Many[int]) -> int:
         """How many of `token_ids`, from the first on, may come."""
         num_valid: int = self._matcher.validate_tokens(list(token_ids))
         self._check()
-        return num_valid
+        rest = token_ids[num_valid:]
+        ends = rest and rest[0] in self._grammar.eos_token_ids
+        return (
+            num_valid + 1 if ends and self._is_finished_after(token_ids[:num_valid]) else num_valid
+        )
 
     def forced_tokens(self, limit: int) -> tuple[int, ...]:
         """Up to `limit` tokens that must come because nothing else may; perhaps none."""
@@ -107,7 +118,8 @@ class GrammarMatcher:
         """What may come: int32 [num_words], where bit t % 32 of word t // 32 is for token t."""
         words = self._matcher.compute_bitmask()
         self._check()
-        return np.frombuffer(words, np.int32, len(self._text_mask)) & self._text_mask
+        text_mask = self._grammar.text_mask
+        return np.frombuffer(words, np.int32, len(text_mask)) & text_mask
 
     def masks_along(self, token_ids: Many[int]) -> NDArray[np.int32]:
         """What may come after none, one, ... and all of `token_ids`, and stays where it is.
@@ -115,7 +127,7 @@ class GrammarMatcher:
         Returns int32 [len(token_ids) + 1, num_words]. After a token that may not come there is
         nothing to decide, so what follows it forbids nothing.
         """
-        masks = np.full((len(token_ids) + 1, len(self._text_mask)), ALL_ALLOWED)
+        masks = np.full((len(token_ids) + 1, len(self._grammar.text_mask)), ALL_ALLOWED)
         num_valid = self.num_valid(token_ids)
         for index in range(num_valid + 1):
             masks[index] = self.allowed_mask()
@@ -124,9 +136,16 @@ class GrammarMatcher:
         self.rollback(num_valid)
         return masks
 
+    def _is_finished_after(self, token_ids: Many[int]) -> bool:
+        for token in token_ids:
+            self.advance(token)
+        is_finished = self.is_finished
+        self.rollback(len(token_ids))
+        return is_finished
+
     def _check(self) -> None:
         if self._matcher.is_error():
             reason = self._matcher.get_error().split("<")[0].strip()
             if "too many states" in reason:
-                self._exhausted.set()
+                self._grammar.exhaust()
             raise GrammarError(f"structured_output cannot be continued: {reason}")

@@ -84,7 +84,7 @@ def _from_gbnf(grammar: str) -> str:
 
 
 def _plain(escape: re.Match[str]) -> str:
-    """A character by its number as itself, which Lark can read, or by \\x if it is ASCII."""
+    """A character given by its number, in a way that Lark can read too."""
     digits = escape[1] or escape[2]
     if digits is None:
         return escape[0]
