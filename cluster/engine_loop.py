@@ -310,6 +310,9 @@ class EngineLoop:
             stream = self._streams.get(output.request_id)
             if stream is None:  # its reader has left, and the abort is on its way
                 continue
+            if output.error is not None:
+                stream.outputs.put_nowait(output.error)
+                continue
             stream.outputs.put_nowait(output)
             if stream.observer is not None:
                 stream.observer.on_output(output, delivered_at)

@@ -11,6 +11,7 @@ from grpc import StatusCode
 
 from specdec.errors import (
     DraftFailedError,
+    GrammarError,
     InvalidValueError,
     ModelNotFoundError,
     NotReadyError,
@@ -50,6 +51,7 @@ _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
         InvalidValueError: _Rule(StatusCode.INVALID_ARGUMENT, 400),
         UnknownModelError: _Rule(StatusCode.NOT_FOUND, 404),
         VersionConflictError: _Rule(StatusCode.ABORTED, 409),
+        GrammarError: _Rule(StatusCode.FAILED_PRECONDITION, 400),
         OverloadedError: _Rule(
             StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S
         ),

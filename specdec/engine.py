@@ -12,7 +12,7 @@ from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.ending import Ending, ending_after_last_token, stop_at
-from specdec.errors import InvalidValueError, SpecdecError
+from specdec.errors import GrammarError, InvalidValueError, SpecdecError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
@@ -160,8 +160,8 @@ class Engine:
         rows = self._scheduler.schedule(num_draft_tokens)
         for seq in self._scheduler.preempted:
             self._forget(seq)
-        self._begin(rows, self._propose(rows) if num_draft_tokens else {})
-        return outputs
+        failed = self._begin(rows, self._propose(rows) if num_draft_tokens else {})
+        return outputs + failed
 
     def stats(self) -> EngineStats:
         """The load now, and the counters since the start."""
@@ -242,6 +242,14 @@ class Engine:
                 raise InvalidValueError(
                     "resume_token_ids", f"... {token}", f"unfinished; number {index} ends the text"
                 )
+        if seq.constraint is not None:
+            try:
+                seq.constraint.follow(seq.token_ids)
+            except GrammarError as error:
+                limit = f"output that structured_output allows: {error}"
+                raise InvalidValueError(
+                    "resume_token_ids", seq.request.resume_token_ids, limit
+                ) from error
         seq.detokenizer.take()
 
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
@@ -256,20 +264,33 @@ class Engine:
         self._proposer.begin(requests)
         return {proposal.seq_id: proposal for proposal in self._proposer.collect()}
 
-    def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> None:
-        if not rows:
-            return
-        step_rows = [_step_row(row, drafts.get(row.seq.seq_id)) for row in rows]
-        news = self._ledger.news(row.seq for row in rows)
+    def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> list[RequestOutput]:
+        """Has the target run `rows`; returns the ends of those whose grammar has got stuck."""
+        begun: list[tuple[Sequence, StepRow]] = []
+        failed: list[RequestOutput] = []
+        for row in rows:
+            if row.seq.status is not SequenceStatus.RUNNING:
+                continue  # another choice of its request has failed, just now
+            try:
+                begun.append((row.seq, _step_row(row, drafts.get(row.seq.seq_id))))
+            except GrammarError as error:
+                failed.append(self._fail(row.seq, error))
+        begun = [(seq, row) for seq, row in begun if seq.status is SequenceStatus.RUNNING]
+        if begun:
+            self._send(begun)
+        return failed
+
+    def _send(self, rows: list[tuple[Sequence, StepRow]]) -> None:
+        news = self._ledger.news(seq for seq, _ in rows)
         step = StepInput(
             step_id=self._num_steps,
             released=news.released,
             admitted=news.admitted,
             block_table_deltas=news.block_table_deltas,
-            rows=tuple(step_rows),
+            rows=tuple(row for _, row in rows),
         )
         self._num_steps += 1
-        self._in_flight = list(zip([row.seq for row in rows], step_rows, strict=True))
+        self._in_flight = rows
         self._target.begin(step)
 
     def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
@@ -325,6 +346,12 @@ class Engine:
         self._scheduler.finish(seq)
         self._forget(seq)
 
+    def _fail(self, seq: Sequence, error: SpecdecError) -> RequestOutput:
+        """Ends all choices of a request, one of which cannot go on; others are not concerned."""
+        choices = self._choices[seq.request.request_id]
+        self.abort(seq.request.request_id)
+        return replace(_output(seq, choices, (), None), error=error)
+
     def _forget(self, seq: Sequence) -> None:
         """Has target and proposer drop a sequence that lost its blocks."""
         self._ledger.forget(seq.seq_id)
@@ -362,13 +389,20 @@ def _step_row(row: ScheduledRow, proposal: Proposal | None) -> StepRow:
     """The tokens to run: known ones, then the drafts if they continue what is known."""
     seq, start = row.seq, row.seq.num_computed_tokens
     drafts: tuple[int, ...] = ()
-    draft_probs = None
+    draft_probs, mask = None, None
     if proposal is not None and _continues(proposal, seq):
         drafts = proposal.draft_token_ids[: row.num_draft_tokens]
-        if drafts and proposal.draft_probs is not None:
-            draft_probs = proposal.draft_probs[: len(drafts)]
+        if proposal.draft_probs is not None:
+            draft_probs = proposal.draft_probs[slice(len(drafts))]
+    if seq.constraint is not None and row.samples:
+        seq.constraint.follow(seq.token_ids)
+        if draft_probs is None:
+            constrained = seq.constraint.extend(drafts, row.num_draft_tokens)
+        else:
+            constrained = seq.constraint.along(drafts)
+        drafts, mask = constrained.token_ids, constrained.masks
     known = tuple(seq.token_ids[start : start + row.num_tokens])
-    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples, draft_probs)
+    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples, draft_probs, mask)
 
 
 def _continues(proposal: Proposal, seq: Sequence) -> bool:

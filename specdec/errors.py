@@ -63,6 +63,10 @@ class OutOfMemoryError(SpecdecError):
     """The machine has too little memory for the configuration asked for."""
 
 
+class GrammarError(SpecdecError):
+    """A request's structured output cannot be continued; the others are not concerned."""
+
+
 class OverloadedError(SpecdecError):
     """The request was refused because the queue is full; it may be sent again later."""
 

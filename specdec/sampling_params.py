@@ -112,10 +112,9 @@ class StructuredOutput:
     choice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        given = [each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN]
-        if len(given) != 1:
+        if len(self._given) != 1:
             limit = f"exactly one of {', '.join(each.name for each in fields(self))}"
-            raise InvalidValueError("structured_output", given, limit)
+            raise InvalidValueError("structured_output", self._given, limit)
         _check_text("structured_output.json_schema", self.json_schema, MAX_SCHEMA_CHARS)
         _check_text("structured_output.regex", self.regex, MAX_REGEX_CHARS)
         _check_text("structured_output.grammar", self.grammar, MAX_GRAMMAR_CHARS)
@@ -126,9 +125,11 @@ class StructuredOutput:
     @property
     def kind(self) -> str:
         """The field that is given."""
-        return next(
-            each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN
-        )
+        return self._given[0]
+
+    @property
+    def _given(self) -> list[str]:
+        return [each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN]
 
 
 _NOT_GIVEN = (None, False, ())

@@ -113,7 +113,8 @@ def resolve(
         logit_bias=tuple(sorted(params.logit_bias.items())),
         bad_words=_bad_words(params, tokenizer),
         allowed_token_ids=params.allowed_token_ids,
-        min_tokens=params.min_tokens,
+        # Where there is a grammar, its masks see to it: they know when nothing but an end may come.
+        min_tokens=params.min_tokens if params.structured_output is None else 0,
         end_token_ids=_end_tokens(params, model),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs if choice == 0 else None,  # one prompt, told once

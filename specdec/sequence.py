@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from specdec.detokenizer import IncrementalDetokenizer
@@ -11,6 +11,10 @@ from specdec.sampling_params import SamplingParams
 from specdec.sampling_rules import SamplingRules
 from specdec.stats import SpeculationStats
 from specdec.step import SequenceAdmission
+from specdec.structured_output import Grammar, OutputConstraint
+
+MAX_DRAFT_COMPILE_S = 0.05
+"""A grammar that took longer to compile is not given to draft workers, which would be held up."""
 
 
 class SequenceStatus(Enum):
@@ -28,6 +32,7 @@ class Request:
     priority: a lower number goes first; among equals, whoever came first.
     resume_token_ids: output that the caller has already, from a service that was lost; generation
         goes on behind it, and what comes is what would have come.
+    grammar: what params.structured_output is compiled to, by whoever has a GrammarCompiler.
     queue_deadline_s: when to give up a request that still waits, by the clock of `Engine.expire`.
     """
 
@@ -37,6 +42,7 @@ class Request:
     seed: int
     priority: int = 0
     resume_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
 
 
@@ -47,7 +53,7 @@ class Sequence:
     rules: how its tokens are drawn. max_tokens: most tokens to generate, None for no limit of its
     own. leader: choice 0 of the same request, where this one shall share its prompt's KV.
     num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run: whether
-    it has been in a batch, as a preempted one has.
+    it has been in a batch, as a preempted one has. constraint: what its structured output allows.
     """
 
     seq_id: int
@@ -61,9 +67,19 @@ class Sequence:
     num_cached_tokens: int = 0
     has_run: bool = False
     status: SequenceStatus = SequenceStatus.WAITING
+    constraint: OutputConstraint | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
+        grammar = self.request.grammar
+        assert (grammar is None) == (self.params.structured_output is None), "grammar not compiled"
+        if grammar is not None:
+            self.constraint = OutputConstraint(
+                grammar,
+                self.num_prompt_tokens,
+                self.params.min_tokens,
+                self.rules.end_token_ids,
+            )
 
     @property
     def params(self) -> SamplingParams:
@@ -112,6 +128,14 @@ class Sequence:
             rules=self.rules,
             token_ids=tuple(self.token_ids) if self.rules.needs_tokens else (),
         )
+
+    @property
+    def draft_admission(self) -> SequenceAdmission:
+        """What a draft worker has to know of it: its grammar too, if that is compiled quickly."""
+        grammar, admission = self.request.grammar, self.admission
+        if grammar is None or grammar.compile_s > MAX_DRAFT_COMPILE_S:
+            return admission
+        return replace(admission, grammar=grammar.spec, token_ids=tuple(self.token_ids))
 
     @property
     def is_decoding(self) -> bool:

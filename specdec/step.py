@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.sampling_params import StructuredOutput
 from specdec.sampling_rules import SamplingRules
 
 
@@ -19,13 +20,16 @@ from specdec.sampling_rules import SamplingRules
 class SequenceAdmission:
     """A sequence that the worker does not know yet, or no longer.
 
-    token_ids: all that is known of it, prompt and output; empty where the rules do not need it.
+    token_ids: all that is known of it, prompt and output; empty where neither the rules nor a
+        grammar need it.
+    grammar: for a draft worker, what to hold its drafts to; a target gets masks instead.
     """
 
     seq_id: int
     num_prompt_tokens: int
     rules: SamplingRules
     token_ids: tuple[int, ...] = ()
+    grammar: StructuredOutput | None = None
 
 
 @dataclass(frozen=True)
