@@ -120,8 +120,9 @@ class EngineLoop:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request's outputs, one a step. Leaving the stream early aborts the request.
 
-        Raises what `Engine.add` raises, TargetFailedError when the engine is lost, and
-        NotReadyError once the loop drains. The request's id need not be unique.
+        Raises what `Engine.add` raises, the error of an output that has one, TargetFailedError when
+        the engine is lost, and NotReadyError once the loop drains. The request's id need not be
+        unique.
         """
         if self._is_draining:
             raise NotReadyError("the service is draining; send the request again")
@@ -299,10 +300,14 @@ class EngineLoop:
         if outputs and self._observe_batch is not None:
             self._observe_batch(len(outputs))
         for output in outputs:
-            if output.finish_reason is not None:
+            if output.finish_reason is not None or output.error is not None:
                 self._open.discard(output.request_id)
             stream = self._streams.get(output.request_id)
             if stream is None:  # its reader has left, and the abort is on its way
+                continue
+            if output.error is not None:
+                logger.error("request %s ends: %s", output.request_id, output.error)
+                stream.outputs.put_nowait(output.error)
                 continue
             stream.outputs.put_nowait(output)
             if stream.observer is not None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
-from specdec.errors import InvalidValueError
+from specdec.errors import BadLogitsError, InvalidValueError, SpecdecError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
@@ -21,7 +21,7 @@ from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.stats import AcceptanceByPosition, EngineStats, SpeculationStats
-from specdec.step import StepInput, StepRow, VerifyOutput
+from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer, check_token_ids
 from specdec.worker_ledger import WorkerLedger
 
@@ -32,6 +32,8 @@ class RequestOutput:
 
     text: whole characters only; may be empty while a character or a stop string is incomplete.
     finish_reason: None while the request goes on. speculation: counts of the request so far.
+    logprobs: of token_ids, where asked for. prompt_logprobs: of the prompt's tokens from the second
+    on, complete and once, with the first output. error: why the request cannot go on; it has ended.
     """
 
     request_id: str
@@ -41,6 +43,9 @@ class RequestOutput:
     num_prompt_tokens: int
     num_output_tokens: int
     speculation: SpeculationStats
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    error: SpecdecError | None = None
 
 
 class Engine:
@@ -259,13 +264,19 @@ class Engine:
         self._target.begin(step)
 
     def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
-        new_tokens = {row.seq_id: row.token_ids for row in verified.rows}
+        results = {row.seq_id: row for row in verified.rows}
+        prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         outputs = []
         for seq, row in self._in_flight:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
-            if row.samples:
-                outputs.append(self._append(seq, row, new_tokens[seq.seq_id]))
+            result = results.get(seq.seq_id)
+            if seq.seq_id in prompts:
+                seq.prompt_report.add(prompts[seq.seq_id])
+            if result is not None and result.has_bad_logits:
+                outputs.extend(self._on_bad_logits(seq, row))
+            elif result is not None:
+                outputs.append(self._append(seq, row, result))
             else:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._num_prefill_chunks += 1
@@ -273,8 +284,32 @@ class Engine:
         self._in_flight = []
         return outputs
 
-    def _append(self, seq: Sequence, row: StepRow, token_ids: Many[int]) -> RequestOutput:
+    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
+        """Ends a request, of whose KV nothing is published; beside drafts it gets another chance.
+
+        A draft can only have spoilt the row, as attention adds up its numbers too, by 0.
+        """
+        if row.num_draft_tokens:
+            seq.may_draft = False
+            self._drop_rejected(seq)
+            return []
+        self._finish(seq)
+        return [
+            RequestOutput(
+                request_id=seq.request.request_id,
+                token_ids=(),
+                text="",
+                finish_reason=None,
+                num_prompt_tokens=seq.num_prompt_tokens,
+                num_output_tokens=seq.num_output_tokens,
+                speculation=replace(seq.speculation),
+                error=BadLogitsError(seq.num_output_tokens),
+            )
+        ]
+
+    def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> RequestOutput:
         """Adds verified tokens up to the one that ends the sequence, if one does."""
+        token_ids = verified.token_ids
         finish_reason, num_kept = None, 0
         while finish_reason is None and num_kept < len(token_ids):
             seq.token_ids.append(token_ids[num_kept])
@@ -291,12 +326,14 @@ class Engine:
             self._finish(seq)
         return RequestOutput(
             request_id=seq.request.request_id,
-            token_ids=tuple(token_ids[:num_kept]),
+            token_ids=token_ids[:num_kept],
             text=seq.detokenizer.take() if finish_reason is None else seq.detokenizer.flush(),
             finish_reason=finish_reason,
             num_prompt_tokens=seq.num_prompt_tokens,
             num_output_tokens=seq.num_output_tokens,
             speculation=replace(seq.speculation),
+            logprobs=None if verified.logprobs is None else verified.logprobs[:num_kept],
+            prompt_logprobs=seq.prompt_report.take(),
         )
 
     def _finish_reason(self, seq: Sequence) -> FinishReason | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.sampling_params import SamplingParams
 from specdec.sampling_rules import SamplingRules
 from specdec.stats import SpeculationStats
-from specdec.step import SequenceAdmission
+from specdec.step import Logprobs, PromptLogprobs, SequenceAdmission
 
 
 class SequenceStatus(Enum):
@@ -40,13 +40,45 @@ class Request:
     queue_deadline_s: float = math.inf
 
 
+@dataclass
+class PromptReport:
+    """Log-probabilities of a prompt's tokens, which come in parts and are told together, once.
+
+    num_best: as in SamplingRules; None where they are not asked for, or told already.
+    """
+
+    num_best: int | None
+    parts: list[Logprobs] = field(default_factory=list)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether they are still to be told, so that all of the prompt has to be run."""
+        return self.num_best is not None
+
+    def add(self, part: PromptLogprobs) -> None:
+        """Takes in the next part; a first one after a preemption replaces what there was."""
+        if part.start == 1:
+            self.parts.clear()
+        self.parts.append(part.logprobs)
+
+    def take(self) -> Logprobs | None:
+        """All of them; None where they are not due."""
+        if self.num_best is None:
+            return None
+        whole = Logprobs.join(self.parts or [Logprobs.nothing(self.num_best)])
+        self.num_best = None
+        self.parts.clear()
+        return whole
+
+
 @dataclass(eq=False)
 class Sequence:
     """One choice of a request. KV exists for the first `num_computed_tokens` of `token_ids`.
 
     rules: how its tokens are drawn. max_tokens: most tokens to generate, None for no limit of its
     own. num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run:
-    whether it has been in a batch, as a preempted one has.
+    whether it has been in a batch, as a preempted one has. may_draft: False once the target could
+    make nothing of its logits beside drafts.
     """
 
     seq_id: int
@@ -58,10 +90,14 @@ class Sequence:
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     has_run: bool = False
+    may_draft: bool = True
     status: SequenceStatus = SequenceStatus.WAITING
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
 
+    prompt_report: PromptReport = field(init=False)
+
     def __post_init__(self) -> None:
+        self.prompt_report = PromptReport(self.rules.prompt_logprobs)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
 
     @property
@@ -92,11 +128,14 @@ class Sequence:
     @property
     def admission(self) -> SequenceAdmission:
         """What a worker has to know of it."""
+        rules = self.rules
+        if not self.prompt_report.is_due:
+            rules = replace(rules, prompt_logprobs=None)
         return SequenceAdmission(
             seq_id=self.seq_id,
             num_prompt_tokens=self.num_prompt_tokens,
-            rules=self.rules,
-            token_ids=tuple(self.token_ids) if self.rules.needs_tokens else (),
+            rules=rules,
+            token_ids=tuple(self.token_ids) if rules.needs_tokens else (),
         )
 
     @property
