@@ -10,6 +10,7 @@ from types import MappingProxyType
 from grpc import StatusCode
 
 from specdec.errors import (
+    BadLogitsError,
     DraftFailedError,
     GrammarError,
     InvalidValueError,
@@ -56,6 +57,7 @@ _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
             StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S
         ),
         NotReadyError: _Rule(StatusCode.UNAVAILABLE, 503),
+        BadLogitsError: _Rule(StatusCode.INTERNAL, 500),
         # Its text quotes what a shard raised.
         TargetFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
         DraftFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),

@@ -12,7 +12,7 @@ from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.ending import Ending, ending_after_last_token, stop_at
-from specdec.errors import GrammarError, InvalidValueError, SpecdecError
+from specdec.errors import BadLogitsError, GrammarError, InvalidValueError, SpecdecError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
@@ -24,7 +24,7 @@ from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Choices, Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.stats import AcceptanceByPosition, EngineStats, SpeculationStats
-from specdec.step import Logprobs, StepInput, StepRow, VerifyOutput
+from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 from specdec.worker_ledger import WorkerLedger
 
@@ -39,7 +39,8 @@ class RequestOutput:
     num_output_tokens, speculation: of all choices of the request so far.
     is_last: whether all choices have ended, so that nothing more comes of the request.
     verifier: what decides which draft tokens are kept.
-    logprobs: of token_ids. prompt_logprobs: once, with the first output of the request.
+    logprobs: of token_ids, where asked for. prompt_logprobs: of the prompt's tokens from the second
+    on, complete and once, with the first output of the request.
     error: why the request ended before its time; nothing else here counts then.
     """
 
@@ -294,13 +295,19 @@ class Engine:
         self._target.begin(step)
 
     def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
-        new_tokens = {row.seq_id: row.token_ids for row in verified.rows}
+        results = {row.seq_id: row for row in verified.rows}
+        prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         outputs = []
         for seq, row in self._in_flight:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
-            if row.samples:
-                outputs.append(self._append(seq, row, new_tokens[seq.seq_id]))
+            result = results.get(seq.seq_id)
+            if seq.seq_id in prompts:
+                seq.prompt_report.add(prompts[seq.seq_id])
+            if result is not None and result.has_bad_logits:
+                outputs.extend(self._on_bad_logits(seq, row))
+            elif result is not None:
+                outputs.append(self._append(seq, row, result))
             else:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._num_prefill_chunks += 1
@@ -308,8 +315,20 @@ class Engine:
         self._in_flight = []
         return outputs
 
-    def _append(self, seq: Sequence, row: StepRow, token_ids: Many[int]) -> RequestOutput:
+    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
+        """Ends a request, of whose KV nothing is published; beside drafts it gets another chance.
+
+        A draft can only have spoilt the row, as attention adds up its numbers too, by 0.
+        """
+        if row.num_draft_tokens:
+            seq.may_draft = False
+            self._drop_rejected(seq)
+            return []
+        return [self._fail(seq, BadLogitsError(seq.num_output_tokens))]
+
+    def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> RequestOutput:
         """Adds verified tokens up to the one that ends the sequence, if one does."""
+        token_ids = verified.token_ids
         ending, num_kept = None, 0
         while ending is None and num_kept < len(token_ids):
             seq.token_ids.append(token_ids[num_kept])
@@ -328,7 +347,8 @@ class Engine:
             self._drop_rejected(seq)
         else:
             self._finish(seq)
-        return _output(seq, choices, token_ids[:num_kept], ending)
+        logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
+        return _output(seq, choices, token_ids[:num_kept], ending, logprobs)
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
@@ -367,7 +387,11 @@ def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
 
 
 def _output(
-    seq: Sequence, choices: Choices, token_ids: Many[int], ending: Ending | None
+    seq: Sequence,
+    choices: Choices,
+    token_ids: Many[int],
+    ending: Ending | None,
+    logprobs: Logprobs | None = None,
 ) -> RequestOutput:
     """What is told of tokens that were added, with the text that is certain by now."""
     return RequestOutput(
@@ -382,6 +406,8 @@ def _output(
         is_last=not choices.unfinished,
         stop_reason=ending.stop_reason if ending else None,
         verifier=seq.rules.verifier.name,
+        logprobs=logprobs,
+        prompt_logprobs=seq.prompt_report.take(),
     )
 
 

@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import MinPLogitsWarper
 
 from specdec.parallel import TensorParallelGroup, partition
 from specdec.sampling.chunks import ScoreChunks
@@ -126,6 +127,13 @@ def test_equals_sorting_on_large_vocabularies(spread, dtype, num_ranks):
 def test_by_hand(probs, top_k, top_p, expected):
     mask = kept(torch.tensor([probs]).log(), [top_k], [top_p])
     assert mask[0].int().tolist() == expected
+
+
+@pytest.mark.parametrize("min_p", [0.001, 0.1, 0.7, 1.0])
+def test_min_p_is_that_of_transformers(min_p):
+    logits = torch.randn(4, 3000, generator=torch.Generator().manual_seed(2)) * 3
+    expected = MinPLogitsWarper(min_p)(None, logits).isfinite()
+    assert torch.equal(kept(logits, [0] * 4, [1.0] * 4, 2, [min_p] * 4), expected)
 
 
 def test_rows_do_not_touch_each_other():
