@@ -53,23 +53,33 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
         raise InvalidValueError("speculative_config", value, SPECULATION.text)
     known = [each.name for each in fields(SpeculativeConfig)]
     refuse_unknown("speculative_config key", mapping, known)
+    values: dict[str, Any] = {
+        name: tuple(each) if isinstance(each, list) else each for name, each in mapping.items()
+    }
     types = get_type_hints(SpeculativeConfig)
-    for name, value in mapping.items():
-        _require_type(f"speculative_config.{name}", value, types[name])
-    return SpeculativeConfig(**mapping)
+    for name, each in values.items():
+        _require_type(f"speculative_config.{name}", each, types[name])
+    return SpeculativeConfig(**values)
+
+
+_WORDS: dict[object, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    tuple: "a list",
+    str: "a text",
+}
 
 
 def _require_type(name: str, value: object, expected: Any) -> None:
     """Only the kind of value is judged here; its range is SpeculativeConfig's own affair."""
     is_union = get_origin(expected) in (Union, UnionType)
     allowed = get_args(expected) if is_union else (expected,)
-    kinds = {str if get_origin(each) is Literal else each for each in allowed}
+    kinds = {str if get_origin(each) is Literal else get_origin(each) or each for each in allowed}
     if float in kinds:
         kinds.add(int)
     if type(value) not in kinds:  # to isinstance, True is an int
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        wanted = next(text for kind, text in words.items() if kind in kinds)
-        raise InvalidValueError(name, value, wanted)
+        raise InvalidValueError(name, value, next(_WORDS[kind] for kind in _WORDS if kind in kinds))
 
 
 def _parse_json(text: str) -> object:
