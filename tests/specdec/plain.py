@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence as Many
 
 import numpy as np
@@ -23,29 +24,34 @@ def shape(
     grammar_mask: np.ndarray | None = None,
 ) -> Tensor:
     """Everything up to the temperature, as vLLM defines it."""
-    shaped = logits.clone().float()
-    forbidden = set()
-    if rules.allowed_token_ids is not None:
-        forbidden |= set(range(len(logits))) - set(rules.allowed_token_ids)
-    for *before, last in rules.bad_words:
-        if list(output[len(output) - len(before) :]) == before and len(before) <= len(output):
-            forbidden.add(last)
-    if grammar_mask is not None:
-        forbidden |= {t for t in range(len(logits)) if not grammar_mask[t // 32] >> (t % 32) & 1}
-    if len(output) < rules.min_tokens:
-        left = set(range(len(logits))) - forbidden - set(rules.end_token_ids)
-        if left or grammar_mask is None:
-            forbidden |= set(rules.end_token_ids)
+    shaped = logits.float().numpy().copy()
     for token, bias in rules.logit_bias:
-        shaped[token] += bias
+        shaped[token] += np.float32(bias)
+    factor = np.float32(rules.repetition_penalty)
     for token in {*prompt, *output}:
-        factor = rules.repetition_penalty
         shaped[token] = shaped[token] / factor if shaped[token] > 0 else shaped[token] * factor
-    for token in set(output):
-        shaped[token] -= rules.frequency_penalty * list(output).count(token)
-        shaped[token] -= rules.presence_penalty
-    shaped[list(forbidden)] = -torch.inf
-    return shaped
+    for token, count in Counter(output).items():
+        shaped[token] -= np.float32(rules.frequency_penalty * count)
+        shaped[token] -= np.float32(rules.presence_penalty)
+    shaped[sorted(_forbidden(len(logits), rules, output, grammar_mask))] = -np.inf
+    return torch.from_numpy(shaped)
+
+
+def _forbidden(
+    vocab_size: int, rules: SamplingRules, output: Many[int], grammar_mask: np.ndarray | None
+) -> set[int]:
+    everything, forbidden = set(range(vocab_size)), set()
+    if rules.allowed_token_ids is not None:
+        forbidden |= everything - set(rules.allowed_token_ids)
+    for *before, last in rules.bad_words:
+        if len(before) <= len(output) and list(output[len(output) - len(before) :]) == before:
+            forbidden.add(last)
+    grammatical = everything
+    if grammar_mask is not None:
+        grammatical = {t for t in everything if grammar_mask[t // 32] >> (t % 32) & 1}
+    if len(output) < rules.min_tokens and grammatical - set(rules.end_token_ids):
+        forbidden |= set(rules.end_token_ids)
+    return forbidden | (everything - grammatical)
 
 
 def cut(scores: Tensor, rules: SamplingRules) -> Tensor:
