@@ -126,8 +126,9 @@ class EngineLoop:
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request's outputs, one a step and choice. Leaving early aborts the request.
 
-        Raises what `Engine.add` raises, TargetFailedError when the engine is lost, and
-        NotReadyError once the loop drains. The request's id need not be unique.
+        Raises what `Engine.add` raises, the error of an output that has one, TargetFailedError when
+        the engine is lost, and NotReadyError once the loop drains. The request's id need not be
+        unique.
         """
         if self._is_draining:
             raise NotReadyError("the service is draining; send the request again")
@@ -309,6 +310,10 @@ class EngineLoop:
                 self._open.pop(output.request_id, None)
             stream = self._streams.get(output.request_id)
             if stream is None:  # its reader has left, and the abort is on its way
+                continue
+            if output.error is not None:
+                logger.error("request %s ends: %s", output.request_id, output.error)
+                stream.outputs.put_nowait(output.error)
                 continue
             stream.outputs.put_nowait(output)
             if stream.observer is not None:

@@ -37,10 +37,11 @@ from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
-from specdec.sampling_params import SamplingDefaults
+from specdec.sampling_params import SamplingDefaults, StructuredOutput
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
+from specdec.structured_output import Grammar, GrammarCompiler
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
 logger = logging.getLogger(__name__)
@@ -82,6 +83,9 @@ class Router:
             memory_bytes = min(memory_bytes, available_memory_bytes())
         self._plan = memory_plan(config, models, memory_bytes)
         self._tokenizer = Tokenizer(directories.target)
+        self._grammars = GrammarCompiler(
+            self._tokenizer, self._model.vocab_size, self._model.eos_token_ids
+        )
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
         self._loop: EngineLoop | None = None
@@ -270,6 +274,7 @@ class Router:
             seed=seed,
             priority=call.priority,
             resume_token_ids=call.resume_token_ids,
+            grammar=await self._compile(call.params.structured_output),
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
         return Generation(seed, self._loop.generate(request, observer))
@@ -313,6 +318,10 @@ class Router:
     def _check_model(self, model: str) -> None:
         if model and model != self.config.served_model_name:
             raise UnknownModelError(model, self.config.served_model_name)
+
+    async def _compile(self, spec: StructuredOutput | None) -> Grammar | None:
+        """Off the event loop and beside the steps: it may take more than a second."""
+        return None if spec is None else await asyncio.to_thread(self._grammars.compile, spec)
 
     async def _encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Off the event loop: a text of a million characters takes a second."""

@@ -11,7 +11,11 @@ from specdec.errors import InvalidValueError
 from specdec.sampling_params import (
     MAX_NUM_SPECULATIVE_TOKENS,
     SPECULATION_METHODS,
+    VERIFIERS,
+    AcceptanceThreshold,
     SpeculationMethod,
+    SpeculationOptions,
+    VerifierName,
 )
 from specdec.speculation import (
     DEFAULT_SPECULATION_THRESHOLD,
@@ -30,12 +34,15 @@ QuantizationMethod = Literal["int8", "w8a8"]
 """How linear layers hold matrices, and multiply: `int8` by rows in 16 bits, `w8a8` by rows in 8
 bits, which is faster and for drafts alone. A row's product never depends on the batch."""
 
+DEFAULT_TYPICAL_EPSILON = 0.09
+DEFAULT_TYPICAL_DELTA = 0.3
+
 QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """How the service drafts when a request does not say.
+    """How the service drafts, and judges drafts, when a request does not say.
 
     num_speculative_tokens: draft tokens a step and sequence.
     prompt_lookup_min, prompt_lookup_max: lengths of the n-grams that `ngram` looks up, longest
@@ -47,6 +54,10 @@ class SpeculativeConfig:
     max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
     speculation_threshold: largest number of decoding requests to draft for, until an operator says
         otherwise.
+    verifier, typical_epsilon, typical_delta, acceptance_threshold, scale_draft_temperature: as in
+        SpeculationOptions, for requests that leave them out. A lossy verifier here makes every such
+        request lossy; each answer says so.
+    allowed_verifiers: what requests may name; `verifier` has to be among them.
     """
 
     method: SpeculationMethod = "ngram"
@@ -58,6 +69,12 @@ class SpeculativeConfig:
     draft_tensor_parallel_size: int = 1
     max_model_len: int | None = None
     speculation_threshold: int = DEFAULT_SPECULATION_THRESHOLD
+    verifier: VerifierName = "coupled"
+    typical_epsilon: float = DEFAULT_TYPICAL_EPSILON
+    typical_delta: float = DEFAULT_TYPICAL_DELTA
+    acceptance_threshold: AcceptanceThreshold = "auto"
+    scale_draft_temperature: bool = False
+    allowed_verifiers: tuple[VerifierName, ...] = VERIFIERS
 
     def __post_init__(self) -> None:
         if self.method not in SPECULATION_METHODS:
@@ -96,6 +113,28 @@ class SpeculativeConfig:
             if self.method != "draft_model" and value is not None:
                 limit = "left out unless method is draft_model"
                 raise InvalidValueError(f"speculative_config.{name}", value, limit)
+        self._check_verifiers()
+
+    def _check_verifiers(self) -> None:
+        try:
+            SpeculationOptions(
+                verifier=self.verifier,
+                typical_epsilon=self.typical_epsilon,
+                typical_delta=self.typical_delta,
+                acceptance_threshold=self.acceptance_threshold,
+            )
+        except InvalidValueError as error:
+            field = error.field.replace("speculation.", "speculative_config.")
+            raise InvalidValueError(field, error.value, error.limit) from None
+        for index, name in enumerate(self.allowed_verifiers):
+            if name not in VERIFIERS:
+                limit = f"one of {', '.join(VERIFIERS)}"
+                raise InvalidValueError(
+                    f"speculative_config.allowed_verifiers[{index}]", name, limit
+                )
+        if self.verifier not in self.allowed_verifiers:
+            limit = f"one of allowed_verifiers: {', '.join(self.allowed_verifiers)}"
+            raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
 
     @property
     def control(self) -> SpeculationControl:

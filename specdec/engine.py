@@ -12,7 +12,7 @@ from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.ending import Ending, ending_after_last_token, stop_at
-from specdec.errors import InvalidValueError, SpecdecError
+from specdec.errors import BadLogitsError, GrammarError, InvalidValueError, SpecdecError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
@@ -24,7 +24,7 @@ from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Choices, Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.stats import AcceptanceByPosition, EngineStats, SpeculationStats
-from specdec.step import Logprobs, StepInput, StepRow, VerifyOutput
+from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 from specdec.worker_ledger import WorkerLedger
 
@@ -38,8 +38,9 @@ class RequestOutput:
         ended it; None for an end-of-sequence token and for a limit of length.
     num_output_tokens, speculation: of all choices of the request so far.
     is_last: whether all choices have ended, so that nothing more comes of the request.
-    verifier: what decided which draft tokens were kept.
-    logprobs: of token_ids. prompt_logprobs: once, with the first output of the request.
+    verifier: what decides which draft tokens are kept.
+    logprobs: of token_ids, where asked for. prompt_logprobs: of the prompt's tokens from the second
+    on, complete and once, with the first output of the request.
     error: why the request ended before its time; nothing else here counts then.
     """
 
@@ -160,8 +161,8 @@ class Engine:
         rows = self._scheduler.schedule(num_draft_tokens)
         for seq in self._scheduler.preempted:
             self._forget(seq)
-        self._begin(rows, self._propose(rows) if num_draft_tokens else {})
-        return outputs
+        failed = self._begin(rows, self._propose(rows) if num_draft_tokens else {})
+        return outputs + failed
 
     def stats(self) -> EngineStats:
         """The load now, and the counters since the start."""
@@ -209,7 +210,15 @@ class Engine:
         return Sequence(
             self._next_seq_id + choice,
             request,
-            resolve(params, request.seed, choice, self._model, self._tokenizer),
+            resolve(
+                params,
+                request.seed,
+                choice,
+                self._model,
+                self._tokenizer,
+                self.config.speculation,
+                request.prompt_token_ids,
+            ),
             detokenizer,
             params.settled(self._model.sampling_defaults).max_tokens,
             leader,
@@ -234,6 +243,14 @@ class Engine:
                 raise InvalidValueError(
                     "resume_token_ids", f"... {token}", f"unfinished; number {index} ends the text"
                 )
+        if seq.constraint is not None:
+            try:
+                seq.constraint.follow(seq.token_ids)
+            except GrammarError as error:
+                limit = f"output that structured_output allows: {error}"
+                raise InvalidValueError(
+                    "resume_token_ids", seq.request.resume_token_ids, limit
+                ) from error
         seq.detokenizer.take()
 
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
@@ -248,30 +265,49 @@ class Engine:
         self._proposer.begin(requests)
         return {proposal.seq_id: proposal for proposal in self._proposer.collect()}
 
-    def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> None:
-        if not rows:
-            return
-        step_rows = [_step_row(row, drafts.get(row.seq.seq_id)) for row in rows]
-        news = self._ledger.news(row.seq for row in rows)
+    def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> list[RequestOutput]:
+        """Has the target run `rows`; returns the ends of those whose grammar has got stuck."""
+        begun: list[tuple[Sequence, StepRow]] = []
+        failed: list[RequestOutput] = []
+        for row in rows:
+            if row.seq.status is not SequenceStatus.RUNNING:
+                continue  # another choice of its request has failed, just now
+            try:
+                begun.append((row.seq, _step_row(row, drafts.get(row.seq.seq_id))))
+            except GrammarError as error:
+                failed.append(self._fail(row.seq, error))
+        begun = [(seq, row) for seq, row in begun if seq.status is SequenceStatus.RUNNING]
+        if begun:
+            self._send(begun)
+        return failed
+
+    def _send(self, rows: list[tuple[Sequence, StepRow]]) -> None:
+        news = self._ledger.news(seq for seq, _ in rows)
         step = StepInput(
             step_id=self._num_steps,
             released=news.released,
             admitted=news.admitted,
             block_table_deltas=news.block_table_deltas,
-            rows=tuple(step_rows),
+            rows=tuple(row for _, row in rows),
         )
         self._num_steps += 1
-        self._in_flight = list(zip([row.seq for row in rows], step_rows, strict=True))
+        self._in_flight = rows
         self._target.begin(step)
 
     def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
-        new_tokens = {row.seq_id: row.token_ids for row in verified.rows}
+        results = {row.seq_id: row for row in verified.rows}
+        prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         outputs = []
         for seq, row in self._in_flight:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
-            if row.samples:
-                outputs.append(self._append(seq, row, new_tokens[seq.seq_id]))
+            result = results.get(seq.seq_id)
+            if seq.seq_id in prompts:
+                seq.prompt_report.add(prompts[seq.seq_id])
+            if result is not None and result.has_bad_logits:
+                outputs.extend(self._on_bad_logits(seq, row))
+            elif result is not None:
+                outputs.append(self._append(seq, row, result))
             else:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._num_prefill_chunks += 1
@@ -279,8 +315,20 @@ class Engine:
         self._in_flight = []
         return outputs
 
-    def _append(self, seq: Sequence, row: StepRow, token_ids: Many[int]) -> RequestOutput:
+    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
+        """Ends a request, of whose KV nothing is published; beside drafts it gets another chance.
+
+        A draft can only have spoilt the row, as attention adds up its numbers too, by 0.
+        """
+        if row.num_draft_tokens:
+            seq.may_draft = False
+            self._drop_rejected(seq)
+            return []
+        return [self._fail(seq, BadLogitsError(seq.num_output_tokens))]
+
+    def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> RequestOutput:
         """Adds verified tokens up to the one that ends the sequence, if one does."""
+        token_ids = verified.token_ids
         ending, num_kept = None, 0
         while ending is None and num_kept < len(token_ids):
             seq.token_ids.append(token_ids[num_kept])
@@ -299,7 +347,8 @@ class Engine:
             self._drop_rejected(seq)
         else:
             self._finish(seq)
-        return _output(seq, choices, token_ids[:num_kept], ending)
+        logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
+        return _output(seq, choices, token_ids[:num_kept], ending, logprobs)
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
@@ -317,6 +366,12 @@ class Engine:
         self._scheduler.finish(seq)
         self._forget(seq)
 
+    def _fail(self, seq: Sequence, error: SpecdecError) -> RequestOutput:
+        """Ends all choices of a request, one of which cannot go on; others are not concerned."""
+        choices = self._choices[seq.request.request_id]
+        self.abort(seq.request.request_id)
+        return replace(_output(seq, choices, (), None), error=error)
+
     def _forget(self, seq: Sequence) -> None:
         """Has target and proposer drop a sequence that lost its blocks."""
         self._ledger.forget(seq.seq_id)
@@ -332,7 +387,11 @@ def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
 
 
 def _output(
-    seq: Sequence, choices: Choices, token_ids: Many[int], ending: Ending | None
+    seq: Sequence,
+    choices: Choices,
+    token_ids: Many[int],
+    ending: Ending | None,
+    logprobs: Logprobs | None = None,
 ) -> RequestOutput:
     """What is told of tokens that were added, with the text that is certain by now."""
     return RequestOutput(
@@ -347,6 +406,8 @@ def _output(
         is_last=not choices.unfinished,
         stop_reason=ending.stop_reason if ending else None,
         verifier=seq.rules.verifier.name,
+        logprobs=logprobs,
+        prompt_logprobs=seq.prompt_report.take(),
     )
 
 
@@ -354,10 +415,20 @@ def _step_row(row: ScheduledRow, proposal: Proposal | None) -> StepRow:
     """The tokens to run: known ones, then the drafts if they continue what is known."""
     seq, start = row.seq, row.seq.num_computed_tokens
     drafts: tuple[int, ...] = ()
+    draft_probs, mask = None, None
     if proposal is not None and _continues(proposal, seq):
         drafts = proposal.draft_token_ids[: row.num_draft_tokens]
+        if proposal.draft_probs is not None:
+            draft_probs = proposal.draft_probs[slice(len(drafts))]
+    if seq.constraint is not None and row.samples:
+        seq.constraint.follow(seq.token_ids)
+        if draft_probs is None:
+            constrained = seq.constraint.extend(drafts, row.num_draft_tokens)
+        else:
+            constrained = seq.constraint.along(drafts)
+        drafts, mask = constrained.token_ids, constrained.masks
     known = tuple(seq.token_ids[start : start + row.num_tokens])
-    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples)
+    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples, draft_probs, mask)
 
 
 def _continues(proposal: Proposal, seq: Sequence) -> bool:

@@ -24,6 +24,8 @@ ACCEPTANCE_PRESETS: Mapping[AcceptancePreset, float] = MappingProxyType(
 )
 """Thresholds for code, for structured output, and for narrative text."""
 
+AcceptanceThreshold = float | AcceptancePreset | Literal["auto"]
+
 MAX_NUM_SPECULATIVE_TOKENS = 32
 MAX_CHOICES = 128
 MAX_STOP_STRINGS = 16
@@ -68,7 +70,7 @@ class SpeculationOptions:
     verifier: VerifierName | None = None
     typical_epsilon: float | None = None
     typical_delta: float | None = None
-    acceptance_threshold: float | AcceptancePreset | Literal["auto"] | None = None
+    acceptance_threshold: AcceptanceThreshold | None = None
     scale_draft_temperature: bool | None = None
 
     def __post_init__(self) -> None:
@@ -110,10 +112,9 @@ class StructuredOutput:
     choice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        given = [each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN]
-        if len(given) != 1:
+        if len(self._given) != 1:
             limit = f"exactly one of {', '.join(each.name for each in fields(self))}"
-            raise InvalidValueError("structured_output", given, limit)
+            raise InvalidValueError("structured_output", self._given, limit)
         _check_text("structured_output.json_schema", self.json_schema, MAX_SCHEMA_CHARS)
         _check_text("structured_output.regex", self.regex, MAX_REGEX_CHARS)
         _check_text("structured_output.grammar", self.grammar, MAX_GRAMMAR_CHARS)
@@ -124,9 +125,11 @@ class StructuredOutput:
     @property
     def kind(self) -> str:
         """The field that is given."""
-        return next(
-            each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN
-        )
+        return self._given[0]
+
+    @property
+    def _given(self) -> list[str]:
+        return [each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN]
 
 
 _NOT_GIVEN = (None, False, ())

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeVar
 
+from specdec.acceptance_preset import MAX_CHARS, preset_for
+from specdec.config import DEFAULT_TYPICAL_DELTA, DEFAULT_TYPICAL_EPSILON, SpeculativeConfig
+from specdec.errors import InvalidValueError
 from specdec.model_config import ModelConfig
 from specdec.sampling_params import (
     ACCEPTANCE_PRESETS,
+    LOSSY_VERIFIERS,
+    AcceptancePreset,
     SamplingParams,
-    SpeculationOptions,
     VerifierName,
 )
 from specdec.tokenizer import Tokenizer, check_token_ids
 
-DEFAULT_TYPICAL_EPSILON = 0.09
-DEFAULT_TYPICAL_DELTA = 0.3
+_Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True)
@@ -26,11 +31,6 @@ class Verifier:
     epsilon: float = DEFAULT_TYPICAL_EPSILON
     delta: float = DEFAULT_TYPICAL_DELTA
     threshold: float = ACCEPTANCE_PRESETS["strict"]
-
-    @property
-    def needs_draft_probs(self) -> bool:
-        """Whether it has to know how likely each draft token was to be drafted."""
-        return self.name in ("rejection", "block")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,17 @@ class SamplingRules:
     scale_draft_temperature: bool = False
 
     @cached_property
+    def acting_verifier(self) -> VerifierName:
+        """What judges the drafts: at temperature 0 the lossless verifiers are all the same one."""
+        is_greedy = self.temperature == 0 and self.verifier.name not in LOSSY_VERIFIERS
+        return "coupled" if is_greedy else self.verifier.name
+
+    @cached_property
+    def needs_draft_probs(self) -> bool:
+        """Whether drafts have to come with the distributions that they were drawn from."""
+        return self.acting_verifier in ("rejection", "block")
+
+    @cached_property
     def has_penalties(self) -> bool:
         """Whether logits depend on which tokens came before, and how often."""
         penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
@@ -73,9 +84,20 @@ class SamplingRules:
 
 
 def resolve(
-    params: SamplingParams, seed: int, choice: int, model: ModelConfig, tokenizer: Tokenizer
+    params: SamplingParams,
+    seed: int,
+    choice: int,
+    model: ModelConfig,
+    tokenizer: Tokenizer,
+    service: SpeculativeConfig | None = None,
+    prompt: Sequence[int] = (),
 ) -> SamplingRules:
-    """The rules of one choice. Raises InvalidValueError for a token that the model has not."""
+    """The rules of one choice. Raises InvalidValueError for a token that the model has not.
+
+    service: what holds where the request does not say how to speculate. prompt: token ids, by which
+    the acceptance threshold `auto` is settled. Raises InvalidValueError for a verifier that the
+    service does not allow.
+    """
     _check_tokens(params, model.vocab_size)
     settled = params.settled(model.sampling_defaults)
     return SamplingRules(
@@ -91,12 +113,13 @@ def resolve(
         logit_bias=tuple(sorted(params.logit_bias.items())),
         bad_words=_bad_words(params, tokenizer),
         allowed_token_ids=params.allowed_token_ids,
-        min_tokens=params.min_tokens,
+        # Where there is a grammar, its masks see to it: they know when nothing but an end may come.
+        min_tokens=params.min_tokens if params.structured_output is None else 0,
         end_token_ids=_end_tokens(params, model),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs if choice == 0 else None,  # one prompt, told once
-        verifier=_verifier(params.speculation),
-        scale_draft_temperature=params.speculation.scale_draft_temperature is True,
+        verifier=_verifier(params, service or SpeculativeConfig(), prompt, tokenizer),
+        scale_draft_temperature=_scales_draft_temperature(params, service),
     )
 
 
@@ -117,6 +140,36 @@ def _end_tokens(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
     return tuple(sorted(model.eos_token_ids | set(params.stop_token_ids)))
 
 
-def _verifier(options: SpeculationOptions) -> Verifier:
-    del options
-    return Verifier()
+def _verifier(
+    params: SamplingParams, service: SpeculativeConfig, prompt: Sequence[int], tokenizer: Tokenizer
+) -> Verifier:
+    options = params.speculation
+    name = options.verifier or service.verifier
+    if name not in service.allowed_verifiers:
+        limit = f"what the service allows: {', '.join(service.allowed_verifiers)}"
+        raise InvalidValueError("speculation.verifier", name, limit)
+    threshold = _first(options.acceptance_threshold, service.acceptance_threshold)
+    if threshold == "auto":
+        threshold = _preset(params, prompt, tokenizer) if name == "threshold" else "strict"
+    return Verifier(
+        name=name,
+        epsilon=_first(options.typical_epsilon, service.typical_epsilon),
+        delta=_first(options.typical_delta, service.typical_delta),
+        threshold=threshold if not isinstance(threshold, str) else ACCEPTANCE_PRESETS[threshold],
+    )
+
+
+def _preset(
+    params: SamplingParams, prompt: Sequence[int], tokenizer: Tokenizer
+) -> AcceptancePreset:
+    text = tokenizer.decode(prompt[-MAX_CHARS:])  # a token has a character or more, mostly
+    return preset_for(text, is_structured=getattr(params, "structured_output", None) is not None)
+
+
+def _scales_draft_temperature(params: SamplingParams, service: SpeculativeConfig | None) -> bool:
+    asked = params.speculation.scale_draft_temperature
+    return _first(asked, service is not None and service.scale_draft_temperature)
+
+
+def _first(asked: _Value | None, default: _Value) -> _Value:
+    return default if asked is None else asked

@@ -151,7 +151,9 @@ class Scheduler:
 
     def _admit(self, seq: Sequence, budget: int) -> int:
         """Puts a waiting sequence into the batch; its tokens in this step, 0 if it must wait."""
-        cached = self._blocks.attach(seq.seq_id, seq.token_ids)
+        # Cached KV would not tell how likely the prompt's tokens were.
+        known = [] if seq.prompt_report.is_due else seq.token_ids
+        cached = self._blocks.attach(seq.seq_id, known)
         chunk = min(seq.num_tokens - cached, budget)
         if not self._blocks.reserve(seq.seq_id, cached + chunk):
             self._blocks.release(seq.seq_id)
@@ -191,7 +193,7 @@ class Scheduler:
     def _max_draft_tokens(self, seq: Sequence) -> int:
         """What the step and the request allow, short of tokens that could not be kept."""
         options = seq.params.speculation
-        if self._num_draft_tokens == 0 or options.enabled is False:
+        if self._num_draft_tokens == 0 or options.enabled is False or not seq.may_draft:
             return 0
         count = options.num_speculative_tokens
         if count is None:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from operator import attrgetter
 
 from specdec.block_manager import BlockManager
 from specdec.config import DraftLimits
 from specdec.proposers.base import DraftRequest, Proposal
 from specdec.runner import DraftWorker
 from specdec.sequence import Sequence
-from specdec.step import DraftRow, DraftStep, StepRow
+from specdec.step import DraftedRow, DraftRow, DraftStep, StepRow
 from specdec.worker_ledger import WorkerLedger
 
 MAX_PENDING_TOKENS = 16
@@ -61,7 +62,7 @@ class DraftModelProposer:
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
         )
-        self._ledger = WorkerLedger(self._blocks)
+        self._ledger = WorkerLedger(self._blocks, attrgetter("draft_admission"))
         self._progress: dict[int, _Progress] = {}
         self._drafting: list[Sequence] = []
         self._num_steps = 0
@@ -92,14 +93,16 @@ class DraftModelProposer:
         """Waits for the drafts; sequences that are not caught up have none."""
         if not self._drafting:
             return []
-        drafted = {row.seq_id: row.token_ids for row in self._worker.collect().rows}
-        proposals = []
-        for seq in self._drafting:
-            progress, tokens = self._progress[seq.seq_id], drafted[seq.seq_id]
-            progress.base_length, progress.drafted = seq.num_tokens, tokens
-            proposals.append(Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], tokens))
+        drafted = {row.seq_id: row for row in self._worker.collect().rows}
+        proposals = [self._proposal(seq, drafted[seq.seq_id]) for seq in self._drafting]
         self._drafting = []
         return proposals
+
+    def _proposal(self, seq: Sequence, row: DraftedRow) -> Proposal:
+        progress = self._progress[seq.seq_id]
+        progress.base_length, progress.drafted = seq.num_tokens, row.token_ids
+        base_token = seq.token_ids[-1]
+        return Proposal(seq.seq_id, seq.num_tokens, base_token, row.token_ids, row.draft_probs)
 
     def release(self, seq_id: int) -> None:
         """Gives up a sequence's blocks; what they hold may serve another one."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
-
 from torch import Tensor
 
 from specdec.models import LlamaForCausalLM
 from specdec.parallel import TensorParallelGroup
-from specdec.runner.sequences import SampledToken, SequenceTable
-from specdec.sampling import sample
+from specdec.runner.sequences import SequenceTable
+from specdec.sampling import VocabShard
 
 
 class Runner:
@@ -30,10 +28,12 @@ class Runner:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache(num_blocks * block_size)
-        self._sequences = SequenceTable(block_size, self.kv_cache.device)
+        self._sequences = SequenceTable(block_size, self.kv_cache.device, model.vocab_slice)
 
-    def _draw(self, hidden: Tensor, tokens: Many[SampledToken]) -> Tensor:
-        """The token ids, [R] int64, that follow `hidden` [R, hidden_size]; a collective call."""
-        logits = self.model.compute_logits(hidden)
-        batch = self._sequences.sampling_batch(tokens)
-        return sample(logits, batch, self.group, self.model.vocab_slice.start, self.vocab_size)
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """This rank's part of the logits after `hidden` [R, hidden_size]; a collective call."""
+        return self.model.compute_logits(hidden)[:, : len(self.model.vocab_slice)]
+
+    @property
+    def _shard(self) -> VocabShard:
+        return VocabShard(self.group, self.model.vocab_slice.start, self.vocab_size)

@@ -58,6 +58,15 @@ class ScoreChunks:
         for scores in (self.scores.flatten(1), self.maxima):
             scores.sub_(peaks.unsqueeze(1)).div_(temperatures.unsqueeze(1))
 
+    def cut(self, floors: Tensor) -> None:
+        """Sets what is below its row's floor ([num_rows] float32) to -inf, in place."""
+        self.scores.masked_fill_(self.scores < floors.view(-1, 1, 1), -torch.inf)
+        self.maxima.masked_fill_(self.maxima < floors.unsqueeze(1), -torch.inf)
+
+    def take(self, rows: Tensor) -> ScoreChunks:
+        """A copy of some rows; rows: int64."""
+        return ScoreChunks(self.scores[rows], self.maxima[rows], self.first_chunk)
+
     def winners(self) -> Winners:
         """The best token of each row, the lowest id where scores are equal."""
         best, columns = self.maxima.max(1)

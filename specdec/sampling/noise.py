@@ -18,7 +18,8 @@ one level.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
 
 import torch
 from torch import Tensor
@@ -49,23 +50,46 @@ _CPU_SLAB_COUNTERS = 2**15
 _SLAB_COUNTERS = 2**22
 
 
+class Stream(IntEnum):
+    """What random numbers of a position are for; those of different streams are independent."""
+
+    COUPLED = 0  # the noise that draft and target share
+    DRAFT = 1  # which token is drafted
+    ACCEPTANCE = 2  # whether it is kept
+    RECOVERY = 3  # what comes after the last one that is kept
+
+
 @dataclass(frozen=True)
 class NoiseKeys:
     """What fixes the noise of a row of logits, together with the token id.
 
     seeds: 64 bits. choices, positions: the choice of the request and the index among its output
-    tokens, from 0 to 2^32 - 1.
+    tokens, from 0 to 2^32 - 1. streams: words that tell uses of a position apart; None: the
+    coupled noise.
     """
 
     seeds: Tensor  # [num_rows] int64
     choices: Tensor  # [num_rows] int64
     positions: Tensor  # [num_rows] int64
+    streams: Tensor | None = None  # [num_rows] int64
 
     def __len__(self) -> int:
         return len(self.seeds)
 
     def __getitem__(self, rows: Tensor | slice) -> NoiseKeys:
-        return NoiseKeys(self.seeds[rows], self.choices[rows], self.positions[rows])
+        streams = None if self.streams is None else self.streams[rows]
+        return NoiseKeys(self.seeds[rows], self.choices[rows], self.positions[rows], streams)
+
+    def of_stream(self, stream: Stream, offsets: Tensor) -> NoiseKeys:
+        """The keys of another use of the same positions, in one round of drafting and verification.
+
+        offsets: [num_rows] int64, how far each position lies behind the round's first one. A
+        position that a round does not settle is drafted and verified again in the next. Why it was
+        not settled may depend on what was drawn for it: block verification stops at a token because
+        of the tokens behind it. The same numbers again would then no longer be uniform. Rounds
+        begin at different positions, so a position has another offset in each, and fresh numbers.
+        """
+        return replace(self, streams=offsets * len(Stream) + stream)
 
 
 @dataclass(frozen=True)
@@ -92,7 +116,7 @@ def gumbel_noise(keys: NoiseKeys, chunks: Tensor) -> Tensor:
     keys and chunks (ids, [num_chunks] int64) are parallel. Philox4x32-10 is keyed by the seed.
     Token `t` has word t % 4 of counter (t // 4, position, choice, 0); chunk `c` has word 0 for its
     smallest S, and the upper bits of word 1 for who has it, of counter (2^31 + c, position,
-    choice, 0). A last word that is not 0 is left for other uses of the same seed.
+    choice, 0). The last word is the stream's, and 0 that of the coupled noise.
 
     32 random bits become v = (bits + 0.5) / 2^32 in float32, at most 1 - 2^-24, and then the
     exponential -log1p(-v). Winners of an argmax have small exponentials, hence small v, where
@@ -114,6 +138,16 @@ def gumbel_noise(keys: NoiseKeys, chunks: Tensor) -> Tensor:
     return noise
 
 
+def uniforms(keys: NoiseKeys) -> Tensor:
+    """One random number a key, [num_keys] float64, above 0 and below 1.
+
+    It is (bits + 0.5) / 2^32 of word 0 of the key's counter 0, so the stream must have no use for
+    Gumbel noise.
+    """
+    bits = _words(keys, torch.zeros_like(keys.positions)).w0
+    return (bits.double() + 0.5) * 2.0**-_WORD_BITS
+
+
 def _fill_noise(noise: Tensor, keys: NoiseKeys, chunks: Tensor) -> None:
     """noise: [num_chunks, CHUNK_TOKENS], overwritten."""
     calls = torch.arange(_CALLS_PER_CHUNK, device=chunks.device).unsqueeze(1)
@@ -132,7 +166,8 @@ def _fill_noise(noise: Tensor, keys: NoiseKeys, chunks: Tensor) -> None:
 
 def _words(keys: NoiseKeys, counters: Tensor) -> Words:
     """counters: [..., num_keys] int64, from 0 to 2^32 - 1."""
-    counter = Words(counters, keys.positions, keys.choices, torch.zeros_like(keys.choices))
+    streams = torch.zeros_like(keys.choices) if keys.streams is None else keys.streams
+    counter = Words(counters, keys.positions, keys.choices, streams)
     return philox4x32(counter, key_of(keys.seeds))
 
 

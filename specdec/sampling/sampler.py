@@ -1,9 +1,9 @@
 """The token that each row of logits is defined to be.
 
-That is the argmax of (logits / temperature, cut by top_k and top_p) + Gumbel noise, which is a
-sample of the softmax of what the cut left (the Gumbel-max trick: Gumbel 1954; see Maddison, Tarlow
-and Minka 2014, arXiv 1411.0030). At temperature 0 it is the argmax of the logits. Equal scores go
-to the lowest token id.
+That is the argmax of (logits / temperature, cut by min_p, top_k and top_p) + Gumbel noise, which is
+a sample of the softmax of what the cut left (the Gumbel-max trick: Gumbel 1954; see Maddison,
+Tarlow and Minka 2014, arXiv 1411.0030). At temperature 0 it is the argmax of the logits. Equal
+scores go to the lowest token id.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class SamplingBatch:
         temperatures: Sequence[float],
         top_k: Sequence[int],
         top_p: Sequence[float],
+        min_p: Sequence[float],
         seeds: Sequence[int],
         choices: Sequence[int],
         positions: Sequence[int],
@@ -74,7 +75,10 @@ class SamplingBatch:
             sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
             temperatures=of_sampled(temperatures, torch.float32).clamp(min=least),
             truncation=Truncation.from_lists(
-                [top_k[row] for row in sampled], [top_p[row] for row in sampled], device
+                [top_k[row] for row in sampled],
+                [top_p[row] for row in sampled],
+                [min_p[row] for row in sampled],
+                device,
             ),
             noise_keys=NoiseKeys(of_sampled(seeds), of_sampled(choices), of_sampled(positions)),
         )
@@ -106,15 +110,36 @@ def sample(
     return _best_of_ranks(group.all_gather(best))
 
 
+def draw(
+    chunks: ScoreChunks,
+    floors: Tensor,  # [num_rows] float32
+    keys: NoiseKeys,
+    group: TensorParallelGroup,
+    vocab_size: int,
+) -> Tensor:
+    """Samples the softmax of each row's scores from its floor up, [num_rows] int64.
+
+    The best score of a row over all ranks is 0. A row that has none gives the last token id.
+    """
+    pairs = _pairs(_perturbed_winners(chunks, floors, keys, vocab_size))
+    return _best_of_ranks(group.all_gather(pairs))
+
+
 def _sampled_winners(
     chunks: ScoreChunks, batch: SamplingBatch, group: TensorParallelGroup, vocab_size: int
 ) -> Winners:
     chunks.scale(batch.temperatures, group)
     floors = support_floors(chunks, batch.truncation, group)
+    return _perturbed_winners(chunks, floors, batch.noise_keys, vocab_size)
+
+
+def _perturbed_winners(
+    chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys, vocab_size: int
+) -> Winners:
     candidates = _Candidates.within_noise(chunks, floors)
     if len(candidates.rows) > _MANY_CHUNKS:
-        candidates = candidates.that_can_win(chunks, floors, batch.noise_keys)
-    return candidates.winners(chunks, floors, batch.noise_keys, vocab_size)
+        candidates = candidates.that_can_win(chunks, floors, keys)
+    return candidates.winners(chunks, floors, keys, vocab_size)
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,18 @@ def test_many_parameters_in_one_request(client):
         stop_token_ids=(382,),
         min_tokens=2,
         skip_special_tokens=False,
+        min_p=0.001,
+        frequency_penalty=0.5,
+        logit_bias={7: -100.0},
+        logprobs=2,
+        prompt_logprobs=1,
     )
     said = client.generate(prompt, many)
+    assert len(said.prompt_logprobs) == len(prompt) - 1
+    for choice in said.choices:
+        assert tuple(each.chosen.token_id for each in choice.logprobs) == choice.token_ids
+        assert {len(each.best) for each in choice.logprobs} == {2}
+        assert 7 not in choice.token_ids
     assert [choice.index for choice in said.choices] == [0, 1, 2]
     assert len({choice.token_ids for choice in said.choices}) == 3
     assert said.seed == 7

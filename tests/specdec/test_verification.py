@@ -78,6 +78,7 @@ def draw(logits: Tensor, temperature: float, trials: list[int], positions: list[
         temperatures=[temperature] * count,
         top_k=[0] * count,
         top_p=[1.0] * count,
+        min_p=[0.0] * count,
         seeds=trials,
         choices=[0] * count,
         positions=positions,

@@ -1,0 +1,41 @@
+"""How much of a draft is accepted, and the token that follows: one module a verifier."""
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+
+from specdec.sampling import SamplingBatch, VocabShard
+from specdec.sampling_params import VerifierName
+from specdec.verification.block import verify_block
+from specdec.verification.coupled import verify_coupled
+from specdec.verification.drafts import Draft, DraftBatch, VerifiedTokens
+from specdec.verification.rejection import verify_rejection
+from specdec.verification.threshold import verify_threshold
+from specdec.verification.typical import verify_typical
+
+Verify = Callable[[Tensor, SamplingBatch, DraftBatch, VocabShard], VerifiedTokens]
+
+VERIFY: Mapping[VerifierName, Verify] = MappingProxyType(
+    {
+        "coupled": verify_coupled,
+        "rejection": verify_rejection,
+        "block": verify_block,
+        "typical": verify_typical,
+        "threshold": verify_threshold,
+    }
+)
+"""What verifies the drafts of each verifier."""
+
+__all__ = [
+    "VERIFY",
+    "Draft",
+    "DraftBatch",
+    "VerifiedTokens",
+    "Verify",
+    "verify_block",
+    "verify_coupled",
+    "verify_rejection",
+    "verify_threshold",
+    "verify_typical",
+]
