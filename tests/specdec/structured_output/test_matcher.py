@@ -7,7 +7,7 @@ import pytest
 
 from specdec.errors import GrammarError
 from specdec.sampling_params import StructuredOutput
-from tests.specdec.structured_output.schemas import CASES
+from benchmarks.json_schemas import CASES
 from tests.specdec.structured_output.vocabulary import EOS, VOCAB_SIZE, allowed
 
 REGEXES = [

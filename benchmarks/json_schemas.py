@@ -14,12 +14,15 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True)
 class SchemaCase:
+    """A schema by name, and a prompt for it."""
+
     name: str
     prompt: str
     schema: Schema
 
     @property
     def text(self) -> str:
+        """The schema as JSON."""
         return json.dumps(self.schema, ensure_ascii=False)
 
     def validate(self, output: str) -> None:
