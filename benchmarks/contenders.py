@@ -23,9 +23,10 @@ from benchmarks.machine import num_usable_cores
 from benchmarks.streams import Call, speculation_options, stream_all
 from specdec.client import Client
 from specdec.config import EngineConfig, SpeculativeConfig
-from specdec.engine import Engine, RequestOutput
+from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
+from specdec.request_output import RequestOutput
 from specdec.runner import LocalTarget, ModelRunner, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request

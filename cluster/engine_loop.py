@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from cluster.request_observer import RequestObserver
-from specdec.engine import Engine, RequestOutput
+from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError
+from specdec.request_output import RequestOutput
 from specdec.runner import Target
 from specdec.scheduler import require_room
 from specdec.sequence import Request

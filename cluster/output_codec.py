@@ -9,7 +9,7 @@ import numpy as np
 
 from cluster.sampling_codec import VERIFIER_NAMES
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.engine import RequestOutput
+from specdec.request_output import RequestOutput
 from specdec.sampling_params import LOSSY_VERIFIERS
 from specdec.step import Logprobs
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from cluster.metrics import ABORTED, Metrics
-from specdec.engine import RequestOutput
+from specdec.request_output import RequestOutput
 
 logger = logging.getLogger(__name__)
 

@@ -35,8 +35,9 @@ from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
-from specdec.engine import Engine, RequestOutput
+from specdec.engine import Engine
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
+from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingDefaults, StructuredOutput
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy

@@ -24,7 +24,7 @@ from cluster.output_codec import encode_completion, encode_stream_chunk
 from cluster.router import Router
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.engine import RequestOutput
+from specdec.request_output import RequestOutput
 
 SERVICE_NAMES = tuple(
     service.full_name

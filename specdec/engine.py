@@ -6,58 +6,24 @@ Synchronous, single-threaded, without a clock or randomness of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig, SpeculativeConfig
-from specdec.detokenizer import IncrementalDetokenizer
-from specdec.ending import Ending, ending_after_last_token, stop_at
+from specdec.ending import ending_after_last_token
 from specdec.errors import BadLogitsError, GrammarError, InvalidValueError, SpecdecError
-from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
-from specdec.request_limits import check_request
+from specdec.request_intake import RequestIntake
+from specdec.request_output import RequestOutput
 from specdec.runner import Target
-from specdec.sampling_params import VerifierName
-from specdec.sampling_rules import resolve
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Choices, Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy
-from specdec.stats import AcceptanceByPosition, EngineStats, SpeculationStats
-from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
+from specdec.stats import EngineCounters, EngineStats
+from specdec.step import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 from specdec.worker_ledger import WorkerLedger
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """What one step added to one choice of a request.
-
-    text: whole characters only; may be empty while a character or a stop string is incomplete.
-    finish_reason: None while the choice goes on. stop_reason: the stop string or stop token that
-        ended it; None for an end-of-sequence token and for a limit of length.
-    num_output_tokens, speculation: of all choices of the request so far.
-    is_last: whether all choices have ended, so that nothing more comes of the request.
-    verifier: what decides which draft tokens are kept.
-    logprobs: of token_ids, where asked for. prompt_logprobs: of the prompt's tokens from the second
-    on, complete and once, with the first output of the request.
-    error: why the request ended before its time; nothing else here counts then.
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    text: str
-    finish_reason: FinishReason | None
-    num_prompt_tokens: int
-    num_output_tokens: int
-    speculation: SpeculationStats
-    choice: int = 0
-    is_last: bool = False
-    stop_reason: str | int | None = None
-    verifier: VerifierName = "coupled"
-    logprobs: Logprobs | None = None
-    prompt_logprobs: Logprobs | None = None
-    error: SpecdecError | None = None
 
 
 class Engine:
@@ -80,7 +46,7 @@ class Engine:
         self.config = config
         self._model = model
         self._target = target
-        self._tokenizer = tokenizer
+        self._intake = RequestIntake(config, model, tokenizer)
         self._blocks = BlockManager(
             config.num_blocks,
             config.block_size,
@@ -91,27 +57,19 @@ class Engine:
         self._policy = policy
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
-        self._num_steps = 0
         self._in_flight: list[tuple[Sequence, StepRow]] = []
         self._ledger = WorkerLedger(self._blocks)
-        self._totals = SpeculationStats()
-        self._accepted_by_position = AcceptanceByPosition()
-        self._num_prompt_tokens = 0
-        self._num_generated_tokens = 0
-        self._num_prefill_chunks = 0
+        self._counters = EngineCounters()
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises InvalidValueError or OverloadedError, and then keeps nothing."""
         if request.request_id in self._choices:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
-        check_request(request, self.config, self._model.vocab_size)
-        sequences = self._new_sequences(request)
-        if request.resume_token_ids:
-            self._replay(sequences[0])
+        sequences = self._intake.sequences(request, self._next_seq_id)
         self._scheduler.add(sequences)
         self._choices[request.request_id] = Choices(sequences, len(request.resume_token_ids))
         self._next_seq_id += len(sequences)
-        self._num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
+        self._counters.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
 
     def abort(self, request_id: str) -> None:
         """Ends all choices of a request and frees their blocks.
@@ -172,16 +130,16 @@ class Engine:
             num_waiting=self._scheduler.num_waiting,
             num_blocks=self._blocks.num_blocks,
             num_free_blocks=self._blocks.num_free_blocks,
-            num_steps=self._num_steps,
+            num_steps=self._counters.num_steps,
             num_preemptions=self._scheduler.num_preemptions,
-            num_prompt_tokens=self._num_prompt_tokens,
+            num_prompt_tokens=self._counters.num_prompt_tokens,
             num_cached_tokens=self._scheduler.num_cached_tokens,
-            num_prefill_chunks=self._num_prefill_chunks,
-            num_generated_tokens=self._num_generated_tokens,
+            num_prefill_chunks=self._counters.num_prefill_chunks,
+            num_generated_tokens=self._counters.num_generated_tokens,
             is_speculation_on=self._is_speculation_on,
             num_speculation_flips=self._policy.num_flips if self._policy else 0,
-            speculation=replace(self._totals),
-            accepted_by_position=self._accepted_by_position.counts,
+            speculation=replace(self._counters.speculation),
+            accepted_by_position=self._counters.accepted_by_position.counts,
         )
 
     def check_integrity(self) -> None:
@@ -190,39 +148,6 @@ class Engine:
         open_sequences = [seq for each in self._choices.values() for seq in each.unfinished]
         running = {seq.seq_id for seq in open_sequences if seq.status is SequenceStatus.RUNNING}
         assert self._blocks.holders <= running, "blocks held by sequences that do not run"
-
-    def _new_sequences(self, request: Request) -> list[Sequence]:
-        """One for each choice. With a prefix cache the first computes the prompt for all."""
-        leader = self._new_sequence(request, 0, None)
-        shared = leader if self.config.enable_prefix_caching else None
-        others = (self._new_sequence(request, i, shared) for i in range(1, request.params.n))
-        return [leader, *others]
-
-    def _new_sequence(self, request: Request, choice: int, leader: Sequence | None) -> Sequence:
-        params = request.params
-        detokenizer = IncrementalDetokenizer(
-            self._tokenizer,
-            params.stop,
-            params.skip_special_tokens,
-            includes_stop=params.include_stop_str_in_output,
-            min_tokens=params.min_tokens,
-        )
-        return Sequence(
-            self._next_seq_id + choice,
-            request,
-            resolve(
-                params,
-                request.seed,
-                choice,
-                self._model,
-                self._tokenizer,
-                self.config.speculation,
-                request.prompt_token_ids,
-            ),
-            detokenizer,
-            params.settled(self._model.sampling_defaults).max_tokens,
-            leader,
-        )
 
     @property
     def _is_speculation_on(self) -> bool:
@@ -235,23 +160,6 @@ class Engine:
         if self._policy is None:
             return self.config.speculation.num_speculative_tokens
         return self._policy.num_draft_tokens(self._scheduler.num_decoding)
-
-    def _replay(self, seq: Sequence) -> None:
-        """Brings the detokenizer to where it was after the tokens that the caller has."""
-        for index, token in enumerate(seq.request.resume_token_ids):
-            if stop_at(seq, token, self._model.eos_token_ids) is not None:
-                raise InvalidValueError(
-                    "resume_token_ids", f"... {token}", f"unfinished; number {index} ends the text"
-                )
-        if seq.constraint is not None:
-            try:
-                seq.constraint.follow(seq.token_ids)
-            except GrammarError as error:
-                limit = f"output that structured_output allows: {error}"
-                raise InvalidValueError(
-                    "resume_token_ids", seq.request.resume_token_ids, limit
-                ) from error
-        seq.detokenizer.take()
 
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
         """Drafts for the rows that have room for some; the others' turn will come."""
@@ -273,7 +181,7 @@ class Engine:
             if row.seq.status is not SequenceStatus.RUNNING:
                 continue  # another choice of its request has failed, just now
             try:
-                begun.append((row.seq, _step_row(row, drafts.get(row.seq.seq_id))))
+                begun.append((row.seq, row.step_row(drafts.get(row.seq.seq_id))))
             except GrammarError as error:
                 failed.append(self._fail(row.seq, error))
         begun = [(seq, row) for seq, row in begun if seq.status is SequenceStatus.RUNNING]
@@ -284,13 +192,13 @@ class Engine:
     def _send(self, rows: list[tuple[Sequence, StepRow]]) -> None:
         news = self._ledger.news(seq for seq, _ in rows)
         step = StepInput(
-            step_id=self._num_steps,
+            step_id=self._counters.num_steps,
             released=news.released,
             admitted=news.admitted,
             block_table_deltas=news.block_table_deltas,
             rows=tuple(row for _, row in rows),
         )
-        self._num_steps += 1
+        self._counters.num_steps += 1
         self._in_flight = rows
         self._target.begin(step)
 
@@ -310,7 +218,7 @@ class Engine:
                 outputs.append(self._append(seq, row, result))
             else:
                 seq.num_computed_tokens += len(row.token_ids)
-                self._num_prefill_chunks += 1
+                self._counters.num_prefill_chunks += 1
                 self._publish(seq)
         self._in_flight = []
         return outputs
@@ -338,17 +246,21 @@ class Engine:
             )
         seq.num_computed_tokens = seq.num_tokens - 1
         self._publish(seq)
-        self._num_generated_tokens += num_kept
+        self._counters.num_generated_tokens += num_kept
         choices = self._choices[seq.request.request_id]
         choices.num_output_tokens += num_kept
-        for stats in (choices.speculation, self._totals, self._accepted_by_position):
+        for stats in (
+            choices.speculation,
+            self._counters.speculation,
+            self._counters.accepted_by_position,
+        ):
             stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
         if ending is None:
             self._drop_rejected(seq)
         else:
             self._finish(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
-        return _output(seq, choices, token_ids[:num_kept], ending, logprobs)
+        return RequestOutput.of(seq, choices, token_ids[:num_kept], ending, logprobs)
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
@@ -370,7 +282,7 @@ class Engine:
         """Ends all choices of a request, one of which cannot go on; others are not concerned."""
         choices = self._choices[seq.request.request_id]
         self.abort(seq.request.request_id)
-        return replace(_output(seq, choices, (), None), error=error)
+        return replace(RequestOutput.of(seq, choices, (), None), error=error)
 
     def _forget(self, seq: Sequence) -> None:
         """Has target and proposer drop a sequence that lost its blocks."""
@@ -384,54 +296,3 @@ def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
         return None
     assert config.method == "ngram", f"no proposer was given for {config.method}"
     return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
-
-
-def _output(
-    seq: Sequence,
-    choices: Choices,
-    token_ids: Many[int],
-    ending: Ending | None,
-    logprobs: Logprobs | None = None,
-) -> RequestOutput:
-    """What is told of tokens that were added, with the text that is certain by now."""
-    return RequestOutput(
-        request_id=seq.request.request_id,
-        token_ids=tuple(token_ids),
-        text=seq.detokenizer.take() if ending is None else seq.detokenizer.flush(),
-        finish_reason=ending.finish_reason if ending else None,
-        num_prompt_tokens=seq.num_prompt_tokens,
-        num_output_tokens=choices.num_output_tokens,
-        speculation=replace(choices.speculation),
-        choice=seq.choice,
-        is_last=not choices.unfinished,
-        stop_reason=ending.stop_reason if ending else None,
-        verifier=seq.rules.verifier.name,
-        logprobs=logprobs,
-        prompt_logprobs=seq.prompt_report.take(),
-    )
-
-
-def _step_row(row: ScheduledRow, proposal: Proposal | None) -> StepRow:
-    """The tokens to run: known ones, then the drafts if they continue what is known."""
-    seq, start = row.seq, row.seq.num_computed_tokens
-    drafts: tuple[int, ...] = ()
-    draft_probs, mask = None, None
-    if proposal is not None and _continues(proposal, seq):
-        drafts = proposal.draft_token_ids[: row.num_draft_tokens]
-        if proposal.draft_probs is not None:
-            draft_probs = proposal.draft_probs[slice(len(drafts))]
-    if seq.constraint is not None and row.samples:
-        seq.constraint.follow(seq.token_ids)
-        if draft_probs is None:
-            constrained = seq.constraint.extend(drafts, row.num_draft_tokens)
-        else:
-            constrained = seq.constraint.along(drafts)
-        drafts, mask = constrained.token_ids, constrained.masks
-    known = tuple(seq.token_ids[start : start + row.num_tokens])
-    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples, draft_probs, mask)
-
-
-def _continues(proposal: Proposal, seq: Sequence) -> bool:
-    """Whether a proposal was made for the sequence's present end; a stale one never is verified."""
-    base = (proposal.base_length, proposal.base_token)
-    return base == (seq.num_tokens, seq.token_ids[-1])

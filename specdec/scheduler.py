@@ -10,7 +10,9 @@ from operator import attrgetter
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
 from specdec.errors import InvalidValueError, OverloadedError
+from specdec.proposers import Proposal
 from specdec.sequence import Sequence, SequenceStatus
+from specdec.step import StepRow
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,36 @@ class ScheduledRow:
     def samples(self) -> bool:
         """Whether this row reaches the end of what is known, so that a new token follows."""
         return self.num_tokens == self.seq.num_uncomputed_tokens
+
+    def step_row(self, proposal: Proposal | None) -> StepRow:
+        """The tokens to run: known ones, then the drafts if they continue what is known.
+
+        Raises GrammarError where the sequence's structured output cannot go on.
+        """
+        seq, start = self.seq, self.seq.num_computed_tokens
+        drafts: tuple[int, ...] = ()
+        draft_probs, mask = None, None
+        if proposal is not None and _continues(proposal, seq):
+            drafts = proposal.draft_token_ids[: self.num_draft_tokens]
+            if proposal.draft_probs is not None:
+                draft_probs = proposal.draft_probs[slice(len(drafts))]
+        if seq.constraint is not None and self.samples:
+            seq.constraint.follow(seq.token_ids)
+            if draft_probs is None:
+                constrained = seq.constraint.extend(drafts, self.num_draft_tokens)
+            else:
+                constrained = seq.constraint.along(drafts)
+            drafts, mask = constrained.token_ids, constrained.masks
+        known = tuple(seq.token_ids[start : start + self.num_tokens])
+        return StepRow(
+            seq.seq_id, start, known + drafts, len(drafts), self.samples, draft_probs, mask
+        )
+
+
+def _continues(proposal: Proposal, seq: Sequence) -> bool:
+    """Whether a proposal was made for the sequence's present end; a stale one never is verified."""
+    base = (proposal.base_length, proposal.base_token)
+    return base == (seq.num_tokens, seq.token_ids[-1])
 
 
 _by_rank = attrgetter("rank")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -51,6 +51,18 @@ class AcceptanceByPosition:
     def counts(self) -> tuple[int, ...]:
         """One for each position of the longest draft so far."""
         return tuple(self._counts)
+
+
+@dataclass
+class EngineCounters:
+    """What an engine counts itself; see EngineStats."""
+
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_prefill_chunks: int = 0
+    num_generated_tokens: int = 0
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    accepted_by_position: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,9 @@ from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import Choice, ModelInfo, PositionLogprobs, TokenLogprob
 from specdec.client import codec as client_codec
 from specdec.client.output_codec import decode_chunk, decode_completion
-from specdec.engine import RequestOutput
 from specdec.errors import InvalidValueError
 from specdec.finish_reason import FinishReason
+from specdec.request_output import RequestOutput
 from specdec.sampling_params import (
     VERIFIERS,
     SamplingDefaults,

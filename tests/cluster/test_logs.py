@@ -16,8 +16,8 @@ from cluster.logs import (
 )
 from cluster.metrics import Metrics
 from cluster.request_observer import RequestObserver
-from specdec.engine import RequestOutput
 from specdec.finish_reason import FinishReason
+from specdec.request_output import RequestOutput
 from specdec.stats import SpeculationStats
 
 

@@ -19,8 +19,8 @@ from cluster.metrics import Metrics
 from cluster.request_observer import RequestObserver
 from cluster.servicers import InferenceServicer
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.engine import RequestOutput
 from specdec.finish_reason import FinishReason
+from specdec.request_output import RequestOutput
 from specdec.stats import SpeculationStats
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine, request
 

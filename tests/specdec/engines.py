@@ -7,12 +7,13 @@ from collections.abc import Sequence as Many
 from pathlib import Path
 
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod, SpeculativeConfig
-from specdec.engine import Engine, RequestOutput
+from specdec.engine import Engine
 from specdec.errors import SpecdecError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftModelProposer, DraftRequest, Proposal, Proposer
+from specdec.request_output import RequestOutput
 from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request

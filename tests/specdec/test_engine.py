@@ -12,6 +12,7 @@ from specdec.errors import InvalidValueError, OverloadedError
 from specdec.finish_reason import FinishReason
 from specdec.sampling_params import SpeculationOptions
 from specdec.stats import SpeculationStats
+from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import (
     HashTarget,
     ScriptedProposer,
@@ -144,7 +145,7 @@ def test_the_context_length_ends_a_sequence(tiny_model_dir, target):
 def test_a_stop_string_cuts_the_text_and_what_was_drafted_past_it(
     tiny_model_dir, target, num_draft_tokens
 ):
-    tokenizer = make_engine(tiny_model_dir, engine_config(), target)._tokenizer
+    tokenizer = Tokenizer(tiny_model_dir)
     truth = target.continuation(PROMPT, 24)
     # A text is stopped where this much of it is first complete.
     stop = tokenizer.decode(truth[4:7])

@@ -5,9 +5,9 @@ import re
 
 import pytest
 
+from benchmarks.json_schemas import CASES
 from specdec.errors import GrammarError
 from specdec.sampling_params import StructuredOutput
-from benchmarks.json_schemas import CASES
 from tests.specdec.structured_output.vocabulary import EOS, VOCAB_SIZE, allowed
 
 REGEXES = [
