@@ -303,8 +303,7 @@ def test_a_file_that_is_no_configuration(tmp_path, content, limit):
 
 def test_help_states_meaning_limit_and_default():
     assert settings()["max_num_seqs"].help == (
-        "Most requests that run at once, each choice of one (n) counted (a whole number from 1 to "
-        "4096). Default: 64."
+        "Most requests that run at once (a whole number from 1 to 4096). Default: 64."
     )
     for name, setting in settings().items():
         assert setting.meaning, name
