@@ -3,6 +3,7 @@
 import pytest
 
 from specdec.finish_reason import FinishReason
+from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
 
 PROMPT = [11, 12, 13, 14, 11, 12]
@@ -28,7 +29,7 @@ def ask(request, tiny_model_dir):
     def ask(target=None, **params):
         config = engine_config(request.param)
         engine = make_engine(tiny_model_dir, config, target or HashTarget(4, vocab_size=383))
-        return run(engine, [request_of(params)])["r"], engine._tokenizer
+        return run(engine, [request_of(params)])["r"], Tokenizer(tiny_model_dir)
 
     return ask
 
