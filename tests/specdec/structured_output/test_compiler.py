@@ -11,7 +11,7 @@ import specdec.structured_output.compiler as compiler_module
 from specdec.errors import GrammarError, InvalidValueError, OverloadedError
 from specdec.sampling_params import MAX_SCHEMA_CHARS, StructuredOutput
 from specdec.structured_output import GrammarCompiler
-from tests.specdec.structured_output.vocabulary import EOS, VOCAB_SIZE, allowed
+from tests.specdec.structured_output.vocabulary import EOS, VOCAB_SIZE, allowed, wander
 
 DEEP = '{"type":"object","properties":{"a":' * 5000 + "{}" + "}}" * 5000
 BAD = {
@@ -202,10 +202,8 @@ def test_a_grammar_may_run_out_of_states(tokenizer, monkeypatch, rng):
     compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS)
     spec = StructuredOutput(regex=r"[\s\S]*a[\s\S]{40}b[\s\S]*")
     grammar = compiler.compile(spec)
-    here = grammar.matcher()
     with pytest.raises(GrammarError, match="too many states"):
-        for _ in range(500):
-            here.advance(int(rng.choice(sorted(allowed(here.allowed_mask()) - EOS))))
+        wander(grammar.matcher(), rng, 500)
     assert grammar.is_exhausted
     assert compiler.compile(spec) is not grammar
 
