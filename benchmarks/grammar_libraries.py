@@ -63,7 +63,10 @@ _CASES: dict[str, tuple[str, Any, str]] = {  # kind, what to compile, a text to 
 
 @dataclass(frozen=True)
 class Result:
-    """One case with one library, in processor time. error: why it was refused. follows: whether the text may come."""
+    """One case with one library, in processor time.
+
+    error: why it was refused. follows: whether the case's text may come.
+    """
 
     case: str
     library: str

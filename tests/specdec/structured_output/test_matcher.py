@@ -8,7 +8,7 @@ import pytest
 from benchmarks.json_schemas import CASES
 from specdec.errors import GrammarError
 from specdec.sampling_params import StructuredOutput
-from tests.specdec.structured_output.vocabulary import EOS, VOCAB_SIZE, allowed
+from tests.specdec.structured_output.vocabulary import EOS, VOCAB_SIZE, allowed, wander
 
 REGEXES = [
     r"[a-c]{2,5}",
@@ -209,8 +209,7 @@ def test_a_grammar_that_runs_out_of_means_is_an_error_for_its_sequence_alone(com
     grammar = compiler.compile(StructuredOutput(grammar='start: x\nx: x x x | x x | /./ | ""'))
     stuck, other = grammar.matcher(), compiler.compile(StructuredOutput(json_object=True)).matcher()
     with pytest.raises(GrammarError, match="cannot be continued"):
-        for _ in range(200):
-            stuck.advance(int(rng.choice(sorted(allowed(stuck.allowed_mask()) - EOS))))
+        wander(stuck, rng, 200)
     with pytest.raises(GrammarError):
         stuck.allowed_mask()
     assert allowed(other.allowed_mask())

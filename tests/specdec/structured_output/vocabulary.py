@@ -39,3 +39,9 @@ def allowed(mask):
     """The tokens whose bits are set."""
     bits = (mask[np.arange(len(mask) * 32) // 32] >> (np.arange(len(mask) * 32) % 32)) & 1
     return set(np.flatnonzero(bits).tolist())
+
+
+def wander(matcher, rng, count):
+    """Goes on by `count` random tokens that do not end the text."""
+    for _ in range(count):
+        matcher.advance(int(rng.choice(sorted(allowed(matcher.allowed_mask()) - EOS))))
