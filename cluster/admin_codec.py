@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from cluster.codec import present_fields
+from cluster.proto_fields import present_fields
 from protos.specdec.v1 import admin_pb2 as pb
 from specdec.client import ReplicaStatus, ServiceStatus, SpeculationChange, SpeculationState
 from specdec.speculation import SPECULATION_MODES, SpeculationControl

@@ -15,7 +15,7 @@ from typing import Any, cast
 import click
 
 from cluster.answer import Answer, receive
-from cluster.cli_answer import answer_flags, sampling_params
+from cluster.cli_answer import SectionedCommand, answer_flags, sampling_params
 from cluster.cli_connection import connection_flags
 from specdec.client import Client, ClientError, StreamChunk
 from specdec.sampling_params import SamplingParams
@@ -149,7 +149,7 @@ def _say(text: str) -> None:
     click.echo(click.style(text, dim=True), err=True)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.option("--system", help="Instruction to begin with; /system changes it.")
 @connection_flags
 @answer_flags

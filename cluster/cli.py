@@ -19,10 +19,11 @@ from typing import Any, TypeVar
 import click
 
 from cluster import admin_cli
-from cluster.answer import receive
+from cluster.answer import chunk_as_json, receive
 from cluster.chat import chat
-from cluster.cli_answer import answer_flags, sampling_params
+from cluster.cli_answer import SectionedCommand, answer_flags, report_flags, sampling_params
 from cluster.cli_connection import connection_flags
+from cluster.cli_output import lines_of
 from cluster.config import ServeConfig, settings
 from cluster.doctor import doctor
 from specdec.client import Client, ClientError, StreamChunk
@@ -129,7 +130,7 @@ def _text_shown() -> Iterator[Callable[[StreamChunk], None]]:
 
 
 def _show_json(chunk: StreamChunk) -> None:
-    _echo_json({"text": chunk.text, "token_ids": chunk.token_ids})
+    _echo_json(chunk_as_json(chunk))
 
 
 def _show_nothing(chunk: StreamChunk) -> None:
@@ -152,14 +153,14 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     return [*instructions, ChatMessage("user", text)]
 
 
-@main.command()
+@main.command(cls=SectionedCommand)
 @click.argument("prompt")
 @click.option("--raw", is_flag=True, help="Send PROMPT as it is, not as a user's chat message.")
 @click.option("--system", help="System message to put before PROMPT.")
 @click.option(
     "--stream/--no-stream",
     default=None,
-    help="Show the answer as it comes. Default: on a terminal, unless --json.",
+    help="Show the answer as it comes. Default: on a terminal, unless --json or several choices.",
 )
 @click.option(
     "--json",
@@ -169,6 +170,7 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
 )
 @connection_flags
 @answer_flags
+@report_flags
 def generate(
     prompt: str,
     raw: bool,
@@ -181,19 +183,21 @@ def generate(
     **sampling: Any,
 ) -> None:
     """Complete PROMPT ("-": standard input) with the model that is served."""
+    content, params = _prompt(prompt, system, raw), sampling_params(**sampling)
     if stream is None:
-        stream = not as_json and sys.stdout.isatty()
+        stream = not as_json and params.n == 1 and sys.stdout.isatty()
+    if stream and not as_json and params.n > 1:
+        raise click.UsageError("several choices come all at once; --stream shows them with --json")
     shown = _text_shown() if stream else nullcontext(_show_nothing)
     if stream and as_json:
         shown = nullcontext(_show_json)
-    content, params = _prompt(prompt, system, raw), sampling_params(**sampling)
     with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file) as client, shown as show:
         answer = receive(client.generate_stream(content, params), show)
     if as_json:
         _echo_json(answer.outcome if stream else answer.content | answer.outcome)
         return
-    if not stream:
-        click.echo(answer.text)
+    for line in lines_of(answer, with_text=not stream):
+        click.echo(line)
     _report(answer.summary)
 
 

@@ -1,4 +1,4 @@
-"""Between the protos and the types of this service, in both directions.
+"""Between the protos of calls and the types of this service, in both directions.
 
 Decoding raises InvalidValueError, which names the field by the last words of its path in the proto,
 as SamplingParams and SpeculationOptions do. A proto field that is absent leaves its default to the
@@ -8,16 +8,13 @@ type that it becomes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from google.protobuf.message import Message
+from dataclasses import asdict
 
 from cluster.calls import Chat, DetokenizeCall, GenerateCall, Prompt, TokenizeCall
+from cluster.sampling_codec import METHODS, decode_params
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import ModelInfo
-from specdec.engine import RequestOutput
 from specdec.errors import InvalidValueError
-from specdec.sampling_params import SPECULATION_METHODS, SamplingParams, SpeculationOptions
 from specdec.tokenizer import ChatMessage
 
 MAX_TEXT_CHARS = 1_000_000
@@ -26,50 +23,16 @@ MAX_CHAT_MESSAGES = 1_000
 MAX_REQUEST_ID_CHARS = 128
 MAX_PRIORITY = 1_000
 
-_METHOD_SPELLINGS: dict[str, str] = {
-    name: f"SPECULATION_METHOD_{name.upper()}" for name in SPECULATION_METHODS
-}
-_METHODS = {pb.SpeculationMethod.Value(text): name for name, text in _METHOD_SPELLINGS.items()}
-
 
 def decode_generate(request: pb.GenerateRequest) -> GenerateCall:
     """Reads a request for a completion."""
     return GenerateCall(
         model=request.model,
         prompt=_decode_prompt(request),
-        params=_decode_params(request.sampling, request.speculation),
+        params=decode_params(request.sampling, request.speculation),
         request_id=_decode_request_id(request.request_id),
         priority=_decode_priority(request.priority),
         resume_token_ids=_decode_resumed(request),
-    )
-
-
-def encode_stream_chunk(
-    seed: int, output: RequestOutput, *, is_first: bool
-) -> pb.GenerateStreamResponse:
-    """What one step added; the seed in the first and the last message, usage in the last."""
-    is_last = output.finish_reason is not None
-    return pb.GenerateStreamResponse(
-        request_id=output.request_id,
-        seed=seed if is_first or is_last else None,
-        text=output.text,
-        token_ids=output.token_ids,
-        finish_reason=_encode_finish_reason(output),
-        usage=_encode_usage(output) if is_last else None,
-    )
-
-
-def encode_completion(seed: int, outputs: Sequence[RequestOutput]) -> pb.GenerateResponse:
-    """All outputs of one request, in order, as one answer."""
-    last = outputs[-1]
-    assert last.finish_reason is not None, "a completion without its end"
-    return pb.GenerateResponse(
-        request_id=last.request_id,
-        seed=seed,
-        text="".join(output.text for output in outputs),
-        token_ids=[token for output in outputs for token in output.token_ids],
-        finish_reason=_encode_finish_reason(last),
-        usage=_encode_usage(last),
     )
 
 
@@ -109,9 +72,10 @@ def encode_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,
         tensor_parallel_size=info.tensor_parallel_size,
-        speculation_method=None if method is None else _METHOD_SPELLINGS[method],
+        speculation_method=None if method is None else METHODS.spelling(method),
         num_speculative_tokens=info.num_speculative_tokens,
         version=info.version,
+        sampling_defaults=pb.SamplingDefaults(**asdict(info.sampling_defaults)),
     )
 
 
@@ -160,27 +124,6 @@ def _decode_chat(chat: pb.ChatMessages) -> Chat:
     return tuple(ChatMessage(message.role, message.content) for message in chat.messages)
 
 
-def _decode_params(
-    sampling: pb.SamplingParams, speculation: pb.SpeculationOptions
-) -> SamplingParams:
-    options = present_fields(speculation, "enabled", "num_speculative_tokens")
-    if speculation.method != pb.SPECULATION_METHOD_UNSPECIFIED:
-        # A number that has no name here is handed on, for SpeculationOptions to refuse.
-        options["method"] = _METHODS.get(speculation.method, speculation.method)
-    return SamplingParams(
-        stop=tuple(sampling.stop),
-        speculation=SpeculationOptions(**options),
-        **present_fields(
-            sampling, "temperature", "top_p", "top_k", "seed", "max_tokens", "ignore_eos"
-        ),
-    )
-
-
-def present_fields(message: Message, *names: str) -> dict[str, Any]:
-    """The fields that the sender has set, by name."""
-    return {name: getattr(message, name) for name in names if message.HasField(name)}
-
-
 def _decode_request_id(request_id: str) -> str:
     is_printable = request_id.isascii() and request_id.isprintable()
     if len(request_id) > MAX_REQUEST_ID_CHARS or not is_printable:
@@ -192,21 +135,3 @@ def _decode_request_id(request_id: str) -> str:
 def _require_length(path: str, length: int, low: int, high: int, unit: str) -> None:
     if not low <= length <= high:
         raise InvalidValueError(f"{path} length", length, f"from {low} to {high} {unit}")
-
-
-def _encode_finish_reason(output: RequestOutput) -> str:
-    reason = output.finish_reason
-    return f"FINISH_REASON_{reason.name if reason else 'UNSPECIFIED'}"
-
-
-def _encode_usage(output: RequestOutput) -> pb.Usage:
-    speculation = output.speculation
-    return pb.Usage(
-        prompt_tokens=output.num_prompt_tokens,
-        completion_tokens=output.num_output_tokens,
-        speculation=pb.SpeculationUsage(
-            num_drafts=speculation.num_drafts,
-            num_draft_tokens=speculation.num_draft_tokens,
-            num_accepted_tokens=speculation.num_accepted_tokens,
-        ),
-    )

@@ -81,6 +81,12 @@ class ServeConfig:
         one_of("none", "int8"),
         "How matrices are held and multiplied instead of in dtype; changes what the model says",
     )
+    generation_config: Literal["auto", "none"] = setting(
+        "auto",
+        one_of("auto", "none"),
+        "What decides on sampling where a request says nothing: the model's generation_config.json "
+        "with auto, neutral values with none",
+    )
     max_model_len: int | None = setting(
         None,
         optional(whole_number(2, 2**24)),

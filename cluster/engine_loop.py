@@ -17,6 +17,7 @@ from cluster.request_observer import RequestObserver
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError
 from specdec.runner import Target
+from specdec.scheduler import require_room
 from specdec.sequence import Request
 from specdec.speculation import SpeculationControl
 from specdec.stats import EngineStats
@@ -66,7 +67,7 @@ class EngineLoop:
 
         remake_target: called on a thread of its own; raises when no target can be had any more.
             None: the engine ends with its target.
-        observe_batch: told on the event loop how many requests a step brought tokens to.
+        observe_batch: told on the event loop how many sequences a step brought tokens to.
         """
         self._engine = engine
         self._remake_target = remake_target
@@ -75,7 +76,7 @@ class EngineLoop:
         self._event_loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._streams: dict[str, _Stream] = {}
-        self._open: set[str] = set()  # those of them that the engine has not ended
+        self._open: dict[str, int] = {}  # of those of them that go on, how many choices do
         self._serial = itertools.count()
         self._failure: TargetFailedError | None = None
         self._closed = False
@@ -111,6 +112,11 @@ class EngineLoop:
         """Requests that have begun and not ended, whether they wait or run."""
         return len(self._open)
 
+    @property
+    def num_sequences(self) -> int:
+        """The choices of those requests that have not ended. From any thread."""
+        return sum(tuple(self._open.values()))  # a copy, made at once
+
     def lose_target(self, error: TargetFailedError) -> None:
         """Tells the loop that the target is lost, for when no step has noticed."""
         self.post(lambda: self._recover(error))
@@ -118,17 +124,18 @@ class EngineLoop:
     async def generate(
         self, request: Request, observer: RequestObserver | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Streams a request's outputs, one a step. Leaving the stream early aborts the request.
+        """Streams a request's outputs, one a step and choice. Leaving early aborts the request.
 
-        Raises what `Engine.add` raises, TargetFailedError when the engine is lost, and
-        NotReadyError once the loop drains. The request's id need not be unique.
+        Raises what `Engine.add` raises, the error of an output that has one, TargetFailedError when
+        the engine is lost, and NotReadyError once the loop drains. The request's id need not be
+        unique.
         """
         if self._is_draining:
             raise NotReadyError("the service is draining; send the request again")
-        self.require_room()
+        self.require_room(request.params.n)
         unique_id = f"{request.request_id}/{next(self._serial)}"
         stream = self._streams[unique_id] = _Stream(observer)
-        self._open.add(unique_id)
+        self._open[unique_id] = request.params.n
         self._no_streams.clear()
         finished = False
         try:
@@ -137,11 +144,11 @@ class EngineLoop:
                 output = await stream.outputs.get()
                 if isinstance(output, Exception):
                     raise output
-                finished = output.finish_reason is not None
+                finished = output.is_last
                 yield replace(output, request_id=request.request_id)
         finally:
             del self._streams[unique_id]
-            self._open.discard(unique_id)
+            self._open.pop(unique_id, None)
             if not self._streams:
                 self._no_streams.set()
             if not finished:
@@ -149,14 +156,12 @@ class EngineLoop:
                 if observer is not None:
                     observer.on_broken_off(sys.exception())
 
-    def require_room(self) -> None:
-        """Raises OverloadedError when as many requests are open as may run and wait.
+    def require_room(self, num_choices: int = 1) -> None:
+        """Raises what `specdec.scheduler.require_room` raises, of all requests that are open.
 
         At once, where the engine would only be asked after the step that runs.
         """
-        num_open, config = len(self._open), self._engine.config
-        if num_open >= config.max_num_seqs + config.max_queue_len:
-            raise OverloadedError(f"{num_open} requests run or wait, as many as may")
+        require_room(self._engine.config, self.num_sequences, num_choices)
 
     async def stats(self) -> EngineStats:
         """The engine's load, as of between two steps."""
@@ -299,10 +304,16 @@ class EngineLoop:
         if outputs and self._observe_batch is not None:
             self._observe_batch(len(outputs))
         for output in outputs:
-            if output.finish_reason is not None:
-                self._open.discard(output.request_id)
+            if output.finish_reason is not None and output.request_id in self._open:
+                self._open[output.request_id] -= 1
+            if output.is_last:
+                self._open.pop(output.request_id, None)
             stream = self._streams.get(output.request_id)
             if stream is None:  # its reader has left, and the abort is on its way
+                continue
+            if output.error is not None:
+                logger.error("request %s ends: %s", output.request_id, output.error)
+                stream.outputs.put_nowait(output.error)
                 continue
             stream.outputs.put_nowait(output)
             if stream.observer is not None:
@@ -310,7 +321,7 @@ class EngineLoop:
 
     def _refuse(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
-            self._open.discard(request_id)
+            self._open.pop(request_id, None)
             stream = self._streams.get(request_id)
             if stream is not None:
                 stream.outputs.put_nowait(OverloadedError("the request waited longer than it may"))

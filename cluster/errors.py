@@ -10,7 +10,9 @@ from types import MappingProxyType
 from grpc import StatusCode
 
 from specdec.errors import (
+    BadLogitsError,
     DraftFailedError,
+    GrammarError,
     InvalidValueError,
     ModelNotFoundError,
     NotReadyError,
@@ -50,10 +52,12 @@ _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
         InvalidValueError: _Rule(StatusCode.INVALID_ARGUMENT, 400),
         UnknownModelError: _Rule(StatusCode.NOT_FOUND, 404),
         VersionConflictError: _Rule(StatusCode.ABORTED, 409),
+        GrammarError: _Rule(StatusCode.FAILED_PRECONDITION, 400),
         OverloadedError: _Rule(
             StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S
         ),
         NotReadyError: _Rule(StatusCode.UNAVAILABLE, 503),
+        BadLogitsError: _Rule(StatusCode.INTERNAL, 500),
         # Its text quotes what a shard raised.
         TargetFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
         DraftFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),

@@ -66,19 +66,21 @@ class Metrics:
         )
         self.inter_token_latency = self._histogram(
             "inter_token_latency_seconds",
-            "Between two outputs of a request, each of one token or more.",
+            "Between two outputs of a choice, each of one token or more.",
             _INTER_TOKEN_BUCKETS_S,
         )
         self.request_latency = self._histogram(
             "e2e_request_latency_seconds",
-            "From a request's arrival to its last token.",
+            "From a request's arrival to its last token, of whichever choice.",
             _REQUEST_BUCKETS_S,
         )
         self.batch_size = self._histogram(
-            "batch_size", "Requests that a step brought tokens to.", _BATCH_BUCKETS
+            "batch_size", "Choices of requests that a step brought tokens to.", _BATCH_BUCKETS
         )
         success = self._counter(
-            "request_success", "Requests that ended, by why they did.", "finished_reason"
+            "request_success",
+            "Requests that ended, by why the last choice did.",
+            "finished_reason",
         )
         reasons = [*(reason.value for reason in FinishReason), ABORTED]
         self._ended = {reason: success.labels(*self._label_values, reason) for reason in reasons}
@@ -118,13 +120,21 @@ class Metrics:
 _Reading = tuple[str, str, Callable[[EngineStats], float]]
 
 _GAUGES: tuple[_Reading, ...] = (
-    ("num_requests_running", "Requests in the batch.", lambda stats: stats.num_running),
+    (
+        "num_requests_running",
+        "Requests in the batch; each choice is one.",
+        lambda stats: stats.num_running,
+    ),
     (
         "num_requests_decoding",
         "Running requests past their prompt; speculation is decided by them.",
         lambda stats: stats.num_decoding,
     ),
-    ("num_requests_waiting", "Requests in the queue.", lambda stats: stats.num_waiting),
+    (
+        "num_requests_waiting",
+        "Requests in the queue; each choice is one.",
+        lambda stats: stats.num_waiting,
+    ),
     (
         "kv_cache_usage_perc",
         "Part of the KV blocks in use, from 0 to 1.",
@@ -133,7 +143,11 @@ _GAUGES: tuple[_Reading, ...] = (
 )
 _COUNTERS: tuple[_Reading, ...] = (
     ("engine_steps", "Forward passes of the target.", lambda stats: stats.num_steps),
-    ("prompt_tokens", "Tokens of prompts.", lambda stats: stats.num_prompt_tokens),
+    (
+        "prompt_tokens",
+        "Tokens of prompts, by choice.",
+        lambda stats: stats.num_prompt_tokens,
+    ),
     (
         "prompt_tokens_cached",
         "Tokens of prompts whose KV the prefix cache had.",

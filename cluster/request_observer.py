@@ -17,8 +17,9 @@ class RequestObserver:
     """Told of each output when the engine delivers it, however slowly a client reads.
 
     Inter-token latency is recorded as vLLM does it: one observation an output, the time since the
-    one before, whether it brought one token or, with speculation, several. So it
+    one before of the same choice, whether it brought one token or, with speculation, several. So it
     measures the pauses that a reader sees; the time per token is its sum by the tokens generated.
+    The time to the first token is that of the choice that comes first.
     """
 
     def __init__(
@@ -30,18 +31,18 @@ class RequestObserver:
         self._clock = clock
         self._arrived_at = clock()
         self._first_at: float | None = None
-        self._last_at: float | None = None
+        self._last_at: dict[int, float] = {}  # by choice
         self._last: RequestOutput | None = None
 
     def on_output(self, output: RequestOutput, at: float) -> None:
         """Records an output that was delivered at this time."""
-        if self._last_at is None:
+        if self._first_at is None:
             self._first_at = at
             self._metrics.time_to_first_token.observe(at - self._arrived_at)
-        else:
-            self._metrics.inter_token_latency.observe(at - self._last_at)
-        self._last_at, self._last = at, output
-        if output.finish_reason is not None:
+        elif output.choice in self._last_at:
+            self._metrics.inter_token_latency.observe(at - self._last_at[output.choice])
+        self._last_at[output.choice], self._last = at, output
+        if output.is_last and output.finish_reason is not None:
             self._metrics.request_latency.observe(at - self._arrived_at)
             self._metrics.count_end(output.finish_reason.value)
             self._log_end(output.finish_reason.value, at)

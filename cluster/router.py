@@ -6,9 +6,9 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,9 +37,11 @@ from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
+from specdec.sampling_params import SamplingDefaults, StructuredOutput
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
+from specdec.structured_output import Grammar, GrammarCompiler
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
 logger = logging.getLogger(__name__)
@@ -75,10 +77,15 @@ class Router:
         self._directories = directories
         models = directories.configs()
         self._model = models.target
+        if config.generation_config == "none":
+            self._model = replace(models.target, sampling_defaults=SamplingDefaults())
         if config.device == "cpu":
             memory_bytes = min(memory_bytes, available_memory_bytes())
         self._plan = memory_plan(config, models, memory_bytes)
         self._tokenizer = Tokenizer(directories.target)
+        self._grammars = GrammarCompiler(
+            self._tokenizer, self._model.vocab_size, self._model.eos_token_ids
+        )
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
         self._loop: EngineLoop | None = None
@@ -114,8 +121,11 @@ class Router:
 
     @property
     def num_open_requests(self) -> int:
-        """Requests that are decoded or prefilled, or wait; known without asking the engine."""
-        return 0 if self._loop is None else self._loop.num_streams
+        """Requests that are decoded or prefilled, or wait, each of their choices counted as one.
+
+        Known without asking the engine.
+        """
+        return 0 if self._loop is None else self._loop.num_sequences
 
     @property
     def failure(self) -> TargetFailedError | None:
@@ -255,7 +265,7 @@ class Router:
         self._check_model(call.model)
         if self._loop is None:
             raise NotReadyError("the model is still loading")
-        self._loop.require_room()
+        self._loop.require_room(call.params.n)
         seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
         request = Request(
             request_id=request_id,
@@ -264,6 +274,7 @@ class Router:
             seed=seed,
             priority=call.priority,
             resume_token_ids=call.resume_token_ids,
+            grammar=await self._compile(call.params.structured_output),
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
         return Generation(seed, self._loop.generate(request, observer))
@@ -274,9 +285,9 @@ class Router:
         encoded = await self._encode(call.prompt, add_special_tokens=call.add_special_tokens)
         return list(encoded)
 
-    async def token_strings(self, token_ids: list[int]) -> list[str]:
-        """Each token as the vocabulary spells it."""
-        return await asyncio.to_thread(self._tokenizer.token_strings, token_ids)
+    def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it. At once, and from any thread."""
+        return self._tokenizer.token_strings(token_ids)
 
     async def detokenize(self, call: DetokenizeCall) -> str:
         """The text of some ids, special tokens left out."""
@@ -298,6 +309,7 @@ class Router:
             speculation_method=speculation.method if speculation else None,
             num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
             version=version("specdec"),
+            sampling_defaults=self._model.sampling_defaults,
         )
 
     def _last_stats(self) -> EngineStats | None:
@@ -306,6 +318,10 @@ class Router:
     def _check_model(self, model: str) -> None:
         if model and model != self.config.served_model_name:
             raise UnknownModelError(model, self.config.served_model_name)
+
+    async def _compile(self, spec: StructuredOutput | None) -> Grammar | None:
+        """Off the event loop and beside the steps: it may take more than a second."""
+        return None if spec is None else await asyncio.to_thread(self._grammars.compile, spec)
 
     async def _encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Off the event loop: a text of a million characters takes a second."""

@@ -7,8 +7,10 @@ drops what is set after the last message of a stream.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
+from functools import partial
 from typing import Any
 
 from grpc import StatusCode
@@ -18,9 +20,11 @@ from ray.serve.grpc_util import RayServegRPCContext
 from cluster import admin_codec, codec
 from cluster.control_link import ControlLink
 from cluster.errors import status_of
+from cluster.output_codec import encode_completion, encode_stream_chunk
 from cluster.router import Router
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.engine import RequestOutput
 
 SERVICE_NAMES = tuple(
     service.full_name
@@ -47,13 +51,13 @@ class InferenceServicer:
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
-        """One message a step. Cancelling the call aborts the request."""
+        """One message a step and choice. Cancelling the call aborts the request."""
         with self._reporting_to(grpc_context):
             generation = await self.router.generate(codec.decode_generate(request))
             is_first = True
             async with aclosing(generation.outputs) as outputs:
                 async for output in outputs:
-                    yield codec.encode_stream_chunk(generation.seed, output, is_first=is_first)
+                    yield await self._encode_chunk(generation.seed, output, is_first=is_first)
                     is_first = False
         _raise_on_serve(grpc_context)
 
@@ -62,18 +66,20 @@ class InferenceServicer:
         with self._reporting_to(grpc_context):
             generation = await self.router.generate(codec.decode_generate(request))
             async with aclosing(generation.outputs) as outputs:
-                return codec.encode_completion(
-                    generation.seed, [output async for output in outputs]
-                )
+                said = [output async for output in outputs]
+            # Off the event loop, as all log-probabilities of a prompt are below: spelling a hundred
+            # thousand tokens takes a while.
+            return await asyncio.to_thread(
+                encode_completion, generation.seed, said, self.router.spell
+            )
         return pb.GenerateResponse()
 
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
         """The token ids of a text or a chat."""
         with self._reporting_to(grpc_context):
             token_ids = await self.router.tokenize(codec.decode_tokenize(request))
-            return codec.encode_tokens(
-                token_ids, await self.router.token_strings(token_ids), self.router.max_model_len
-            )
+            tokens = await asyncio.to_thread(self.router.spell, token_ids)
+            return codec.encode_tokens(token_ids, tokens, self.router.max_model_len)
         return pb.TokenizeResponse()
 
     async def Detokenize(
@@ -102,6 +108,12 @@ class InferenceServicer:
         return health_pb2.HealthCheckResponse(
             status=status.SERVING if is_ready else status.NOT_SERVING
         )
+
+    async def _encode_chunk(
+        self, seed: int, output: RequestOutput, *, is_first: bool
+    ) -> pb.GenerateStreamResponse:
+        encode = partial(encode_stream_chunk, seed, output, self.router.spell, is_first=is_first)
+        return encode() if output.prompt_logprobs is None else await asyncio.to_thread(encode)
 
     def _reporting_to(self, grpc_context: Any) -> AbstractContextManager[None]:
         return _reporting_to(grpc_context, self.router.metrics.count_failure)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 
+_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
 
 def _is_speculation(value: object) -> bool:
     from specdec.config import SpeculativeConfig
@@ -54,22 +56,30 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
     known = [each.name for each in fields(SpeculativeConfig)]
     refuse_unknown("speculative_config key", mapping, known)
     types = get_type_hints(SpeculativeConfig)
-    for name, value in mapping.items():
-        _require_type(f"speculative_config.{name}", value, types[name])
-    return SpeculativeConfig(**mapping)
+    values = {
+        name: _read_value(f"speculative_config.{name}", value, types[name])
+        for name, value in mapping.items()
+    }
+    return SpeculativeConfig(**values)
 
 
-def _require_type(name: str, value: object, expected: Any) -> None:
-    """Only the kind of value is judged here; its range is SpeculativeConfig's own affair."""
+def _read_value(name: str, value: object, expected: Any) -> Any:
+    """A value as a field of type `expected` takes it: of a list, a tuple.
+
+    Only the kind of value is judged here; its range is SpeculativeConfig's own affair.
+    """
+    if get_origin(expected) is tuple:
+        if not isinstance(value, list | tuple):
+            raise InvalidValueError(name, value, "a list")
+        item = get_args(expected)[0]
+        return tuple(_read_value(f"{name}[{i}]", each, item) for i, each in enumerate(value))
     is_union = get_origin(expected) in (Union, UnionType)
     allowed = get_args(expected) if is_union else (expected,)
     kinds = {str if get_origin(each) is Literal else each for each in allowed}
-    if float in kinds:
-        kinds.add(int)
-    if type(value) not in kinds:  # to isinstance, True is an int
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
-        wanted = next(text for kind, text in words.items() if kind in kinds)
-        raise InvalidValueError(name, value, wanted)
+    is_whole_for_number = float in kinds and type(value) is int
+    if type(value) not in kinds and not is_whole_for_number:  # to isinstance, True is an int
+        raise InvalidValueError(name, value, " or ".join(_WORDS[k] for k in _WORDS if k in kinds))
+    return value
 
 
 def _parse_json(text: str) -> object:

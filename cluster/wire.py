@@ -14,6 +14,7 @@ import msgpack
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.sampling_params import StructuredOutput
 from specdec.sampling_rules import SamplingRules, Verifier
 from specdec.step import (
     BlockTableDelta,
@@ -48,7 +49,7 @@ def encode_step(step: StepInput) -> Frames:
     header = [
         step.step_id,
         step.released,
-        [[a.seq_id, a.num_prompt_tokens, asdict(a.rules), a.token_ids] for a in step.admitted],
+        [_encode_admission(each) for each in step.admitted],
     ]
     rows = (
         (
@@ -213,12 +214,27 @@ def error_in(frames: Sequence[bytes]) -> str | None:
     return frames[1].decode() if frames[0] == _ERROR else None
 
 
+def _encode_admission(admission: SequenceAdmission) -> list[Any]:
+    grammar = None if admission.grammar is None else asdict(admission.grammar)
+    rules = asdict(admission.rules)
+    return [admission.seq_id, admission.num_prompt_tokens, rules, admission.token_ids, grammar]
+
+
 def _admission(
-    seq_id: int, num_prompt_tokens: int, rules: dict[str, Any], token_ids: tuple[int, ...]
+    seq_id: int,
+    num_prompt_tokens: int,
+    rules: dict[str, Any],
+    token_ids: tuple[int, ...],
+    grammar: dict[str, Any] | None,
 ) -> SequenceAdmission:
     verifier = Verifier(**rules.pop("verifier"))
-    admitted_rules = SamplingRules(**rules, verifier=verifier)
-    return SequenceAdmission(seq_id, num_prompt_tokens, admitted_rules, token_ids)
+    return SequenceAdmission(
+        seq_id,
+        num_prompt_tokens,
+        SamplingRules(**rules, verifier=verifier),
+        token_ids,
+        None if grammar is None else StructuredOutput(**grammar),
+    )
 
 
 def _decode_step_rows(

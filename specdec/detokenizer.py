@@ -26,16 +26,25 @@ class IncrementalDetokenizer:
     it back if broken bytes followed directly, and a run of broken bytes may show a U+FFFD too many
     for every eight of them.
 
-    The first stop string is the one that ends first; of two that end together, the longer.
+    The first stop string is the one that ends first; of two that end together, the longer. One that
+    ends within the first `min_tokens` tokens is passed over, as in vLLM.
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: tuple[str, ...] = (), skip_special_tokens: bool = True
+        self,
+        tokenizer: Tokenizer,
+        stop: tuple[str, ...] = (),
+        skip_special_tokens: bool = True,
+        *,
+        includes_stop: bool = False,
+        min_tokens: int = 0,
     ) -> None:
-        """`stop`: non-empty strings that end the text and are not part of it."""
+        """`stop`: non-empty strings that end the text; `includes_stop`: and are part of it."""
         self._tokenizer = tokenizer
         self._stop = stop
-        self._max_stop_chars = max(map(len, stop), default=0)
+        self._includes_stop = includes_stop
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._skip_special_tokens = skip_special_tokens
         special = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._silent_ids = special | tokenizer.blank_token_ids
@@ -46,11 +55,12 @@ class IncrementalDetokenizer:
         self._text = ""  # not yet taken
         self._stopped = False
 
-    def append(self, token_id: int) -> bool:
-        """Adds a token; True if the text has now reached a stop string, and so is complete."""
+    def append(self, token_id: int) -> str | None:
+        """Adds a token; the stop string that the text has now reached, so that it is complete."""
         assert not self._stopped, "the text has ended with a stop string"
+        self._num_tokens += 1
         if token_id in self._silent_ids or token_id >= self._vocab_size:
-            return False
+            return None
         self._window.append(token_id)
         return self._extend(self._new_chars())
 
@@ -98,19 +108,23 @@ class IncrementalDetokenizer:
         self._num_shown = len(text)
         self._boundary = len(self._window)
 
-    def _extend(self, new: str) -> bool:
-        # A stop string that ends in what is new began at most this far before it. None began in
-        # text already taken, which was certain.
-        search_from = max(0, len(self._text) - self._max_stop_chars + 1)
+    def _extend(self, new: str) -> str | None:
+        known = len(self._text)
         self._text += new
-        if not new or not self._stop:
-            return False
-        starts = ((self._text.find(stop, search_from), len(stop)) for stop in self._stop)
-        found = [(start + length, start) for start, length in starts if start >= 0]
-        if found:
-            self._text = self._text[: min(found)[1]]
-            self._stopped = True
-        return self._stopped
+        if not new or self._num_tokens <= self._min_tokens:
+            return None
+        # What ends in `new` began at most this far before it. None began in text already taken,
+        # which was certain.
+        starts = (
+            (self._text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._stop
+        )
+        found = [(start + len(stop), start, stop) for start, stop in starts if start >= 0]
+        if not found:
+            return None
+        end, start, stop = min(found)
+        self._text = self._text[: end if self._includes_stop else start]
+        self._stopped = True
+        return stop
 
     def _certain_chars(self) -> int:
         """How much of the text cannot be the beginning of a stop string."""

@@ -11,29 +11,37 @@ from dataclasses import dataclass, replace
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
-from specdec.errors import InvalidValueError
+from specdec.ending import Ending, ending_after_last_token, stop_at
+from specdec.errors import BadLogitsError, GrammarError, InvalidValueError, SpecdecError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
+from specdec.request_limits import check_request
 from specdec.runner import Target
 from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import resolve
 from specdec.scheduler import ScheduledRow, Scheduler
-from specdec.sequence import Request, Sequence, SequenceStatus
+from specdec.sequence import Choices, Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.stats import AcceptanceByPosition, EngineStats, SpeculationStats
-from specdec.step import StepInput, StepRow, VerifyOutput
-from specdec.tokenizer import Tokenizer, check_token_ids
+from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
+from specdec.tokenizer import Tokenizer
 from specdec.worker_ledger import WorkerLedger
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What one step added to a request.
+    """What one step added to one choice of a request.
 
     text: whole characters only; may be empty while a character or a stop string is incomplete.
-    finish_reason: None while the request goes on. speculation: counts of the request so far.
+    finish_reason: None while the choice goes on. stop_reason: the stop string or stop token that
+        ended it; None for an end-of-sequence token and for a limit of length.
+    num_output_tokens, speculation: of all choices of the request so far.
+    is_last: whether all choices have ended, so that nothing more comes of the request.
     verifier: what decides which draft tokens are kept.
+    logprobs: of token_ids, where asked for. prompt_logprobs: of the prompt's tokens from the second
+    on, complete and once, with the first output of the request.
+    error: why the request ended before its time; nothing else here counts then.
     """
 
     request_id: str
@@ -43,7 +51,13 @@ class RequestOutput:
     num_prompt_tokens: int
     num_output_tokens: int
     speculation: SpeculationStats
+    choice: int = 0
+    is_last: bool = False
+    stop_reason: str | int | None = None
     verifier: VerifierName = "coupled"
+    logprobs: Logprobs | None = None
+    prompt_logprobs: Logprobs | None = None
+    error: SpecdecError | None = None
 
 
 class Engine:
@@ -75,7 +89,7 @@ class Engine:
         self._scheduler = Scheduler(config, self._blocks)
         self._proposer = proposer or _make_proposer(config.speculation)
         self._policy = policy
-        self._sequences: dict[str, Sequence] = {}
+        self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
         self._num_steps = 0
         self._in_flight: list[tuple[Sequence, StepRow]] = []
@@ -88,19 +102,24 @@ class Engine:
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises InvalidValueError or OverloadedError, and then keeps nothing."""
-        self._validate(request)
-        seq = self._new_sequence(request)
+        if request.request_id in self._choices:
+            raise InvalidValueError("request_id", request.request_id, "unused by a running request")
+        check_request(request, self.config, self._model.vocab_size)
+        sequences = self._new_sequences(request)
         if request.resume_token_ids:
-            self._replay(seq)
-        self._scheduler.add(seq)
-        self._sequences[request.request_id] = seq
-        self._next_seq_id += 1
-        self._num_prompt_tokens += seq.num_prompt_tokens
+            self._replay(sequences[0])
+        self._scheduler.add(sequences)
+        self._choices[request.request_id] = Choices(sequences, len(request.resume_token_ids))
+        self._next_seq_id += len(sequences)
+        self._num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
 
     def abort(self, request_id: str) -> None:
-        """Ends a request and frees its blocks; one that is unknown or has ended is no error."""
-        seq = self._sequences.get(request_id)
-        if seq is not None:
+        """Ends all choices of a request and frees their blocks.
+
+        A request that is unknown or has ended is no error.
+        """
+        choices = self._choices.get(request_id)
+        for seq in tuple(choices.unfinished) if choices else ():
             self._finish(seq)
 
     def set_speculation(self, control: SpeculationControl) -> None:
@@ -130,7 +149,7 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether `step` has anything to do."""
-        return bool(self._sequences or self._in_flight)
+        return bool(self._choices or self._in_flight)
 
     def step(self) -> list[RequestOutput]:
         """Collects and commits the step in flight, and begins the next before it returns.
@@ -142,8 +161,8 @@ class Engine:
         rows = self._scheduler.schedule(num_draft_tokens)
         for seq in self._scheduler.preempted:
             self._forget(seq)
-        self._begin(rows, self._propose(rows) if num_draft_tokens else {})
-        return outputs
+        failed = self._begin(rows, self._propose(rows) if num_draft_tokens else {})
+        return outputs + failed
 
     def stats(self) -> EngineStats:
         """The load now, and the counters since the start."""
@@ -168,57 +187,42 @@ class Engine:
     def check_integrity(self) -> None:
         """Asserts that no block is lost, shared, or held by a sequence that has ended."""
         self._blocks.check_integrity()
-        running = {
-            seq.seq_id for seq in self._sequences.values() if seq.status is SequenceStatus.RUNNING
-        }
+        open_sequences = [seq for each in self._choices.values() for seq in each.unfinished]
+        running = {seq.seq_id for seq in open_sequences if seq.status is SequenceStatus.RUNNING}
         assert self._blocks.holders <= running, "blocks held by sequences that do not run"
 
-    def _new_sequence(self, request: Request) -> Sequence:
+    def _new_sequences(self, request: Request) -> list[Sequence]:
+        """One for each choice. With a prefix cache the first computes the prompt for all."""
+        leader = self._new_sequence(request, 0, None)
+        shared = leader if self.config.enable_prefix_caching else None
+        others = (self._new_sequence(request, i, shared) for i in range(1, request.params.n))
+        return [leader, *others]
+
+    def _new_sequence(self, request: Request, choice: int, leader: Sequence | None) -> Sequence:
         params = request.params
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer,
+            params.stop,
+            params.skip_special_tokens,
+            includes_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
         return Sequence(
-            self._next_seq_id,
+            self._next_seq_id + choice,
             request,
             resolve(
                 params,
                 request.seed,
-                0,
+                choice,
                 self._model,
                 self._tokenizer,
                 self.config.speculation,
                 request.prompt_token_ids,
             ),
-            IncrementalDetokenizer(self._tokenizer, params.stop),
+            detokenizer,
             params.settled(self._model.sampling_defaults).max_tokens,
+            leader,
         )
-
-    def _validate(self, request: Request) -> None:
-        if request.request_id in self._sequences:
-            raise InvalidValueError("request_id", request.request_id, "unused by a running request")
-        num_tokens = len(request.prompt_token_ids)
-        if num_tokens == 0:
-            raise InvalidValueError("prompt", "", "at least 1 token long")
-        limit = self.config.max_model_len - 1
-        if num_tokens > limit:
-            raise InvalidValueError(
-                "prompt length", num_tokens, f"at most {limit} tokens (max_model_len less one)"
-            )
-        max_tokens, room = request.params.max_tokens, self.config.max_model_len - num_tokens
-        if max_tokens is not None and max_tokens > room:
-            reason = f"at most {room} (max_model_len less the prompt's {num_tokens} tokens)"
-            raise InvalidValueError("max_tokens", max_tokens, reason)
-        check_token_ids("prompt", request.prompt_token_ids, self._model.vocab_size)
-        check_token_ids("resume_token_ids", request.resume_token_ids, self._model.vocab_size)
-        most = room if max_tokens is None else max_tokens
-        if len(request.resume_token_ids) >= most:
-            raise InvalidValueError(
-                "resume_token_ids",
-                f"{len(request.resume_token_ids)} tokens",
-                f"fewer than the {most} that the request may generate",
-            )
-        method = request.params.speculation.method
-        loaded = self.config.speculation.method if self.config.speculation else "none"
-        if method is not None and method != loaded:
-            raise InvalidValueError("speculation.method", method, f"what is loaded: {loaded}")
 
     @property
     def _is_speculation_on(self) -> bool:
@@ -235,10 +239,18 @@ class Engine:
     def _replay(self, seq: Sequence) -> None:
         """Brings the detokenizer to where it was after the tokens that the caller has."""
         for index, token in enumerate(seq.request.resume_token_ids):
-            if seq.detokenizer.append(token) or self._is_end(seq, token):
+            if stop_at(seq, token, self._model.eos_token_ids) is not None:
                 raise InvalidValueError(
                     "resume_token_ids", f"... {token}", f"unfinished; number {index} ends the text"
                 )
+        if seq.constraint is not None:
+            try:
+                seq.constraint.follow(seq.token_ids)
+            except GrammarError as error:
+                limit = f"output that structured_output allows: {error}"
+                raise InvalidValueError(
+                    "resume_token_ids", seq.request.resume_token_ids, limit
+                ) from error
         seq.detokenizer.take()
 
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
@@ -253,30 +265,49 @@ class Engine:
         self._proposer.begin(requests)
         return {proposal.seq_id: proposal for proposal in self._proposer.collect()}
 
-    def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> None:
-        if not rows:
-            return
-        step_rows = [_step_row(row, drafts.get(row.seq.seq_id)) for row in rows]
-        news = self._ledger.news(row.seq for row in rows)
+    def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> list[RequestOutput]:
+        """Has the target run `rows`; returns the ends of those whose grammar has got stuck."""
+        begun: list[tuple[Sequence, StepRow]] = []
+        failed: list[RequestOutput] = []
+        for row in rows:
+            if row.seq.status is not SequenceStatus.RUNNING:
+                continue  # another choice of its request has failed, just now
+            try:
+                begun.append((row.seq, _step_row(row, drafts.get(row.seq.seq_id))))
+            except GrammarError as error:
+                failed.append(self._fail(row.seq, error))
+        begun = [(seq, row) for seq, row in begun if seq.status is SequenceStatus.RUNNING]
+        if begun:
+            self._send(begun)
+        return failed
+
+    def _send(self, rows: list[tuple[Sequence, StepRow]]) -> None:
+        news = self._ledger.news(seq for seq, _ in rows)
         step = StepInput(
             step_id=self._num_steps,
             released=news.released,
             admitted=news.admitted,
             block_table_deltas=news.block_table_deltas,
-            rows=tuple(step_rows),
+            rows=tuple(row for _, row in rows),
         )
         self._num_steps += 1
-        self._in_flight = list(zip([row.seq for row in rows], step_rows, strict=True))
+        self._in_flight = rows
         self._target.begin(step)
 
     def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
-        new_tokens = {row.seq_id: row.token_ids for row in verified.rows}
+        results = {row.seq_id: row for row in verified.rows}
+        prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         outputs = []
         for seq, row in self._in_flight:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
-            if row.samples:
-                outputs.append(self._append(seq, row, new_tokens[seq.seq_id]))
+            result = results.get(seq.seq_id)
+            if seq.seq_id in prompts:
+                seq.prompt_report.add(prompts[seq.seq_id])
+            if result is not None and result.has_bad_logits:
+                outputs.extend(self._on_bad_logits(seq, row))
+            elif result is not None:
+                outputs.append(self._append(seq, row, result))
             else:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._num_prefill_chunks += 1
@@ -284,47 +315,40 @@ class Engine:
         self._in_flight = []
         return outputs
 
-    def _append(self, seq: Sequence, row: StepRow, token_ids: Many[int]) -> RequestOutput:
+    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
+        """Ends a request, of whose KV nothing is published; beside drafts it gets another chance.
+
+        A draft can only have spoilt the row, as attention adds up its numbers too, by 0.
+        """
+        if row.num_draft_tokens:
+            seq.may_draft = False
+            self._drop_rejected(seq)
+            return []
+        return [self._fail(seq, BadLogitsError(seq.num_output_tokens))]
+
+    def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> RequestOutput:
         """Adds verified tokens up to the one that ends the sequence, if one does."""
-        finish_reason, num_kept = None, 0
-        while finish_reason is None and num_kept < len(token_ids):
+        token_ids = verified.token_ids
+        ending, num_kept = None, 0
+        while ending is None and num_kept < len(token_ids):
             seq.token_ids.append(token_ids[num_kept])
             num_kept += 1
-            finish_reason = self._finish_reason(seq)
+            ending = ending_after_last_token(
+                seq, self._model.eos_token_ids, self.config.max_model_len
+            )
         seq.num_computed_tokens = seq.num_tokens - 1
         self._publish(seq)
         self._num_generated_tokens += num_kept
-        for stats in (seq.speculation, self._totals, self._accepted_by_position):
+        choices = self._choices[seq.request.request_id]
+        choices.num_output_tokens += num_kept
+        for stats in (choices.speculation, self._totals, self._accepted_by_position):
             stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
-        if finish_reason is None:
+        if ending is None:
             self._drop_rejected(seq)
         else:
             self._finish(seq)
-        return RequestOutput(
-            request_id=seq.request.request_id,
-            token_ids=tuple(token_ids[:num_kept]),
-            text=seq.detokenizer.take() if finish_reason is None else seq.detokenizer.flush(),
-            finish_reason=finish_reason,
-            num_prompt_tokens=seq.num_prompt_tokens,
-            num_output_tokens=seq.num_output_tokens,
-            speculation=replace(seq.speculation),
-            verifier=seq.rules.verifier.name,
-        )
-
-    def _finish_reason(self, seq: Sequence) -> FinishReason | None:
-        """Whether the token appended last ends the sequence."""
-        token = seq.token_ids[-1]
-        if seq.detokenizer.append(token):
-            return FinishReason.STOP
-        if self._is_end(seq, token):
-            return FinishReason.STOP
-        is_full = seq.num_tokens >= self.config.max_model_len
-        if is_full or seq.num_output_tokens == seq.max_tokens:
-            return FinishReason.LENGTH
-        return None
-
-    def _is_end(self, seq: Sequence, token: int) -> bool:
-        return token in self._model.eos_token_ids and not seq.params.ignore_eos
+        logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
+        return _output(seq, choices, token_ids[:num_kept], ending, logprobs)
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
@@ -335,9 +359,18 @@ class Engine:
         self._ledger.truncate(seq.seq_id)
 
     def _finish(self, seq: Sequence) -> None:
-        del self._sequences[seq.request.request_id]
+        choices = self._choices[seq.request.request_id]
+        choices.unfinished.remove(seq)
+        if not choices.unfinished:
+            del self._choices[seq.request.request_id]
         self._scheduler.finish(seq)
         self._forget(seq)
+
+    def _fail(self, seq: Sequence, error: SpecdecError) -> RequestOutput:
+        """Ends all choices of a request, one of which cannot go on; others are not concerned."""
+        choices = self._choices[seq.request.request_id]
+        self.abort(seq.request.request_id)
+        return replace(_output(seq, choices, (), None), error=error)
 
     def _forget(self, seq: Sequence) -> None:
         """Has target and proposer drop a sequence that lost its blocks."""
@@ -353,17 +386,49 @@ def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
     return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
 
 
+def _output(
+    seq: Sequence,
+    choices: Choices,
+    token_ids: Many[int],
+    ending: Ending | None,
+    logprobs: Logprobs | None = None,
+) -> RequestOutput:
+    """What is told of tokens that were added, with the text that is certain by now."""
+    return RequestOutput(
+        request_id=seq.request.request_id,
+        token_ids=tuple(token_ids),
+        text=seq.detokenizer.take() if ending is None else seq.detokenizer.flush(),
+        finish_reason=ending.finish_reason if ending else None,
+        num_prompt_tokens=seq.num_prompt_tokens,
+        num_output_tokens=choices.num_output_tokens,
+        speculation=replace(choices.speculation),
+        choice=seq.choice,
+        is_last=not choices.unfinished,
+        stop_reason=ending.stop_reason if ending else None,
+        verifier=seq.rules.verifier.name,
+        logprobs=logprobs,
+        prompt_logprobs=seq.prompt_report.take(),
+    )
+
+
 def _step_row(row: ScheduledRow, proposal: Proposal | None) -> StepRow:
     """The tokens to run: known ones, then the drafts if they continue what is known."""
     seq, start = row.seq, row.seq.num_computed_tokens
     drafts: tuple[int, ...] = ()
-    draft_probs = None
+    draft_probs, mask = None, None
     if proposal is not None and _continues(proposal, seq):
         drafts = proposal.draft_token_ids[: row.num_draft_tokens]
-        if drafts and proposal.draft_probs is not None:
-            draft_probs = proposal.draft_probs[: len(drafts)]
+        if proposal.draft_probs is not None:
+            draft_probs = proposal.draft_probs[slice(len(drafts))]
+    if seq.constraint is not None and row.samples:
+        seq.constraint.follow(seq.token_ids)
+        if draft_probs is None:
+            constrained = seq.constraint.extend(drafts, row.num_draft_tokens)
+        else:
+            constrained = seq.constraint.along(drafts)
+        drafts, mask = constrained.token_ids, constrained.masks
     known = tuple(seq.token_ids[start : start + row.num_tokens])
-    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples, draft_probs)
+    return StepRow(seq.seq_id, start, known + drafts, len(drafts), row.samples, draft_probs, mask)
 
 
 def _continues(proposal: Proposal, seq: Sequence) -> bool:

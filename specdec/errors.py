@@ -63,12 +63,34 @@ class OutOfMemoryError(SpecdecError):
     """The machine has too little memory for the configuration asked for."""
 
 
+class GrammarError(SpecdecError):
+    """A request's structured output cannot be continued; the others are not concerned."""
+
+
 class OverloadedError(SpecdecError):
     """The request was refused because the queue is full; it may be sent again later."""
 
 
 class NotReadyError(SpecdecError):
     """The service is loading its model, or draining; the request did not start."""
+
+
+class BadLogitsError(SpecdecError):
+    """No token could follow a request's last one: what the model computed for it is no number.
+
+    Or the request allows none: its parameters forbid every token that its grammar lets through.
+    """
+
+    def __init__(self, num_output_tokens: int) -> None:
+        """`num_output_tokens` is how many there were before."""
+        self.num_output_tokens = num_output_tokens
+        super().__init__(num_output_tokens)
+
+    def __str__(self) -> str:
+        return (
+            f"no token can follow after {self.num_output_tokens} of output: the model computed "
+            "something that is no number, or the request's parameters rule out every token"
+        )
 
 
 class TargetFailedError(SpecdecError):

@@ -36,6 +36,11 @@ MAX_BAD_WORD_CHARS = 256
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
 SEED_LIMIT = 2**63
+MAX_SCHEMA_CHARS = 256 * 1024
+MAX_REGEX_CHARS = 16 * 1024
+MAX_GRAMMAR_CHARS = 64 * 1024
+MAX_OUTPUT_CHOICES = 4096
+MAX_OUTPUT_CHOICE_CHARS = 4096
 _INT32_LIMIT = 2**31
 
 
@@ -87,6 +92,50 @@ class SpeculationOptions:
 
 
 @dataclass(frozen=True)
+class StructuredOutput:
+    """What the whole text of an output has to be. Exactly one of the fields says it.
+
+    json_schema: JSON that the schema (drafts 4 to 2020-12) accepts, without whitespace between its
+        parts. A keyword that is known but cannot be enforced is refused, never passed over.
+    json_object: any JSON object.
+    regex: a text that the regular expression matches as a whole, in the syntax of Rust's regex
+        crate: no look-around, no back-references.
+    grammar: a text of a context-free grammar, in the EBNF of llguidance's Lark (`start: ...`) or in
+        llama.cpp's GBNF (`root ::= ...`).
+    choice: one of these texts.
+    """
+
+    json_schema: str | None = None
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
+    choice: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self._given) != 1:
+            limit = f"exactly one of {', '.join(each.name for each in fields(self))}"
+            raise InvalidValueError("structured_output", self._given, limit)
+        _check_text("structured_output.json_schema", self.json_schema, MAX_SCHEMA_CHARS)
+        _check_text("structured_output.regex", self.regex, MAX_REGEX_CHARS)
+        _check_text("structured_output.grammar", self.grammar, MAX_GRAMMAR_CHARS)
+        _check_texts(
+            "structured_output.choice", self.choice, MAX_OUTPUT_CHOICES, MAX_OUTPUT_CHOICE_CHARS
+        )
+
+    @property
+    def kind(self) -> str:
+        """The field that is given."""
+        return self._given[0]
+
+    @property
+    def _given(self) -> list[str]:
+        return [each.name for each in fields(self) if getattr(self, each.name) not in _NOT_GIVEN]
+
+
+_NOT_GIVEN = (None, False, ())
+
+
+@dataclass(frozen=True)
 class SamplingDefaults:
     """What a model's generation_config.json asks for where a request says nothing."""
 
@@ -107,7 +156,8 @@ class SamplingParams:
     logits are shaped in this order: allowed_token_ids, bad_words and structured output, logit_bias
     and min_tokens, repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
 
-    n: how many choices to generate, each with random numbers of its own.
+    n: how many choices to generate, each with random numbers of its own. Choice i is the same
+        whatever n is.
     temperature: divides the logits; 0 takes the most likely token always.
     top_p: keeps the most likely tokens whose probabilities sum to at least top_p. Tokens exactly
         as likely as the last one kept are kept too, so the support never depends on sort order.
@@ -124,7 +174,8 @@ class SamplingParams:
     stop: strings that end the text; it is cut before the first of them.
     stop_token_ids: tokens that end the text, and are in token_ids but not in the text.
     include_stop_str_in_output: leaves the stop string, or the stop token's text, in the text.
-    min_tokens: how many tokens come before an end-of-sequence or stop token may be drawn.
+    min_tokens: how many tokens come before an end-of-sequence or stop token may be drawn, and
+        before stop strings are looked for.
     max_tokens: most tokens to generate; None leaves as many as the context length allows.
     ignore_eos: goes on after an end-of-sequence token (for benchmarks).
     seed: fixes every random choice; None lets the service choose one, and tell which.
@@ -133,6 +184,8 @@ class SamplingParams:
         model's own: taken before anything here shapes the logits.
     prompt_logprobs: the same for the prompt's tokens, of which the first has none.
     skip_special_tokens: leaves special tokens out of the text.
+    structured_output: what the text has to be. Where it is complete and nothing can follow, it ends
+        there: min_tokens and ignore_eos do not count against that.
     """
 
     n: int = 1
@@ -156,6 +209,7 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     skip_special_tokens: bool = True
+    structured_output: StructuredOutput | None = None
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
     def __post_init__(self) -> None:
@@ -208,12 +262,20 @@ class SamplingParams:
             raise InvalidValueError("seed", self.seed, "from 0 to 2^63 - 1")
 
 
+def _check_text(name: str, text: str | None, max_chars: int) -> None:
+    if text is None:
+        return
+    if not 1 <= len(text) <= max_chars:
+        raise InvalidValueError(name, text, f"1 to {max_chars} characters")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise InvalidValueError(name, text, "text without halves of surrogate pairs")
+
+
 def _check_texts(name: str, texts: tuple[str, ...], most: int, max_chars: int) -> None:
     if len(texts) > most:
         raise InvalidValueError(name, texts, f"at most {most} strings")
     for index, text in enumerate(texts):
-        if not 1 <= len(text) <= max_chars:
-            raise InvalidValueError(f"{name}[{index}]", text, f"1 to {max_chars} characters")
+        _check_text(f"{name}[{index}]", text, max_chars)
 
 
 def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

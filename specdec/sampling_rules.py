@@ -113,17 +113,18 @@ def resolve(
         logit_bias=tuple(sorted(params.logit_bias.items())),
         bad_words=_bad_words(params, tokenizer),
         allowed_token_ids=params.allowed_token_ids,
-        min_tokens=params.min_tokens,
+        # Where there is a grammar, its masks see to it: they know when nothing but an end may come.
+        min_tokens=params.min_tokens if params.structured_output is None else 0,
         end_token_ids=_end_tokens(params, model),
         logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs,
+        prompt_logprobs=params.prompt_logprobs if choice == 0 else None,  # one prompt, told once
         verifier=_verifier(params, service or SpeculativeConfig(), prompt, tokenizer),
         scale_draft_temperature=_scales_draft_temperature(params, service),
     )
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
-    check_token_ids("logit_bias", tuple(params.logit_bias), vocab_size)
+    check_token_ids("logit_bias.keys", tuple(params.logit_bias), vocab_size)
     check_token_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
 
@@ -162,7 +163,7 @@ def _preset(
     params: SamplingParams, prompt: Sequence[int], tokenizer: Tokenizer
 ) -> AcceptancePreset:
     text = tokenizer.decode(prompt[-MAX_CHARS:])  # a token has a character or more, mostly
-    return preset_for(text, is_structured=getattr(params, "structured_output", None) is not None)
+    return preset_for(text, is_structured=params.structured_output is not None)
 
 
 def _scales_draft_temperature(params: SamplingParams, service: SpeculativeConfig | None) -> bool:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from operator import attrgetter
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
-from specdec.errors import OverloadedError
+from specdec.errors import InvalidValueError, OverloadedError
 from specdec.sequence import Sequence, SequenceStatus
 
 
@@ -55,19 +56,21 @@ class Scheduler:
     def num_running(self) -> int:
         return len(self._running)
 
-    def add(self, seq: Sequence) -> None:
-        """Queues a sequence; raises OverloadedError when as many run and wait as may."""
-        num_present = len(self._running) + len(self._waiting)
-        if num_present >= self._config.max_num_seqs + self._config.max_queue_len:
-            raise OverloadedError(f"{num_present} requests run or wait, as many as may")
-        insort(self._waiting, seq, key=_by_rank)
+    def add(self, sequences: Many[Sequence]) -> None:
+        """Queues the choices of a request; raises what `require_room` raises, and queues none."""
+        require_room(self._config, len(self._running) + len(self._waiting), len(sequences))
+        for seq in sequences:
+            insort(self._waiting, seq, key=_by_rank)
 
     def expired(self, now_s: float) -> list[Sequence]:
-        """Sequences that have never run and whose time to wait is over."""
+        """First choices that have never run and whose time to wait is over.
+
+        The others may wait longer: what has begun is brought to its end.
+        """
         return [
             seq
             for seq in self._waiting
-            if seq.request.queue_deadline_s <= now_s and not seq.has_run
+            if seq.request.queue_deadline_s <= now_s and seq.choice == 0 and not seq.has_run
         ]
 
     def preempt_all(self) -> list[Sequence]:
@@ -137,17 +140,20 @@ class Scheduler:
 
     def _admit_waiting(self, budget: int) -> None:
         # After a preemption blocks are short: whoever came in now would be the next to go.
-        while self._waiting and budget > 0 and not self._preempted:
-            if len(self._running) >= self._config.max_num_seqs:
+        while budget > 0 and not self._preempted:
+            seq = next((seq for seq in self._waiting if not seq.is_held_back), None)
+            if seq is None or len(self._running) >= self._config.max_num_seqs:
                 break
-            chunk = self._admit(self._waiting[0], budget)
+            chunk = self._admit(seq, budget)
             if chunk == 0:
                 break
             budget -= chunk
 
     def _admit(self, seq: Sequence, budget: int) -> int:
         """Puts a waiting sequence into the batch; its tokens in this step, 0 if it must wait."""
-        cached = self._blocks.attach(seq.seq_id, seq.token_ids)
+        # Cached KV would not tell how likely the prompt's tokens were.
+        known = [] if seq.prompt_report.is_due else seq.token_ids
+        cached = self._blocks.attach(seq.seq_id, known)
         chunk = min(seq.num_tokens - cached, budget)
         if not self._blocks.reserve(seq.seq_id, cached + chunk):
             self._blocks.release(seq.seq_id)
@@ -187,7 +193,7 @@ class Scheduler:
     def _max_draft_tokens(self, seq: Sequence) -> int:
         """What the step and the request allow, short of tokens that could not be kept."""
         options = seq.params.speculation
-        if self._num_draft_tokens == 0 or options.enabled is False:
+        if self._num_draft_tokens == 0 or options.enabled is False or not seq.may_draft:
             return 0
         count = options.num_speculative_tokens
         if count is None:
@@ -196,3 +202,17 @@ class Scheduler:
         if seq.max_tokens is not None:
             room = min(room, seq.max_tokens - seq.num_output_tokens)
         return max(0, min(count, room - 1))
+
+
+def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:
+    """Refuses a request whose choices do not fit beside the sequences that run or wait.
+
+    Raises OverloadedError, and InvalidValueError where they would never fit.
+    """
+    most = config.max_num_seqs + config.max_queue_len
+    if num_choices > most:
+        limit = f"at most {most} (max_num_seqs and max_queue_len together)"
+        raise InvalidValueError("n", num_choices, limit)
+    if num_present + num_choices > most:
+        count = f"{num_present} of {most} requests run or wait, each choice counted as one"
+        raise OverloadedError(f"{count}; this one has {num_choices}")

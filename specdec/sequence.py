@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.sampling_params import SamplingParams
 from specdec.sampling_rules import SamplingRules
 from specdec.stats import SpeculationStats
-from specdec.step import SequenceAdmission
+from specdec.step import Logprobs, PromptLogprobs, SequenceAdmission
+from specdec.structured_output import Grammar, OutputConstraint
+
+MAX_DRAFT_COMPILE_S = 0.05
+"""A grammar that took longer to compile is not given to draft workers, which would be held up."""
 
 
 class SequenceStatus(Enum):
@@ -28,6 +32,7 @@ class Request:
     priority: a lower number goes first; among equals, whoever came first.
     resume_token_ids: output that the caller has already, from a service that was lost; generation
         goes on behind it, and what comes is what would have come.
+    grammar: what params.structured_output is compiled to, by whoever has a GrammarCompiler.
     queue_deadline_s: when to give up a request that still waits, by the clock of `Engine.expire`.
     """
 
@@ -37,7 +42,39 @@ class Request:
     seed: int
     priority: int = 0
     resume_token_ids: tuple[int, ...] = ()
+    grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
+
+
+@dataclass
+class PromptReport:
+    """Log-probabilities of a prompt's tokens, which come in parts and are told together, once.
+
+    num_best: as in SamplingRules; None where they are not asked for, or told already.
+    """
+
+    num_best: int | None
+    parts: list[Logprobs] = field(default_factory=list)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether they are still to be told, so that all of the prompt has to be run."""
+        return self.num_best is not None
+
+    def add(self, part: PromptLogprobs) -> None:
+        """Takes in the next part; a first one after a preemption replaces what there was."""
+        if part.start == 1:
+            self.parts.clear()
+        self.parts.append(part.logprobs)
+
+    def take(self) -> Logprobs | None:
+        """All of them; None where they are not due."""
+        if self.num_best is None:
+            return None
+        whole = Logprobs.join(self.parts or [Logprobs.nothing(self.num_best)])
+        self.num_best = None
+        self.parts.clear()
+        return whole
 
 
 @dataclass(eq=False)
@@ -45,8 +82,10 @@ class Sequence:
     """One choice of a request. KV exists for the first `num_computed_tokens` of `token_ids`.
 
     rules: how its tokens are drawn. max_tokens: most tokens to generate, None for no limit of its
-    own. num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run:
-    whether it has been in a batch, as a preempted one has.
+    own. leader: choice 0 of the same request, where this one shall share its prompt's KV.
+    num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run: whether
+    it has been in a batch, as a preempted one has. constraint: what its structured output allows.
+    may_draft: False once the target could make nothing of its logits beside drafts.
     """
 
     seq_id: int
@@ -54,19 +93,46 @@ class Sequence:
     rules: SamplingRules
     detokenizer: IncrementalDetokenizer
     max_tokens: int | None = None
+    leader: Sequence | None = None
     token_ids: list[int] = field(init=False)
     num_computed_tokens: int = 0
     num_cached_tokens: int = 0
     has_run: bool = False
+    may_draft: bool = True
     status: SequenceStatus = SequenceStatus.WAITING
-    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    constraint: OutputConstraint | None = field(init=False, default=None)
+
+    prompt_report: PromptReport = field(init=False)
 
     def __post_init__(self) -> None:
+        self.prompt_report = PromptReport(self.rules.prompt_logprobs)
         self.token_ids = [*self.request.prompt_token_ids, *self.request.resume_token_ids]
+        grammar = self.request.grammar
+        assert (grammar is None) == (self.params.structured_output is None), "grammar not compiled"
+        if grammar is not None:
+            self.constraint = OutputConstraint(
+                grammar,
+                self.num_prompt_tokens,
+                self.params.min_tokens,
+                self.rules.end_token_ids,
+            )
 
     @property
     def params(self) -> SamplingParams:
         return self.request.params
+
+    @property
+    def choice(self) -> int:
+        """Index among the choices of its request."""
+        return self.rules.choice
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether to wait for the prompt that choice 0 computes: all choices begin with it."""
+        leader = self.leader
+        if leader is None or leader.status is SequenceStatus.FINISHED:
+            return False
+        return leader.num_output_tokens == 0
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -92,14 +158,38 @@ class Sequence:
     @property
     def admission(self) -> SequenceAdmission:
         """What a worker has to know of it."""
+        rules = self.rules
+        if not self.prompt_report.is_due:
+            rules = replace(rules, prompt_logprobs=None)
         return SequenceAdmission(
             seq_id=self.seq_id,
             num_prompt_tokens=self.num_prompt_tokens,
-            rules=self.rules,
-            token_ids=tuple(self.token_ids) if self.rules.needs_tokens else (),
+            rules=rules,
+            token_ids=tuple(self.token_ids) if rules.needs_tokens else (),
         )
+
+    @property
+    def draft_admission(self) -> SequenceAdmission:
+        """What a draft worker has to know of it: its grammar too, if that is compiled quickly."""
+        grammar, admission = self.request.grammar, self.admission
+        if grammar is None or grammar.compile_s > MAX_DRAFT_COMPILE_S:
+            return admission
+        return replace(admission, grammar=grammar.spec, token_ids=tuple(self.token_ids))
 
     @property
     def is_decoding(self) -> bool:
         """Only the last token is uncomputed. So is that of a prompt with one token left to go."""
         return self.num_uncomputed_tokens == 1
+
+
+@dataclass(eq=False)
+class Choices:
+    """The sequences of one request.
+
+    unfinished: those that have not ended, by choice. num_output_tokens, speculation: of all choices
+    together, those that have ended included.
+    """
+
+    unfinished: list[Sequence]
+    num_output_tokens: int = 0
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)

@@ -6,11 +6,13 @@ rides in these, in order, so a worker can never disagree with the engine about i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec.sampling_params import StructuredOutput
 from specdec.sampling_rules import SamplingRules
 
 
@@ -18,13 +20,16 @@ from specdec.sampling_rules import SamplingRules
 class SequenceAdmission:
     """A sequence that the worker does not know yet, or no longer.
 
-    token_ids: all that is known of it, prompt and output; empty where the rules do not need it.
+    token_ids: all that is known of it, prompt and output; empty where neither the rules nor a
+        grammar need it.
+    grammar: for a draft worker, what to hold its drafts to; a target gets masks instead.
     """
 
     seq_id: int
     num_prompt_tokens: int
     rules: SamplingRules
     token_ids: tuple[int, ...] = ()
+    grammar: StructuredOutput | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,16 @@ class StepRow:
         """Length of the sequence after this step, the drafts included."""
         return self.num_computed_tokens + len(self.token_ids)
 
+    @property
+    def known(self) -> tuple[int, ...]:
+        """The tokens that are no drafts."""
+        return self.token_ids[: len(self.token_ids) - self.num_draft_tokens]
+
+    @property
+    def drafts(self) -> tuple[int, ...]:
+        """The draft tokens."""
+        return self.token_ids[len(self.token_ids) - self.num_draft_tokens :]
+
 
 @dataclass(frozen=True)
 class StepInput:
@@ -106,13 +121,32 @@ class Logprobs:
     def __getitem__(self, positions: slice) -> Logprobs:
         return Logprobs(self.token_ids[positions], self.logprobs[positions], self.ranks[positions])
 
+    def best(self, count: int) -> Logprobs:
+        """With no more than `count` of the best at each position."""
+        return Logprobs(self.token_ids[:, : 1 + count], self.logprobs[:, : 1 + count], self.ranks)
+
+    @classmethod
+    def join(cls, parts: Sequence[Logprobs]) -> Logprobs:
+        """Of the positions of all parts, of which there must be one, in order."""
+        return cls(
+            np.concatenate([part.token_ids for part in parts]),
+            np.concatenate([part.logprobs for part in parts]),
+            np.concatenate([part.ranks for part in parts]),
+        )
+
+    @classmethod
+    def nothing(cls, num_best: int) -> Logprobs:
+        """Of no positions."""
+        shape = (0, 1 + num_best)
+        return cls(np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(0, np.int32))
+
 
 @dataclass(frozen=True)
 class VerifiedRow:
     """New tokens of a sequence: accepted drafts, then one of the target's own.
 
-    logprobs: of token_ids, where the rules ask for them. has_bad_logits: whether the model computed
-    something that is no number, so that there are no tokens.
+    logprobs: of token_ids, where the rules ask for them. has_bad_logits: whether there are no
+    tokens because the model computed something that is no number, or because none was allowed.
     """
 
     seq_id: int
@@ -134,6 +168,7 @@ class PromptLogprobs:
 class VerifyOutput:
     """The result of one step: one entry for each row that samples, in the rows' order.
 
+    Behind these are entries with bad logits for rows that do not sample and went wrong.
     prompt_logprobs: of the rows that ran a part of a prompt whose rules ask for them.
     """
 

@@ -63,6 +63,10 @@ class Tokenizer:
         """Ids below vocab_size that stand for no text at all: unassigned ones."""
         return self._blank_ids
 
+    def to_json(self) -> str:
+        """The whole tokenizer as a tokenizer.json has it, added tokens included."""
+        return self._backend.to_str()
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Returns the token ids of `text`; special tokens written out in it count as such.
 

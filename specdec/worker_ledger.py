@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 from specdec.block_manager import BlockManager
 from specdec.sequence import Sequence
@@ -22,8 +23,14 @@ class News:
 class WorkerLedger:
     """The books on one worker, which knows of sequences and blocks by steps alone."""
 
-    def __init__(self, blocks: BlockManager) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        admission: Callable[[Sequence], SequenceAdmission] = attrgetter("admission"),
+    ) -> None:
+        """`admission` is what the worker is told of a sequence that it does not know."""
         self._blocks = blocks
+        self._admission = admission
         self._num_known_blocks: dict[int, int] = {}
         self._released: list[int] = []
 
@@ -34,7 +41,7 @@ class WorkerLedger:
         self._num_known_blocks.update({seq.seq_id: 0 for seq in unknown})
         news = News(
             released=tuple(self._released),
-            admitted=tuple(seq.admission for seq in unknown),
+            admitted=tuple(map(self._admission, unknown)),
             block_table_deltas=tuple(self._deltas(sequences)),
         )
         self._released.clear()

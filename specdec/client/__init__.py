@@ -10,21 +10,26 @@ from specdec.client.admin_messages import (
 )
 from specdec.client.errors import ClientError
 from specdec.client.messages import (
+    Choice,
     Completion,
     ModelInfo,
+    PositionLogprobs,
     Prompt,
     StreamChunk,
     TokenizedInput,
+    TokenLogprob,
     Usage,
 )
 from specdec.client.sync_client import Client
 
 __all__ = [
     "AdminClient",
+    "Choice",
     "Client",
     "ClientError",
     "Completion",
     "ModelInfo",
+    "PositionLogprobs",
     "Prompt",
     "ReplicaReport",
     "ReplicaStatus",
@@ -32,6 +37,7 @@ __all__ = [
     "SpeculationChange",
     "SpeculationState",
     "StreamChunk",
+    "TokenLogprob",
     "TokenizedInput",
     "Usage",
 ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from specdec.finish_reason import FinishReason
+from specdec.sampling_params import SamplingDefaults, VerifierName
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import ChatMessage
 
@@ -15,19 +16,56 @@ Prompt = str | Sequence[int] | Sequence[ChatMessage]
 
 @dataclass(frozen=True)
 class Usage:
-    """What a request took, in tokens, and what speculation did for it."""
+    """What a request took, all choices together, in tokens, and what speculation did for it.
+
+    verifier: what decided which draft tokens were kept. is_lossless: whether that leaves the
+    distribution of the output what it is without speculation.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     speculation: SpeculationStats
+    verifier: VerifierName = "coupled"
+    is_lossless: bool = True
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token that could come at some position.
+
+    token: as the vocabulary spells it. logprob: the natural logarithm of its probability, before
+    any sampling parameter.
+    """
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class PositionLogprobs:
+    """What the model thought of one position.
+
+    chosen: the token that is there. rank: how many tokens are at least as likely; 1 is the most
+    likely. best: the most likely tokens, the best first, as many as were asked for.
+    """
+
+    chosen: TokenLogprob
+    rank: int
+    best: tuple[TokenLogprob, ...]
 
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """What one decoding step added.
+    """What one decoding step added to one choice.
 
-    text: whole characters; may lag behind token_ids until the last chunk.
-    finish_reason, usage: in the last chunk only. seed: in the first and the last.
+    text: whole characters; may lag behind token_ids until the last chunk of the choice.
+    finish_reason: in the last chunk of each choice. stop_reason: there too, the stop string or stop
+        token that ended it; None for an end-of-sequence token and for a limit of length.
+    seed: in the first and the last chunk of all. usage: in the last of all only.
+    choice: index of the choice, from 0.
+    logprobs: of token_ids, if asked for. prompt_logprobs: of the prompt's tokens from the second
+        on, if asked for, in the first chunk.
     """
 
     request_id: str
@@ -36,18 +74,56 @@ class StreamChunk:
     finish_reason: FinishReason | None
     seed: int | None
     usage: Usage | None
+    choice: int = 0
+    stop_reason: str | int | None = None
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One completion of the prompt; for its fields see StreamChunk."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: tuple[PositionLogprobs, ...] | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
-    """A whole answer. The same prompt, parameters and seed give the same one again."""
+    """A whole answer. The same prompt, parameters and seed give the same one again.
+
+    text, token_ids, finish_reason, stop_reason, logprobs: of the first choice.
+    """
 
     request_id: str
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
+    choices: tuple[Choice, ...]
     seed: int
     usage: Usage
+    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.choices[0].stop_reason
+
+    @property
+    def logprobs(self) -> tuple[PositionLogprobs, ...] | None:
+        return self.choices[0].logprobs
 
 
 @dataclass(frozen=True)
@@ -68,6 +144,7 @@ class ModelInfo:
 
     max_model_len: most tokens of a prompt and its completion together.
     speculation_method: None where nothing drafts, and then num_speculative_tokens is 0.
+    sampling_defaults: what holds of sampling where a request says nothing.
     """
 
     model: str
@@ -79,3 +156,4 @@ class ModelInfo:
     speculation_method: str | None
     num_speculative_tokens: int
     version: str
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)

@@ -32,6 +32,7 @@ def resumed(
 ) -> Generator[StreamChunk, None, None]:
     """Streams a request, which `start` sends, and where the stream breaks sends what is left of it.
 
+    The request must have a single choice: those of several cannot be gone on with.
     Before anything has come there is nothing to go on with, and the error is the caller's. So it is
     after the last attempt. `request` is changed on the way.
     """
@@ -57,5 +58,6 @@ def _note(chunk: StreamChunk, request: pb.GenerateRequest) -> None:
     """Asks for what follows a chunk."""
     request.request_id = chunk.request_id
     request.resume_token_ids.extend(chunk.token_ids)
+    request.sampling.ClearField("prompt_logprobs")  # they have come, with the first chunk
     if chunk.seed is not None:
         request.sampling.seed = chunk.seed

@@ -12,6 +12,7 @@ from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import codec
 from specdec.client.connection import Connection
 from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
+from specdec.client.output_codec import decode_chunk, decode_completion
 from specdec.client.resumption import resumed
 from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import ChatMessage
@@ -56,7 +57,7 @@ class Client(Connection):
             prompt, params or SamplingParams(), model, request_id, priority, resume_token_ids
         )
         with self._reported():
-            return codec.decode_completion(self._stub.Generate(request, timeout=self.timeout_s))
+            return decode_completion(self._stub.Generate(request, timeout=self.timeout_s))
 
     def generate_stream(
         self,
@@ -69,17 +70,23 @@ class Client(Connection):
         resume_token_ids: Sequence[int] = (),
         resume: bool = True,
     ) -> Iterator[StreamChunk]:
-        """Completes a prompt and yields what each decoding step adds.
+        """Completes a prompt and yields what each decoding step adds to each choice.
 
         The call begins with the first `next`; closing the iterator early ends the generation.
         priority, resume_token_ids: as in `generate`. resume: whether a stream that broke because
         its replica was lost or stopped goes on with another one, with the tokens that would have
-        come; nothing that has been yielded comes again.
+        come; nothing that has been yielded comes again. With several choices (`params.n`) it never
+        does, and raises.
         """
+        params = params or SamplingParams()
         request = codec.encode_generate(
-            prompt, params or SamplingParams(), model, request_id, priority, resume_token_ids
+            prompt, params, model, request_id, priority, resume_token_ids
         )
-        return self._resumed(request) if resume else self._stream(request, self.timeout_s)
+        return (
+            self._resumed(request)
+            if resume and params.n == 1
+            else self._stream(request, self.timeout_s)
+        )
 
     def tokenize(
         self,
@@ -120,6 +127,6 @@ class Client(Connection):
         with self._reported():
             call = self._stub.GenerateStream(request, timeout=timeout_s)
             try:
-                yield from map(codec.decode_chunk, call)
+                yield from map(decode_chunk, call)
             finally:
                 call.cancel()  # no effect on a call that has ended

@@ -27,7 +27,7 @@ class AttentionGroup:
     """G sequences that see similarly much, padded to Q query tokens and S context tokens."""
 
     rows: Tensor  # [G, Q] int64: flat token of each query; padding repeats the last one
-    slots: Tensor  # [G * S] int64: KV slot of each position seen; padding names any valid slot
+    slots: Tensor  # [G * S] int64: KV slot of each position seen; padding repeats the last one
     mask: Tensor | None  # [G, 1, Q * heads_per_kv, S] additive; None when every query sees all
 
 
@@ -118,17 +118,23 @@ class PagedAttention:
         offsets = torch.minimum(steps, query_lens[:, None] - 1)  # [G, Q]
         return AttentionGroup(
             rows=starts[:, None] + offsets,
-            slots=self._slots(batch.block_tables[indices], first_blocks, max_seen),
+            slots=self._slots(batch.block_tables[indices], first_blocks, num_seen, max_seen),
             mask=self._mask((num_seen - query_lens)[:, None] + offsets, max_seen, window, dtype),
         )
 
-    def _slots(self, tables: Tensor, first_blocks: Tensor, max_seen: int) -> Tensor:
-        """tables: [G, M]; first_blocks: [G]. Returns [G * max_seen]."""
-        num_blocks = -(-max_seen // self.block_size)
-        blocks = first_blocks[:, None] + torch.arange(num_blocks, device=tables.device)
-        pages = tables.gather(1, blocks.clamp_(max=tables.shape[1] - 1)) * self.block_size
-        slots = pages[:, :, None] + torch.arange(self.block_size, device=tables.device)
-        return slots.flatten(1)[:, :max_seen].flatten()
+    def _slots(
+        self, tables: Tensor, first_blocks: Tensor, num_seen: Tensor, max_seen: int
+    ) -> Tensor:
+        """tables: [G, M]; first_blocks, num_seen: [G]. Returns [G * max_seen].
+
+        Padding repeats the last position of its own sequence: a weight of 0 does not undo a NaN, so
+        nobody may read what another sequence wrote, or a rejected draft of its own.
+        """
+        positions = torch.arange(max_seen, device=tables.device)
+        own = torch.minimum(positions, num_seen[:, None] - 1)  # [G, max_seen]
+        blocks = own.div(self.block_size, rounding_mode="floor")
+        pages = tables.gather(1, blocks + first_blocks[:, None]) * self.block_size
+        return (pages + own % self.block_size).flatten()
 
     def _mask(
         self, last_seen: Tensor, max_seen: int, window: int | None, dtype: torch.dtype

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
+from operator import attrgetter
 
 from specdec.block_manager import BlockManager
 from specdec.config import DraftLimits
@@ -61,7 +62,7 @@ class DraftModelProposer:
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
         )
-        self._ledger = WorkerLedger(self._blocks)
+        self._ledger = WorkerLedger(self._blocks, attrgetter("draft_admission"))
         self._progress: dict[int, _Progress] = {}
         self._drafting: list[Sequence] = []
         self._num_steps = 0

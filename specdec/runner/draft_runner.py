@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.runner.draft_grammars import DraftGrammars
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import SampledToken
 from specdec.sampling import (
@@ -61,14 +62,16 @@ class DraftRunner(Runner):
     that a token did come from, whatever was cut off it.
     """
 
+    grammars: DraftGrammars
+
     @torch.inference_mode()
     def draft(self, step: DraftStep) -> DraftOutput:
         """Takes over the step's news and makes its drafts; the same result on every rank."""
         self._sequences.update(step)
+        self.grammars.update(step)
         drafts = {row.seq_id: _GrowingDraft() for row in step.drafts}
         rows = [
-            StepRow(row.seq_id, row.num_computed_tokens, row.token_ids, 0, True)
-            for row in step.drafts
+            self._row(row.seq_id, row.num_computed_tokens, row.token_ids) for row in step.drafts
         ]
         wanted = {row.seq_id: row.num_draft_tokens for row in step.drafts}
         num_drafted = 0
@@ -76,10 +79,11 @@ class DraftRunner(Runner):
             self._extend(rows, [drafts[row.seq_id] for row in rows], num_drafted)
             num_drafted += 1
             rows = [
-                StepRow(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],), 0, True)
+                self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],))
                 for row in rows
                 if num_drafted < wanted[row.seq_id]
             ]
+            rows = [row for row in rows if not self.grammars.is_finished(row.seq_id)]
         return DraftOutput(
             step.step_id, tuple(draft.finished(seq_id) for seq_id, draft in drafts.items())
         )
@@ -87,7 +91,10 @@ class DraftRunner(Runner):
     @torch.inference_mode()
     def catch_up(self, step: DraftStep) -> None:
         """Runs the step's chunks of text that the draft model has not seen yet; after `draft`."""
+        for row in step.rows:
+            self.grammars.move_to(row.seq_id, row.num_computed_tokens, row.token_ids)
         if step.rows:
+            self._sequences.follow(step.rows)
             self.model(self._sequences.model_input(step.rows), self.kv_cache)
 
     def warm_up(self, num_tokens: int) -> None:
@@ -105,11 +112,19 @@ class DraftRunner(Runner):
         self.draft(DraftStep(-1, (), (), (), (), (DraftRow(-1, num_tokens, (0,), 1),)))
         self.draft(DraftStep(-1, (-1,), (), (), (), ()))
 
+    def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> StepRow:
+        """Tokens to run and to draw one more after, by the sequence's grammar if it has one."""
+        self.grammars.move_to(seq_id, start, token_ids)
+        mask = self.grammars.mask(seq_id)
+        return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask)
+
     def _extend(self, rows: Many[StepRow], drafts: Many[_GrowingDraft], num_drafted: int) -> None:
         """Adds what follows each row to its draft, which has `num_drafted` tokens."""
+        self._sequences.follow(rows)
         batch = self._sequences.model_input(rows)
         last = [end - 1 for end in batch.cu_seqlens_q[1:]]
-        logits = self._scores(self.model(batch, self.kv_cache)[last])
+        logits = self._logits(self.model(batch, self.kv_cache)[last])
+        logits = self._sequences.logit_edits(rows).apply(logits)
         is_listed = np.array([self._sequences.rules(row.seq_id).needs_draft_probs for row in rows])
         for members in (np.flatnonzero(~is_listed).tolist(), np.flatnonzero(is_listed).tolist()):
             if not members:

@@ -12,9 +12,12 @@ from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig, Quantiz
 from specdec.model_config import ModelConfig
 from specdec.models import load_model
 from specdec.parallel import TensorParallelGroup
+from specdec.runner.draft_grammars import DraftGrammars
 from specdec.runner.draft_runner import DraftRunner
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.runner import Runner
+from specdec.structured_output import GrammarCompiler
+from specdec.tokenizer import Tokenizer
 
 _AnyRunner = TypeVar("_AnyRunner", bound=Runner)
 
@@ -43,7 +46,11 @@ def load_draft_runner(
     device: torch.device = CPU,
 ) -> DraftRunner:
     """Loads this rank's share of a draft model and allocates its KV pool."""
-    return _load(DraftRunner, directory, dtype, limits, group, quantization, device)
+    runner = _load(DraftRunner, directory, dtype, limits, group, quantization, device)
+    eos_token_ids = ModelConfig.from_directory(directory).eos_token_ids
+    compiler = GrammarCompiler(Tokenizer(directory), runner.vocab_size, eos_token_ids, None)
+    runner.grammars = DraftGrammars(compiler)
+    return runner
 
 
 def _load(

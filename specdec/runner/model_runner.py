@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from collections.abc import Sequence as Many
+from itertools import takewhile
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.runner.logprobs import KeptLogits, LogprobReader
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import SampledToken
+from specdec.sampling import LogitEdits, bad_rows
 from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
     BlockTableDelta,
+    PromptLogprobs,
     SequenceAdmission,
     StepInput,
     StepRow,
@@ -32,8 +37,11 @@ class ModelRunner(Runner):
         self._sequences.update(step)
         if not step.rows:
             return VerifyOutput(step.step_id, ())
+        self._sequences.follow(step.rows)
         hidden = self.model(self._sequences.model_input(step.rows), self.kv_cache)
-        return self._verify(step, hidden)
+        prompt_logprobs = tuple(self._prompt_logprobs(step.rows, hidden))
+        rows = (*self._verify(step.rows, hidden), *_broken_chunks(step.rows, hidden))
+        return VerifyOutput(step.step_id, rows, prompt_logprobs)
 
     def warm_up(self, num_tokens: int) -> None:
         """Runs one prefill of `num_tokens` and one decode, so that the first request is not slow.
@@ -49,20 +57,72 @@ class ModelRunner(Runner):
         self.execute(StepInput(-1, (), (), (), (decode,)))
         self.execute(StepInput(-1, (-1,), (), (), ()))
 
-    def _verify(self, step: StepInput, hidden: Tensor) -> VerifyOutput:
+    def _verify(self, step_rows: Many[StepRow], hidden: Tensor) -> list[VerifiedRow]:
         """hidden: [T, hidden_size]. Only the last known token and the drafts need logits."""
-        rows = [row for row in step.rows if row.samples]
+        rows = [row for row in step_rows if row.samples]
         if not rows:
-            return VerifyOutput(step.step_id, ())
-        logits = self._scores(hidden[_scored_tokens(step.rows)])
-        verified = self._verified(rows, logits)
-        return VerifyOutput(
-            step.step_id,
-            tuple(
-                VerifiedRow(row.seq_id, token_ids)
-                for row, token_ids in zip(rows, verified, strict=True)
-            ),
-        )
+            return []
+        logits = self._logits(hidden[_scored_tokens(step_rows)])
+        rules = [self._sequences.rules(row.seq_id) for row in rows]
+        kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
+        best = logits.amax(1)
+        edits = self._sequences.logit_edits(rows)
+        logits = edits.apply(logits)
+        is_bad = self._bad_rows(best, logits, edits)
+        return self._report(rows, self._verified(rows, logits), is_bad, kept)
+
+    def _bad_rows(self, best: Tensor, logits: Tensor, edits: LogitEdits) -> list[bool]:
+        """Which rows of logits no token can come of, the same on every rank.
+
+        best: [R], this rank's highest logits before the edits, which have been made since.
+        """
+        best_left = best
+        if masked := edits.masked_rows:
+            best_left = best.float()
+            best_left[masked] = logits[masked].amax(1)
+        is_bad: list[bool] = bad_rows(best, best_left, self.group).tolist()
+        return is_bad
+
+    def _report(
+        self,
+        rows: Many[StepRow],
+        verified: Many[tuple[int, ...]],
+        is_bad: Many[bool],
+        kept: KeptLogits,
+    ) -> list[VerifiedRow]:
+        """What came, which the next rows continue. is_bad: of all rows of logits, in order.
+
+        Tokens end before one that a bad row would have defined; the next step begins with that row.
+        """
+        came: list[tuple[int, tuple[int, ...]]] = []
+        end = 0
+        for row, token_ids in zip(rows, verified, strict=True):
+            start, end = end, end + row.num_draft_tokens + 1
+            num_good = sum(1 for _ in takewhile(lambda bad: not bad, is_bad[start:end]))
+            came.append((row.seq_id, token_ids[:num_good]))
+        logprobs = kept.logprobs(self._logprob_reader, came)
+        for seq_id, token_ids in came:
+            self._sequences.extend(seq_id, token_ids)
+        return [
+            VerifiedRow(seq_id, token_ids, logprobs.get(seq_id), has_bad_logits=not token_ids)
+            for seq_id, token_ids in came
+        ]
+
+    def _prompt_logprobs(self, rows: Many[StepRow], hidden: Tensor) -> Iterator[PromptLogprobs]:
+        """Of the tokens of prompts that follow those of `rows`, for whoever asks."""
+        first = 0
+        for row in rows:
+            num_best = self._sequences.rules(row.seq_id).prompt_logprobs
+            if num_best is not None and (tokens := self._sequences.prompt_after(row)):
+                logprobs = self._logprob_reader.read_prompt(
+                    hidden[first : first + len(tokens)], tokens, num_best, self._logits
+                )
+                yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
+            first += len(row.token_ids)
+
+    @property
+    def _logprob_reader(self) -> LogprobReader:
+        return LogprobReader(self.group, self.model.vocab_slice.start, self.vocab_size)
 
     def _verified(self, rows: Many[StepRow], logits: Tensor) -> list[tuple[int, ...]]:
         """The new tokens of each row; logits: [sum of num_draft_tokens + 1, len(vocab_slice)]."""
@@ -93,8 +153,7 @@ class ModelRunner(Runner):
         return members_of
 
     def _draft(self, row: StepRow) -> Draft:
-        token_ids = row.token_ids[len(row.token_ids) - row.num_draft_tokens :]
-        return Draft(token_ids, self._sequences.rules(row.seq_id).verifier, row.draft_probs)
+        return Draft(row.drafts, self._sequences.rules(row.seq_id).verifier, row.draft_probs)
 
 
 def _coming(row: StepRow) -> list[SampledToken]:
@@ -112,3 +171,18 @@ def _scored_tokens(rows: Many[StepRow]) -> list[int]:
         if row.samples:
             scored.extend(range(end - row.num_draft_tokens - 1, end))
     return scored
+
+
+def _broken_chunks(rows: Many[StepRow], hidden: Tensor) -> Iterator[VerifiedRow]:
+    """The rows that do not sample and whose hidden states, of [T, hidden_size], are no numbers.
+
+    Their KV is none either, and must not be found by others who have the same prompt.
+    """
+    if all(row.samples for row in rows):
+        return
+    is_sound: list[bool] = hidden.isfinite().all(1).tolist()
+    end = 0
+    for row in rows:
+        start, end = end, end + len(row.token_ids)
+        if not row.samples and not all(is_sound[start:end]):
+            yield VerifiedRow(row.seq_id, (), has_bad_logits=True)

@@ -28,11 +28,11 @@ class Runner:
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache(num_blocks * block_size)
-        self._sequences = SequenceTable(block_size, self.kv_cache.device)
+        self._sequences = SequenceTable(block_size, self.kv_cache.device, model.vocab_slice)
 
-    def _scores(self, hidden: Tensor) -> Tensor:
-        """This rank's logits after each of `hidden` [R, hidden_size], [R, len(vocab_slice)]."""
-        return self.model.compute_logits(hidden)
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """This rank's part of the logits after `hidden` [R, hidden_size]; a collective call."""
+        return self.model.compute_logits(hidden)[:, : len(self.model.vocab_slice)]
 
     @property
     def _shard(self) -> VocabShard:

@@ -10,21 +10,50 @@ import torch
 from numpy.typing import NDArray
 
 from specdec.model_input import ModelInput
-from specdec.sampling import SamplingBatch
+from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory
 from specdec.sampling_rules import SamplingRules
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 
 
 @dataclass
 class SequenceState:
-    """A sequence as its worker sees it."""
+    """A sequence as its worker sees it.
+
+    history: its tokens, where its rules go by them; otherwise the worker does not know them.
+    """
 
     admission: SequenceAdmission
+    shaping: Shaping
+    history: TokenHistory | None
     block_table: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, admission: SequenceAdmission, tokens: range) -> SequenceState:
+        """tokens: whose logits this rank computes."""
+        num_prompt_tokens, rules = admission.num_prompt_tokens, admission.rules
+        history = None
+        if rules.needs_tokens:
+            history = TokenHistory(admission.token_ids, num_prompt_tokens)
+        return cls(admission, Shaping.of(rules, tokens), history)
 
     def apply(self, delta: BlockTableDelta) -> None:
         """Takes over what has changed at the table's end."""
         self.block_table[delta.start :] = delta.block_ids
+
+    def add_edits(self, edits: LogitEdits, first_row: int, row: StepRow) -> None:
+        """What its rules do to the logits of `row`, which are those from `first_row` on.
+
+        Each of them assumes that the drafts before it are output.
+        """
+        known = row.end - row.num_draft_tokens
+        for ahead in range(row.num_draft_tokens + 1):
+            if ahead and self.history is not None:
+                self.history.append(row.drafts[ahead - 1])
+            mask = None if row.grammar_mask is None else row.grammar_mask[ahead]
+            num_output_tokens = known + ahead - self.admission.num_prompt_tokens
+            edits.add(first_row + ahead, self.shaping, num_output_tokens, self.history, mask)
+        if self.history is not None:
+            self.history.truncate(known)
 
 
 @dataclass(frozen=True)
@@ -38,10 +67,11 @@ class SampledToken:
 class SequenceTable:
     """The sequences of one worker; kept up to date by the steps alone."""
 
-    def __init__(self, block_size: int, device: torch.device) -> None:
-        """`device` is where the tensors are made."""
+    def __init__(self, block_size: int, device: torch.device, tokens: range) -> None:
+        """`device` is where the tensors are made; `tokens`: whose logits this rank computes."""
         self._block_size = block_size
         self._device = device
+        self._tokens = tokens
         self._states: dict[int, SequenceState] = {}
 
     def update(self, step: StepInput) -> None:
@@ -49,9 +79,44 @@ class SequenceTable:
         for seq_id in step.released:
             del self._states[seq_id]
         for admission in step.admitted:
-            self._states[admission.seq_id] = SequenceState(admission)
+            self._states[admission.seq_id] = SequenceState.of(admission, self._tokens)
         for delta in step.block_table_deltas:
             self._states[delta.seq_id].apply(delta)
+
+    def follow(self, rows: Many[StepRow]) -> None:
+        """Takes note of the tokens of `rows` that are known, and not drafts, where rules need it.
+
+        A row that samples ends what is known: drafted tokens behind it have not come true.
+        """
+        for row in rows:
+            history = self._states[row.seq_id].history
+            if history is not None:
+                history.follow(row.num_computed_tokens, row.known, is_end=row.samples)
+
+    def extend(self, seq_id: int, token_ids: Many[int]) -> None:
+        """Takes note of output that comes behind what is known: the next row repeats the last."""
+        history = self._states[seq_id].history
+        if history is not None:
+            history.extend(token_ids)
+
+    def rules(self, seq_id: int) -> SamplingRules:
+        """How the tokens of a sequence are drawn."""
+        return self._states[seq_id].admission.rules
+
+    def prompt_after(self, row: StepRow) -> Many[int]:
+        """The tokens of the prompt that follow those that `row` runs, one each."""
+        state = self._states[row.seq_id]
+        end = min(row.end - row.num_draft_tokens + 1, state.admission.num_prompt_tokens)
+        assert state.history is not None
+        return state.history.token_ids[row.num_computed_tokens + 1 : end]
+
+    def logit_edits(self, rows: Many[StepRow]) -> LogitEdits:
+        """What the rules do to the logits of `rows`: one more each than it has drafts, in order."""
+        edits, first_row = LogitEdits(self._tokens), 0
+        for row in rows:
+            self._states[row.seq_id].add_edits(edits, first_row, row)
+            first_row += row.num_draft_tokens + 1
+        return edits
 
     def model_input(self, rows: Many[StepRow]) -> ModelInput:
         """The flat batch that runs the tokens of `rows`."""
@@ -70,10 +135,6 @@ class SequenceTable:
             block_tables=self._tensor(tables),
         )
 
-    def rules(self, seq_id: int) -> SamplingRules:
-        """How the tokens of a sequence are drawn."""
-        return self._states[seq_id].admission.rules
-
     def sampling_batch(self, tokens: Many[SampledToken]) -> SamplingBatch:
         """How to draw `tokens`, one row of logits each."""
         admissions = [self._states[token.seq_id].admission for token in tokens]
@@ -81,6 +142,7 @@ class SequenceTable:
             temperatures=[admission.rules.temperature for admission in admissions],
             top_k=[admission.rules.top_k for admission in admissions],
             top_p=[admission.rules.top_p for admission in admissions],
+            min_p=[admission.rules.min_p for admission in admissions],
             seeds=[admission.rules.seed for admission in admissions],
             choices=[admission.rules.choice for admission in admissions],
             positions=[

@@ -1,5 +1,6 @@
 """Which token a row of logits is defined to be, over a vocabulary that is split by rank."""
 
+from specdec.sampling.bad_rows import bad_rows
 from specdec.sampling.distribution import (
     Distribution,
     ListedTokens,
@@ -7,18 +8,27 @@ from specdec.sampling.distribution import (
     VocabShard,
     scale_by_confidence,
 )
+from specdec.sampling.logprobs import token_logprobs
 from specdec.sampling.noise import NoiseKeys, Stream, uniforms
 from specdec.sampling.sampler import SamplingBatch, sample
+from specdec.sampling.shaping import LogitEdits, Shaping, apply_token_masks
+from specdec.sampling.token_history import TokenHistory
 
 __all__ = [
     "Distribution",
     "ListedTokens",
+    "LogitEdits",
     "NoiseKeys",
     "SamplingBatch",
+    "Shaping",
     "Stream",
+    "TokenHistory",
     "TokenWeights",
     "VocabShard",
+    "apply_token_masks",
+    "bad_rows",
     "sample",
     "scale_by_confidence",
+    "token_logprobs",
     "uniforms",
 ]

@@ -1,9 +1,9 @@
 """The token that each row of logits is defined to be.
 
-That is the argmax of (logits / temperature, cut by top_k and top_p) + Gumbel noise, which is a
-sample of the softmax of what the cut left (the Gumbel-max trick: Gumbel 1954; see Maddison, Tarlow
-and Minka 2014, arXiv 1411.0030). At temperature 0 it is the argmax of the logits. Equal scores go
-to the lowest token id.
+That is the argmax of (logits / temperature, cut by min_p, top_k and top_p) + Gumbel noise, which is
+a sample of the softmax of what the cut left (the Gumbel-max trick: Gumbel 1954; see Maddison,
+Tarlow and Minka 2014, arXiv 1411.0030). At temperature 0 it is the argmax of the logits. Equal
+scores go to the lowest token id.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class SamplingBatch:
         temperatures: Sequence[float],
         top_k: Sequence[int],
         top_p: Sequence[float],
+        min_p: Sequence[float],
         seeds: Sequence[int],
         choices: Sequence[int],
         positions: Sequence[int],
@@ -74,7 +75,10 @@ class SamplingBatch:
             sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
             temperatures=of_sampled(temperatures, torch.float32).clamp(min=least),
             truncation=Truncation.from_lists(
-                [top_k[row] for row in sampled], [top_p[row] for row in sampled], device
+                [top_k[row] for row in sampled],
+                [top_p[row] for row in sampled],
+                [min_p[row] for row in sampled],
+                device,
             ),
             noise_keys=NoiseKeys(of_sampled(seeds), of_sampled(choices), of_sampled(positions)),
         )

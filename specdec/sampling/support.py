@@ -1,10 +1,11 @@
-"""Top-k and top-p over a vocabulary that is split by rank, without sorting or gathering scores.
+"""Min-p, top-k and top-p over a vocabulary split by rank, without sorting or gathering scores.
 
-Both keep the tokens from some score on: top-k the first that counts k tokens, top-p the first that
-covers enough probability. That score, the floor, is found digit by digit: the ranks add up small
-histograms of the scores' leading digits, which settle the floor's; the tokens that share that digit
-are told apart by the next one; and so on (radix select: Alabi, Blanchard, Gordon and Steinbach,
-"Fast k-Selection Algorithms for Graphics Processing Units", ACM JEA 17, 2012).
+All keep the tokens from some score on: min-p from a share of the best probability, top-k from the
+score that counts k tokens, top-p from the one that covers enough probability. The first of these
+floors is a logarithm. The others are found digit by digit: the ranks add up small histograms of the
+scores' leading digits, which settle the floor's; the tokens that share that digit are told apart by
+the next one; and so on (radix select: Alabi, Blanchard, Gordon and Steinbach, "Fast k-Selection
+Algorithms for Graphics Processing Units", ACM JEA 17, 2012).
 
 Before that, one histogram of the chunks' maxima gives a floor that can only be too low, because it
 covers fewer tokens. Usually it leaves a few hundred tokens to search.
@@ -94,46 +95,57 @@ class Limits:
 class Truncation:
     """Which rows are cut, and how. The rows that are not cost nothing."""
 
+    min_p: Limits
     top_k: Limits
-    top_p: Limits  # of rows without top_k
-    top_p_of_top_k: Limits
+    top_p: Limits  # of rows without another limit
+    top_p_of_rest: Limits  # of rows that another limit cuts first
 
     @classmethod
     def from_lists(
-        cls, top_k: Sequence[int], top_p: Sequence[float], device: torch.device | str
+        cls,
+        top_k: Sequence[int],
+        top_p: Sequence[float],
+        min_p: Sequence[float],
+        device: torch.device | str,
     ) -> Truncation:
         """One entry a row; see SamplingParams."""
+        has_min = [p > 0 for p in min_p]
         has_k = [k > 0 for k in top_k]
         has_p = [p < 1 for p in top_p]
-        only_p = [p and not k for k, p in zip(has_k, has_p, strict=True)]
-        both = [p and k for k, p in zip(has_k, has_p, strict=True)]
+        is_cut = [k or low for k, low in zip(has_k, has_min, strict=True)]
+        only_p = [p and not cut for p, cut in zip(has_p, is_cut, strict=True)]
+        p_of_rest = [p and cut for p, cut in zip(has_p, is_cut, strict=True)]
         return cls(
+            Limits.where(has_min, min_p, device),
             Limits.where(has_k, top_k, device),
             Limits.where(only_p, top_p, device),
-            Limits.where(both, top_p, device),
+            Limits.where(p_of_rest, top_p, device),
         )
 
 
 def support_floors(
     chunks: ScoreChunks, truncation: Truncation, group: TensorParallelGroup
 ) -> Tensor:
-    """The lowest score of each row that its top_k, and then its top_p, let through.
+    """The lowest score of each row that its min_p, its top_k and then its top_p let through.
 
     Scores are logarithms of probabilities relative to the row's best token, so at most 0. Equal
-    scores are in or out together; what top_p keeps is a share of what top_k left.
+    scores are in or out together; what top_p keeps is a share of what the others left.
 
     Returns [num_rows] float32, -inf for a row that is not cut, and the same on every rank.
     """
     floors = chunks.maxima.new_full((len(chunks.maxima),), -torch.inf)
+    if len(truncation.min_p):
+        floors[truncation.min_p.rows] = truncation.min_p.values.log().float()
     if len(truncation.top_k):
         rows, counts = truncation.top_k.rows, truncation.top_k.values
-        floors[rows] = _floors(chunks, rows, counts, _count, group)
+        counted = _floors(chunks, rows, counts, _count, group)
+        floors[rows] = torch.maximum(floors[rows], counted)
     if len(truncation.top_p):
         rows, shares = truncation.top_p.rows, truncation.top_p.values
         totals = group.all_reduce(_total_masses(chunks, rows))
         floors[rows] = _floors(chunks, rows, totals * shares, _mass, group)
-    if len(truncation.top_p_of_top_k):
-        rows, shares = truncation.top_p_of_top_k.rows, truncation.top_p_of_top_k.values
+    if len(truncation.top_p_of_rest):
+        rows, shares = truncation.top_p_of_rest.rows, truncation.top_p_of_rest.values
         floors[rows] = _floors_within(chunks, rows, floors[rows], shares, group)
     return floors
 

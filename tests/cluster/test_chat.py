@@ -73,10 +73,11 @@ def test_leaving_by_a_command_and_asking_for_an_unknown_one(chat, service):
 
 
 def test_the_flags_are_those_of_generate(chat, service):
-    flags = "--temperature 0.5 --seed 7 --max-tokens 9 --no-speculation"
+    flags = "--temperature 0.5 --seed 7 --max-tokens 9 --no-speculation --min-p 0.5 --regex a+"
     chat("Why?\n", *flags.split())
     [request] = service.requests
     assert (request.sampling.temperature, request.sampling.seed) == (0.5, 7)
+    assert (request.sampling.min_p, request.sampling.structured_output.regex) == (0.5, "a+")
     assert request.speculation.enabled is False
 
 

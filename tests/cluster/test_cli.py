@@ -10,9 +10,9 @@ from click.testing import CliRunner
 from cluster import answer, cli
 from cluster.config import ServeConfig, settings
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.client import StreamChunk
+from specdec.client import StreamChunk, resumption
 from specdec.errors import ModelNotFoundError, OutOfMemoryError
-from tests.specdec.client.fake_service import CHUNKS, FakeService, running
+from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
 
 
 @pytest.fixture
@@ -80,20 +80,88 @@ def test_bytes_that_are_no_text_are_refused(generate):
 
 
 def test_every_flag_reaches_the_service(generate, service):
-    flags = "--max-tokens 5 --temperature 0.5 --top-p 0.9 --top-k 3 --seed 7 --stop a --stop b"
-    flags += " --ignore-eos --no-speculation --num-speculative-tokens 2"
-    generate(*flags.split(), "Why?")
+    flags = "--max-tokens 5 --min-tokens 2 --stop a --stop b --stop-token-id 3 --include-stop"
+    flags += " --ignore-eos --show-special-tokens --temperature 0 --top-p 0.9 --top-k 3"
+    flags += " --min-p 0.25 --repetition-penalty 1.5 --presence-penalty -0.5"
+    flags += " --frequency-penalty 0.5 --logit-bias 4=-1.5 --logit-bias 0=2 --bad-word c"
+    flags += " --allowed-token-id 0 --allowed-token-id 4 --seed 0 --choice yes --choice no"
+    flags += " --no-speculation --num-speculative-tokens 2 --speculation-method ngram"
+    flags += " --verifier threshold --acceptance-threshold strict --typical-epsilon 0"
+    flags += " --typical-delta 0.5 --scale-draft-temperature -n 2 --logprobs 0 --prompt-logprobs 3"
+    assert generate(*flags.split(), "Why?").exit_code == 0
     [request] = service.requests
     assert request.sampling == pb.SamplingParams(
-        max_tokens=5,
-        temperature=0.5,
+        n=2,
+        temperature=0,
         top_p=0.9,
         top_k=3,
-        seed=7,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.5,
+        logit_bias={4: -1.5, 0: 2},
+        bad_words=["c"],
+        allowed_token_ids=pb.TokenIds(ids=[0, 4]),
+        structured_output=pb.StructuredOutput(choice=pb.TextChoices(texts=["yes", "no"])),
         stop=["a", "b"],
+        stop_token_ids=[3],
+        include_stop_str_in_output=True,
+        min_tokens=2,
+        max_tokens=5,
         ignore_eos=True,
+        seed=0,
+        logprobs=0,
+        prompt_logprobs=3,
+        skip_special_tokens=False,
     )
-    assert request.speculation == pb.SpeculationOptions(enabled=False, num_speculative_tokens=2)
+    assert request.speculation == pb.SpeculationOptions(
+        enabled=False,
+        num_speculative_tokens=2,
+        method=pb.SPECULATION_METHOD_NGRAM,
+        verifier=pb.VERIFIER_THRESHOLD,
+        typical_epsilon=0,
+        typical_delta=0.5,
+        acceptance_preset=pb.ACCEPTANCE_PRESET_STRICT,
+        scale_draft_temperature=True,
+    )
+    for message in (request.sampling, request.speculation):
+        unset = {each.name for each in message.DESCRIPTOR.fields if not is_set(message, each)}
+        assert unset <= {"acceptance_probability"}, "a parameter without a flag"
+
+
+def is_set(message, field):
+    return any(field.name == each.name for each, _ in message.ListFields())
+
+
+@pytest.mark.parametrize("flag", ["--json-schema", "--grammar"])
+def test_long_forms_are_read_from_files(generate, service, tmp_path, flag):
+    path = tmp_path / "form"
+    path.write_text('{"title": "Größe"}', encoding="utf-8")
+    generate(flag, str(path), "Why?")
+    form = flag.removeprefix("--").replace("-", "_")
+    expected = pb.StructuredOutput(**{form: '{"title": "Größe"}'})
+    assert service.requests[0].sampling.structured_output == expected
+
+
+@pytest.mark.parametrize(
+    ("flag", "form"), [("--json-object", "json_object"), ("--regex=a", "regex")]
+)
+def test_short_forms_are_flags(generate, service, flag, form):
+    generate(flag, "Why?")
+    assert service.requests[0].sampling.structured_output.WhichOneof("form") == form
+
+
+def test_only_one_form_may_be_asked_for(generate):
+    result = generate("--json-object", "--regex", "a", "Why?")
+    assert result.stderr.startswith("error: structured_output is ['json_object', 'regex']; it must")
+
+
+def test_a_probability_as_threshold(generate, service):
+    generate("--acceptance-threshold", "0.25", "Why?")
+    assert service.requests[0].speculation.acceptance_probability == 0.25
+    result = generate("--acceptance-threshold", "harsh", "Why?")
+    expected = "one of strict, medium, lenient, auto"
+    fails_with(result, f"speculation.acceptance_threshold is 'harsh'; it must be {expected}")
 
 
 def test_without_flags_speculation_is_left_to_the_service(generate, service):
@@ -111,16 +179,23 @@ def test_json_is_one_object(generate):
     content = json.loads(line)
     assert content.pop("time_to_first_token_s") <= content.pop("total_s")
     assert content.pop("tokens_per_s") > 0
-    assert content == {
+    choice = {
+        "index": 0,
         "text": "Blue sky",
         "token_ids": [5, 6, 7],
-        "request_id": "r1",
         "finish_reason": "stop",
+        "stop_reason": None,
+    }
+    assert content == {
+        "choices": [choice],
+        "request_id": "r1",
         "seed": 42,
         "usage": {
             "prompt_tokens": 7,
             "completion_tokens": 3,
             "speculation": {"num_drafts": 2, "num_draft_tokens": 6, "num_accepted_tokens": 3},
+            "verifier": "coupled",
+            "is_lossless": True,
         },
         "acceptance_rate": 0.5,
         "mean_acceptance_length": 2.5,
@@ -131,11 +206,69 @@ def test_streamed_json_is_a_line_a_chunk_and_one_with_the_rest(generate):
     result = generate("--json", "--stream", "Why?")
     *chunks, outcome = [json.loads(line) for line in result.stdout.splitlines()]
     assert chunks == [
-        {"text": "Blue", "token_ids": [5]},
-        {"text": " sky", "token_ids": [6, 7]},
+        {"choice": 0, "text": "Blue", "token_ids": [5]},
+        {"choice": 0, "text": " sky", "token_ids": [6, 7], "finish_reason": "stop"},
     ]
-    assert "text" not in outcome
+    assert "choices" not in outcome
     assert outcome["seed"] == 42
+
+
+def test_several_choices_and_their_logprobs_for_a_reader(generate, service):
+    service.chunks = CHUNKS_OF_TWO_CHOICES
+    assert generate("-n", "2", "--logprobs", "1", "Why?").stdout.splitlines() == [
+        "--- choice 0, stop at 6",
+        "Blue sky",
+        "answer token          logprob   rank  best",
+        '"Blue"                 -0.500      1  "Blue" -0.500',
+        '"Ġsky"                 -0.250      1  "Ġsky" -0.250',
+        '--- choice 1, stop at "END"',
+        "Red",
+        "answer token          logprob   rank  best",
+        '"Red"                  -1.500      2  "Blue" -0.500',
+        "prompt token          logprob   rank  best",
+        '"Why"                  -2.000      3  "How" -1.000',
+    ]
+
+
+def test_several_choices_stream_as_json_only(generate, service):
+    service.chunks = CHUNKS_OF_TWO_CHOICES
+    assert generate("-n", "2", "--stream", "Why?").exit_code == 2
+    lines = generate("-n", "2", "--stream", "--json", "Why?").stdout.splitlines()
+    first, second, third, _ = map(json.loads, lines)
+    assert [each["choice"] for each in (first, second, third)] == [0, 1, 0]
+    assert first["prompt_logprobs"][0]["chosen"] == {
+        "token_id": 9,
+        "token": "Why",
+        "logprob": -2.0,
+    }
+    assert (second["stop_reason"], third["stop_reason"]) == ("END", 6)
+
+
+def test_json_holds_every_choice_and_all_logprobs(generate, service):
+    service.chunks = CHUNKS_OF_TWO_CHOICES
+    content = json.loads(generate("-n", "2", "--json", "Why?").stdout)
+    assert [each["text"] for each in content["choices"]] == ["Blue sky", "Red"]
+    assert [each["rank"] for each in content["choices"][0]["logprobs"]] == [1, 1]
+    best = content["choices"][1]["logprobs"][0]["best"]
+    assert best == [{"token_id": 5, "token": "Blue", "logprob": -0.5}]
+    assert content["prompt_logprobs"][0]["rank"] == 3
+
+
+def test_a_verifier_that_is_not_lossless_is_named(generate, service):
+    lossy = pb.GenerateStreamResponse()
+    lossy.CopyFrom(CHUNKS[-1])
+    lossy.usage.speculation.verifier = pb.VERIFIER_TYPICAL
+    lossy.usage.speculation.is_lossless = False
+    service.chunks = (CHUNKS[0], lossy)
+    assert generate("Why?").stderr.endswith("length 2.50, lossy verifier typical\n")
+
+
+def test_help_has_the_flags_under_headings():
+    text = run_cli("generate", "--help").stdout
+    headings = ["Options", "Length and end", "Sampling", "Form", "Speculation", "What is reported"]
+    places = [text.index(f"\n{heading}") for heading in headings]
+    assert places == sorted(places)
+    assert "What is reported" not in run_cli("chat", "--help").stdout
 
 
 def test_a_value_out_of_its_limits(generate, service):
@@ -149,7 +282,8 @@ def test_a_refusal_of_the_service(generate, service):
     fails_with(generate("Why?"), "prompt length is 9; it must be at most 8")
 
 
-def test_an_answer_that_breaks_off_ends_its_line(generate, service):
+def test_an_answer_that_breaks_off_ends_its_line(generate, service, monkeypatch):
+    monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0,))
     service.error = (grpc.StatusCode.UNAVAILABLE, "the model is lost")
     service.num_chunks_before_error = 1
     result = generate("--stream", "Why?")
@@ -174,6 +308,11 @@ def test_the_timeout(generate, service):
         ["generate"],
         ["generate", "--timeout", "0", "Why?"],
         ["generate", "--top-k", "many", "Why?"],
+        ["generate", "--logit-bias", "5", "Why?"],
+        ["generate", "--logit-bias", "x=5", "Why?"],
+        ["generate", "--verifier", "dice", "Why?"],
+        ["generate", "--json-schema", "/no/such/file", "Why?"],
+        ["chat", "--n", "2"],
         ["generate", "--tls-ca-file", "/no/such/file", "Why?"],
         ["serve", "--dtype", "float64"],
         ["serve", "--config", "/no/such/file"],

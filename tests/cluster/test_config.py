@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import ServeConfig, settings
+from cluster.speculative_config import read_speculation
 from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
 from specdec.errors import InvalidValueError
 
@@ -137,6 +138,30 @@ def test_speculation_is_checked_too(value, field):
     with pytest.raises(InvalidValueError) as caught:
         ServeConfig.from_mapping({"speculative_config": value})
     assert caught.value.field == field
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherSpeculation:
+    """Fields of kinds that SpeculativeConfig may come to have."""
+
+    names: tuple[typing.Literal["a", "b"], ...] = ()
+    threshold: float | typing.Literal["auto"] = "auto"
+    share: float = 0.5
+
+
+def test_fields_of_speculation_are_read_by_their_kind(monkeypatch):
+    monkeypatch.setattr("specdec.config.SpeculativeConfig", OtherSpeculation)
+    given = {"names": ["a", "b"], "threshold": 0.5, "share": 1}
+    assert read_speculation(given) == OtherSpeculation(("a", "b"), 0.5, 1)
+    assert read_speculation({"names": ("a",), "threshold": "auto"}).names == ("a",)
+    for wrong, message in (
+        ({"names": "a"}, "names is 'a'; it must be a list"),
+        ({"names": ["a", 3]}, r"names\[1\] is 3; it must be a text"),
+        ({"threshold": True}, "threshold is True; it must be a number or a text"),
+        ({"share": "1"}, "share is '1'; it must be a number"),
+    ):
+        with pytest.raises(InvalidValueError, match=rf"^speculative_config\.{message}$"):
+            read_speculation(wrong)
 
 
 @pytest.mark.parametrize("none", [None, "none"])
@@ -278,7 +303,8 @@ def test_a_file_that_is_no_configuration(tmp_path, content, limit):
 
 def test_help_states_meaning_limit_and_default():
     assert settings()["max_num_seqs"].help == (
-        "Most requests that run at once (a whole number from 1 to 4096). Default: 64."
+        "Most requests that run at once, each choice of one (n) counted (a whole number from 1 to "
+        "4096). Default: 64."
     )
     for name, setting in settings().items():
         assert setting.meaning, name

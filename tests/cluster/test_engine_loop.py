@@ -69,6 +69,41 @@ async def test_outputs_bear_the_callers_id_even_where_two_share_it(loop):
     assert await asyncio.gather(ids([11]), ids([12])) == [{"same"}, {"same"}]
 
 
+async def test_choices_come_in_one_stream_that_ends_with_the_last_of_them(loop, target):
+    outputs = [output async for output in loop.generate(request("r", PROMPT, n=3))]
+    for choice in range(3):
+        said = [token for each in outputs if each.choice == choice for token in each.token_ids]
+        assert said == target.continuation(PROMPT, 24)
+    assert [each.is_last for each in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert (loop.num_streams, loop.num_sequences) == (0, 0)
+
+
+async def test_each_choice_takes_up_room_until_it_ends(loop, target):
+    target.gate = threading.Semaphore(0)
+    config = engine_config(3)
+    most = config.max_num_seqs + config.max_queue_len
+    with pytest.raises(InvalidValueError, match=f"n is {most + 1}; it must be at most {most}"):
+        loop.require_room(most + 1)
+    stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT, n=4)))
+    await asyncio.sleep(0.05)
+    assert (loop.num_streams, loop.num_sequences) == (1, 4)
+    loop.require_room(most - 4)
+    with pytest.raises(OverloadedError, match=f"4 of {most} requests run or wait"):
+        loop.require_room(most - 3)
+    target.gate.release(10_000)
+    assert len(await stream) == 4 * 24
+    loop.require_room(most)
+
+
+async def test_leaving_a_stream_aborts_all_its_choices(loop, target):
+    target.step_s = 0.01
+    async with aclosing(loop.generate(request("r", PROMPT, n=3, max_tokens=100))) as outputs:
+        await anext(outputs)
+    stats = await loop.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+    assert stats.num_free_blocks == stats.num_blocks
+
+
 async def test_a_refused_request_raises_and_leaves_the_loop_running(loop, target):
     with pytest.raises(InvalidValueError, match="prompt"):
         await tokens_of(loop, request("bad", []))

@@ -49,7 +49,10 @@ def record(message="hello", **fields):
 
 def output(finish_reason=None):
     speculation = SpeculationStats(2, 6, 3)
-    return RequestOutput("r/0", (5,), "the answer", finish_reason, 12, 5, speculation)
+    is_last = finish_reason is not None
+    return RequestOutput(
+        "r/0", (5,), "the answer", finish_reason, 12, 5, speculation, is_last=is_last
+    )
 
 
 def test_a_line_of_text():

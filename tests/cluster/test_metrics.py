@@ -56,8 +56,12 @@ async def replica(tiny_model_dir):
     await replica.loop.close()
 
 
-def output(finish_reason):
-    return RequestOutput("r", (5,), "text", finish_reason, 12, 5, SpeculationStats(2, 6, 3))
+def output(finish_reason, choice=0, is_last=None):
+    is_last = finish_reason is not None if is_last is None else is_last
+    stats = SpeculationStats(2, 6, 3)
+    return RequestOutput(
+        "r", (5,), "text", finish_reason, 12, 5, stats, choice=choice, is_last=is_last
+    )
 
 
 def families(metrics):
@@ -158,6 +162,22 @@ def test_latencies_by_the_clock():
     assert found["inter_token_latency_seconds_sum",] == 1.5
     assert found["inter_token_latency_seconds_bucket", "0.3"] == 1
     assert found["e2e_request_latency_seconds_sum",] == 2.0
+
+
+def test_a_request_of_several_choices_is_one_and_each_choice_has_pauses_of_its_own():
+    metrics = Metrics("tiny", "r1", lambda: None)
+    observer = RequestObserver("r", metrics, clock=lambda: 100.0)
+    observer.on_output(output(None), 100.5)
+    observer.on_output(output(None, choice=1), 101.0)
+    observer.on_output(output(FinishReason.STOP, is_last=False), 101.5)
+    observer.on_output(output(FinishReason.LENGTH, choice=1), 103.0)
+    found = values(metrics)
+    assert found["time_to_first_token_seconds_sum",] == 0.5
+    assert found["inter_token_latency_seconds_count",] == 2
+    assert found["inter_token_latency_seconds_sum",] == 3.0
+    assert found["e2e_request_latency_seconds_sum",] == 3.0
+    assert found["request_success_total", "length"] == 1
+    assert found["request_success_total", "stop"] == 0
 
 
 async def test_failures_are_counted_by_their_code():

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster import wire
+from specdec.sampling_params import StructuredOutput
 from specdec.sampling_rules import SamplingRules, Verifier
 from specdec.step import (
     BlockTableDelta,
@@ -78,13 +79,16 @@ RULES = st.builds(
     allowed_token_ids=st.none() | TOKENS,
     verifier=st.builds(Verifier, threshold=FLOATS),
 )
+GRAMMARS = st.none() | st.sampled_from(
+    [StructuredOutput(json_schema="{}"), StructuredOutput(choice=("a", "ü"))]
+)
 STEPS = st.builds(
     StepInput,
     step_id=st.integers(0, 2**60),
     released=TOKENS,
-    admitted=st.lists(st.builds(SequenceAdmission, INT32, INT32, RULES, TOKENS), max_size=4).map(
-        tuple
-    ),
+    admitted=st.lists(
+        st.builds(SequenceAdmission, INT32, INT32, RULES, TOKENS, GRAMMARS), max_size=4
+    ).map(tuple),
     block_table_deltas=st.lists(st.builds(BlockTableDelta, INT32, INT32, TOKENS), max_size=4).map(
         tuple
     ),

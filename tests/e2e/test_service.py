@@ -1,6 +1,7 @@
 """A client, the ingress, the Router, the shards and back."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import grpc
 import httpx
@@ -95,6 +96,50 @@ def test_a_stream_is_the_completion_in_steps(client):
     assert chunks[-1].usage.prompt_tokens == 30
 
 
+def test_many_parameters_in_one_request(client):
+    """Of each of them something can be seen, whatever the others do."""
+    prompt = prompts(1)[0]
+    many = params(
+        NGRAM,
+        n=3,
+        temperature=0.9,
+        seed=7,
+        top_k=50,
+        top_p=0.95,
+        stop_token_ids=(382,),
+        min_tokens=2,
+        skip_special_tokens=False,
+        min_p=0.001,
+        frequency_penalty=0.5,
+        logit_bias={7: -100.0},
+        logprobs=2,
+        prompt_logprobs=1,
+    )
+    said = client.generate(prompt, many)
+    assert len(said.prompt_logprobs) == len(prompt) - 1
+    for choice in said.choices:
+        assert tuple(each.chosen.token_id for each in choice.logprobs) == choice.token_ids
+        assert {len(each.best) for each in choice.logprobs} == {2}
+        assert 7 not in choice.token_ids
+    assert [choice.index for choice in said.choices] == [0, 1, 2]
+    assert len({choice.token_ids for choice in said.choices}) == 3
+    assert said.seed == 7
+    assert said.usage.prompt_tokens == len(prompt)
+    assert said.usage.completion_tokens == 3 * NUM_TOKENS
+    assert (said.usage.verifier, said.usage.is_lossless) == ("coupled", True)
+    ended = said.choices[1].token_ids[5]
+    stops = replace(many, stop_token_ids=(ended,), include_stop_str_in_output=True, n=2)
+    chunks = list(client.generate_stream(prompt, stops))
+    by_choice = [[chunk for chunk in chunks if chunk.choice == index] for index in range(2)]
+    for choice, its_chunks in zip(said.choices, by_choice, strict=False):
+        tokens = sum((chunk.token_ids for chunk in its_chunks), ())
+        assert tokens == choice.token_ids[: len(tokens)]
+        assert [chunk.finish_reason is None for chunk in its_chunks[:-1]].count(False) == 0
+    assert by_choice[1][-1].stop_reason == ended
+    assert by_choice[1][-1].finish_reason is FinishReason.STOP
+    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
 def test_a_seed_that_the_service_chose_gives_the_same_again(client):
     free = params(temperature=1.0)
     first = client.generate("The river", free)
@@ -125,9 +170,10 @@ def test_model_info(client, service):
         ([5] * 256, {"max_tokens": 1}, "INVALID_ARGUMENT", "prompt length is 256; .* at most 255"),
         ([5, 9999], {}, "INVALID_ARGUMENT", r"prompt\[1\] is 9999; .* from 0 to 382"),
         ([5] * 250, {}, "INVALID_ARGUMENT", "max_tokens is 24; .* at most 6"),
+        ([5], {"logit_bias": {9999: 1}}, "INVALID_ARGUMENT", r"logit_bias\.keys\[0\] is 9999"),
         ([ChatMessage("wizard", "x")], {}, "INVALID_ARGUMENT", r"messages\[0\].role is 'wizard'"),
     ],
-    ids=["empty", "too long", "no such token", "no room", "no such role"],
+    ids=["empty", "too long", "no such token", "no room", "no such bias", "no such role"],
 )
 def test_a_bad_request_is_told_why_and_nobody_else_notices(client, prompt, changes, code, message):
     stream = client.generate_stream(prompts(1)[0], params())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod, SpeculativeConfig
 from specdec.engine import Engine, RequestOutput
+from specdec.errors import SpecdecError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
@@ -16,7 +17,7 @@ from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_run
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
-from specdec.step import StepInput, VerifiedRow, VerifyOutput
+from specdec.step import Logprobs, StepInput, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 
 
@@ -91,13 +92,19 @@ class Transcript:
         self.token_ids: list[int] = []
         self.text = ""
         self.finish_reason: FinishReason | None = None
+        self.error: SpecdecError | None = None
+        self.logprobs: list[Logprobs] = []
+        self.prompt_logprobs: list[Logprobs] = []
         self.last: RequestOutput | None = None
 
     def add(self, output: RequestOutput) -> None:
-        assert self.finish_reason is None, "an output after the end"
+        assert self.finish_reason is None and self.error is None, "an output after the end"
         self.token_ids.extend(output.token_ids)
         self.text += output.text
-        self.finish_reason = output.finish_reason
+        self.finish_reason, self.error = output.finish_reason, output.error
+        self.logprobs.extend([] if output.logprobs is None else [output.logprobs])
+        told = [] if output.prompt_logprobs is None else [output.prompt_logprobs]
+        self.prompt_logprobs.extend(told)
         self.last = output
 
 

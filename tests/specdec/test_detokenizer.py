@@ -29,26 +29,40 @@ def byte_ids(tokenizer: Tokenizer) -> list[int]:
     return [backend.token_to_id(letters[b]) for b in range(256)]
 
 
-def expected_text(text: str, stop: tuple[str, ...]) -> tuple[str, bool]:
-    """The slow reference: the text before the first stop string, and whether there is one."""
-    for end in range(1, len(text) + 1):
-        starts = [end - len(s) for s in stop if text[:end].endswith(s)]
-        if starts:
-            return text[: min(starts)], True
-    return text, False
+def expected_text(
+    text: str, stop: tuple[str, ...], *, begin: int = 0, includes_stop: bool = False
+) -> tuple[str, str | None]:
+    """The slow reference: the text up to the first stop string, and which one that is.
+
+    begin: how many characters a stop string must reach beyond.
+    """
+    for end in range(begin + 1, len(text) + 1):
+        found = [s for s in stop if text[:end].endswith(s)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end if includes_stop else end - len(longest)], longest
+    return text, None
 
 
 def detokenize(
-    tokenizer: Tokenizer, token_ids: list[int], stop: tuple[str, ...], rng: random.Random
-) -> tuple[str, bool]:
+    tokenizer: Tokenizer,
+    token_ids: list[int],
+    stop: tuple[str, ...],
+    rng: random.Random,
+    *,
+    includes_stop: bool = False,
+    min_tokens: int = 0,
+) -> tuple[str, str | None]:
     """Feeds all tokens, taking at random moments."""
-    detokenizer = IncrementalDetokenizer(tokenizer, stop)
-    parts, stopped = [], False
+    detokenizer = IncrementalDetokenizer(
+        tokenizer, stop, includes_stop=includes_stop, min_tokens=min_tokens
+    )
+    parts, stopped = [], None
     for token_id in token_ids:
         stopped = detokenizer.append(token_id)
         if rng.random() < 0.5:
             parts.append(detokenizer.take())
-        if stopped:
+        if stopped is not None:
             break
     return "".join(parts) + detokenizer.flush(), stopped
 
@@ -72,12 +86,13 @@ STOPS = st.lists(
 
 
 @settings(max_examples=250, deadline=None)
-@given(PIECES, STOPS, st.randoms(use_true_random=False))
+@given(PIECES, STOPS, st.booleans(), st.randoms(use_true_random=False))
 def test_joined_text_is_the_decoded_text(
     tokenizer: Tokenizer,
     byte_ids: list[int],
     pieces: list[int | bytes],
     stop: tuple[str, ...],
+    includes_stop: bool,
     rng: random.Random,
 ) -> None:
     token_ids = [
@@ -85,10 +100,37 @@ def test_joined_text_is_the_decoded_text(
         for piece in pieces
         for token_id in ([piece] if isinstance(piece, int) else [byte_ids[b] for b in piece])
     ]
-    text, stopped = detokenize(tokenizer, token_ids, stop, rng)
-    expected, expected_stop = expected_text(tokenizer.decode(token_ids), stop)
+    text, stopped = detokenize(tokenizer, token_ids, stop, rng, includes_stop=includes_stop)
+    expected, expected_stop = expected_text(
+        tokenizer.decode(token_ids), stop, includes_stop=includes_stop
+    )
     assert text == expected
-    assert not stopped or expected_stop
+    assert stopped in (None, expected_stop)
+
+
+# Of whole characters only: which token's text a character is that two have a part of is not for
+# this reference to say.
+WORDS = st.lists(
+    st.sampled_from(["a", "aa", "aab", "the", " river", "\n", "e", " ", "it"]), max_size=24
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(WORDS, STOPS, st.integers(0, 12), st.booleans(), st.randoms(use_true_random=False))
+def test_stop_strings_within_the_first_tokens_are_passed_over(
+    tokenizer: Tokenizer,
+    words: list[str],
+    stop: tuple[str, ...],
+    min_tokens: int,
+    includes_stop: bool,
+    rng: random.Random,
+) -> None:
+    token_ids = [token_id for word in words for token_id in tokenizer.encode(word)]
+    options = {"includes_stop": includes_stop}
+    found = detokenize(tokenizer, token_ids, stop, rng, min_tokens=min_tokens, **options)
+    passed_over = len(tokenizer.decode(token_ids[:min_tokens]))
+    whole = tokenizer.decode(token_ids)
+    assert found == expected_text(whole, stop, begin=passed_over, **options)
 
 
 @settings(max_examples=150, deadline=None)
@@ -181,12 +223,22 @@ def test_text_ends_before_the_first_stop_string(
     assert "".join(taken) + detokenizer.flush() == expected
 
 
-def test_a_token_may_hold_the_stop_string_and_more(tokenizer: Tokenizer) -> None:
+@pytest.mark.parametrize(("includes_stop", "expected"), [(False, " r"), (True, " riv")])
+def test_a_token_may_hold_the_stop_string_and_more(
+    tokenizer: Tokenizer, includes_stop: bool, expected: str
+) -> None:
     (token_id,) = tokenizer.encode(" river")
-    detokenizer = IncrementalDetokenizer(tokenizer, ("iv",))
-    assert detokenizer.append(token_id)
-    assert detokenizer.take() == " r"
+    detokenizer = IncrementalDetokenizer(tokenizer, ("iv",), includes_stop=includes_stop)
+    assert detokenizer.append(token_id) == "iv"
+    assert detokenizer.take() == expected
     assert detokenizer.flush() == ""
+
+
+def test_a_stop_string_may_begin_in_what_was_passed_over(tokenizer: Tokenizer) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer, ("ab",), min_tokens=3)
+    found = [detokenizer.append(tokenizer.encode(char)[0]) for char in "abab"]
+    assert found == [None, None, None, "ab"]
+    assert detokenizer.flush() == "ab"
 
 
 def test_nothing_may_follow_a_stop_string(tokenizer: Tokenizer) -> None:

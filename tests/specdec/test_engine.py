@@ -364,7 +364,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.target,
         )
         self.prompts: dict[str, list[int]] = {}
-        self.said: dict[str, Transcript] = {}
+        self.said: dict[tuple[str, int], Transcript] = {}  # by request and choice
 
     @rule(
         target=requests,
@@ -372,15 +372,14 @@ class EngineMachine(RuleBasedStateMachine):
         first=st.integers(0, 4),
         max_tokens=st.integers(1, 60),
         enabled=st.booleans(),
+        n=st.integers(1, 3),
     )
-    def add(self, length: int, first: int, max_tokens: int, enabled: bool) -> str:
+    def add(self, length: int, first: int, max_tokens: int, enabled: bool, n: int) -> str:
         name = f"r{len(self.prompts)}"
         self.prompts[name] = [10 + (first * i) % 5 for i in range(length)]
-        self.said[name] = Transcript()
-        speculation = SpeculationOptions(enabled=enabled)
-        self.engine.add(
-            request(name, self.prompts[name], max_tokens=max_tokens, speculation=speculation)
-        )
+        self.said |= {(name, choice): Transcript() for choice in range(n)}
+        params = {"max_tokens": max_tokens, "speculation": SpeculationOptions(enabled=enabled)}
+        self.engine.add(request(name, self.prompts[name], n=n, **params))
         return name
 
     @rule()
@@ -395,14 +394,14 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             for output in self.engine.step() if self.engine.has_work else ():
-                self.said[output.request_id].add(output)
+                self.said[output.request_id, output.choice].add(output)
 
     @invariant()
     def what_was_said_is_right(self) -> None:
         self.engine.check_integrity()
-        for name, prompt in self.prompts.items():
-            tokens = self.said[name].token_ids
-            assert tokens == self.target.continuation(prompt, len(tokens))
+        for (name, _), said in self.said.items():
+            expected = self.target.continuation(self.prompts[name], len(said.token_ids))
+            assert said.token_ids == expected
 
     def teardown(self) -> None:
         for name in self.prompts:

@@ -17,7 +17,13 @@ from protos.specdec.v1 import inference_pb2_grpc
 USAGE = pb.Usage(
     prompt_tokens=7,
     completion_tokens=3,
-    speculation=pb.SpeculationUsage(num_drafts=2, num_draft_tokens=6, num_accepted_tokens=3),
+    speculation=pb.SpeculationUsage(
+        num_drafts=2,
+        num_draft_tokens=6,
+        num_accepted_tokens=3,
+        verifier=pb.VERIFIER_COUPLED,
+        is_lossless=True,
+    ),
 )
 CHUNKS = (
     pb.GenerateStreamResponse(request_id="r1", seed=42, text="Blue", token_ids=[5]),
@@ -32,14 +38,54 @@ CHUNKS = (
 )
 
 
+def logprobs(*entries: tuple[int, str, float], rank: int = 1) -> pb.Logprobs:
+    """Of one position: its own token, then the best ones."""
+    token_ids, tokens, values = zip(*entries, strict=True)
+    return pb.Logprobs(
+        num_listed=len(entries), token_ids=token_ids, tokens=tokens, logprobs=values, ranks=[rank]
+    )
+
+
+CHUNKS_OF_TWO_CHOICES = (
+    pb.GenerateStreamResponse(
+        request_id="r1",
+        seed=42,
+        text="Blue",
+        token_ids=[5],
+        logprobs=logprobs((5, "Blue", -0.5), (5, "Blue", -0.5)),
+        prompt_logprobs=logprobs((9, "Why", -2.0), (8, "How", -1.0), rank=3),
+    ),
+    pb.GenerateStreamResponse(
+        request_id="r1",
+        choice=1,
+        text="Red",
+        token_ids=[4],
+        logprobs=logprobs((4, "Red", -1.5), (5, "Blue", -0.5), rank=2),
+        finish_reason=pb.FINISH_REASON_STOP,
+        stop_string="END",
+    ),
+    pb.GenerateStreamResponse(
+        request_id="r1",
+        seed=42,
+        text=" sky",
+        token_ids=[6],
+        logprobs=logprobs((6, "\u0120sky", -0.25), (6, "\u0120sky", -0.25)),
+        finish_reason=pb.FINISH_REASON_STOP,
+        stop_token_id=6,
+        usage=USAGE,
+    ),
+)
+
+
 class FakeService(inference_pb2_grpc.InferenceServiceServicer):
-    """Answers with CHUNKS, or what follows the first if that is there already.
+    """Answers with `chunks`, or what follows the first if that is there already.
 
     `error` (code, details) is raised after `num_chunks_before_error`, `num_errors` times.
     """
 
     def __init__(self):
         self.requests: list[Any] = []
+        self.chunks = CHUNKS
         self.error: tuple[grpc.StatusCode, str] | None = None
         self.num_chunks_before_error = 0
         self.num_errors = math.inf
@@ -51,7 +97,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
     def GenerateStream(self, request, context):  # noqa: N802
         self._receive(request, context)
         num_there = 1 if request.resume_token_ids else 0
-        for index, chunk in enumerate(CHUNKS[num_there:], num_there):
+        for index, chunk in enumerate(self.chunks[num_there:], num_there):
             if index == self.num_chunks_before_error:
                 self._fail_or_hang(context)
                 if not context.is_active():
@@ -64,9 +110,11 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
         return pb.GenerateResponse(
             request_id="r1",
             seed=42,
-            text="Blue sky",
-            token_ids=[5, 6, 7],
-            finish_reason=pb.FINISH_REASON_LENGTH,
+            choices=[
+                pb.Choice(
+                    text="Blue sky", token_ids=[5, 6, 7], finish_reason=pb.FINISH_REASON_LENGTH
+                )
+            ],
             usage=USAGE,
         )
 
@@ -86,6 +134,9 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
             speculation_method=pb.SPECULATION_METHOD_NGRAM,
             num_speculative_tokens=3,
             version="0.1.0",
+            sampling_defaults=pb.SamplingDefaults(
+                temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1, max_tokens=99
+            ),
         )
 
     def _receive(self, request, context):

@@ -56,6 +56,15 @@ def test_what_the_caller_had_before_is_sent_again_too(client, service):
     assert given == [1, 2]
 
 
+def test_what_was_told_of_the_prompt_is_not_asked_for_again(client, service):
+    service.num_errors = 1
+    list(client.generate_stream("Why?", SamplingParams(prompt_logprobs=3, logprobs=2)))
+    first, again = service.requests
+    assert first.sampling.prompt_logprobs == 3
+    assert not again.sampling.HasField("prompt_logprobs")
+    assert again.sampling.logprobs == 2
+
+
 @pytest.mark.parametrize(
     ("num_chunks", "code"),
     [(0, grpc.StatusCode.UNAVAILABLE), (1, grpc.StatusCode.INTERNAL)],

@@ -5,14 +5,29 @@ import grpc
 import pytest
 
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.client import Client, ClientError, Completion, ModelInfo, TokenizedInput, Usage
+from specdec.client import (
+    Choice,
+    Client,
+    ClientError,
+    Completion,
+    ModelInfo,
+    PositionLogprobs,
+    TokenizedInput,
+    TokenLogprob,
+    Usage,
+)
 from specdec.errors import InvalidValueError
 from specdec.finish_reason import FinishReason
-from specdec.sampling_params import SamplingParams, SpeculationOptions
+from specdec.sampling_params import (
+    SamplingDefaults,
+    SamplingParams,
+    SpeculationOptions,
+    StructuredOutput,
+)
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import ChatMessage
 from tests.specdec.client.certificate import self_signed_certificate
-from tests.specdec.client.fake_service import FakeService, running
+from tests.specdec.client.fake_service import CHUNKS_OF_TWO_CHOICES, FakeService, running
 
 USAGE = Usage(prompt_tokens=7, completion_tokens=3, speculation=SpeculationStats(2, 6, 3))
 
@@ -42,12 +57,41 @@ def test_a_stream_yields_each_chunk(client):
 def test_generate_returns_the_whole(client):
     assert client.generate("Why?") == Completion(
         request_id="r1",
-        text="Blue sky",
-        token_ids=(5, 6, 7),
-        finish_reason=FinishReason.LENGTH,
+        choices=(Choice(0, "Blue sky", (5, 6, 7), FinishReason.LENGTH),),
         seed=42,
         usage=USAGE,
     )
+
+
+def test_the_first_choice_is_at_hand(client):
+    said = client.generate("Why?")
+    assert (said.text, said.token_ids) == ("Blue sky", (5, 6, 7))
+    assert (said.finish_reason, said.stop_reason) == (FinishReason.LENGTH, None)
+    assert said.logprobs is said.prompt_logprobs is None
+
+
+def test_chunks_of_several_choices_with_logprobs(client, service):
+    service.chunks = CHUNKS_OF_TWO_CHOICES
+    first, other, last = client.generate_stream("Why?", SamplingParams(n=2, logprobs=1))
+    assert [each.choice for each in (first, other, last)] == [0, 1, 0]
+    assert [each.stop_reason for each in (first, other, last)] == [None, "END", 6]
+    [position] = other.logprobs
+    assert position == PositionLogprobs(
+        TokenLogprob(4, "Red", -1.5), rank=2, best=(TokenLogprob(5, "Blue", -0.5),)
+    )
+    assert [each.chosen.token for each in first.prompt_logprobs] == ["Why"]
+    assert other.prompt_logprobs is last.prompt_logprobs is None
+    assert (other.usage, last.usage) == (None, USAGE)
+
+
+def test_a_stream_of_several_choices_is_not_resumed(client, service):
+    service.error = (grpc.StatusCode.UNAVAILABLE, "the replica is lost")
+    service.num_chunks_before_error = 1
+    stream = client.generate_stream("Why?", SamplingParams(n=2))
+    next(stream)
+    with pytest.raises(ClientError, match="the replica is lost"):
+        next(stream)
+    assert len(service.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -67,7 +111,7 @@ def test_every_kind_of_prompt_is_sent(client, service, prompt, sent):
     expected = pb.GenerateRequest(
         model="tiny",
         request_id="mine",
-        sampling=pb.SamplingParams(ignore_eos=False),
+        sampling=pb.SamplingParams(),
         speculation=pb.SpeculationOptions(),
         **sent,
     )
@@ -76,29 +120,80 @@ def test_every_kind_of_prompt_is_sent(client, service, prompt, sent):
 
 def test_every_parameter_is_sent(client, service):
     params = SamplingParams(
+        n=3,
         temperature=0.5,
         top_p=0.9,
         top_k=40,
-        seed=2**63 - 1,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias={7: -1.5},
+        bad_words=("rude",),
+        allowed_token_ids=(1, 7),
         stop=("\n", "END"),
+        stop_token_ids=(9,),
+        include_stop_str_in_output=True,
+        min_tokens=2,
         max_tokens=8,
         ignore_eos=True,
-        speculation=SpeculationOptions(enabled=False, num_speculative_tokens=0, method="ngram"),
+        seed=2**63 - 1,
+        logprobs=0,
+        prompt_logprobs=5,
+        skip_special_tokens=False,
+        structured_output=StructuredOutput(regex="a+"),
+        speculation=SpeculationOptions(
+            enabled=False,
+            num_speculative_tokens=0,
+            method="ngram",
+            verifier="typical",
+            typical_epsilon=0.0,
+            typical_delta=0.5,
+            acceptance_threshold=0.0,
+            scale_draft_temperature=False,
+        ),
     )
     client.generate("Why?", params)
     [request] = service.requests
     assert request.sampling == pb.SamplingParams(
+        n=3,
         temperature=0.5,
         top_p=0.9,
         top_k=40,
-        seed=2**63 - 1,
+        min_p=0.25,
+        repetition_penalty=1.5,
+        presence_penalty=-0.5,
+        frequency_penalty=0.25,
+        logit_bias={7: -1.5},
+        bad_words=["rude"],
+        allowed_token_ids=pb.TokenIds(ids=[1, 7]),
         stop=["\n", "END"],
+        stop_token_ids=[9],
+        include_stop_str_in_output=True,
+        min_tokens=2,
         max_tokens=8,
         ignore_eos=True,
+        seed=2**63 - 1,
+        logprobs=0,
+        prompt_logprobs=5,
+        skip_special_tokens=False,
+        structured_output=pb.StructuredOutput(regex="a+"),
     )
     assert request.speculation == pb.SpeculationOptions(
-        enabled=False, num_speculative_tokens=0, method=pb.SPECULATION_METHOD_NGRAM
+        enabled=False,
+        num_speculative_tokens=0,
+        method=pb.SPECULATION_METHOD_NGRAM,
+        verifier=pb.VERIFIER_TYPICAL,
+        typical_epsilon=0,
+        typical_delta=0.5,
+        acceptance_probability=0,
+        scale_draft_temperature=False,
     )
+
+
+def test_what_is_at_its_default_is_left_to_the_service(client, service):
+    client.generate("Why?", SamplingParams(n=1, presence_penalty=0, logit_bias={}, stop=()))
+    assert service.requests[0].sampling == pb.SamplingParams()
 
 
 def test_tokenize(client, service):
@@ -122,6 +217,7 @@ def test_model_info(client):
         speculation_method="ngram",
         num_speculative_tokens=3,
         version="0.1.0",
+        sampling_defaults=SamplingDefaults(0.6, 0.9, 20, 0.0, 1.1, 99),
     )
 
 
@@ -131,6 +227,9 @@ def test_model_info(client):
         (("\udcff",), "text"),
         (([2**31],), "token_ids[0]"),
         (("Why?", SamplingParams(max_tokens=2**31)), "max_tokens"),
+        (("Why?", SamplingParams(logit_bias={2**31: 1})), "logit_bias.keys[0]"),
+        (("Why?", SamplingParams(stop_token_ids=(1, 2**31))), "stop_token_ids[1]"),
+        (("Why?", SamplingParams(allowed_token_ids=(2**31,))), "allowed_token_ids[0]"),
     ],
 )
 def test_what_cannot_be_sent_is_refused_at_once(client, service, arguments, field):

@@ -34,6 +34,7 @@ def batch_of(temperatures=TEMPERATURES, top_k=TOP_K, top_p=TOP_P):
         temperatures=temperatures,
         top_k=top_k,
         top_p=top_p,
+        min_p=[0.0] * count,
         seeds=list(range(count)),
         choices=[0] * count,
         positions=[0] * count,

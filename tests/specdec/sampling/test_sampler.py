@@ -18,6 +18,7 @@ def batch_of(
     temperature: float | list[float] = 1.0,
     top_k: int | list[int] = 0,
     top_p: float | list[float] = 1.0,
+    min_p: float | list[float] = 0.0,
     seed: int = 7,
 ) -> SamplingBatch:
     """Row i is output position i of one request."""
@@ -25,6 +26,7 @@ def batch_of(
         temperatures=temperature if isinstance(temperature, list) else [temperature] * num_rows,
         top_k=top_k if isinstance(top_k, list) else [top_k] * num_rows,
         top_p=top_p if isinstance(top_p, list) else [top_p] * num_rows,
+        min_p=min_p if isinstance(min_p, list) else [min_p] * num_rows,
         seeds=[seed] * num_rows,
         choices=[0] * num_rows,
         positions=list(range(num_rows)),
@@ -40,10 +42,13 @@ def sample_whole(logits: Tensor, batch: SamplingBatch) -> Tensor:
     return sample(logits, batch, ALONE, 0, logits.shape[1])
 
 
-def cut_by_sort(logits: Tensor, temperature: float, top_k: int, top_p: float) -> Tensor:
+def cut_by_sort(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
+) -> Tensor:
     """Log-probabilities relative to the best token's; logits without ties."""
     scores = (logits - logits.amax(1, keepdim=True)) / temperature
     ordered, order = scores.sort(dim=1, descending=True)
+    ordered[ordered.exp() < min_p] = -torch.inf
     if top_k:
         ordered[:, top_k:] = -torch.inf
     probs = ordered.double().softmax(1)
@@ -61,27 +66,34 @@ def argmax_with_all_noise(scores: Tensor, seed: int = 7) -> Tensor:
     return (scores + noise.view(num_rows, -1)[:, :vocab_size]).argmax(1)
 
 
-CUTS = [(1.0, 0, 1.0), (0.6, 0, 1.0), (1.0, 20, 1.0), (1.0, 0, 0.8), (1.3, 30, 0.7)]
+CUTS = [
+    (1.0, 0, 1.0, 0.0),
+    (0.6, 0, 1.0, 0.0),
+    (1.0, 20, 1.0, 0.0),
+    (1.0, 0, 0.8, 0.0),
+    (1.3, 30, 0.7, 0.0),
+    (0.8, 0, 1.0, 0.05),
+    (1.0, 10, 0.9, 0.02),
+    (1.2, 0, 0.6, 0.01),
+]
 
 
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), CUTS)
+@pytest.mark.parametrize("limits", CUTS, ids=str)
 @pytest.mark.parametrize("spread", [0.01, 2.0, 8.0])
 @pytest.mark.parametrize("many_chunks", [0, 10**9])
-def test_is_the_argmax_with_all_noise(temperature, top_k, top_p, spread, many_chunks, monkeypatch):
+def test_is_the_argmax_with_all_noise(limits, spread, many_chunks, monkeypatch):
     monkeypatch.setattr(sampler_module, "_MANY_CHUNKS", many_chunks)
     logits = random_logits(200, 1000, spread)
-    expected = argmax_with_all_noise(cut_by_sort(logits, temperature, top_k, top_p))
-    assert torch.equal(sample_whole(logits, batch_of(200, temperature, top_k, top_p)), expected)
+    expected = argmax_with_all_noise(cut_by_sort(logits, *limits))
+    assert torch.equal(sample_whole(logits, batch_of(200, *limits)), expected)
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(0.0, 0, 1.0), *CUTS])
+@pytest.mark.parametrize("limits", [(0.0, 0, 1.0, 0.0), *CUTS], ids=str)
 @pytest.mark.parametrize("vocab_size", [7, 1000])
-def test_any_division_of_the_vocabulary_gives_the_same_tokens(
-    num_ranks, temperature, top_k, top_p, vocab_size
-):
+def test_any_division_of_the_vocabulary_gives_the_same_tokens(num_ranks, limits, vocab_size):
     logits = random_logits(100, vocab_size)
-    batch = batch_of(100, temperature, top_k, top_p)
+    batch = batch_of(100, *limits)
     shares = partition(vocab_size, num_ranks)
 
     def of_rank(group):
@@ -93,7 +105,7 @@ def test_any_division_of_the_vocabulary_gives_the_same_tokens(
     results = run_ranks(num_ranks, of_rank)
     assert all(torch.equal(tokens, expected) for tokens, _ in results)
     assert all(collectives == results[0][1] for _, collectives in results)
-    if temperature == 0:
+    if limits[0] == 0:
         assert results[0][1] == ["all_gather"]
 
 
@@ -127,12 +139,14 @@ def test_mixed_batch_equals_its_rows_alone():
     temperature = [0.0, 1.0, 0.7, 0.0, 1.5, 1.0, 0.3, 1.0]
     top_k = [5, 0, 10, 0, 0, 50, 1, 0]
     top_p = [0.5, 1.0, 1.0, 1.0, 0.9, 0.8, 1.0, 0.1]
-    together = sample_whole(logits, batch_of(8, temperature, top_k, top_p))
+    min_p = [0.5, 0.0, 0.1, 0.0, 0.01, 0.3, 0.0, 0.2]
+    together = sample_whole(logits, batch_of(8, temperature, top_k, top_p, min_p))
     for row in range(8):
         batch = SamplingBatch.from_lists(
             temperatures=temperature[row : row + 1],
             top_k=top_k[row : row + 1],
             top_p=top_p[row : row + 1],
+            min_p=min_p[row : row + 1],
             seeds=[7],
             choices=[0],
             positions=[row],
@@ -144,7 +158,12 @@ def test_mixed_batch_equals_its_rows_alone():
 @pytest.mark.parametrize("other", ["seeds", "choices", "positions"])
 def test_seed_choice_and_position_each_change_the_draw(other):
     fields = {"seeds": [1] * 300, "choices": [0] * 300, "positions": list(range(300))}
-    limits = {"temperatures": [1.0] * 300, "top_k": [0] * 300, "top_p": [1.0] * 300}
+    limits = {
+        "temperatures": [1.0] * 300,
+        "top_k": [0] * 300,
+        "top_p": [1.0] * 300,
+        "min_p": [0.0] * 300,
+    }
     logits = torch.zeros(300, 1000)
     first = sample_whole(logits, SamplingBatch.from_lists(**limits, **fields))
     fields[other] = [value + 1000 for value in fields[other]]
@@ -162,9 +181,11 @@ def test_converts_other_float_types(dtype, temperature):
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-42, 1.0, 100.0])
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (3, 1.0), (0, 0.5), (3, 0.5)])
+@pytest.mark.parametrize(
+    "limits", [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.5, 0.0), (3, 0.5, 0.0), (0, 0.5, 0.1)], ids=str
+)
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_broken_logits_give_tokens_in_range(temperature, top_k, top_p, num_ranks):
+def test_broken_logits_give_tokens_in_range(temperature, limits, num_ranks):
     logits = random_logits(7, 150)
     logits[0] = torch.nan
     logits[1] = -torch.inf
@@ -177,7 +198,7 @@ def test_broken_logits_give_tokens_in_range(temperature, top_k, top_p, num_ranks
     def of_rank(group):
         share = shares[group.rank]
         part = logits[:, share.start : share.stop]
-        batch = batch_of(7, temperature, top_k, top_p)
+        batch = batch_of(7, temperature, *limits)
         return sample(part, batch, group, share.start, 150)
 
     for tokens in run_ranks(num_ranks, of_rank):
@@ -201,19 +222,23 @@ def drawn(logits: Tensor, num_draws: int, *limits: float) -> np.ndarray:
     """Draws from one row of logits, [1, vocab_size]."""
     rows = logits.expand(1000, -1)
     seeds = range(num_draws // len(rows))
-    return torch.cat([sample_whole(rows, batch_of(1000, *limits, seed)) for seed in seeds]).numpy()
+    return torch.cat(
+        [sample_whole(rows, batch_of(1000, *limits, seed=seed)) for seed in seeds]
+    ).numpy()
 
 
-def target_probs(logits: Tensor, temperature: float, top_k: int, top_p: float) -> np.ndarray:
-    return cut_by_sort(logits, temperature, top_k, top_p).double().softmax(1)[0].numpy()
+def target_probs(logits: Tensor, *limits: float) -> np.ndarray:
+    return cut_by_sort(logits, *limits).double().softmax(1)[0].numpy()
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
-@pytest.mark.parametrize(("top_k", "top_p"), [(0, 1.0), (10, 1.0), (0, 0.8), (20, 0.9)])
-def test_distribution_is_the_targets(temperature, top_k, top_p):
+@pytest.mark.parametrize(
+    "limits", [(0, 1.0), (10, 1.0), (0, 0.8), (20, 0.9), (0, 1.0, 0.05), (0, 0.9, 0.02)], ids=str
+)
+def test_distribution_is_the_targets(temperature, limits):
     logits = random_logits(1, 50, spread=1.0)
-    tokens = drawn(logits, 20_000, temperature, top_k, top_p)
-    probs = target_probs(logits, temperature, top_k, top_p)
+    tokens = drawn(logits, 20_000, temperature, *limits)
+    probs = target_probs(logits, temperature, *limits)
     assert chi_square_p_value(tokens, probs) > FALSE_ALARM
 
 

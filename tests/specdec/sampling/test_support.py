@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from transformers import MinPLogitsWarper
 
 from specdec.parallel import TensorParallelGroup, partition
 from specdec.sampling.chunks import ScoreChunks
@@ -16,15 +17,22 @@ from tests.specdec.fakes import run_ranks
 TOLERANCE = 1e-12
 
 
-def kept(logits: Tensor, top_k: list[int], top_p: list[float], num_ranks: int = 1) -> Tensor:
+def kept(
+    logits: Tensor,
+    top_k: list[int],
+    top_p: list[float],
+    num_ranks: int = 1,
+    min_p: list[float] | None = None,
+) -> Tensor:
     """Which tokens stay at temperature 1; each rank holds a part of the columns."""
+    truncation = Truncation.from_lists(top_k, top_p, min_p or [0.0] * len(top_k), "cpu")
     shares = partition(logits.shape[1], num_ranks)
 
     def of_rank(group: TensorParallelGroup) -> Tensor:
         share = shares[group.rank]
         chunks = ScoreChunks.of_logits(logits[:, share.start : share.stop], share.start)
         chunks.scale(torch.ones(len(logits)), group)
-        floors = support_floors(chunks, Truncation.from_lists(top_k, top_p, "cpu"), group)
+        floors = support_floors(chunks, truncation, group)
         start = share.start - chunks.first_chunk * chunks.scores.shape[2]
         scores = chunks.scores.flatten(1)[:, start : start + len(share)]
         return scores >= floors.unsqueeze(1)
@@ -32,8 +40,10 @@ def kept(logits: Tensor, top_k: list[int], top_p: list[float], num_ranks: int = 
     return torch.cat(run_ranks(num_ranks, of_rank), dim=1)
 
 
-def assert_is_support(mask: list[bool], logits: list[float], top_k: int, top_p: float) -> None:
-    """Checks the definition of top_k and top_p on sorted scores."""
+def assert_is_support(
+    mask: list[bool], logits: list[float], top_k: int, top_p: float, min_p: float
+) -> None:
+    """Checks the definition of min_p, top_k and top_p on sorted scores."""
     best = max(logits)
     scores = (torch.tensor(logits) - best).tolist()  # as float32, in which they are compared
     floor = min(score for score, is_kept in zip(scores, mask, strict=True) if is_kept)
@@ -41,6 +51,10 @@ def assert_is_support(mask: list[bool], logits: list[float], top_k: int, top_p: 
 
     ordered = sorted(scores, reverse=True)
     last = ordered[min(top_k or len(ordered), len(ordered)) - 1]
+    if min_p:
+        # Compared as float32, like all scores.
+        least = torch.tensor(math.log(min_p)).item()
+        last = min(score for score in scores if score >= max(last, least))
     ordered = [score for score in ordered if score >= last]
     if top_p == 1:
         assert floor == last
@@ -65,19 +79,22 @@ top_ps = st.one_of(
 )
 
 
+min_ps = st.one_of(st.just(0.0), st.floats(1e-300, 1.0))
+
+
 @settings(max_examples=150, deadline=None)
 @given(
     st.lists(logit, min_size=1, max_size=200),
-    st.lists(st.tuples(top_ks, top_ps), min_size=1, max_size=4),
+    st.lists(st.tuples(top_ks, top_ps, min_ps), min_size=1, max_size=4),
     st.integers(1, 3),
 )
 def test_equals_sorting(logits, limits, num_ranks):
     num_ranks = min(num_ranks, len(logits))
-    top_k, top_p = [k for k, _ in limits], [p for _, p in limits]
+    top_k, top_p, min_p = (list(column) for column in zip(*limits, strict=True))
     rows = torch.tensor([logits] * len(limits))
-    mask = kept(rows, top_k, top_p, num_ranks)
-    for row, (k, p) in enumerate(limits):
-        assert_is_support(mask[row].tolist(), logits, k, p)
+    mask = kept(rows, top_k, top_p, num_ranks, min_p)
+    for row, limit in enumerate(limits):
+        assert_is_support(mask[row].tolist(), logits, *limit)
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -87,9 +104,10 @@ def test_equals_sorting_on_large_vocabularies(spread, dtype, num_ranks):
     generator = torch.Generator().manual_seed(int(spread * 10))
     logits = (torch.randn(4, 5000, generator=generator) * spread).to(dtype).float()
     top_k, top_p = [0, 50, 50, 4999], [0.9, 1.0, 0.9, 0.99]
-    mask = kept(logits, top_k, top_p, num_ranks)
-    for row, (k, p) in enumerate(zip(top_k, top_p, strict=True)):
-        assert_is_support(mask[row].tolist(), logits[row].tolist(), k, p)
+    min_p = [0.01, 0.001, 0.0, 0.1]
+    mask = kept(logits, top_k, top_p, num_ranks, min_p)
+    for row, (k, p, low) in enumerate(zip(top_k, top_p, min_p, strict=True)):
+        assert_is_support(mask[row].tolist(), logits[row].tolist(), k, p, low)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +129,13 @@ def test_by_hand(probs, top_k, top_p, expected):
     assert mask[0].int().tolist() == expected
 
 
+@pytest.mark.parametrize("min_p", [0.001, 0.1, 0.7, 1.0])
+def test_min_p_is_that_of_transformers(min_p):
+    logits = torch.randn(4, 3000, generator=torch.Generator().manual_seed(2)) * 3
+    expected = MinPLogitsWarper(min_p)(None, logits).isfinite()
+    assert torch.equal(kept(logits, [0] * 4, [1.0] * 4, 2, [min_p] * 4), expected)
+
+
 def test_rows_do_not_touch_each_other():
     logits = torch.randn(6, 700, generator=torch.Generator().manual_seed(1)) * 3
     top_k, top_p = [0, 5, 0, 40, 0, 700], [1.0, 1.0, 0.7, 0.5, 1.0, 0.999]
@@ -123,7 +148,7 @@ def test_rows_do_not_touch_each_other():
 def test_rows_that_are_not_cut_need_no_collective():
     def collectives(group):
         chunks = ScoreChunks.of_logits(torch.randn(2, 100), 0)
-        support_floors(chunks, Truncation.from_lists([0, 0], [1.0, 1.0], "cpu"), group)
+        support_floors(chunks, Truncation.from_lists([0, 0], [1.0, 1.0], [0.0, 0.0], "cpu"), group)
         return group.collectives
 
     assert run_ranks(1, collectives) == [[]]

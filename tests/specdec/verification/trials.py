@@ -48,6 +48,7 @@ def sampling_batch(
         temperatures=[temperature] * count,
         top_k=[int(params.get("top_k", 0))] * count,
         top_p=[params.get("top_p", 1.0)] * count,
+        min_p=[params.get("min_p", 0.0)] * count,
         seeds=seeds.tolist(),
         choices=[0] * count,
         positions=positions.tolist(),

@@ -1,0 +1,48 @@
+"""How `specdec generate` shows an answer to a reader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from cluster.answer import Answer
+from specdec.client import Choice, PositionLogprobs, TokenLogprob
+
+
+def lines_of(answer: Answer, *, with_text: bool) -> Iterator[str]:
+    """The lines to print: texts, under headings where there are several, and log-probabilities.
+
+    with_text: False where a single text has been shown already.
+    """
+    for choice in answer.choices:
+        if len(answer.choices) > 1:
+            yield _heading(choice)
+        if with_text:
+            yield choice.text
+        if choice.logprobs is not None:
+            yield from _table("answer", choice.logprobs)
+    if answer.prompt_logprobs is not None:
+        yield from _table("prompt", answer.prompt_logprobs)
+
+
+def _heading(choice: Choice) -> str:
+    at = "" if choice.stop_reason is None else f" at {_quoted(choice.stop_reason)}"
+    return f"--- choice {choice.index}, {choice.finish_reason.value}{at}"
+
+
+def _table(name: str, positions: Sequence[PositionLogprobs]) -> Iterator[str]:
+    """A line a token: its logarithm of probability, its rank, and the best ones."""
+    yield f"{name + ' token':<20}{'logprob':>9}{'rank':>7}  best"
+    for position in positions:
+        chosen = position.chosen
+        best = "  ".join(f"{_quoted(each.token)} {_number(each)}" for each in position.best)
+        row = f"{_quoted(chosen.token):<20}{_number(chosen):>9}{position.rank:>7}  {best}"
+        yield row.rstrip()
+
+
+def _quoted(text: str | int) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _number(token: TokenLogprob) -> str:
+    return f"{token.logprob:.3f}"

@@ -1,0 +1,103 @@
+"""The tokens of one sequence so far, and how often each occurs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class TokenCounts:
+    """The distinct tokens of prompt and output, in the order in which they first occur."""
+
+    token_ids: NDArray[np.int64]  # [num_distinct]
+    num_in_output: NDArray[np.int64]  # [num_distinct], 0 for those in the prompt alone
+
+
+class TokenHistory:
+    """What penalties and bad words go by: a prompt that stays, and output that grows and shrinks.
+
+    Tokens come and go at the end alone, and are counted as they do, so a draft that is rejected
+    leaves no trace.
+    """
+
+    def __init__(self, token_ids: Many[int], num_prompt_tokens: int) -> None:
+        """token_ids: the prompt and what output there is already."""
+        assert len(token_ids) >= num_prompt_tokens, "a prompt must be known from the start"
+        self.num_prompt_tokens = num_prompt_tokens
+        self._token_ids = list(token_ids[:num_prompt_tokens])
+        distinct = dict.fromkeys(self._token_ids)
+        self._num_prompt_distinct = len(distinct)
+        self._places = {token: place for place, token in enumerate(distinct)}
+        # Longer than what is counted, so that there is room to grow.
+        self._distinct = np.array([*distinct, 0], dtype=np.int64)
+        self._num_in_output = np.zeros(len(self._distinct), dtype=np.int64)
+        self.extend(token_ids[num_prompt_tokens:])
+
+    def __len__(self) -> int:
+        return len(self._token_ids)
+
+    @property
+    def token_ids(self) -> Many[int]:
+        """Prompt and output."""
+        return self._token_ids
+
+    def ends_with(self, token_ids: Many[int]) -> bool:
+        """Whether these are the last tokens of the output."""
+        start = len(self) - len(token_ids)
+        return start >= self.num_prompt_tokens and self._token_ids[start:] == list(token_ids)
+
+    def counts(self) -> TokenCounts:
+        """As of now: a copy, in proportion to the number of distinct tokens."""
+        num_distinct = len(self._places)
+        return TokenCounts(
+            self._distinct[:num_distinct].copy(), self._num_in_output[:num_distinct].copy()
+        )
+
+    def append(self, token: int) -> None:
+        """Adds a token of output."""
+        self._token_ids.append(token)
+        place = self._places.setdefault(token, len(self._places))
+        if place == len(self._distinct):
+            self._distinct = np.concatenate([self._distinct, np.zeros_like(self._distinct)])
+            more = np.zeros_like(self._num_in_output)
+            self._num_in_output = np.concatenate([self._num_in_output, more])
+        self._distinct[place] = token
+        self._num_in_output[place] += 1
+
+    def extend(self, token_ids: Many[int]) -> None:
+        """Adds tokens of output."""
+        for token in token_ids:
+            self.append(token)
+
+    def truncate(self, length: int) -> None:
+        """Takes back all output from index `length` on, which must not lie in the prompt."""
+        assert length >= self.num_prompt_tokens, (length, self.num_prompt_tokens)
+        while len(self) > length:
+            self._pop()
+
+    def follow(self, start: int, token_ids: Many[int], *, is_end: bool) -> None:
+        """Makes `token_ids` be the tokens from index `start` on.
+
+        What is known behind them stays where they change nothing, unless they are the end.
+        """
+        assert start <= len(self), "tokens are missing"
+        known = self._token_ids[start : start + len(token_ids)]
+        num_same = len(known)
+        if known != list(token_ids[:num_same]):
+            pairs = zip(known, token_ids, strict=False)
+            num_same = next(index for index, (old, new) in enumerate(pairs) if old != new)
+        if num_same < len(token_ids) or is_end:
+            self.truncate(start + num_same)
+            self.extend(token_ids[num_same:])
+
+    def _pop(self) -> None:
+        """What has just lost its only occurrence was also the last to have a first one."""
+        token = self._token_ids.pop()
+        place = self._places[token]
+        self._num_in_output[place] -= 1
+        if place >= self._num_prompt_distinct and self._num_in_output[place] == 0:
+            del self._places[token]

@@ -1,0 +1,17 @@
+"""Holds outputs to a JSON schema, a regular expression, a grammar or a choice, token by token.
+
+A `GrammarCompiler` makes a `Grammar` of what a request asks for; each of the request's sequences
+gets a `GrammarMatcher` of it, which says after every token which ones may come next.
+"""
+
+from specdec.structured_output.compiler import GrammarCompiler
+from specdec.structured_output.constraint import ConstrainedDraft, OutputConstraint
+from specdec.structured_output.matcher import Grammar, GrammarMatcher
+
+__all__ = [
+    "ConstrainedDraft",
+    "Grammar",
+    "GrammarCompiler",
+    "GrammarMatcher",
+    "OutputConstraint",
+]

@@ -1,0 +1,140 @@
+"""Compiles grammars beside the step loop, and keeps those that were used last."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Collection
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from threading import Lock
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from specdec.errors import InvalidValueError, OverloadedError, UnsupportedModelError
+from specdec.sampling_params import StructuredOutput
+from specdec.structured_output.matcher import Grammar, mask_words
+from specdec.structured_output.translation import refusal, to_llguidance
+from specdec.tokenizer import Tokenizer
+
+COMPILE_TIMEOUT_S = 1.5
+NUM_THREADS = 2
+MAX_CACHED_GRAMMARS = 64
+MAX_CACHED_BYTES = 512 * 2**20
+
+# A grammar that needs more is refused, or ends its own request with an error. At the rates that
+# llguidance states, a mask takes at most about 10 ms.
+_LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    step_max_items=4_000,
+    max_lexer_states=120_000,
+    verbose_errors=False,
+)
+_BYTES_PER_SECOND = 150e6
+"""Compiling allocates at most about so fast (docs/adr/0008): the only measure there is of size."""
+
+
+class GrammarCompiler:
+    """Compiles for one vocabulary. Threads may share it; none of its methods takes over 2 s."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        eos_token_ids: Collection[int],
+        timeout_s: float | None = COMPILE_TIMEOUT_S,
+    ) -> None:
+        """Returns at once, and reads the vocabulary meanwhile.
+
+        vocab_size: the model's, which may be padded beyond the tokenizer's.
+        eos_token_ids: allowed where, and only where, an output may end.
+        timeout_s: None for ranks that must agree, on what is known to compile quickly.
+        """
+        self._timeout_s = timeout_s
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
+        special = tokenizer.special_token_ids - set(eos_token_ids)
+        self._text_mask = ~mask_words((t for t in special if t < vocab_size), vocab_size)
+        self._tokenizer = self._pool.submit(_read_vocabulary, tokenizer, vocab_size, eos_token_ids)
+        self._lock = Lock()
+        self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
+
+    def compile(self, spec: StructuredOutput) -> Grammar:
+        """The grammar of `spec`; blocks for up to 2 s.
+
+        Raises InvalidValueError for one that cannot be enforced or takes too long to compile, and
+        OverloadedError where too many others are being compiled.
+        """
+        compiled = self._lookup(spec)
+        try:
+            return compiled.result(self._timeout_s)
+        except TimeoutError as error:
+            if compiled.cancel():
+                raise OverloadedError("too many grammars are waiting to be compiled") from error
+            reason = f"it takes more than {self._timeout_s} s to compile"
+            raise refusal(spec.kind, getattr(spec, spec.kind), reason) from error
+        except CancelledError as error:  # by another thread that had waited long enough
+            raise OverloadedError("too many grammars are waiting to be compiled") from error
+
+    def _lookup(self, spec: StructuredOutput) -> Future[Grammar]:
+        """What is compiled already, or on the way for anybody, or from now on."""
+        with self._lock:
+            compiled = self._cache.get(spec)
+            if compiled is not None and not _is_exhausted(compiled):
+                self._cache.move_to_end(spec)
+                return compiled
+            compiled = self._cache[spec] = self._pool.submit(self._compile, spec)
+        # Without the lock, which the call needs: it comes at once where all is done already.
+        compiled.add_done_callback(lambda done: self._settle(spec, done))
+        return compiled
+
+    def _settle(self, spec: StructuredOutput, done: Future[Grammar]) -> None:
+        """Keeps a success within the limits of the cache; a failure is not kept."""
+        with self._lock:
+            if not _is_ready(done) and self._cache.get(spec) is done:
+                del self._cache[spec]
+            self._evict()
+
+    def _evict(self) -> None:
+        ready = [each.result() for each in self._cache.values() if _is_ready(each)]
+        num_bytes = sum(map(_num_bytes, ready))
+        for index, grammar in enumerate(ready):  # the one used longest ago first
+            if len(ready) - index <= MAX_CACHED_GRAMMARS and num_bytes <= MAX_CACHED_BYTES:
+                break
+            num_bytes -= _num_bytes(grammar)
+            del self._cache[grammar.spec]
+
+    def _compile(self, spec: StructuredOutput) -> Grammar:
+        started_s = time.thread_time()
+        try:
+            tokenizer = self._tokenizer.result()
+        except UnsupportedModelError as error:
+            raise InvalidValueError("structured_output", spec.kind, f"left out: {error}") from error
+        matcher = LLMatcher(tokenizer, to_llguidance(spec), log_level=0, limits=_LIMITS)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # what no text satisfies is noticed only here
+        if matcher.is_error():
+            raise refusal(spec.kind, getattr(spec, spec.kind), matcher.get_error())
+        compile_s = time.thread_time() - started_s
+        return Grammar(spec, matcher, self._text_mask, self._eos_token_ids, compile_s)
+
+
+def _is_ready(compiled: Future[Grammar]) -> bool:
+    return compiled.done() and not compiled.cancelled() and compiled.exception() is None
+
+
+def _is_exhausted(compiled: Future[Grammar]) -> bool:
+    return _is_ready(compiled) and compiled.result().is_exhausted
+
+
+def _num_bytes(grammar: Grammar) -> float:
+    return grammar.compile_s * _BYTES_PER_SECOND
+
+
+def _read_vocabulary(
+    tokenizer: Tokenizer, vocab_size: int, eos_token_ids: Collection[int]
+) -> LLTokenizer:
+    try:
+        return LLTokenizer(tokenizer.to_json(), vocab_size, sorted(eos_token_ids))
+    except ValueError as error:
+        raise UnsupportedModelError(f"the tokenizer is of no known kind: {error}") from error

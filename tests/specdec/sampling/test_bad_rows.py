@@ -1,0 +1,37 @@
+import pytest
+import torch
+
+from specdec.parallel import partition
+from specdec.sampling import bad_rows
+from tests.specdec.fakes import run_ranks
+
+NAN, INF = torch.nan, torch.inf
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("row", "left", "expected"),
+    [
+        pytest.param([0, 1, 2], None, False, id="numbers"),
+        pytest.param([0, -INF, -INF], None, False, id="some -inf"),
+        pytest.param([-INF, -INF, -INF], None, True, id="nothing but -inf"),
+        pytest.param([0, NAN, 2], None, True, id="a NaN"),
+        pytest.param([0, 1, NAN], [0, 1, -INF], True, id="a NaN that is forbidden"),
+        pytest.param([0, INF, 2], None, True, id="an inf"),
+        pytest.param([0, INF, 2], [0, -INF, 2], True, id="an inf that is forbidden"),
+        pytest.param([NAN, INF, -INF], None, True, id="all of them"),
+        pytest.param([0, 1, 2], [-INF, -INF, 2], False, id="one is left"),
+        pytest.param([0, 1, 2], [-INF, -INF, -INF], True, id="none is left"),
+        pytest.param([3e38, 3e38, 3e38], None, False, id="large"),
+    ],
+)
+def test_every_rank_knows_which_rows_are_bad(num_ranks, row, left, expected):
+    logits = torch.tensor([[0.0, 1.0, 2.0], row])
+    logits_left = logits if left is None else torch.tensor([[0.0, 1.0, 2.0], left])
+    shares = partition(3, num_ranks)
+
+    def of_rank(group):
+        own = slice(shares[group.rank].start, shares[group.rank].stop)
+        return bad_rows(logits[:, own].amax(1), logits_left[:, own].amax(1), group).tolist()
+
+    assert run_ranks(num_ranks, of_rank) == [[False, expected]] * num_ranks

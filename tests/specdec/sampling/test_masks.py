@@ -1,0 +1,30 @@
+"""Masks of tokens against a loop over bits."""
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.sampling import apply_token_masks
+
+
+@pytest.mark.parametrize("num_tokens", [1, 31, 32, 100, 383])
+@pytest.mark.parametrize("first_token", [0, 8, 13, 128])
+def test_bits_say_which_logits_stay(num_tokens, first_token):
+    rng = np.random.default_rng(num_tokens + first_token)
+    words = rng.integers(-(2**31), 2**31, (3, 17), dtype=np.int32)  # 544 tokens
+    logits = torch.randn(5, num_tokens)
+    expected = logits.clone()
+    for row, mask in zip((3, 0, 4), words.tolist(), strict=True):
+        for column in range(num_tokens):
+            token = first_token + column
+            if not (mask[token // 32] >> (token % 32)) & 1:
+                expected[row, column] = -torch.inf
+    apply_token_masks(logits, torch.tensor([3, 0, 4]), torch.from_numpy(words), first_token)
+    assert torch.equal(logits, expected)
+
+
+def test_columns_beyond_the_masks_are_left_alone():
+    logits = torch.zeros(1, 50)
+    apply_token_masks(logits, torch.tensor([0]), torch.zeros(1, 1, dtype=torch.int32), 10)
+    assert logits[0, :22].isinf().all()
+    assert (logits[0, 22:] == 0).all()
