@@ -163,7 +163,7 @@ def _preset(
     params: SamplingParams, prompt: Sequence[int], tokenizer: Tokenizer
 ) -> AcceptancePreset:
     text = tokenizer.decode(prompt[-MAX_CHARS:])  # a token has a character or more, mostly
-    return preset_for(text, is_structured=getattr(params, "structured_output", None) is not None)
+    return preset_for(text, is_structured=params.structured_output is not None)
 
 
 def _scales_draft_temperature(params: SamplingParams, service: SpeculativeConfig | None) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats
 
 # Seeds are fixed, so a test that passes once always passes. For a sampler that is right, each of
-# the fewer than 50 seeds had one chance in a million to be a bad one when it was chosen.
+# the fewer than 100 seeds had one chance in a million to be a bad one when it was chosen.
 FALSE_ALARM = 1e-6
 _LEAST_EXPECTED = 5
 
@@ -28,3 +28,24 @@ def _merged(counts: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.nd
         counts = np.append(counts[:-2], counts[-2:].sum())
         expected = np.append(expected[:-2], expected[-2:].sum())
     return counts, expected
+
+
+def chi_square_excess(tokens: np.ndarray, probs: np.ndarray) -> float:
+    """How many standard deviations Pearson's statistic is above the degrees of freedom, its mean.
+
+    For many bins it is nearly normal: 10 is out of reach by chance. Where what cannot come did, it
+    is infinite.
+    """
+    counts = np.bincount(tokens, minlength=len(probs))
+    if counts[probs == 0].any():
+        return np.inf
+    counts, expected = _merged(counts, probs * len(tokens))
+    freedom = len(counts) - 1
+    statistic = float(stats.chisquare(counts, expected).statistic)
+    return (statistic - freedom) / (2 * freedom) ** 0.5
+
+
+def total_variation(tokens: np.ndarray, probs: np.ndarray) -> float:
+    """Between what came and what should have, from 0 to 1."""
+    shares = np.bincount(tokens, minlength=len(probs)) / len(tokens)
+    return float(np.abs(shares - probs).sum() / 2)

@@ -1,0 +1,86 @@
+"""What acceptance costs when drafts are drawn from the most likely tokens only.
+
+Rejection sampling accepts a draft token with probability sum over x of min(p(x), q(x)) (Leviathan
+et al. 2023, theorem 3.5). Here q is the draft's distribution cut to its n best tokens, and the sum
+is computed, not sampled, at every position of given texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.model_input import ModelInput
+from specdec.runner import DraftRunner, ModelRunner
+
+LISTED = (8, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt, and what was generated behind it."""
+
+    prompt_ids: tuple[int, ...]
+    output_ids: list[int]
+
+
+@dataclass(frozen=True)
+class Support:
+    """acceptance: the mean sum for each of LISTED, and for a draft that is not cut, last."""
+
+    draft: str
+    temperature: float
+    num_positions: int
+    acceptance: tuple[float, ...]
+
+
+@torch.inference_mode()
+def expected_acceptance(
+    draft_name: str,
+    temperature: float,
+    target: ModelRunner,
+    draft: DraftRunner,
+    texts: Sequence[Text],
+) -> Support:
+    """Writes over the first blocks of both pools, which nobody may need any more."""
+    sums = []
+    for text in texts:
+        target_probs = (_output_logits(target, text) / temperature).double().softmax(1)
+        draft_probs = (_output_logits(draft, text) / temperature).double().softmax(1)
+        sums.append(_overlaps(target_probs, draft_probs))
+    overlaps = torch.cat(sums)
+    means = tuple(round(value, 5) for value in overlaps.mean(0).tolist())
+    return Support(draft_name, temperature, len(overlaps), means)
+
+
+def _overlaps(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
+    """Both [num_positions, vocab_size]; returns [num_positions, len(LISTED) + 1]."""
+    best = draft_probs.topk(max(LISTED))
+    wanted = target_probs.gather(1, best.indices)
+    columns = []
+    for count in LISTED:
+        listed = best.values[:, :count]
+        listed = listed / listed.sum(1, keepdim=True)
+        columns.append(torch.minimum(wanted[:, :count], listed).sum(1))
+    columns.append(torch.minimum(target_probs, draft_probs).sum(1))
+    return torch.stack(columns, dim=1)
+
+
+def _output_logits(runner: ModelRunner | DraftRunner, text: Text) -> Tensor:
+    """The logits that each output token was drawn from, [num_output_tokens, vocab_size]."""
+    token_ids = [*text.prompt_ids, *text.output_ids]
+    count = len(token_ids)
+    batch = ModelInput(
+        input_ids=torch.tensor(token_ids),
+        positions=torch.arange(count),
+        slot_mapping=torch.arange(count),
+        cu_seqlens_q=(0, count),
+        context_lens=(count,),
+        block_tables=torch.arange(-(-count // runner.block_size)).unsqueeze(0),
+    )
+    hidden = runner.model(batch, runner.kv_cache)
+    scored = hidden[len(text.prompt_ids) - 1 : -1]
+    return runner.model.compute_logits(scored)[:, : runner.vocab_size].float()
