@@ -98,7 +98,8 @@ class Transcript:
         self.last: RequestOutput | None = None
 
     def add(self, output: RequestOutput) -> None:
-        assert self.finish_reason is None and self.error is None, "an output after the end"
+        assert self.finish_reason is None, "an output after the end"
+        assert self.error is None, "an output after an error"
         self.token_ids.extend(output.token_ids)
         self.text += output.text
         self.finish_reason, self.error = output.finish_reason, output.error

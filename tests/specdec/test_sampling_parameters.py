@@ -49,7 +49,7 @@ PARAMETERS = {
 }
 """Each beside what lets it show."""
 
-FEW = {token: 30.0 for token in (END, 67, 70, 80, 83, 84)}
+FEW = dict.fromkeys((END, 67, 70, 80, 83, 84), 30.0)
 """A bias that leaves few tokens, so that lookups are often right; some are in PARAMETERS."""
 
 
