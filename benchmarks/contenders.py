@@ -21,13 +21,14 @@ from torch import Tensor
 
 from benchmarks.machine import num_usable_cores
 from benchmarks.streams import Call, speculation_options, stream_all
+from benchmarks.timed_runner import TimedRunner
 from specdec.client import Client
 from specdec.config import EngineConfig, SpeculativeConfig
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.request_output import RequestOutput
-from specdec.runner import LocalTarget, ModelRunner, load_runner
+from specdec.runner import LocalTarget, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
 from specdec.tokenizer import Tokenizer
@@ -175,7 +176,7 @@ class EngineContender:
     def profile(self, workload: Workload) -> StepProfile:
         """Runs a workload once more, with a clock around each part of a step."""
         num_steps = self._engine.stats().num_steps
-        with _TimedRunner(self._runner) as timed:
+        with TimedRunner(self._runner) as timed:
             seconds = self.measure(workload).seconds
         num_steps = self._engine.stats().num_steps - num_steps
         spent = {name: 1000 * total / num_steps for name, total in timed.seconds.items()}
@@ -188,40 +189,6 @@ class EngineContender:
             input_ms=spent["execute"] - spent["model.forward"] - spent["_verify"],
             engine_ms=1000 * seconds / num_steps - spent["execute"],
         )
-
-
-class _TimedRunner:
-    """Adds up the time inside some methods of a runner while the context lasts."""
-
-    _METHODS = ("execute", "_verify", "model.forward", "model.compute_logits")
-
-    def __init__(self, runner: ModelRunner) -> None:
-        self._runner = runner
-        self.seconds = dict.fromkeys(self._METHODS, 0.0)
-
-    def __enter__(self) -> _TimedRunner:
-        for path in self._METHODS:
-            owner, name = self._owner_of(path)
-            setattr(owner, name, self._timed(path, getattr(owner, name)))
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for path in self._METHODS:
-            owner, name = self._owner_of(path)
-            delattr(owner, name)  # uncovers the method of the class
-
-    def _owner_of(self, path: str) -> tuple[object, str]:
-        holder, _, name = path.rpartition(".")
-        return (self._runner.model if holder else self._runner), name
-
-    def _timed(self, path: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*arguments: Any, **keywords: Any) -> Any:
-            started_at = time.perf_counter()
-            result = method(*arguments, **keywords)
-            self.seconds[path] += time.perf_counter() - started_at
-            return result
-
-        return timed
 
 
 class ServiceContender:

@@ -10,12 +10,14 @@ import pytest
 
 from cluster.engine_loop import EngineLoop
 from specdec.errors import (
+    BadLogitsError,
     InvalidValueError,
     NotReadyError,
     OverloadedError,
     TargetFailedError,
 )
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.step import VerifiedRow
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request
 
 PROMPT = [11, 12, 13, 11, 12]
@@ -36,6 +38,20 @@ class GatedTarget(HashTarget):
         if self.error is not None:
             raise self.error
         return super().collect()
+
+
+class PickyTarget(HashTarget):
+    """Finds no token after those of the second request."""
+
+    def __init__(self) -> None:
+        super().__init__(block_size=4, vocab_size=383)
+
+    def collect(self):
+        output = super().collect()
+        rows = (
+            VerifiedRow(1, (), has_bad_logits=True) if r.seq_id == 1 else r for r in output.rows
+        )
+        return replace(output, rows=tuple(rows))
 
 
 @pytest.fixture
@@ -108,6 +124,20 @@ async def test_a_refused_request_raises_and_leaves_the_loop_running(loop, target
     with pytest.raises(InvalidValueError, match="prompt"):
         await tokens_of(loop, request("bad", []))
     assert await tokens_of(loop, request("good", PROMPT)) == target.continuation(PROMPT, 24)
+
+
+async def test_an_error_of_one_request_ends_its_stream_alone(tiny_model_dir):
+    target = PickyTarget()
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(), target))
+    said = await asyncio.gather(
+        *(tokens_of(loop, request(f"r{i}", [11 + i, 12])) for i in range(3)), return_exceptions=True
+    )
+    assert isinstance(said[1], BadLogitsError)
+    assert [said[0], said[2]] == [target.continuation([11 + i, 12], 24) for i in (0, 2)]
+    assert loop.num_streams == 0
+    stats = await loop.stats()
+    assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
+    await loop.close()
 
 
 async def test_leaving_a_stream_aborts_its_request(loop, target):

@@ -91,6 +91,23 @@ def test_blocks_before_the_window_are_not_read(query_len):
     assert pages.run(window).isnan().any()
 
 
+@pytest.mark.parametrize("window", [None, 6])
+def test_what_others_wrote_is_not_read_even_for_padding(window):
+    """A NaN would come through a weight of 0. So would what a rejected draft has left behind."""
+    lengths = [(40, 1), (33, 4), (34, 2), (61, 20)]
+    for bad in range(len(lengths)):
+        pages = Pages(lengths)
+        expected = pages.expected(window).split([query for _, query in lengths])
+        is_read = torch.zeros(len(pages.cache), dtype=torch.bool)
+        for index, slots in enumerate(pages.slots):
+            is_read[slots] = index != bad
+        pages.cache[~is_read] = float("nan")
+        outputs = pages.run(window).split([query for _, query in lengths])
+        for index, output in enumerate(outputs):
+            if index != bad:
+                torch.testing.assert_close(output, expected[index], atol=1e-5, rtol=1e-4)
+
+
 def test_a_window_as_long_as_the_context_needs_no_mask():
     batch = Pages([(9, 1), (9, 1)]).batch
     attention = PagedAttention(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE)

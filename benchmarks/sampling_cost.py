@@ -1,0 +1,247 @@
+"""Measures what drawing and verifying tokens costs of a step, and on logits of a larger model.
+
+The first part runs the real model on 16 sequences, without drafts and with three each; cases take
+turns, and a figure is the median over the rounds. The second samples random logits of 256 rows and
+150,000 tokens.
+
+    python -m benchmarks.sampling_cost [--rounds 15] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from benchmarks.bystanders import CpuUsage, wait_until_quiet
+from benchmarks.machine import Machine, describe_machine, num_usable_cores
+from benchmarks.prompts import DEFAULT_PATH, load_prompts
+from benchmarks.timed_runner import TimedRunner
+from specdec.config import EngineConfig
+from specdec.models.store import print_progress, resolve
+from specdec.parallel import TensorParallelGroup
+from specdec.runner import ModelRunner, load_runner
+from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory, sample
+from specdec.sampling import token_logprobs as read_logprobs
+from specdec.sampling_rules import SamplingRules
+from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.tokenizer import Tokenizer
+
+_MODEL = "smollm2-135m-instruct"
+_NUM_SEQS = 16
+_CONTEXT_TOKENS = 64
+_MAX_DRAFTS = 3
+_BLOCK_SIZE = 16
+
+_LARGE_BATCH, _LARGE_VOCABULARY = 256, 150_000
+_LARGE_HISTORY_TOKENS = 500
+
+_QUIET_LIMIT_S = 120.0
+
+CASES: Mapping[str, SamplingRules] = {
+    "greedy": SamplingRules(temperature=0.0),
+    "top_p 0.95": SamplingRules(top_p=0.95),
+    "full vocabulary": SamplingRules(),
+    "min_p 0.05": SamplingRules(min_p=0.05),
+    "top_k 50, top_p 0.95": SamplingRules(top_k=50, top_p=0.95),
+    "greedy, penalties": SamplingRules(
+        temperature=0.0, repetition_penalty=1.1, frequency_penalty=0.2
+    ),
+    "greedy, logprobs 5": SamplingRules(temperature=0.0, logprobs=5),
+}
+AIMS: Mapping[str, float] = {"greedy": 0.05, "top_p 0.95": 0.10, "full vocabulary": 0.15}
+"""Largest share of a step without drafts."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case on the real model. Medians; `share` is made within each step first."""
+
+    case: str
+    num_draft_tokens: int
+    step_ms: float
+    sampling_ms: float
+    share: float
+    aim: float | None
+
+    @property
+    def is_met(self) -> bool | None:
+        """Whether the share is as small as it should be."""
+        return None if self.aim is None else self.share <= self.aim
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was measured. large_ms: milliseconds by case, on the random logits."""
+
+    machine: Machine
+    others_percent: float
+    rows: tuple[Row, ...]
+    large_ms: Mapping[str, float]
+
+
+class Bench:
+    """The model with as many sequences for each case, all of them at the end of a prompt."""
+
+    def __init__(self, directory: Path) -> None:
+        """Runs the prompts' first tokens."""
+        blocks_each = -(-(_CONTEXT_TOKENS + 1 + _MAX_DRAFTS) // _BLOCK_SIZE)
+        num_blocks = blocks_each * _NUM_SEQS * len(CASES)
+        config = EngineConfig(max_model_len=512, num_blocks=num_blocks, block_size=_BLOCK_SIZE)
+        self._runner = load_runner(directory, "float32", config, TensorParallelGroup())
+        prompts = [each.token_ids for each in load_prompts(DEFAULT_PATH, Tokenizer(directory))]
+        long_enough = [prompt for prompt in prompts if len(prompt) > _CONTEXT_TOKENS]
+        self._prompts = [prompt[: _CONTEXT_TOKENS + 1] for prompt in long_enough[:_NUM_SEQS]]
+        for index, rules in enumerate(CASES.values()):
+            for place, prompt in enumerate(self._prompts):
+                _prefill(self._runner, index * _NUM_SEQS + place, prompt, rules, blocks_each)
+
+    def measure(self, case: str, num_drafts: int) -> tuple[float, float]:
+        """Seconds of one step of all sequences of a case, and of sampling and verifying in it.
+
+        The step can be repeated: rejected drafts and drawn tokens are known again as they were.
+        """
+        first = list(CASES).index(case) * _NUM_SEQS
+        rows = tuple(
+            StepRow(
+                seq_id, _CONTEXT_TOKENS, (prompt[-1], *prompt[1 : 1 + num_drafts]), num_drafts, True
+            )
+            for seq_id, prompt in enumerate(self._prompts, first)
+        )
+        with TimedRunner(self._runner) as timed:
+            self._runner.execute(StepInput(0, (), (), (), rows))
+        sampling_s = timed.seconds["_verify"] - timed.seconds["model.compute_logits"]
+        return timed.seconds["execute"], sampling_s
+
+
+def _prefill(
+    runner: ModelRunner, seq_id: int, prompt: tuple[int, ...], rules: SamplingRules, num_blocks: int
+) -> None:
+    admission = SequenceAdmission(seq_id, 1, rules, prompt)
+    first_block = seq_id * num_blocks
+    table = BlockTableDelta(seq_id, 0, tuple(range(first_block, first_block + num_blocks)))
+    row = StepRow(seq_id, 0, prompt[:-1], 0, False)
+    runner.execute(StepInput(0, (), (admission,), (table,), (row,)))
+
+
+def measure_model(bench: Bench, num_rounds: int) -> tuple[Row, ...]:
+    """All cases in turn, every round, after one round that does not count."""
+    cases = [(case, num_drafts) for case in CASES for num_drafts in (0, _MAX_DRAFTS)]
+    measured: dict[tuple[str, int], list[tuple[float, float]]] = {each: [] for each in cases}
+    for index in range(num_rounds + 1):
+        for each in cases:
+            seconds = bench.measure(*each)
+            if index > 0:
+                measured[each].append(seconds)
+    return tuple(_row(*each, seconds) for each, seconds in measured.items())
+
+
+def _row(case: str, num_drafts: int, seconds: Sequence[tuple[float, float]]) -> Row:
+    return Row(
+        case=case,
+        num_draft_tokens=num_drafts,
+        step_ms=statistics.median(1000 * step for step, _ in seconds),
+        sampling_ms=statistics.median(1000 * sampling for _, sampling in seconds),
+        share=statistics.median(sampling / step for step, sampling in seconds),
+        aim=AIMS.get(case) if num_drafts == 0 else None,
+    )
+
+
+def measure_large(num_rounds: int) -> dict[str, float]:
+    """Medians, in milliseconds, of random logits as peaked as those of a language model."""
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(_LARGE_BATCH, _LARGE_VOCABULARY, generator=generator).mul_(3)
+    measured: dict[str, list[float]] = {case: [] for case in CASES}
+    for _ in range(num_rounds):
+        for case, rules in CASES.items():
+            work = _large_work(logits, rules)
+            started_at = time.perf_counter()
+            work()
+            measured[case].append(1000 * (time.perf_counter() - started_at))
+    return {case: statistics.median(each) for case, each in measured.items()}
+
+
+def _large_work(logits: Tensor, rules: SamplingRules) -> Callable[[], object]:
+    rows, tokens, group = range(_LARGE_BATCH), range(_LARGE_VOCABULARY), TensorParallelGroup()
+    shaping = Shaping.of(rules, tokens)
+    text = torch.randint(_LARGE_VOCABULARY, (_LARGE_HISTORY_TOKENS,)).tolist()
+    history = TokenHistory(text, 1) if rules.needs_tokens else None
+    shaped = logits.clone() if rules.has_penalties else logits
+    batch = _large_batch(rules)
+
+    def work() -> None:
+        edits = LogitEdits(tokens)
+        for row in rows:
+            edits.add(row, shaping, _LARGE_HISTORY_TOKENS, history)
+        drawn = sample(edits.apply(shaped), batch, group, 0, _LARGE_VOCABULARY)
+        if rules.logprobs is not None:
+            read_logprobs(logits, drawn, rules.logprobs, group, 0)
+
+    return work
+
+
+def _large_batch(rules: SamplingRules) -> SamplingBatch:
+    return SamplingBatch.from_lists(
+        temperatures=[rules.temperature] * _LARGE_BATCH,
+        top_k=[rules.top_k] * _LARGE_BATCH,
+        top_p=[rules.top_p] * _LARGE_BATCH,
+        min_p=[rules.min_p] * _LARGE_BATCH,
+        seeds=list(range(_LARGE_BATCH)),
+        choices=[0] * _LARGE_BATCH,
+        positions=list(range(_LARGE_BATCH)),
+    )
+
+
+def print_table(report: Report) -> None:
+    """What was measured, beside what it should be."""
+    print(f"{'case':24} {'drafts':>6} {'step ms':>8} {'sampling ms':>12} {'share':>7} {'aim':>6}")
+    for row in report.rows:
+        aim = "" if row.aim is None else f"{row.aim:6.0%} {'met' if row.is_met else 'missed'}"
+        figures = f"{row.step_ms:8.1f} {row.sampling_ms:12.2f} {row.share:7.1%}"
+        print(f"{row.case:24} {row.num_draft_tokens:6} {figures} {aim}")
+    print(f"\n{_LARGE_BATCH} rows of {_LARGE_VOCABULARY} random logits")
+    for case, milliseconds in report.large_ms.items():
+        print(f"{case:24} {milliseconds:8.1f} ms")
+    print(f"others used {report.others_percent:.0f} % of a core")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status, which does not depend on the aims: machines differ."""
+    options = _parser().parse_args(arguments)
+    torch.set_num_threads(num_usable_cores())
+    bench = Bench(resolve(_MODEL))
+    wait_until_quiet(_QUIET_LIMIT_S)
+    before = CpuUsage.now()
+    print_progress("measuring the model's steps")
+    rows = measure_model(bench, options.rounds)
+    others_percent = CpuUsage.now().others_percent_since(before)
+    print_progress("measuring random logits")
+    large = measure_large(max(1, options.rounds // 5))
+    report = Report(describe_machine(), others_percent, rows, large)
+    print_table(report)
+    line = json.dumps(asdict(report))
+    if options.output is not None:
+        options.output.write_text(line + "\n", encoding="utf-8")
+    print(line)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.sampling_cost", description="Measure sampling and verification."
+    )
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--output", type=Path, help="for the JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
