@@ -39,10 +39,9 @@ def verify_block(
     weights = prefix_weights(drafts, ratios)
     chances = _prefix_chances(drafts, weights, _residual_masses(target, draft_probs, weights))
     is_accepted = acceptance_uniforms(batch.noise_keys, drafts) <= chances
-    num_accepted = drafts.num_until_last(is_accepted)
-    scales = weights[drafts.rows]
-    last = draw_last(target, batch.noise_keys, drafts, num_accepted, draft_probs, scales)
-    return drafts.verified(num_accepted, last)
+    num_accepted = drafts.num_until_last(is_accepted.cpu().numpy())
+    last = draw_last(target, batch.noise_keys, drafts, num_accepted, draft_probs, weights)
+    return drafts.verified(num_accepted, last.cpu().numpy())
 
 
 def prefix_weights(drafts: DraftBatch, ratios: Tensor) -> Tensor:

@@ -36,9 +36,10 @@ def longest_prefix(
     is_kept: Tensor | None = None,  # [num_draft_tokens] bool
 ) -> VerifiedTokens:
     """The same, with a draft token also accepted where `is_kept` says so; a collective call."""
-    sampled = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
-    is_accepted = sampled[drafts.rows] == drafts.tokens
+    drawn = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
+    sampled = drawn.cpu().numpy()
+    is_accepted = sampled[drafts.is_drafted] == drafts.token_ids
     if is_kept is not None:
-        is_accepted |= is_kept
+        is_accepted |= is_kept.cpu().numpy()
     num_accepted = drafts.num_leading(is_accepted)
-    return drafts.verified(num_accepted, sampled[drafts.last_rows(num_accepted)])
+    return drafts.verified(num_accepted, sampled[drafts.starts + num_accepted])

@@ -17,6 +17,7 @@ from specdec.sampling_rules import Verifier
 from specdec.step import DraftProbs
 
 Int64Array = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ class DraftBatch:
         return np.repeat(np.arange(len(self.drafts)), self.num_drafted + 1)
 
     @cached_property
-    def is_drafted(self) -> npt.NDArray[np.bool_]:
+    def is_drafted(self) -> BoolArray:
         """Whether a row has a draft token, [num_rows]."""
         is_drafted = np.ones(self.num_rows, dtype=np.bool_)
         is_drafted[self.ends - 1] = False
@@ -145,38 +146,34 @@ class DraftBatch:
         probs[draft_probs.rows[is_own]] = draft_probs.weights[is_own]
         return probs[self.rows]
 
-    def num_leading(self, is_kept: Tensor) -> Int64Array:
+    def num_leading(self, is_kept: BoolArray) -> Int64Array:
         """How many draft tokens each sequence has before its first that is not kept.
 
         is_kept: [num_draft_tokens] bool. Returns [num_sequences].
         """
         goes_on = self.is_drafted.copy()
-        goes_on[self.is_drafted] = is_kept.cpu().numpy()
+        goes_on[self.is_drafted] = is_kept
         stops = np.flatnonzero(~goes_on)  # at least the last row of every sequence
         return stops[np.searchsorted(stops, self.starts)] - self.starts
 
-    def num_until_last(self, is_accepted: Tensor) -> Int64Array:
+    def num_until_last(self, is_accepted: BoolArray) -> Int64Array:
         """How many draft tokens each sequence has up to its last that is accepted.
 
         is_accepted: [num_draft_tokens] bool. Returns [num_sequences].
         """
         lengths = np.zeros(self.num_rows, dtype=np.int64)
-        lengths[self.is_drafted] = is_accepted.cpu().numpy()
+        lengths[self.is_drafted] = is_accepted
         lengths *= self.offsets + 1
         return np.maximum.reduceat(lengths, self.starts)
 
-    def last_rows(self, num_accepted: Int64Array) -> Tensor:
-        """The rows that the tokens after the accepted ones come from, [num_sequences] int64."""
-        return self.tensor(self.starts + num_accepted)
-
-    def verified(self, num_accepted: Int64Array, last_tokens: Tensor) -> VerifiedTokens:
+    def verified(self, num_accepted: Int64Array, last_tokens: Int64Array) -> VerifiedTokens:
         """The accepted draft tokens of each sequence, and the one behind them.
 
         num_accepted, last_tokens: [num_sequences].
         """
         token_ids = np.zeros(self.num_rows, dtype=np.int32)
         token_ids[self.is_drafted] = self.token_ids
-        token_ids[self.starts + num_accepted] = last_tokens.cpu().numpy()
+        token_ids[self.starts + num_accepted] = last_tokens
         is_output = self.offsets <= num_accepted[self.sequences]
         counts = num_accepted.astype(np.int32)
         return VerifiedTokens(token_ids[is_output], counts + 1, counts)

@@ -36,10 +36,10 @@ def verify_rejection(
     chances = target.probs(drafts.rows, drafts.tokens)
     luck = acceptance_uniforms(batch.noise_keys, drafts)
     is_kept = luck * drafts.of_drafted(draft_probs) < chances
-    num_accepted = drafts.num_leading(is_kept)
-    scales = torch.ones_like(chances)
+    num_accepted = drafts.num_leading(is_kept.cpu().numpy())
+    scales = torch.ones_like(target.totals)
     last = draw_last(target, batch.noise_keys, drafts, num_accepted, draft_probs, scales)
-    return drafts.verified(num_accepted, last)
+    return drafts.verified(num_accepted, last.cpu().numpy())
 
 
 def acceptance_uniforms(keys: NoiseKeys, drafts: DraftBatch) -> Tensor:
@@ -54,25 +54,23 @@ def draw_last(
     drafts: DraftBatch,
     num_accepted: Int64Array,  # [num_sequences]
     draft_probs: TokenWeights,
-    scales: Tensor,  # [num_draft_tokens] float64
+    scales: Tensor,  # [num_rows] float64
 ) -> Tensor:
     """The token of each sequence after its accepted ones, [num_sequences] int64.
 
-    It comes from max(p - q / scale, 0), scaled to sum to 1, or from p after a whole draft; q and
-    scale are those of the first draft token that was not accepted.
+    It comes from max(p - q / scale, 0), scaled to sum to 1, or from p after a whole draft, all of
+    the row that it comes from.
     """
-    rows = drafts.last_rows(num_accepted)
+    rows = drafts.tensor(drafts.starts + num_accepted)
     sequences = torch.full((drafts.num_rows,), -1, device=rows.device)
     sequences[rows] = torch.arange(len(rows), device=rows.device)
-    of_entries = sequences[draft_probs.rows]
-    refused = of_entries >= 0
-    row_scales = torch.ones(drafts.num_rows, dtype=torch.float64, device=rows.device)
-    row_scales[drafts.rows] = scales
-    entry_rows = draft_probs.rows[refused]
+    drawn = sequences[draft_probs.rows]
+    is_refused = drawn >= 0
+    refused_rows = draft_probs.rows[is_refused]
     weights = TokenWeights(
-        of_entries[refused],
-        draft_probs.token_ids[refused],
-        draft_probs.weights[refused] / row_scales[entry_rows],
+        drawn[is_refused],
+        draft_probs.token_ids[is_refused],
+        draft_probs.weights[is_refused] / scales[refused_rows],
     )
     offsets = drafts.tensor(drafts.offsets)
     return target.draw_residual(rows, weights, keys.of_stream(Stream.RECOVERY, offsets)[rows])

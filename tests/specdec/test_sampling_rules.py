@@ -1,0 +1,105 @@
+import pytest
+
+from specdec.config import SpeculativeConfig
+from specdec.errors import InvalidValueError
+from specdec.model_config import ModelConfig
+from specdec.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+from specdec.sampling_rules import SamplingRules, Verifier, resolve
+from specdec.tokenizer import Tokenizer
+
+CODE, PROSE = "def add(a, b):\n    return", "The river begins as a thread of cold water."
+
+
+@pytest.fixture(scope="module")
+def settle(tiny_model_dir):
+    model, tokenizer = ModelConfig.from_directory(tiny_model_dir), Tokenizer(tiny_model_dir)
+
+    def settle(options, service=None, prompt=PROSE, **params):
+        given = SamplingParams(speculation=SpeculationOptions(**options), **params)
+        return resolve(given, 0, 0, model, tokenizer, service, tokenizer.encode(prompt))
+
+    return settle
+
+
+def test_without_a_service_or_a_wish_it_is_coupled(settle):
+    assert settle({}).verifier == Verifier("coupled", 0.09, 0.3, 0.75)
+    assert not settle({}).scale_draft_temperature
+
+
+def test_what_a_request_leaves_open_is_the_services(settle):
+    service = SpeculativeConfig(
+        verifier="typical",
+        typical_epsilon=0.2,
+        typical_delta=0.5,
+        acceptance_threshold="medium",
+        scale_draft_temperature=True,
+    )
+    rules = settle({}, service)
+    assert rules.verifier == Verifier("typical", 0.2, 0.5, 0.65)
+    assert rules.scale_draft_temperature
+    asked = {"verifier": "threshold", "typical_epsilon": 0.0, "acceptance_threshold": 0.0}
+    rules = settle({**asked, "scale_draft_temperature": False}, service)
+    assert rules.verifier == Verifier("threshold", 0.0, 0.5, 0.0)
+    assert not rules.scale_draft_temperature
+
+
+@pytest.mark.parametrize(
+    ("prompt", "structured_output", "threshold"),
+    [
+        (PROSE, None, 0.5),
+        (CODE, None, 0.75),
+        (CODE, StructuredOutput(json_object=True), 0.65),
+        (PROSE, StructuredOutput(regex="a+"), 0.65),
+    ],
+)
+def test_auto_goes_by_what_is_asked_for(settle, prompt, structured_output, threshold):
+    params = {"prompt": prompt, "structured_output": structured_output}
+    assert settle({"verifier": "threshold"}, **params).verifier.threshold == threshold
+    chosen = {"verifier": "threshold", "acceptance_threshold": "strict"}
+    assert settle(chosen, **params).verifier.threshold == 0.75
+
+
+def test_a_verifier_that_is_not_allowed_is_refused(settle):
+    service = SpeculativeConfig(verifier="block", allowed_verifiers=("block",))
+    assert settle({}, service).verifier.name == "block"
+    with pytest.raises(InvalidValueError, match=r"speculation\.verifier is 'coupled'"):
+        settle({"verifier": "coupled"}, service)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"verifier": "oracle"}, "verifier"),
+        ({"typical_epsilon": 1.1}, "typical_epsilon"),
+        ({"typical_delta": -0.1}, "typical_delta"),
+        ({"acceptance_threshold": "mild"}, "acceptance_threshold"),
+        ({"acceptance_threshold": 2.0}, "acceptance_threshold"),
+        ({"allowed_verifiers": ("coupled", "oracle")}, "allowed_verifiers[1]"),
+        ({"allowed_verifiers": ()}, "verifier"),
+        ({"allowed_verifiers": ("block",)}, "verifier"),
+    ],
+)
+def test_the_services_verifiers_are_checked(changes, field):
+    with pytest.raises(InvalidValueError) as error:
+        SpeculativeConfig(**changes)
+    assert error.value.field == f"speculative_config.{field}"
+
+
+@pytest.mark.parametrize(
+    ("name", "temperature", "acting", "needs_draft_probs"),
+    [
+        ("coupled", 1.0, "coupled", False),
+        ("rejection", 1.0, "rejection", True),
+        ("block", 0.5, "block", True),
+        ("rejection", 0.0, "coupled", False),
+        ("block", 0.0, "coupled", False),
+        ("typical", 0.0, "typical", False),
+        ("threshold", 1.0, "threshold", False),
+    ],
+)
+def test_at_temperature_0_lossless_verifiers_are_the_same(
+    name, temperature, acting, needs_draft_probs
+):
+    rules = SamplingRules(temperature=temperature, verifier=Verifier(name))
+    assert rules.acting_verifier == acting
+    assert rules.needs_draft_probs == needs_draft_probs
