@@ -78,13 +78,14 @@ _SUM = {
         "term": {
             "anyOf": [
                 _integer(0, 99),
-                _object(op={"enum": ["+", "-"]}, left=_integer(0, 99), right={"$ref": "#"}),
+                _object(
+                    op={"enum": ["+", "-"]}, left=_integer(0, 99), right={"$ref": "#/$defs/term"}
+                ),
             ]
         }
     },
     "$ref": "#/$defs/term",
 }
-_SUM["$defs"]["term"]["anyOf"][1]["properties"]["right"] = {"$ref": "#/$defs/term"}
 _FOLDER = {
     "$defs": {
         "entry": {
