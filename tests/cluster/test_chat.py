@@ -111,7 +111,7 @@ def interrupt_once_it_hangs(service):
 
 @pytest.fixture
 def ctrl_c():
-    """Python's own reaction to Ctrl-C, which it leaves out where it is started in the background."""
+    """Python's own reaction to Ctrl-C, which a process in the background is without."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
