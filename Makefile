@@ -12,7 +12,7 @@ PROTOS := $(shell find protos -name '*.proto')
 .PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-structured-output gpu-check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .make/setup ## create the environment and install into it, where something changed
 
