@@ -84,7 +84,7 @@ class _Llguidance:
         from llguidance import LLMatcher, LLTokenizer
 
         tokenizer = LLTokenizer(Tokenizer(directory).to_json(), vocab_size, eos_token_id)
-        self._make = lambda grammar: LLMatcher(tokenizer, grammar, log_level=0)
+        self._tokenizer = tokenizer
         self._matchers = LLMatcher
 
     def compile(self, kind: str, text: str) -> None:
@@ -93,7 +93,7 @@ class _Llguidance:
             grammar = self._matchers.grammar_from_regex(text)
         else:
             grammar = self._matchers.grammar_from_json_schema(text, overrides=options)  # type: ignore[arg-type]
-        self._matcher = self._make(grammar)
+        self._matcher = self._matchers(self._tokenizer, grammar, log_level=0)
         self.mask()
 
     def mask(self) -> None:
@@ -185,9 +185,9 @@ def _measure(library: str, case: str, sender: Connection) -> None:
         message = " ".join(str(error).split())[:120]
         sender.send(Result(case, library, round(seconds * 1e3, 2), error=message))
         return
-    mean, slowest = sum(times_ms) / len(times_ms), max(times_ms)
-    values = [round(each, 3) for each in (compile_ms, mean, slowest)]
-    sender.send(Result(case, library, *values, follows))
+    mean_ms = sum(times_ms) / len(times_ms)
+    timings = (round(compile_ms, 3), round(mean_ms, 3), round(max(times_ms), 3))
+    sender.send(Result(case, library, *timings, follows))
 
 
 def _timed_step(masks: _Llguidance | _Xgrammar, token_id: int, times_ms: list[float]) -> bool:
