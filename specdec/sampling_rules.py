@@ -84,7 +84,7 @@ class SamplingRules:
         return self.has_penalties or bool(self.bad_words) or self.prompt_logprobs is not None
 
     def of_choice(self, choice: int) -> SamplingRules:
-        """Those of another choice, from 1 on: log-probabilities of the prompt come with choice 0."""
+        """Those of another choice: log-probabilities of the prompt come with choice 0 alone."""
         return replace(self, choice=choice, prompt_logprobs=None)
 
 
