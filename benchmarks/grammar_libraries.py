@@ -56,8 +56,16 @@ _CASES: dict[str, tuple[str, Any, str]] = {  # kind, what to compile, a text to 
     "states of a regex": ("regex", ".*a.{30}b", "aaaa bbbb aaaa"),
     "nested repeats": ("regex", "((a{0,100}){0,100}){0,100}", "aaaaaaa"),
     "unicode class": ("regex", r"\p{L}{1,3000}", "hello"),
-    "uniqueItems": ("json", {"type": "array", "uniqueItems": True}, "[1,1]"),
-    "not": ("json", {"type": "object", "not": {"required": ["a"]}}, '{"a":1}'),
+    "uniqueItems": (
+        "json",
+        {"type": "array", "items": {"type": "integer"}, "uniqueItems": True},
+        "[1,1]",
+    ),
+    "not": (
+        "json",
+        {"properties": {"a": {"type": "integer"}}, "not": {"required": ["a"]}},
+        '{"a":1}',
+    ),
 }
 
 
