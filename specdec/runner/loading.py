@@ -48,7 +48,9 @@ def load_draft_runner(
     """Loads this rank's share of a draft model and allocates its KV pool."""
     runner = _load(DraftRunner, directory, dtype, limits, group, quantization, device)
     eos_token_ids = ModelConfig.from_directory(directory).eos_token_ids
-    compiler = GrammarCompiler(Tokenizer(directory), runner.vocab_size, eos_token_ids, None)
+    compiler = GrammarCompiler(
+        Tokenizer(directory), runner.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
+    )
     runner.grammars = DraftGrammars(compiler)
     return runner
 
