@@ -104,8 +104,8 @@ class SamplingParams:
     Names and meanings are those of vLLM, and of the OpenAI API where it has the field. A token's
     logits are shaped in this order: allowed_token_ids, bad_words and structured output, logit_bias
     and min_tokens, repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
-    Bad words are looked for in the output alone. A grammar that can only end goes before min_tokens;
-    a request of which otherwise every token is ruled out ends with an error.
+    Bad words are looked for in the output alone. A grammar that can only end goes before
+    min_tokens; a request of which otherwise every token is ruled out ends with an error.
 
     n: how many choices to generate, each with random numbers of its own.
     temperature: divides the logits; 0 takes the most likely token always.
