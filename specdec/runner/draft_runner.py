@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from itertools import compress
 
 import torch
+from torch import Tensor
 
+from specdec.models import LlamaForCausalLM
+from specdec.parallel import TensorParallelGroup
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import SampledToken
+from specdec.runner.target_order import TargetOrder
+from specdec.sampling import sample
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
     BlockTableDelta,
@@ -18,6 +24,7 @@ from specdec.step import (
     SequenceAdmission,
     StepRow,
 )
+from specdec.vocabulary import VocabularyMap, drafts_text
 
 
 class DraftRunner(Runner):
@@ -26,6 +33,26 @@ class DraftRunner(Runner):
     A draft token is what the draft model draws with the noise that the target will draw with
     (`specdec.verification`), so an accurate draft is accepted at any temperature.
     """
+
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        group: TensorParallelGroup,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        vocabulary: VocabularyMap | None = None,
+    ) -> None:
+        """vocabulary: how the target's tokens are the draft's, where their ids differ."""
+        super().__init__(
+            model, group, num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size
+        )
+        self._target_order = (
+            None
+            if vocabulary is None or vocabulary.has_equal_ids
+            else TargetOrder(vocabulary, group, self.kv_cache.device)
+        )
 
     @torch.inference_mode()
     def draft(self, step: DraftStep) -> DraftOutput:
@@ -36,14 +63,18 @@ class DraftRunner(Runner):
             StepRow(row.seq_id, row.num_computed_tokens, row.token_ids, 0, True)
             for row in step.drafts
         ]
-        wanted = {row.seq_id: row.num_draft_tokens for row in step.drafts}
+        asked = {row.seq_id: row for row in step.drafts}
         while rows:
-            for row, token in zip(rows, self._next_tokens(rows), strict=True):
+            coming = [
+                SampledToken(row.seq_id, asked[row.seq_id].first_index + len(drafts[row.seq_id]))
+                for row in rows
+            ]
+            for row, token in zip(rows, self._next_tokens(rows, coming), strict=True):
                 drafts[row.seq_id].append(token)
             rows = [
                 StepRow(row.seq_id, row.end, (drafts[row.seq_id][-1],), 0, True)
                 for row in rows
-                if len(drafts[row.seq_id]) < wanted[row.seq_id]
+                if len(drafts[row.seq_id]) < asked[row.seq_id].num_draft_tokens
             ]
         return DraftOutput(
             step.step_id,
@@ -68,15 +99,36 @@ class DraftRunner(Runner):
         first = DraftStep(-1, (), (admission,), (table,), (chunk,), ())
         self.draft(first)
         self.catch_up(first)
-        self.draft(DraftStep(-1, (), (), (), (), (DraftRow(-1, num_tokens, (0,), 1),)))
+        row = DraftRow(-1, num_tokens, (0,), 1, num_tokens + 1)
+        self.draft(DraftStep(-1, (), (), (), (), (row,)))
         self.draft(DraftStep(-1, (-1,), (), (), (), ()))
 
-    def _next_tokens(self, rows: Many[StepRow]) -> list[int]:
+    def _next_tokens(self, rows: Many[StepRow], coming: Many[SampledToken]) -> list[int]:
         """What the draft model draws after the last token of each row."""
         batch = self._sequences.model_input(rows)
         last = [end - 1 for end in batch.cu_seqlens_q[1:]]
-        hidden = self.model(batch, self.kv_cache)[last]
-        drawn: list[int] = self._draw(
-            hidden, [SampledToken(row.seq_id, row.end) for row in rows]
-        ).tolist()
+        drawn: list[int] = self._draw(self.model(batch, self.kv_cache)[last], coming).tolist()
         return drawn
+
+    def _draw(self, hidden: Tensor, tokens: Many[SampledToken]) -> Tensor:
+        """Token ids of the draft's vocabulary."""
+        if self._target_order is None:
+            return super()._draw(hidden, tokens)
+        is_free = torch.tensor(
+            [drafts_text(self._sequences.rules(token.seq_id)) for token in tokens]
+        ).to(hidden.device)
+        drawn = torch.empty(len(tokens), dtype=torch.int64, device=hidden.device)
+        for rows, draw in ((is_free, super()._draw), (~is_free, self._draw_shared)):
+            if rows.any():
+                chosen = list(compress(tokens, rows.tolist()))
+                drawn[rows] = draw(hidden[rows], chosen)
+        return drawn
+
+    def _draw_shared(self, hidden: Tensor, tokens: Many[SampledToken]) -> Tensor:
+        """From the tokens that the target has too, with the noise of the target's ids."""
+        order = self._target_order
+        assert order is not None, "no vocabulary to share tokens with"
+        # Grammars and penalties, which know the target's ids, belong behind this line.
+        logits = order.arrange(self.model.compute_logits(hidden))
+        batch = self._sequences.sampling_batch(tokens)
+        return order.draft_ids[sample(logits, batch, self.group, order.first_token, order.size)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +17,7 @@ from specdec.parallel import TensorParallelGroup
 from specdec.runner.draft_runner import DraftRunner
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.runner import Runner
+from specdec.vocabulary import VocabularyMap
 
 _AnyRunner = TypeVar("_AnyRunner", bound=Runner)
 
@@ -41,13 +44,18 @@ def load_draft_runner(
     group: TensorParallelGroup,
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
+    vocabulary: VocabularyMap | None = None,
 ) -> DraftRunner:
-    """Loads this rank's share of a draft model and allocates its KV pool."""
-    return _load(DraftRunner, directory, dtype, limits, group, quantization, device)
+    """Loads this rank's share of a draft model and allocates its KV pool.
+
+    vocabulary: what it has in common with the target's, None where they are the same.
+    """
+    kind = partial(DraftRunner, vocabulary=vocabulary)
+    return _load(kind, directory, dtype, limits, group, quantization, device)
 
 
 def _load(
-    kind: type[_AnyRunner],
+    kind: Callable[..., _AnyRunner],
     directory: Path,
     dtype: DTypeName,
     limits: EngineConfig | DraftLimits,

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from specdec.model_input import ModelInput
 from specdec.sampling import SamplingBatch
+from specdec.sampling_rules import SamplingRules
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 
 
@@ -68,6 +69,10 @@ class SequenceTable:
             context_lens=tuple(row.end for row in rows),
             block_tables=self._tensor(tables),
         )
+
+    def rules(self, seq_id: int) -> SamplingRules:
+        """How a sequence's tokens are drawn."""
+        return self._states[seq_id].admission.rules
 
     def sampling_batch(self, tokens: Many[SampledToken]) -> SamplingBatch:
         """How to draw `tokens`, one row of logits each."""
