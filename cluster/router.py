@@ -8,7 +8,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine, RequestOutput
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
+from specdec.proposers import DraftVocabulary
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
@@ -168,7 +169,9 @@ class Router:
         directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
         assert directory is not None, "a plan for a draft model that is nowhere"
         spec = self._group_spec("draft model", directory, size, limits, speculation.quantization)
-        return DraftSupervisor(lambda: DraftGroup(spec, placement), limits)
+        vocabulary = DraftVocabulary.between(directory, self._directories.target)
+        spec = replace(spec, vocabulary=vocabulary.shared)
+        return DraftSupervisor(lambda: DraftGroup(spec, placement), limits, vocabulary)
 
     @property
     def _shares_cores(self) -> bool:

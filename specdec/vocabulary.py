@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.errors import InvalidValueError
+from specdec.model_config import ModelConfig
 from specdec.sampling_rules import SamplingRules
 from specdec.spelling import Spelling
 from specdec.tokenizer import Tokenizer
@@ -41,11 +44,6 @@ class VocabularyMap:
     def num_shared(self) -> int:
         return int((self.draft_to_target >= 0).sum())
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether the vocabularies are the same; the ids of padding have no text to differ in."""
-        return self.has_equal_ids and len(self.draft_to_target) == len(self.target_to_draft)
-
 
 @dataclass(frozen=True)
 class ModelVocabulary:
@@ -54,13 +52,28 @@ class ModelVocabulary:
     tokenizer: Tokenizer
     size: int
 
+    @classmethod
+    def from_directory(cls, directory: Path) -> ModelVocabulary:
+        """Raises UnsupportedModelError where the files make no model or no tokenizer."""
+        return cls(Tokenizer(directory), ModelConfig.from_directory(directory).vocab_size)
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """Raises UnsupportedModelError for a tokenizer whose tokens cannot be read as bytes."""
+        return Spelling(self.tokenizer)
+
+    def equals(self, other: ModelVocabulary) -> bool:
+        """Whether the same ids stand for the same tokens, padding included."""
+        same_tokens = self.tokenizer.vocabulary == other.tokenizer.vocabulary
+        return self.size == other.size and same_tokens
+
 
 def map_vocabularies(draft: ModelVocabulary, target: ModelVocabulary) -> VocabularyMap:
     """Pairs tokens of equal text, special ones of equal name, and those that end a text.
 
     Raises UnsupportedModelError for a tokenizer that is neither byte-level nor SentencePiece-like.
     """
-    texts, target_texts = Spelling(draft.tokenizer), Spelling(target.tokenizer)
+    texts, target_texts = draft.spelling, target.spelling
     pairs = _common(texts.ids_by_text(), target_texts.ids_by_text())
     pairs |= _special_pairs(draft.tokenizer, target.tokenizer)
     to_target = np.full(draft.size, -1, dtype=np.int32)

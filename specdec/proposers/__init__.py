@@ -2,16 +2,15 @@
 
 from specdec.proposers.base import DraftRequest, Proposal, Proposer
 from specdec.proposers.draft_model import DraftModelProposer
+from specdec.proposers.draft_vocabulary import DraftVocabulary
 from specdec.proposers.ngram import NgramProposer
-from specdec.proposers.other_vocabulary import OtherVocabulary
-from specdec.proposers.translation import EqualIds, Translation
+from specdec.proposers.translation import Translation
 
 __all__ = [
     "DraftModelProposer",
     "DraftRequest",
-    "EqualIds",
+    "DraftVocabulary",
     "NgramProposer",
-    "OtherVocabulary",
     "Proposal",
     "Proposer",
     "Translation",
