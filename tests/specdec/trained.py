@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import torch
@@ -16,7 +17,7 @@ from tokenizers import (
 )
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-WINDOW_TOKENS = 64
+WINDOW_TOKENS = 48
 BATCH = 8
 
 
@@ -118,8 +119,6 @@ def _train(
 
 
 def _without_byte_tokens_as_special(raw: str) -> str:
-    import json
-
     parsed = json.loads(raw)
     parsed["pre_tokenizer"] = None
     parsed["added_tokens"] = [
