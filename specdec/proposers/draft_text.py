@@ -54,11 +54,11 @@ class DraftText:
 
     def _add_text(self, text: str) -> None:
         start, known = self._window_start, self.token_ids[self._window_start :]
-        before = self._spelling.text(known).decode()
+        before = self._spelling.text(known).decode(errors="replace")
         if start > len(self._spelling.prefix):
             encoded = self._spelling.encode_inside(before + text)
         else:
-            before = before[1:] if known and self._spelling.adds_space else before
+            before = before.removeprefix(" ") if self._spelling.adds_space else before
             encoded = self._spelling.encode_first(before + text)
         num_known, num_encoded = self._meeting(known, encoded, (before + text).encode())
         if num_encoded is None:
