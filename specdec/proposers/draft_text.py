@@ -11,8 +11,8 @@ from itertools import accumulate
 
 from specdec.spelling import Spelling, split_text
 
-_MAX_WINDOW_TOKENS = 32
-_MIN_WINDOW_TOKENS = 16
+_MAX_WINDOW_TOKENS = 24
+_MIN_WINDOW_TOKENS = 12
 _CONTEXT_TOKENS = 2  # the first of a window, whose left neighbours the tokenizer does not see
 
 

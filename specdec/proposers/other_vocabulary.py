@@ -63,7 +63,7 @@ class OtherVocabulary:
         if not drafts_text(seq.rules):
             return max_tokens
         ratio = len(self._states[seq.seq_id].text.token_ids) / seq.num_tokens
-        return round(max_tokens * min(max(ratio, 1.0), _MAX_DRAFT_PER_TARGET_TOKEN))
+        return max(1, round(max_tokens * min(ratio, _MAX_DRAFT_PER_TARGET_TOKEN)))
 
     def write(self, seq: Sequence, token_ids: Many[int], max_tokens: int) -> tuple[int, ...]:
         """The target's tokens of the drafted text, or those that stand for the drafted ones."""

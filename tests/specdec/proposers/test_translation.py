@@ -72,7 +72,7 @@ def test_greedy_drafts_are_read_by_the_targets_tokenizer(models, translate, draf
     expected = tuple(models[target].spelling.encode_inside(text))
     assert translation.write(seq, drafted, 99) == expected
     assert translation.write(seq, drafted, 2) == expected[:2]
-    assert 2 <= translation.num_draft_tokens(seq, 2) <= 4
+    assert 1 <= translation.num_draft_tokens(seq, 2) <= 4
 
 
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
