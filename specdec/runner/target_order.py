@@ -22,14 +22,15 @@ class TargetOrder:
         self, vocabulary: VocabularyMap, group: TensorParallelGroup, device: torch.device
     ) -> None:
         self.size = len(vocabulary.target_to_draft)
-        self.draft_ids = torch.from_numpy(vocabulary.target_to_draft).long().to(device)
+        to_draft = torch.from_numpy(vocabulary.target_to_draft).long().to(device)
+        self.draft_ids = to_draft.clamp(min=0)  # [size]; logits without a number draw any token
         self._group = group
         self._shares = partition(len(vocabulary.draft_to_target), group.size)
         share = group.share_of(self.size)
         self.first_token = share.start
-        held = self.draft_ids[share.start : share.stop]
-        self._columns = held.clamp(min=0)  # [tokens of the target that this rank keeps]
-        self._is_missing = held < 0
+        # Of the tokens of the target that this rank keeps:
+        self._columns = self.draft_ids[share.start : share.stop]
+        self._is_missing = to_draft[share.start : share.stop] < 0
 
     def arrange(self, logits: Tensor) -> Tensor:
         """logits: [R, tokens of the draft that this rank holds]; a collective call.
