@@ -126,7 +126,10 @@ def _token_texts(vocabulary: dict[str, int], raw: Any) -> dict[int, bytes]:
             token_id: token.encode() if token in added else _sentencepiece_text(token)
             for token, token_id in vocabulary.items()
         }
-    raise UnsupportedModelError("its tokenizer is neither byte-level nor SentencePiece-like")
+    raise UnsupportedModelError(
+        "models whose vocabularies differ can draft for each other only if both tokenizers are "
+        "byte-level or SentencePiece-like, and one is neither"
+    )
 
 
 def _sentencepiece_text(token: str) -> bytes:

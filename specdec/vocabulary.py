@@ -74,14 +74,18 @@ def map_vocabularies(draft: ModelVocabulary, target: ModelVocabulary) -> Vocabul
     Raises UnsupportedModelError for a tokenizer that is neither byte-level nor SentencePiece-like.
     """
     texts, target_texts = draft.spelling, target.spelling
-    pairs = _common(texts.ids_by_text(), target_texts.ids_by_text())
+    has_equal_ids = texts.ordinary == target_texts.ordinary
+    if has_equal_ids:  # then several tokens of one text need not be told apart
+        pairs = {token_id: token_id for token_id in texts.ordinary}
+    else:
+        pairs = _common(texts.ids_by_text(), target_texts.ids_by_text())
     pairs |= _special_pairs(draft.tokenizer, target.tokenizer)
     to_target = np.full(draft.size, -1, dtype=np.int32)
     to_draft = np.full(target.size, -1, dtype=np.int32)
     for draft_id, target_id in pairs.items():
         if draft_id < draft.size and target_id < target.size:
             to_target[draft_id], to_draft[target_id] = target_id, draft_id
-    return VocabularyMap(to_target, to_draft, texts.ordinary == target_texts.ordinary)
+    return VocabularyMap(to_target, to_draft, has_equal_ids)
 
 
 def drafts_text(rules: SamplingRules) -> bool:

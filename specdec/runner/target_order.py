@@ -22,7 +22,7 @@ class TargetOrder:
         self, vocabulary: VocabularyMap, group: TensorParallelGroup, device: torch.device
     ) -> None:
         self.size = len(vocabulary.target_to_draft)
-        to_draft = torch.from_numpy(vocabulary.target_to_draft).long().to(device)
+        to_draft = torch.tensor(vocabulary.target_to_draft, dtype=torch.int64, device=device)
         self.draft_ids = to_draft.clamp(min=0)  # [size]; logits without a number draw any token
         self._group = group
         self._shares = partition(len(vocabulary.draft_to_target), group.size)

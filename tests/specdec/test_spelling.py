@@ -84,5 +84,5 @@ def test_another_kind_of_tokenizer_is_refused(tmp_path):
     backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.decoder = decoders.WordPiece()
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(tmp_path)
-    with pytest.raises(UnsupportedModelError, match="neither byte-level nor SentencePiece"):
+    with pytest.raises(UnsupportedModelError, match="byte-level or SentencePiece"):
         Spelling(Tokenizer(tmp_path))

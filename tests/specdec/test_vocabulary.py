@@ -78,6 +78,15 @@ def test_padding_is_mapped_to_nothing(vocabularies):
     assert shared.target_to_draft.tolist() == [*range(target.size)]
 
 
+def test_equal_tokenizers_share_even_tokens_of_equal_text(vocabularies):
+    """A byte and the letter that it spells: apart, only one of them has a counterpart."""
+    draft = vocabularies["sentencepiece"]
+    letter = draft.tokenizer.vocabulary["<0x65>"]
+    padded = dataclasses.replace(draft, size=draft.size + 8)
+    assert map_vocabularies(padded, draft).draft_to_target[letter] == letter
+    assert map_vocabularies(draft, vocabularies["target"]).draft_to_target[letter] == -1
+
+
 def test_a_model_with_fewer_tokens_than_its_tokenizer_has_no_others(vocabularies):
     draft = dataclasses.replace(vocabularies["byte-level"], size=390)
     shared = map_vocabularies(draft, vocabularies["target"])
