@@ -37,6 +37,7 @@ from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
+from specdec.proposers import DraftVocabulary
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingDefaults, StructuredOutput
 from specdec.sequence import Request
@@ -179,7 +180,9 @@ class Router:
         directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
         assert directory is not None, "a plan for a draft model that is nowhere"
         spec = self._group_spec("draft model", directory, size, limits, speculation.quantization)
-        return DraftSupervisor(lambda: DraftGroup(spec, placement), limits)
+        vocabulary = DraftVocabulary.between(directory, self._directories.target)
+        spec = replace(spec, vocabulary=vocabulary.shared)
+        return DraftSupervisor(lambda: DraftGroup(spec, placement), limits, vocabulary)
 
     @property
     def _shares_cores(self) -> bool:

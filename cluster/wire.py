@@ -96,9 +96,15 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
 
 
 def encode_draft_step(step: DraftStep) -> Frames:
-    """The frames of `encode_step`, then drafts [N, 4] and the tokens that they begin with."""
+    """The frames of `encode_step`, then drafts [N, 5] and the tokens that they begin with."""
     drafts = (
-        (row.seq_id, row.num_computed_tokens, len(row.token_ids), row.num_draft_tokens)
+        (
+            row.seq_id,
+            row.num_computed_tokens,
+            len(row.token_ids),
+            row.num_draft_tokens,
+            row.first_index,
+        )
         for row in step.drafts
     )
     return [
@@ -112,7 +118,7 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
     """The inverse of `encode_draft_step`."""
     *common, drafts, tokens = frames
     step = decode_step(common)
-    table = _table(drafts, 4)
+    table = _table(drafts, 5)
     row_tokens = _split(_unpack(tokens), [draft[2] for draft in table])
     return DraftStep(
         step_id=step.step_id,
@@ -121,8 +127,10 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
         block_table_deltas=step.block_table_deltas,
         rows=step.rows,
         drafts=tuple(
-            DraftRow(seq_id, computed, token_ids, count)
-            for (seq_id, computed, _, count), token_ids in zip(table, row_tokens, strict=True)
+            DraftRow(seq_id, computed, token_ids, count, first_index)
+            for (seq_id, computed, _, count, first_index), token_ids in zip(
+                table, row_tokens, strict=True
+            )
         ),
     )
 

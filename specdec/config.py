@@ -48,7 +48,7 @@ class SpeculativeConfig:
     prompt_lookup_min, prompt_lookup_max: lengths of the n-grams that `ngram` looks up, longest
         first.
     model: the draft model of `draft_model`, named as the target is; None takes the target itself,
-        which then should be quantized. Its vocabulary must be the target's.
+        which then should be quantized. Its vocabulary may be another one (`specdec.vocabulary`).
     quantization: how the draft model's matrices are held; None leaves them in the model's dtype.
     draft_tensor_parallel_size: ranks that share the draft model.
     max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.

@@ -181,13 +181,16 @@ class VerifyOutput:
 class DraftRow:
     """A sequence to draft for: its tokens that the draft model has not run, and how many to add.
 
-    The first token's position is `num_computed_tokens`.
+    The first token's position is `num_computed_tokens`. first_index: of the first token to add,
+    among the tokens of the sequence as the target counts them; a draft model with another
+    vocabulary counts its own.
     """
 
     seq_id: int
     num_computed_tokens: int
     token_ids: tuple[int, ...]
     num_draft_tokens: int
+    first_index: int
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from cluster.draft_supervisor import DraftSupervisor
 from cluster.target_supervisor import MAX_FAILURES, TargetSupervisor
 from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError, TargetFailedError
-from specdec.proposers import DraftRequest
+from specdec.proposers import DraftRequest, DraftVocabulary
 from specdec.sampling_rules import SamplingRules
 from specdec.sequence import Sequence
 from specdec.step import DraftedRow, DraftOutput
@@ -77,7 +77,7 @@ def wait_for(condition):
 
 @pytest.mark.parametrize("error", [DraftFailedError("it died"), KeyError("a bug of ours")])
 def test_a_lost_draft_worker_is_replaced_and_nobody_hears_of_it(start, workers, error):
-    supervisor = DraftSupervisor(start, LIMITS)
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     assert drafts(supervisor) == [(7, 7, 7)]
     workers[0].error = error
     assert drafts(supervisor) == []
@@ -89,7 +89,7 @@ def test_a_lost_draft_worker_is_replaced_and_nobody_hears_of_it(start, workers, 
 
 
 def test_a_draft_worker_that_died_while_nobody_drafted_is_noticed(start, workers):
-    supervisor = DraftSupervisor(start, LIMITS)
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     workers[0].error = DraftFailedError("it died")
     supervisor.check()
     wait_for(lambda: len(workers) == 2)

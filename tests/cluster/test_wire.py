@@ -111,7 +111,7 @@ OUTPUTS = st.builds(
 DRAFT_STEPS = st.builds(
     lambda step, drafts: DraftStep(**vars(step), drafts=drafts),
     STEPS,
-    st.lists(st.builds(DraftRow, INT32, INT32, TOKENS, INT32), max_size=4).map(tuple),
+    st.lists(st.builds(DraftRow, INT32, INT32, TOKENS, INT32, INT32), max_size=4).map(tuple),
 )
 DRAFT_OUTPUTS = st.builds(
     DraftOutput,

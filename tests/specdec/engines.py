@@ -12,7 +12,13 @@ from specdec.errors import SpecdecError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
-from specdec.proposers import DraftModelProposer, DraftRequest, Proposal, Proposer
+from specdec.proposers import (
+    DraftModelProposer,
+    DraftRequest,
+    DraftVocabulary,
+    Proposal,
+    Proposer,
+)
 from specdec.request_output import RequestOutput
 from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams
@@ -60,14 +66,18 @@ def draft_model(
     directory: Path,
     group: TensorParallelGroup | None = None,
     quantization: QuantizationMethod | None = None,
+    vocabulary: DraftVocabulary | None = None,
     **changes: int,
 ) -> DraftModelProposer:
     """A proposer whose draft model is in this process, with small limits."""
+    vocabulary = vocabulary or DraftVocabulary()
     values = {"num_blocks": 200, "block_size": 4, "max_model_len": 160, "max_catch_up_tokens": 16}
     limits = DraftLimits(**{**values, **changes})
     group = group or TensorParallelGroup()
-    runner = load_draft_runner(directory, "float32", limits, group, quantization)
-    return DraftModelProposer(LocalDraftWorker(runner), limits)
+    runner = load_draft_runner(
+        directory, "float32", limits, group, quantization, vocabulary=vocabulary.shared
+    )
+    return DraftModelProposer(LocalDraftWorker(runner), limits, vocabulary.new_translation())
 
 
 def make_engine(
