@@ -9,12 +9,12 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 
 from specdec.block_manager import BlockManager
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.errors import InvalidValueError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
-from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
+from specdec.proposers import DraftRequest, Proposal, Proposer, make_proposer
 from specdec.runner import Target
 from specdec.sampling_rules import resolve
 from specdec.scheduler import ScheduledRow, Scheduler
@@ -55,9 +55,9 @@ class Engine:
         proposer: Proposer | None = None,
         policy: SpeculationPolicy | None = None,
     ) -> None:
-        """`proposer` drafts; None makes an n-gram proposer where `config.speculation` names that.
+        """`proposer` drafts; None makes the one that `config.speculation` asks for.
 
-        A draft model needs a worker, so its proposer is made by whoever has one.
+        A draft model needs a worker, so a proposer with one is made by whoever has it.
         `policy` decides each step how much to draft; None drafts as configured at every load.
         """
         self.config = config
@@ -70,7 +70,7 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._scheduler = Scheduler(config, self._blocks)
-        self._proposer = proposer or _make_proposer(config.speculation)
+        self._proposer = proposer or make_proposer(config.speculation)
         self._policy = policy
         self._sequences: dict[str, Sequence] = {}
         self._next_seq_id = 0
@@ -205,9 +205,10 @@ class Engine:
                 f"fewer than the {most} that the request may generate",
             )
         method = request.params.speculation.method
-        loaded = self.config.speculation.method if self.config.speculation else "none"
-        if method is not None and method != loaded:
-            raise InvalidValueError("speculation.method", method, f"what is loaded: {loaded}")
+        loaded = self.config.speculation.methods if self.config.speculation else ()
+        if method is not None and method not in loaded:
+            reason = f"what is loaded: {' or '.join(loaded) or 'none'}"
+            raise InvalidValueError("speculation.method", method, reason)
 
     @property
     def _is_speculation_on(self) -> bool:
@@ -332,13 +333,6 @@ class Engine:
         self._ledger.forget(seq.seq_id)
         if self._proposer is not None:
             self._proposer.release(seq.seq_id)
-
-
-def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
-    if config is None:
-        return None
-    assert config.method == "ngram", f"no proposer was given for {config.method}"
-    return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
 
 
 def _step_row(row: ScheduledRow, proposal: Proposal | None) -> StepRow:

@@ -29,6 +29,7 @@ class Request:
     resume_token_ids: output that the caller has already, from a service that was lost; generation
         goes on behind it, and what comes is what would have come.
     queue_deadline_s: when to give up a request that still waits, by the clock of `Engine.expire`.
+    tenant: whose request it is; drafts never come from the text of another's.
     """
 
     request_id: str
@@ -38,6 +39,7 @@ class Request:
     priority: int = 0
     resume_token_ids: tuple[int, ...] = ()
     queue_deadline_s: float = math.inf
+    tenant: str = ""
 
 
 @dataclass(eq=False)

@@ -2,6 +2,6 @@
 
 from specdec.proposers.base import DraftRequest, Proposal, Proposer
 from specdec.proposers.draft_model import DraftModelProposer
-from specdec.proposers.ngram import NgramProposer
+from specdec.proposers.methods import make_proposer
 
-__all__ = ["DraftModelProposer", "DraftRequest", "NgramProposer", "Proposal", "Proposer"]
+__all__ = ["DraftModelProposer", "DraftRequest", "Proposal", "Proposer", "make_proposer"]
