@@ -9,10 +9,10 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow check format lossless bench gpu-check clean
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-drafting gpu-check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .make/setup ## create the environment and install into it, where something changed
 
@@ -44,6 +44,9 @@ lossless: .make/setup ## compare outputs with speculation on and off
 
 bench: .make/setup ## measure throughput
 	$(BIN)/python -m benchmarks.throughput $(ARGS)
+
+bench-drafting: .make/setup ## count what the drafts of each method yield
+	$(BIN)/python -m benchmarks.drafting $(ARGS)
 
 gpu-check: .make/setup ## check the engine on a GPU and measure its steps; skips without one
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)

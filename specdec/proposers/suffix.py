@@ -66,7 +66,7 @@ class SuffixProposer:
         return self._proposals
 
     def release(self, seq_id: int) -> None:
-        """Drops a sequence's tree; keeps the output of one that has ended, not of a preempted one."""
+        """Drops a sequence's tree; keeps the output of one that has ended."""
         known = self._known.pop(seq_id, None)
         if known is not None and known.seq.status is SequenceStatus.FINISHED:
             seq = known.seq
