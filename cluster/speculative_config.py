@@ -128,7 +128,7 @@ def _require_type(name: str, value: object, expected: Any) -> None:
     if float in kinds:
         kinds.add(int)
     if type(value) not in kinds:  # to isinstance, True is an int
-        words = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+        words = {float: "a number", int: "a whole number", bool: "true or false", str: "a text"}
         wanted = next(text for kind, text in words.items() if kind in kinds)
         raise InvalidValueError(name, value, wanted)
 
