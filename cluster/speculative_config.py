@@ -83,7 +83,7 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
 
 
 def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Replaces older spellings, with a line in the log for each."""
+    """Replaces older spellings of keys, with a line in the log for each."""
     values: dict[Any, Any] = {}
     for key, value in mapping.items():
         if key in _NOT_OFFERED:
@@ -91,9 +91,14 @@ def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
         name = _OLDER_SPELLINGS.get(key, key)
         if name != key:
             _warn(f"key {key}", name)
-            if name in mapping:
+            if name in mapping or name in values:
                 raise InvalidValueError(f"speculative_config.{key}", value, f"{name} alone")
         values[name] = value
+    return _with_todays_method(values)
+
+
+def _with_todays_method(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Prompt lookup used to be spelled with brackets, as if it were a model."""
     if values.get("model") in ("[ngram]", "ngram"):
         _warn(f"model {values['model']}", "method ngram")
         values.setdefault("method", "ngram")

@@ -3,5 +3,13 @@
 from specdec.proposers.base import DraftRequest, Proposal, Proposer
 from specdec.proposers.draft_model import DraftModelProposer
 from specdec.proposers.methods import make_proposer
+from specdec.proposers.output_cache import MAX_CACHE_BYTES
 
-__all__ = ["DraftModelProposer", "DraftRequest", "Proposal", "Proposer", "make_proposer"]
+__all__ = [
+    "MAX_CACHE_BYTES",
+    "DraftModelProposer",
+    "DraftRequest",
+    "Proposal",
+    "Proposer",
+    "make_proposer",
+]
