@@ -44,6 +44,9 @@ _METHODS: Mapping[str, SpeculativeConfig] = {
     ),
     "draft_model": SpeculativeConfig("draft_model"),
     "draft_model, ngram first": SpeculativeConfig("draft_model", first="ngram"),
+    "draft_model, ngram of 4 first": SpeculativeConfig(
+        "draft_model", first="ngram", prompt_lookup_min=4
+    ),
     "draft_model, suffix first": SpeculativeConfig("draft_model", first="suffix"),
 }
 
@@ -110,12 +113,12 @@ def _replayed(
                     num_draft_tokens=num_draft_tokens,
                     suite=suite,
                     pass_number=number,
-                    mean_acceptance_length=tally.speculation.mean_acceptance_length,
-                    acceptance_rate=tally.speculation.acceptance_rate,
-                    tokens_per_step=tally.tokens_per_step,
-                    drafted_share=tally.drafted_share,
-                    model_share=tally.model_share,
-                    draft_us=tally.draft_us,
+                    mean_acceptance_length=round(tally.speculation.mean_acceptance_length, 3),
+                    acceptance_rate=round(tally.speculation.acceptance_rate, 3),
+                    tokens_per_step=round(tally.tokens_per_step, 3),
+                    drafted_share=round(tally.drafted_share, 3),
+                    model_share=round(tally.model_share, 3),
+                    draft_us=round(tally.draft_us, 1),
                 )
             )
     return rows

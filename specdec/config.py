@@ -70,7 +70,8 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: most tokens that `suffix` drafts for each token of its match.
     suffix_decoding_min_token_prob: how probable a draft of `suffix` must be, by how often its
         tokens came so far, to be made longer.
-    first: a lookup that drafts before `draft_model` does, which is left with what it cannot find.
+    first: a lookup that drafts before `draft_model` does, and spares it the sequences for which it
+        finds a draft of full length.
     fallback: a lookup that drafts where `draft_model` has nothing: while its worker is away, while
         it catches up with a sequence, and beyond max_model_len.
     model: the draft model of `draft_model`, named as the target is; None takes the target itself,

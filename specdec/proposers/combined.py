@@ -1,7 +1,8 @@
 """Several proposers for one batch: lookups before a draft model, or in its place where it has none.
 
 A lookup costs microseconds and is right where a text repeats; a draft model costs a forward pass a
-token and is right more evenly.
+token and is right more evenly. Both cost the target one pass, so a short draft of a lookup does not
+pay where the model would make a long one.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ class Lookup:
 
 
 class CombinedProposer:
-    """Asks each proposer about the sequences for which those before it had nothing.
+    """Asks a lookup, then the draft model, then another lookup about what is still without a draft.
 
-    The draft model hears of every sequence in every step, of those that have a draft already with
-    no tokens to draft: so it runs their text in chunks while the target works, and is at most
-    MAX_PENDING_TOKENS behind when it is needed. A request that names a method is drafted for by
-    that one alone, and the others do not hear of it.
+    The first lookup spares the model a sequence if it drafts as many tokens as were asked for; a
+    shorter draft of it counts where the model has none. The model hears of every sequence in every
+    step, of a spared one with no tokens to draft: so it runs its text in chunks while the target
+    works, and is at most MAX_PENDING_TOKENS behind when it is needed. A request that names a method
+    is drafted for by that one alone, and the others do not hear of it.
     """
 
     def __init__(
@@ -44,7 +46,7 @@ class CombinedProposer:
         """Looks up what comes first, and has the draft model begin with the rest."""
         self._requests, self._drafted = requests, {}
         self._look_up(self._first)
-        self._draft_model.begin(self._left_for("draft_model"))
+        self._draft_model.begin(self._left_for("draft_model", until_full=True))
 
     def collect(self) -> list[Proposal]:
         """The drafts that are not empty, one a sequence."""
@@ -61,16 +63,22 @@ class CombinedProposer:
 
     def _look_up(self, lookup: Lookup | None) -> None:
         if lookup is not None:
-            lookup.proposer.begin(self._left_for(lookup.method))
+            lookup.proposer.begin(self._left_for(lookup.method, until_full=False))
             self._keep(lookup.proposer.collect())
 
-    def _left_for(self, method: SpeculationMethod) -> list[DraftRequest]:
-        """Who may be drafted for by a method; who has a draft already needs no tokens."""
-        return [
-            replace(request, max_tokens=0) if request.seq.seq_id in self._drafted else request
-            for request in self._requests
-            if request.seq.params.speculation.method in (None, method)
-        ]
+    def _left_for(self, method: SpeculationMethod, *, until_full: bool) -> list[DraftRequest]:
+        """Who may be drafted for by a method; who has a draft, or a full one, needs no tokens."""
+        left = []
+        for request in self._requests:
+            if request.seq.params.speculation.method in (None, method):
+                num_wanted = request.max_tokens if until_full else 1
+                is_served = self._num_drafted(request) >= num_wanted
+                left.append(replace(request, max_tokens=0) if is_served else request)
+        return left
+
+    def _num_drafted(self, request: DraftRequest) -> int:
+        drafted = self._drafted.get(request.seq.seq_id)
+        return 0 if drafted is None else len(drafted.draft_token_ids)
 
     def _keep(self, proposals: Many[Proposal]) -> None:
         self._drafted |= {each.seq_id: each for each in proposals if each.draft_token_ids}

@@ -93,15 +93,17 @@ class SuffixProposer:
     def _best(
         self, tree: SuffixTree, context: Tokens, num_matched: int, max_tokens: int
     ) -> Continuation:
-        """The draft with the highest score over all lengths of the match up to `num_matched`."""
+        """The draft with the highest score, of matches of up to `num_matched` tokens."""
         best, limits = NO_CONTINUATION, self._limits
-        for length, count in _lengths(limits.max_tree_depth, limits.max_spec_factor, max_tokens):
+        depth, factor = limits.max_tree_depth, limits.max_spec_factor
+        for length, count in _lengths(depth, factor, max_tokens, num_matched):
             if count <= best.score:
                 break  # no token counts more than 1
-            place = tree.find(context[-length:]) if length <= num_matched else None
-            if place is not None:
-                draft = tree.continuation(place, count, limits.min_token_prob)
-                best = max(best, draft, key=lambda each: each.score)
+            place = tree.find(context[-length:])
+            assert place is not None, "a match that is none"
+            draft = tree.continuation(place, count, limits.min_token_prob)
+            if draft.score > best.score:
+                best = draft
         return best
 
 
@@ -111,13 +113,18 @@ def _num_matched(tree: SuffixTree, context: Tokens) -> int:
     return bisect_left(lengths, True, key=lambda length: tree.find(context[-length:]) is None)
 
 
-@lru_cache
-def _lengths(max_depth: int, max_factor: float, max_tokens: int) -> tuple[tuple[int, int], ...]:
-    """Each length of a match with the tokens to draft for it: most tokens first, then longest."""
+@lru_cache(maxsize=4096)
+def _lengths(
+    max_depth: int, max_factor: float, max_tokens: int, num_matched: int
+) -> tuple[tuple[int, int], ...]:
+    """Each number of tokens that may be drafted, the most first, with the longest match for it.
+
+    Shorter matches for as many tokens were never better (docs/benchmarks/README.md), and to
+    try them too took most of the time.
+    """
     tolerance = 1e-6  # of a factor such as 0.1 that is a little less as a float
-    counts = {
-        length: min(max_tokens, int(length * max_factor + tolerance), max_depth - length)
-        for length in range(1, max_depth)
+    longest = {
+        min(max_tokens, int(length * max_factor + tolerance), max_depth - length): length
+        for length in range(1, min(num_matched, max_depth - 1) + 1)
     }
-    pairs = [(length, count) for length, count in counts.items() if count > 0]
-    return tuple(sorted(pairs, key=lambda pair: (-pair[1], -pair[0])))
+    return tuple((longest[count], count) for count in sorted(longest, reverse=True) if count > 0)

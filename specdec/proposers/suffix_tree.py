@@ -209,18 +209,23 @@ class SuffixTree:
             node, at = child, at + self._label_length(child)
 
     def _new_node(self, text: Tokens, start: int, end: int, count: int) -> int:
-        node = self._unused.pop() if self._unused else self._grow()
+        if not self._unused:
+            self._grow()
+        node = self._unused.pop()
         self._texts[node], self._starts[node], self._ends[node] = text, start, end
         self._counts[node] = count
         return node
 
-    def _grow(self) -> int:
+    def _grow(self) -> None:
+        """Makes room for half as many nodes again."""
+        size = len(self._counts)
+        count = size // 2 + 8
         for column in (self._counts, self._starts, self._ends):
-            column.append(0)
-        self._best.append(_UNKNOWN)
-        self._texts.append(_NOTHING)
-        self._children.append(None)
-        return len(self._counts) - 1
+            column.extend([0] * count)
+        self._best.extend([_UNKNOWN] * count)
+        self._texts.extend([_NOTHING] * count)
+        self._children.extend([None] * count)
+        self._unused.extend(reversed(range(size, size + count)))
 
     def _discard(self, node: int) -> None:
         self._texts[node], self._children[node] = _NOTHING, None

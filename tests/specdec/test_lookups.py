@@ -73,10 +73,14 @@ def check(directory, draft_dir, method, sampling, k, group=None, batch_size=8):
     assert 0 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", METHODS)
-def test_tokens_are_those_without_speculation(tiny_model_dir, other_model_dir, method, sampling):
-    check(tiny_model_dir, other_model_dir, method, sampling, k=3)
+def test_tokens_are_those_without_speculation(tiny_model_dir, other_model_dir, method):
+    check(tiny_model_dir, other_model_dir, method, SAMPLED, k=3)
+
+
+@pytest.mark.parametrize("method", ["suffix", "all"])
+def test_greedy_tokens_too(tiny_model_dir, other_model_dir, method):
+    check(tiny_model_dir, other_model_dir, method, GREEDY, k=5)
 
 
 @pytest.mark.slow

@@ -13,21 +13,26 @@ from tests.specdec.proposers.sequences import drafts, sequence
 class Scripted:
     """Drafts its own token for the sequences that it is told to know; keeps what it was asked."""
 
-    def __init__(self, token, knows) -> None:
+    def __init__(self, token, knows, most=100) -> None:
         self.token = token
         self.knows = knows
+        self.most = most
         self.asked: dict[int, int] = {}
         self.released: list[int] = []
 
     def begin(self, requests):
         self.asked = {each.seq.seq_id: each.max_tokens for each in requests}
-        self._seqs = [each.seq for each in requests if each.max_tokens]
+        self._requests = [each for each in requests if each.seq.seq_id in self.knows]
 
     def collect(self):
         return [
-            Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], (self.token,))
-            for seq in self._seqs
-            if seq.seq_id in self.knows
+            Proposal(
+                each.seq.seq_id,
+                each.seq.num_tokens,
+                each.seq.token_ids[-1],
+                (self.token,) * min(self.most, each.max_tokens),
+            )
+            for each in self._requests
         ]
 
     def release(self, seq_id):
@@ -56,22 +61,35 @@ def combined(first, model, fallback):
 
 def test_each_is_asked_about_what_is_left(combined, first, model, fallback):
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30, 40)]
-    assert drafts(combined, *seqs) == [(1,), (2,), (3,), ()]
+    assert drafts(combined, *seqs) == [(1,) * 7, (2,) * 7, (3,) * 7, ()]
     assert first.asked == {10: 7, 20: 7, 30: 7, 40: 7}
     assert model.asked == {10: 0, 20: 7, 30: 7, 40: 7}
     assert fallback.asked == {10: 0, 20: 0, 30: 7, 40: 7}
 
 
+def test_a_short_draft_of_the_first_counts_where_the_model_has_none(combined, first, model):
+    first.most, first.knows = 3, {10, 40}
+    seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 40)]
+    assert drafts(combined, *seqs) == [(2,) * 7, (1,) * 3]
+    assert model.asked == {10: 7, 40: 7}
+
+
+def test_a_short_draft_of_the_model_is_enough(combined, model, fallback):
+    model.most = 2
+    assert drafts(combined, sequence(20, [5, 6])) == [(2, 2)]
+    assert fallback.asked == {20: 0}
+
+
 def test_without_a_lookup_the_draft_model_is_alone(model):
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30)]
-    assert drafts(CombinedProposer(model), *seqs) == [(2,), (2,), ()]
+    assert drafts(CombinedProposer(model), *seqs, count=1) == [(2,), (2,), ()]
 
 
 def test_a_request_that_names_a_method_gets_that_one_alone(combined, first, model, fallback):
     methods = {10: "suffix", 20: "ngram", 21: "draft_model", 30: "draft_model"}
     model.knows = {21}
     seqs = [sequence(seq_id, [5, 6], method=method) for seq_id, method in methods.items()]
-    assert drafts(combined, *seqs) == [(3,), (), (2,), ()]
+    assert drafts(combined, *seqs, count=1) == [(3,), (), (2,), ()]
     assert set(first.asked) == {20}
     assert set(model.asked) == {21, 30}
     assert set(fallback.asked) == {10}
@@ -84,9 +102,9 @@ def test_all_forget_a_sequence(combined, first, model, fallback):
 
 def test_a_draft_of_one_step_is_not_taken_for_the_next(combined, first):
     seq = sequence(10, [5, 6])
-    assert drafts(combined, seq) == [(1,)]
+    assert drafts(combined, seq, count=1) == [(1,)]
     first.knows = {}
-    assert drafts(combined, seq) == [(2,)]
+    assert drafts(combined, seq, count=1) == [(2,)]
 
 
 def test_a_draft_model_keeps_up_with_what_lookups_draft(tiny_model_dir):
