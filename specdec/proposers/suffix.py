@@ -13,14 +13,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from specdec.proposers.base import DraftRequest, Proposal
+from specdec.proposers.growing_text import GrowingText
 from specdec.proposers.output_cache import OutputCache
-from specdec.proposers.suffix_tree import (
-    NO_CONTINUATION,
-    Continuation,
-    GrowingText,
-    SuffixTree,
-    Tokens,
-)
+from specdec.proposers.suffix_tree import NO_CONTINUATION, Continuation, SuffixTree, Tokens
 from specdec.sequence import Sequence, SequenceStatus
 
 

@@ -6,7 +6,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.proposers.suffix_tree import GrowingText, SuffixTree
+from specdec.proposers.growing_text import GrowingText
+from specdec.proposers.suffix_tree import SuffixTree
 
 DEPTHS = st.integers(1, 6)
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(lambda ids: array("i", ids))
