@@ -11,9 +11,10 @@ import psutil
 import torch
 
 from cluster.config import ServeConfig
-from specdec.config import DTYPES, DraftLimits, EngineConfig, require_range
+from specdec.config import DTYPES, DraftLimits, EngineConfig, SpeculativeConfig, require_range
 from specdec.errors import InvalidValueError, OutOfMemoryError
 from specdec.model_config import ModelConfig
+from specdec.proposers import MAX_CACHE_BYTES
 
 CPUS_PER_SHARD = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
@@ -289,7 +290,15 @@ def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
     if models.draft is not None and speculation is not None:
         num_processes += speculation.draft_tensor_parallel_size
         weights += models.draft.weight_bytes(dtype, speculation.quantization)
-    return weights + num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
+    processes = num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
+    return weights + processes + _output_cache_bytes(speculation)
+
+
+def _output_cache_bytes(speculation: SpeculativeConfig | None) -> int:
+    """What suffix decoding may come to keep of earlier outputs."""
+    if speculation is None or "suffix" not in speculation.methods:
+        return 0
+    return MAX_CACHE_BYTES if speculation.suffix_decoding_max_cached_requests else 0
 
 
 def _reclaimable_bytes() -> int:

@@ -37,7 +37,7 @@ from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
-from specdec.proposers import DraftVocabulary
+from specdec.proposers import DraftVocabulary, make_proposer
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingDefaults, StructuredOutput
 from specdec.sequence import Request
@@ -107,7 +107,7 @@ class Router:
             self._model,
             self._target.current,
             self._tokenizer,
-            proposer=self._draft,
+            proposer=make_proposer(self._plan.engine.speculation, self._draft),
             policy=SpeculationPolicy(self._control, time.monotonic) if self._control else None,
         )
         self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
@@ -252,7 +252,9 @@ class Router:
 
     @property
     def _can_draft(self) -> bool:
-        return self._draft is None or self._draft.is_available
+        speculation = self.config.speculative_config
+        has_lookup = speculation is not None and len(speculation.methods) > 1
+        return self._draft is None or self._draft.is_available or has_lookup
 
     def _why_not_ready(self, loop: EngineLoop) -> str:
         if loop.failure is not None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
 from typing import Literal, get_args
 
 import torch
@@ -13,6 +15,7 @@ from specdec.sampling_params import (
     SPECULATION_METHODS,
     VERIFIERS,
     AcceptanceThreshold,
+    LookupMethod,
     SpeculationMethod,
     SpeculationOptions,
     VerifierName,
@@ -40,6 +43,27 @@ DEFAULT_TYPICAL_DELTA = 0.3
 QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
 
+_KEYS_OF_METHODS: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
+    {
+        "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
+        "suffix": (
+            "suffix_decoding_max_tree_depth",
+            "suffix_decoding_max_cached_requests",
+            "suffix_decoding_max_spec_factor",
+            "suffix_decoding_min_token_prob",
+        ),
+        "draft_model": (
+            "model",
+            "quantization",
+            "draft_tensor_parallel_size",
+            "max_model_len",
+            "first",
+            "fallback",
+        ),
+    }
+)
+
+
 @dataclass(frozen=True)
 class SpeculativeConfig:
     """How the service drafts, and judges drafts, when a request does not say.
@@ -47,6 +71,16 @@ class SpeculativeConfig:
     num_speculative_tokens: draft tokens a step and sequence.
     prompt_lookup_min, prompt_lookup_max: lengths of the n-grams that `ngram` looks up, longest
         first.
+    suffix_decoding_max_tree_depth: most tokens that `suffix` matches and drafts together.
+    suffix_decoding_max_cached_requests: how many earlier outputs `suffix` looks at besides the
+        sequence itself; 0 keeps none.
+    suffix_decoding_max_spec_factor: most tokens that `suffix` drafts for each token of its match.
+    suffix_decoding_min_token_prob: how probable a draft of `suffix` must be, by how often its
+        tokens came so far, to be made longer.
+    first: a lookup that drafts before `draft_model` does, and spares it the sequences for which it
+        finds a draft of full length.
+    fallback: a lookup that drafts where `draft_model` has nothing: while its worker is away, while
+        it catches up with a sequence, and beyond max_model_len.
     model: the draft model of `draft_model`, named as the target is; None takes the target itself,
         which then should be quantized. Its vocabulary may be another one (`specdec.vocabulary`).
     quantization: how the draft model's matrices are held; None leaves them in the model's dtype.
@@ -64,6 +98,12 @@ class SpeculativeConfig:
     num_speculative_tokens: int = 3
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
+    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_min_token_prob: float = 0.1
+    first: LookupMethod | None = None
+    fallback: LookupMethod | None = None
     model: str | None = None
     quantization: QuantizationMethod | None = None
     draft_tensor_parallel_size: int = 1
@@ -108,12 +148,10 @@ class SpeculativeConfig:
         if self.max_model_len is not None:
             require_range("speculative_config.max_model_len", self.max_model_len, 2, 2**24)
         require_quantization(self.quantization, "speculative_config.quantization")
-        for name in ("model", "quantization"):
-            value = getattr(self, name)
-            if self.method != "draft_model" and value is not None:
-                limit = "left out unless method is draft_model"
-                raise InvalidValueError(f"speculative_config.{name}", value, limit)
         self._check_verifiers()
+        self._check_suffix()
+        self._check_combination()
+        self._refuse_keys_of_other_methods()
 
     def _check_verifiers(self) -> None:
         try:
@@ -135,6 +173,42 @@ class SpeculativeConfig:
         if self.verifier not in self.allowed_verifiers:
             limit = f"one of allowed_verifiers: {', '.join(self.allowed_verifiers)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
+
+    def _check_suffix(self) -> None:
+        ranges: Mapping[str, tuple[float, float]] = {
+            "suffix_decoding_max_tree_depth": (2, 256),
+            "suffix_decoding_max_cached_requests": (0, 10_000_000),
+            "suffix_decoding_max_spec_factor": (0.01, 32),
+            "suffix_decoding_min_token_prob": (0, 1),
+        }
+        for name, (low, high) in ranges.items():
+            require_range(f"speculative_config.{name}", getattr(self, name), low, high)
+
+    def _check_combination(self) -> None:
+        lookups = get_args(LookupMethod)
+        for name in ("first", "fallback"):
+            if getattr(self, name) not in (None, *lookups):
+                limit = f"one of {', '.join(lookups)}, or left out"
+                raise InvalidValueError(f"speculative_config.{name}", getattr(self, name), limit)
+        if self.fallback is not None and self.fallback == self.first:
+            limit = "another than first, which has been asked before"
+            raise InvalidValueError("speculative_config.fallback", self.fallback, limit)
+
+    def _refuse_keys_of_other_methods(self) -> None:
+        """Rather than ignore them: who gives them expects something of them."""
+        defaults = {field.name: field.default for field in fields(self)}
+        for method, names in _KEYS_OF_METHODS.items():
+            for name in names:
+                value = getattr(self, name)
+                if method not in self.methods and value != defaults[name]:
+                    where = "method" if method == "draft_model" else "method, first or fallback"
+                    limit = f"left out unless {where} is {method}"
+                    raise InvalidValueError(f"speculative_config.{name}", value, limit)
+
+    @property
+    def methods(self) -> tuple[SpeculationMethod, ...]:
+        """What drafts, in the order in which it is asked."""
+        return tuple(each for each in (self.first, self.method, self.fallback) if each is not None)
 
     @property
     def control(self) -> SpeculationControl:
@@ -193,7 +267,7 @@ class DraftLimits:
     enable_prefix_caching: bool = True
 
 
-def require_range(name: str, value: int, low: int, high: int) -> None:
+def require_range(name: str, value: float, low: float, high: float) -> None:
     """Raises InvalidValueError unless low <= value <= high."""
     if not low <= value <= high:
         raise InvalidValueError(name, value, f"from {low} to {high}")

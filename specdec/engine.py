@@ -9,11 +9,11 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from specdec.block_manager import BlockManager
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig
 from specdec.ending import ending_after_last_token
 from specdec.errors import BadLogitsError, GrammarError, InvalidValueError, SpecdecError
 from specdec.model_config import ModelConfig
-from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
+from specdec.proposers import DraftRequest, Proposal, Proposer, make_proposer
 from specdec.request_intake import RequestIntake
 from specdec.request_output import RequestOutput
 from specdec.runner import Target
@@ -38,9 +38,9 @@ class Engine:
         proposer: Proposer | None = None,
         policy: SpeculationPolicy | None = None,
     ) -> None:
-        """`proposer` drafts; None makes an n-gram proposer where `config.speculation` names that.
+        """`proposer` drafts; None makes the one that `config.speculation` asks for.
 
-        A draft model needs a worker, so its proposer is made by whoever has one.
+        A draft model needs a worker, so a proposer with one is made by whoever has it.
         `policy` decides each step how much to draft; None drafts as configured at every load.
         """
         self.config = config
@@ -53,7 +53,7 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._scheduler = Scheduler(config, self._blocks)
-        self._proposer = proposer or _make_proposer(config.speculation)
+        self._proposer = proposer or make_proposer(config.speculation)
         self._policy = policy
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
@@ -289,10 +289,3 @@ class Engine:
         self._ledger.forget(seq.seq_id)
         if self._proposer is not None:
             self._proposer.release(seq.seq_id)
-
-
-def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
-    if config is None:
-        return None
-    assert config.method == "ngram", f"no proposer was given for {config.method}"
-    return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)

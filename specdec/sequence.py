@@ -34,6 +34,7 @@ class Request:
         goes on behind it, and what comes is what would have come.
     grammar: what params.structured_output is compiled to, by whoever has a GrammarCompiler.
     queue_deadline_s: when to give up a request that still waits, by the clock of `Engine.expire`.
+    tenant: whose request it is; drafts never come from the text of another's.
     """
 
     request_id: str
@@ -44,6 +45,7 @@ class Request:
     resume_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
+    tenant: str = ""
 
 
 @dataclass

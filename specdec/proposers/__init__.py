@@ -3,15 +3,17 @@
 from specdec.proposers.base import DraftRequest, Proposal, Proposer
 from specdec.proposers.draft_model import DraftModelProposer
 from specdec.proposers.draft_vocabulary import DraftVocabulary
-from specdec.proposers.ngram import NgramProposer
+from specdec.proposers.methods import make_proposer
+from specdec.proposers.output_cache import MAX_CACHE_BYTES
 from specdec.proposers.translation import Translation
 
 __all__ = [
+    "MAX_CACHE_BYTES",
     "DraftModelProposer",
     "DraftRequest",
     "DraftVocabulary",
-    "NgramProposer",
     "Proposal",
     "Proposer",
     "Translation",
+    "make_proposer",
 ]

@@ -154,6 +154,19 @@ def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
     assert both.draft.max_model_len == 100
 
 
+def test_what_suffix_decoding_keeps_is_left_free(model):
+    def num_blocks(**keys):
+        speculation = SpeculativeConfig(**keys)
+        config = ServeConfig(
+            max_num_seqs=4096, max_num_batched_tokens=4096, speculative_config=speculation
+        )
+        return engine_config(config, model, GIB).num_blocks
+
+    assert num_blocks(method="suffix") < num_blocks(method="ngram")
+    off = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
+    assert num_blocks(**off) == num_blocks(method="ngram")
+
+
 def test_each_model_has_a_bundle_of_its_own(drafting):
     assert placement_bundles(drafting) == [{"CPU": 0.2}, {"CPU": 0.35}, {"CPU": 0.7}]
     assert len(placement_bundles(ServeConfig(speculative_config=None))) == 2
