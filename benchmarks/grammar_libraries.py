@@ -50,7 +50,7 @@ _CASES: dict[str, tuple[str, Any, str]] = {  # kind, what to compile, a text to 
     "1,000 levels": ("json", '{"properties":{"a":' * 1000 + "{}" + "}}" * 1000, '{"a":{"a":'),
     "6,000 properties": (
         "json",
-        {"properties": {f"p{i}": {"pattern": f"^[a-z]{{1,{i % 50}}}$"} for i in range(6000)}},
+        {"properties": {f"p{i}": {"pattern": f"^[a-z]{{1,{i % 50 + 1}}}$"} for i in range(6000)}},
         '{"p0":',
     ),
     "states of a regex": ("regex", ".*a.{30}b", "aaaa bbbb aaaa"),

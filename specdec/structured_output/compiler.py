@@ -28,6 +28,7 @@ _LIMITS = LLParserLimits(
     step_lexer_fuel=100_000,
     step_max_items=4_000,
     max_lexer_states=120_000,
+    max_grammar_size=25_000,
     verbose_errors=False,
 )
 _BYTES_PER_SECOND = 150e6

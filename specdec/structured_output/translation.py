@@ -32,6 +32,7 @@ MAX_GBNF_WORK = 16_000_000
 _LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
 
 
+_PANIC = re.compile(r"panic:.*", re.DOTALL)  # an assertion of llguidance's, as its own limits are
 _NOTHING_FITS = re.compile(r"NoExtension(Bias)?(\s*<non-verbose/>)?")
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 
@@ -94,7 +95,8 @@ def _plain(escape: re.Match[str]) -> str:
 
 def refusal(kind: str, value: object, reason: str, max_chars: int = 300) -> InvalidValueError:
     """The error for a grammar of that kind, with what llguidance has against it on one line."""
-    words = " ".join(_NOTHING_FITS.sub("no text satisfies it", reason.split("<state>")[0]).split())
+    reason = _PANIC.sub("it is too large", reason.split("<state>")[0])
+    words = " ".join(_NOTHING_FITS.sub("no text satisfies it", reason).split())
     return InvalidValueError(
         f"structured_output.{kind}", value, f"a grammar that can be enforced: {words[:max_chars]}"
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence as Many
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -78,12 +79,14 @@ def next_token(
     if rules.temperature == 0:
         return int(shaped.argmax())
     scores = cut(shaped.double() / rules.temperature, rules)
-    num_chunks = -(-len(logits) // CHUNK_TOKENS)
-    keys = NoiseKeys(
-        *(torch.full((num_chunks,), value) for value in (rules.seed, rules.choice, len(output)))
-    )
-    noise = gumbel_noise(keys, torch.arange(num_chunks)).flatten()[: len(logits)]
-    return int((scores + noise).argmax())
+    return int((scores + _noise(rules.seed, rules.choice, len(output), len(logits))).argmax())
+
+
+@lru_cache(maxsize=10_000)
+def _noise(seed: int, choice: int, position: int, vocab_size: int) -> Tensor:
+    num_chunks = -(-vocab_size // CHUNK_TOKENS)
+    keys = NoiseKeys(*(torch.full((num_chunks,), value) for value in (seed, choice, position)))
+    return gumbel_noise(keys, torch.arange(num_chunks)).flatten()[:vocab_size]
 
 
 def may_be_next(token: int, logits: Tensor, *context: object) -> bool:

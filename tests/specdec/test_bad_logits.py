@@ -74,9 +74,15 @@ def undisturbed(untied_dir):
     return texts(run(engine_for(untied_dir, None), sound()))
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("place", [3, 29], ids=["in an early chunk", "at the end"])
+@pytest.mark.parametrize(
+    ("value", "num_ranks", "place"),
+    [
+        pytest.param(torch.nan, 1, 3, id="NaN in an early chunk"),
+        pytest.param(torch.nan, 2, 29, id="NaN at the end"),
+        pytest.param(torch.inf, 1, 29, id="inf at the end"),
+        pytest.param(-torch.inf, 2, 3, id="-inf in an early chunk"),
+    ],
+)
 def test_one_of_four_ends_alone(untied_dir, undisturbed, value, num_ranks, place):
     requests = [poisoned(place=place), *sound()]
 
@@ -98,7 +104,7 @@ def test_who_gets_its_blocks_later_notices_nothing(untied_dir, undisturbed, num_
 
     def of_rank(group):
         engine = engine_for(untied_dir, torch.nan, group, num_blocks=42, max_num_batched_tokens=12)
-        for index in range(4):
+        for index in range(2):
             run(engine, [poisoned(f"p{index}")])
             said = texts(run(engine, [*sound(), same_beginning]))
             assert said == expected

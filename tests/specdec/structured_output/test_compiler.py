@@ -11,6 +11,7 @@ import specdec.structured_output.compiler as compiler_module
 from specdec.errors import GrammarError, InvalidValueError, OverloadedError
 from specdec.sampling_params import MAX_SCHEMA_CHARS, StructuredOutput
 from specdec.structured_output import GrammarCompiler
+from specdec.structured_output.translation import refusal
 from tests.specdec.structured_output.vocabulary import EOS, VOCAB_SIZE, allowed, wander
 
 DEEP = '{"type":"object","properties":{"a":' * 5000 + "{}" + "}}" * 5000
@@ -63,6 +64,13 @@ def test_bad_and_hostile_ones_are_refused_within_two_seconds(compiler, spec):
     (kind,) = spec
     assert caught.value.field == f"structured_output.{kind}"
     assert len(str(caught.value)) < 700
+
+
+def test_errors_tell_nothing_of_the_library():
+    error = refusal("regex", "a", "panic: assertion failed: x\n<backtrace>\n 0: lib.rs")
+    assert str(error).endswith("enforced: it is too large")
+    error = refusal("regex", "a", "NoExtensionBias\n<non-verbose/>")
+    assert str(error).endswith("enforced: no text satisfies it")
 
 
 HOSTILE = {
