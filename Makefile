@@ -9,10 +9,10 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting gpu-check clean
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output gpu-check clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-17s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: .make/setup ## create the environment and install into it, where something changed
 
@@ -47,6 +47,9 @@ bench: .make/setup ## measure throughput
 
 bench-acceptance: .make/setup ## compare how many draft tokens the lossless verifiers accept
 	$(BIN)/python -m benchmarks.acceptance --output docs/benchmarks/acceptance.json $(ARGS)
+
+bench-structured-output: .make/setup ## hold the model to JSON schemas, with and without speculation
+	$(BIN)/python -m benchmarks.structured_output --output docs/benchmarks/structured-output.json $(ARGS)
 
 bench-sampling: .make/setup ## measure what sampling and verification cost of a step
 	$(BIN)/python -m benchmarks.sampling_cost $(ARGS)

@@ -147,26 +147,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     target = resolve(_MODEL)
     started_at = time.monotonic()
-    outcomes: list[Outcome] = []
-    supports: list[Support] = []
+    results: list[Outcome | Support] = []
+    report: dict[str, Any] = {}
     for kind in _DRAFTS:
-        for result in tqdm(measure(options, target, kind), kind.name, leave=False):
-            (outcomes if isinstance(result, Outcome) else supports).append(result)  # type: ignore[arg-type]
-    report = {
+        results.extend(tqdm(measure(options, target, kind), kind.name, leave=False))
+        report = _report(options, results, time.monotonic() - started_at)
+        if options.output is not None:  # each time, so that what is done is kept
+            _save(report, options.output)
+    print(page(report))
+    print(json.dumps(report))
+    return 0
+
+
+def _report(options: Any, results: Sequence[Outcome | Support], seconds: float) -> dict[str, Any]:
+    return {
         "command": "make bench-acceptance",
         "machine": asdict(describe_machine()),
         "target": f"{_MODEL}, float32",
         "options": {key: value for key, value in vars(options).items() if key != "output"},
-        "seconds": round(time.monotonic() - started_at),
-        "outcomes": [asdict(outcome) for outcome in outcomes],
-        "supports": [asdict(support) for support in supports],
+        "seconds": round(seconds),
+        "outcomes": [asdict(each) for each in results if isinstance(each, Outcome)],
+        "supports": [asdict(each) for each in results if isinstance(each, Support)],
     }
-    if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-        options.output.with_suffix(".md").write_text(page(report), encoding="utf-8")
-    print(page(report))
-    print(json.dumps(report))
-    return 0
+
+
+def _save(report: dict[str, Any], output: Path) -> None:
+    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    output.with_suffix(".md").write_text(page(report), encoding="utf-8")
 
 
 def _without_layers(target: Path, scratch: Path, layers: tuple[int, ...]) -> Path:
@@ -174,7 +181,7 @@ def _without_layers(target: Path, scratch: Path, layers: tuple[int, ...]) -> Pat
     if not layers:
         return target
     from torch import nn
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
     model: Any = AutoModelForCausalLM.from_pretrained(target, dtype="float32")
     kept = [layer for index, layer in enumerate(model.model.layers) if index not in layers]
@@ -183,6 +190,7 @@ def _without_layers(target: Path, scratch: Path, layers: tuple[int, ...]) -> Pat
     if getattr(model.config, "layer_types", None):
         model.config.layer_types = model.config.layer_types[: len(kept)]
     model.save_pretrained(scratch)
+    AutoTokenizer.from_pretrained(target).save_pretrained(scratch)
     return scratch
 
 

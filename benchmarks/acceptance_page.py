@@ -23,7 +23,8 @@ Made by `{report["command"]}` on {machine["cpu_model"]}, torch {machine["torch"]
 {options["max_tokens"]} tokens; {options["num_speculative_tokens"]} draft tokens a step. \
 The data: [acceptance.json](acceptance.json).
 
-Accepted per drafted token, with its standard error, and mean tokens a step in brackets. At \
+Accepted per drafted token, with its standard error over the sequences, and mean tokens a step in \
+brackets. Each run has texts of its own, so less than two standard errors may be chance. At \
 temperature 0 the verifiers are the same one.
 
 {_table(("draft", "temperature", *_VERIFIERS), _outcome_rows(outcomes))}

@@ -16,7 +16,7 @@ from torch import Tensor
 from specdec.model_input import ModelInput
 from specdec.runner import DraftRunner, ModelRunner
 
-LISTED = (8, 32, 64, 128, 256)
+LISTED = (8, 64, 128, 256, 1024)
 
 
 @dataclass(frozen=True)

@@ -78,13 +78,14 @@ _SUM = {
         "term": {
             "anyOf": [
                 _integer(0, 99),
-                _object(op={"enum": ["+", "-"]}, left=_integer(0, 99), right={"$ref": "#"}),
+                _object(
+                    op={"enum": ["+", "-"]}, left=_integer(0, 99), right={"$ref": "#/$defs/term"}
+                ),
             ]
         }
     },
     "$ref": "#/$defs/term",
 }
-_SUM["$defs"]["term"]["anyOf"][1]["properties"]["right"] = {"$ref": "#/$defs/term"}
 _FOLDER = {
     "$defs": {
         "entry": {
@@ -219,12 +220,12 @@ _CASES: list[tuple[str, str, Schema]] = [
     ("cyrillic", "Столица России", _object(столица=_text(15))),
     ("key_escapes", "Odd keys", _object(**{'a "b"': _INT | {"maximum": 9}, "c\\d": _BOOL})),
     ("greek", "A Greek letter", {"type": "string", "pattern": "^[β-ω]{1,3}$"}),
-    ("linked", "A linked list that holds 1 and 2, then null", _LINKED),
-    ("tree", "A leaf with value 5 and no children", _TREE),
+    ("linked", 'A list of 1 and 2, as {"value":1,"next":{"value":2,"next":null}}', _LINKED),
+    ("tree", 'A leaf with value 5, as {"value":5,"children":[]}', _TREE),
     ("sum", "The expression 1 + 2", _SUM),
     ("folder", "A folder docs with the file a.txt", _FOLDER),
     ("comments", "A comment by Ann without a reply", _COMMENT),
-    ("nested_lists", "The list [1, 2]", _NESTED_LISTS),
+    ("nested_lists", "The list [1,2]", _NESTED_LISTS),
     ("string_or_number", "The answer is 42", {"anyOf": [_text(10), _integer(0, 99)]}),
     ("one_of", "Is it on?", _object(state={"oneOf": [_BOOL, {"type": "null"}]})),
     (

@@ -49,14 +49,15 @@ _INT32_LIMIT = 2**31
 
 @dataclass(frozen=True)
 class SpeculationOptions:
-    """Per-request speculation. With a lossless verifier it changes the speed, never the tokens.
+    """Per-request speculation. With a lossless verifier it changes the speed, not what is likely.
 
     enabled: None leaves it to the service; False opts out; True asks for it where it is loaded.
     num_speculative_tokens: draft tokens a step; None takes the service's number.
     method: a proposer that the service has loaded; None takes the service's.
     verifier: what decides which draft tokens are kept (`specdec.verification`); None takes the
-        service's. `coupled`, `rejection` and `block` are lossless; `typical` and `threshold` are
-        not, and are faster for it.
+        service's. With `coupled` the seed alone fixes the tokens; with `rejection` and `block`,
+        which are lossless too, they depend on the drafts as well, but their distribution does not.
+        `typical` and `threshold` are not lossless, and are faster for it.
     typical_epsilon, typical_delta: of verifier `typical`: a draft token is kept when its target
         probability is above min(epsilon, delta * exp(-entropy)); Cai et al. 2024 (Medusa), section
         2.3.1. None: 0.09 and 0.3.
@@ -158,6 +159,8 @@ class SamplingParams:
     Names and meanings are those of vLLM, and of the OpenAI API where it has the field. A token's
     logits are shaped in this order: allowed_token_ids, bad_words and structured output, logit_bias
     and min_tokens, repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
+    Bad words are looked for in the output alone. A grammar that can only end goes before
+    min_tokens; a request of which otherwise every token is ruled out ends with an error.
 
     n: how many choices to generate, each with random numbers of its own. Choice i is the same
         whatever n is.

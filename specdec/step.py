@@ -1,7 +1,8 @@
 """The messages of one step, between the engine and whoever holds the model.
 
-Only small integers: a sequence's whole life on a worker (admission, block table, tokens, release)
-rides in these, in order, so a worker can never disagree with the engine about it.
+Small integers, and for requests that need them short lists of probabilities: a sequence's whole
+life on a worker (admission, block table, tokens, release) rides in these, in order, so a worker can
+never disagree with the engine about it.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Proposal:
 
 
 class Proposer(Protocol):
-    """Drafts for a batch. It never changes what is generated, only how fast.
+    """Drafts for a batch. With a lossless verifier it changes how fast texts come, not how likely.
 
     `begin` may return before the drafts are made; `collect` waits for those of the last `begin`.
     """

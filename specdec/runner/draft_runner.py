@@ -36,7 +36,7 @@ from specdec.step import (
 )
 from specdec.vocabulary import VocabularyMap, drafts_text
 
-MAX_LISTED = 128
+MAX_LISTED = 256
 """A draft token whose chances are needed is drawn from so many of the most likely tokens."""
 
 

@@ -26,7 +26,10 @@ from torch.nn.functional import pad
 from specdec.parallel import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks
 
-_ROWS_PER_SLAB = 16
+# Scores that are weighed at a time: in float64 they should stay near the caches of a CPU, elsewhere
+# they only must not fill the memory.
+_CPU_SLAB_SCORES = 2**17
+_SLAB_SCORES = 2**22
 
 # Keys are the bits of -score as float32. It is not negative, so they ascend as scores descend.
 _KEY_OF_MINUS_INFINITY = 0x7F800000
@@ -179,7 +182,8 @@ def _floors_within(
 
 def _total_masses(chunks: ScoreChunks, rows: Tensor) -> Tensor:
     """rows: [num_rows] int64. A slab at a time, as float64 takes much memory."""
-    slabs = rows.split(_ROWS_PER_SLAB)
+    slab_scores = _CPU_SLAB_SCORES if rows.device.type == "cpu" else _SLAB_SCORES
+    slabs = rows.split(max(1, slab_scores // chunks.scores[0].numel()))
     return torch.cat([_mass(chunks.scores[slab]).sum((1, 2)) for slab in slabs])
 
 

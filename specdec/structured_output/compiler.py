@@ -36,7 +36,7 @@ _BYTES_PER_SECOND = 150e6
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary. Threads may share it; none of its methods takes over 2 s."""
+    """Compiles for one vocabulary. Threads may share it."""
 
     def __init__(
         self,
@@ -61,11 +61,12 @@ class GrammarCompiler:
         self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
 
     def compile(self, spec: StructuredOutput) -> Grammar:
-        """The grammar of `spec`; blocks for up to 2 s.
+        """The grammar of `spec`; blocks for up to 2 s once the vocabulary has been read.
 
         Raises InvalidValueError for one that cannot be enforced or takes too long to compile, and
         OverloadedError where too many others are being compiled.
         """
+        self._tokenizer.exception()  # the time limit is the grammar's, not the vocabulary's
         compiled = self._lookup(spec)
         try:
             return compiled.result(self._timeout_s)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from specdec.errors import GrammarError
 from specdec.sampling_params import StructuredOutput
+from specdec.structured_output.translation import plain_reason
 
 ALL_ALLOWED = np.int32(-1)
 """A word of a mask that forbids nothing."""
@@ -101,10 +102,10 @@ class GrammarMatcher:
         num_valid: int = self._matcher.validate_tokens(list(token_ids))
         self._check()
         rest = token_ids[num_valid:]
-        ends = rest and rest[0] in self._grammar.eos_token_ids
-        return (
-            num_valid + 1 if ends and self._is_finished_after(token_ids[:num_valid]) else num_valid
-        )
+        may_end = rest and rest[0] in self._grammar.eos_token_ids
+        if may_end and self._is_finished_after(token_ids[:num_valid]):
+            return num_valid + 1  # llguidance does not count an end that must come
+        return num_valid
 
     def forced_tokens(self, limit: int) -> tuple[int, ...]:
         """Up to `limit` tokens that must come because nothing else may; perhaps none."""
@@ -145,7 +146,7 @@ class GrammarMatcher:
 
     def _check(self) -> None:
         if self._matcher.is_error():
-            reason = self._matcher.get_error().split("<")[0].strip()
+            reason = plain_reason(self._matcher.get_error())
             if "too many states" in reason:
                 self._grammar.exhaust()
             raise GrammarError(f"structured_output cannot be continued: {reason}")

@@ -31,8 +31,8 @@ MAX_GBNF_WORK = 16_000_000
 
 _LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
 
-
 _PANIC = re.compile(r"panic:.*", re.DOTALL)  # an assertion of llguidance's, as its own limits are
+_INNER_STATE = re.compile(r"<state>.*|<non-verbose/>", re.DOTALL)
 _NOTHING_FITS = re.compile(r"NoExtension(Bias)?(\s*<non-verbose/>)?")
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 
@@ -90,13 +90,19 @@ def _plain(escape: re.Match[str]) -> str:
     if digits is None:
         return escape[0]
     code = int(digits, 16)
+    if 0xD800 <= code < 0xE000:
+        raise ValueError(f"{escape[0]} is half of a surrogate pair")
     return f"\\x{code:02x}" if code < 128 else chr(code)
 
 
-def refusal(kind: str, value: object, reason: str, max_chars: int = 300) -> InvalidValueError:
-    """The error for a grammar of that kind, with what llguidance has against it on one line."""
-    reason = _PANIC.sub("it is too large", reason.split("<state>")[0])
-    words = " ".join(_NOTHING_FITS.sub("no text satisfies it", reason).split())
-    return InvalidValueError(
-        f"structured_output.{kind}", value, f"a grammar that can be enforced: {words[:max_chars]}"
-    )
+def refusal(kind: str, value: object, reason: str) -> InvalidValueError:
+    """The error for a grammar of that kind, with what llguidance has against it."""
+    limit = f"a grammar that can be enforced: {plain_reason(reason)}"
+    return InvalidValueError(f"structured_output.{kind}", value, limit)
+
+
+def plain_reason(reason: str, max_chars: int = 300) -> str:
+    """What llguidance says, on one line, without what only its authors can read."""
+    reason = _PANIC.sub("it is too large", reason)
+    reason = _NOTHING_FITS.sub("no text satisfies it", reason)
+    return " ".join(_INNER_STATE.sub("", reason).split())[:max_chars]

@@ -109,6 +109,15 @@ def interrupt_once_it_hangs(service):
     os.kill(os.getpid(), signal.SIGINT)
 
 
+@pytest.fixture
+def ctrl_c():
+    """Python's own reaction to Ctrl-C, which a process in the background is without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_stops_the_answer_not_the_talk(service, capsys):
     service.hangs, service.num_chunks_before_error = True, 1
     with Client(service.address) as client:

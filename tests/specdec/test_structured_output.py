@@ -1,5 +1,6 @@
 """The real engine on the tiny model: grammars hold, and speculation changes no token of them."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,21 @@ def test_every_output_that_ends_is_valid_and_the_same_with_speculation(tiny_mode
                 num_ended += 1
                 case.validate(off.text)
     assert num_ended > 0.7 * len(requests)  # random weights wander where text is free
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block", "typical", "threshold"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_every_verifier_keeps_to_the_grammar(tiny_model_dir, ask, method, verifier):
+    """Drafts of those that need draft probabilities are not cut: the masks alone forbid."""
+    options = SpeculationOptions(verifier=verifier)
+    requests = [
+        ask(f"r{seed}", REGEX, temperature=1.0, seed=seed, speculation=options) for seed in range(6)
+    ]
+    engine = engines(tiny_model_dir)[method]()
+    for transcript in run(engine, requests).values():
+        assert transcript.finish_reason is FinishReason.STOP
+        assert re.fullmatch(REGEX.regex, transcript.text)
+    assert engine.stats().speculation.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -23,8 +23,8 @@ def test_bits_say_which_logits_stay(num_tokens, first_token):
     assert torch.equal(logits, expected)
 
 
-def test_columns_beyond_the_masks_are_left_alone():
+def test_tokens_beyond_the_masks_may_not_come():
     logits = torch.zeros(1, 50)
-    apply_token_masks(logits, torch.tensor([0]), torch.zeros(1, 1, dtype=torch.int32), 10)
-    assert logits[0, :22].isinf().all()
-    assert (logits[0, 22:] == 0).all()
+    apply_token_masks(logits, torch.tensor([0]), torch.full((1, 1), -1, dtype=torch.int32), 10)
+    assert (logits[0, :22] == 0).all()
+    assert logits[0, 22:].isinf().all()

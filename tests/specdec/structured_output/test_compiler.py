@@ -48,6 +48,8 @@ BAD = {
     "no grammar": {"grammar": "hello"},
     "no such rule": {"grammar": "root ::= other"},
     "special token": {"grammar": "start: <|im_start|>"},
+    "half a surrogate pair": {"grammar": 'root ::= "\\ud800"'},
+    "no such character": {"grammar": 'root ::= "\\UFFFFFFFF"'},
     "nested groups": {"grammar": "root ::= " + "(" * 20_000},
     "too many rules": {
         "grammar": "\n".join(f'r{i} ::= r{i + 1} "a"' for i in range(3000)) + "\nroot ::= r0"

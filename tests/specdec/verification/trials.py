@@ -83,7 +83,7 @@ class Speculation:
     vocab_size: int
     temperature: float
     num_draft: int
-    num_listed: int = 4096
+    num_listed: int = 256
     top_k: int = 0
     top_p: float = 1.0
     has_draft_probs: bool = True
