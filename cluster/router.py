@@ -36,14 +36,14 @@ from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine
-from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
+from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
 from specdec.proposers import DraftVocabulary, make_proposer
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingDefaults, StructuredOutput
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
-from specdec.structured_output import Grammar, GrammarCompiler
+from specdec.structured_output import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
 logger = logging.getLogger(__name__)
@@ -102,6 +102,7 @@ class Router:
             self._target = await asyncio.to_thread(self._start_target, placement)
         finally:
             self._draft = await draft
+        await asyncio.to_thread(self._grammars.wait_until_ready)
         engine = Engine(
             self._plan.engine,
             self._model,
@@ -326,8 +327,15 @@ class Router:
             raise UnknownModelError(model, self.config.served_model_name)
 
     async def _compile(self, spec: StructuredOutput | None) -> Grammar | None:
-        """Off the event loop and beside the steps: it may take more than a second."""
-        return None if spec is None else await asyncio.to_thread(self._grammars.compile, spec)
+        """Beside the steps, and without a thread that waits: it may take more than a second."""
+        if spec is None:
+            return None
+        compiled = asyncio.wrap_future(self._grammars.submit(spec))
+        compiled.add_done_callback(lambda done: done.exception())  # nobody may be waiting any more
+        done, _ = await asyncio.wait([compiled], timeout=COMPILE_TIMEOUT_S)
+        if not done:
+            raise OverloadedError(BUSY)
+        return compiled.result()
 
     async def _encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """Off the event loop: a text of a million characters takes a second."""

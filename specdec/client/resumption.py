@@ -1,8 +1,9 @@
 """Goes on with a stream that broke, as if it had not.
 
-The output of a request is a function of its prompt, parameters and seed. So another replica, or the
-same one made again, continues behind the tokens that have come, with the tokens that would have
-come (in float32; differently shaped batches in bfloat16 may decide a tie otherwise).
+With verifier `coupled` the output of a request is a function of its prompt, parameters and seed. So
+another replica, or the same one made again, continues behind the tokens that have come, with the
+tokens that would have come (in float32; differently shaped batches in bfloat16 may decide a tie
+otherwise). With `rejection` and `block` they are others of the same distribution.
 """
 
 from __future__ import annotations

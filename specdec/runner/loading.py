@@ -55,7 +55,9 @@ def load_draft_runner(
     """
     config = ModelConfig.from_directory(directory)
     tokenizer, eos_token_ids = Tokenizer(directory), config.eos_token_ids
-    compiler = GrammarCompiler(tokenizer, config.vocab_size, eos_token_ids, timeout_s=None)
+    compiler = GrammarCompiler(
+        tokenizer, config.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
+    )
     kind = partial(DraftRunner, grammars=DraftGrammars(compiler), vocabulary=vocabulary)
     return _load(kind, directory, dtype, limits, group, quantization, device)
 

@@ -78,7 +78,7 @@ class ModelRunner(Runner):
         """
         best_left = best
         if masked := edits.masked_rows:
-            best_left = best.float()
+            best_left = best.to(torch.float32, copy=True)
             best_left[masked] = logits[masked].amax(1)
         is_bad: list[bool] = bad_rows(best, best_left, self.group).tolist()
         return is_bad

@@ -104,9 +104,10 @@ class Distribution:
         return self.totals.log() + self.shard.group.all_reduce(sums) / self.totals
 
     def best(self, count: int) -> ListedTokens:
-        """The `count` most likely tokens of each row, all if there are fewer; a collective call.
+        """The `count` most likely tokens of each row, or all of them; a collective call.
 
-        A row that has no probabilities gets all of them on some token.
+        Where fewer are possible the rest are any tokens, of probability 0. A row that has no
+        probabilities gets a token that is certain.
         """
         count = min(count, self.shard.vocab_size)
         masses, token_ids = self._own_best(count)
@@ -115,7 +116,9 @@ class Distribution:
         masses, places = masses.topk(count)
         masses[:, 0].clamp_(min=torch.finfo(masses.dtype).tiny)
         probs = masses / masses.sum(1, keepdim=True)
-        return ListedTokens(token_ids.gather(1, places), probs.float())
+        # What fills up a row may be padding behind the vocabulary.
+        token_ids = token_ids.gather(1, places).clamp_(max=self.shard.vocab_size - 1)
+        return ListedTokens(token_ids, probs.float())
 
     def draw_residual(
         self,

@@ -4,11 +4,13 @@ A `GrammarCompiler` makes a `Grammar` of what a request asks for; each of the re
 gets a `GrammarMatcher` of it, which says after every token which ones may come next.
 """
 
-from specdec.structured_output.compiler import GrammarCompiler
+from specdec.structured_output.compiler import BUSY, COMPILE_TIMEOUT_S, GrammarCompiler
 from specdec.structured_output.constraint import ConstrainedDraft, OutputConstraint
 from specdec.structured_output.matcher import Grammar, GrammarMatcher
 
 __all__ = [
+    "BUSY",
+    "COMPILE_TIMEOUT_S",
     "ConstrainedDraft",
     "Grammar",
     "GrammarCompiler",

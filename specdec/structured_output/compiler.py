@@ -5,32 +5,26 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Collection
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import SimpleQueue
 from threading import Lock
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLTokenizer
 
 from specdec.errors import InvalidValueError, OverloadedError, UnsupportedModelError
 from specdec.sampling_params import StructuredOutput
 from specdec.structured_output.matcher import Grammar, mask_words
-from specdec.structured_output.translation import refusal, to_llguidance
+from specdec.structured_output.translation import refusal
+from specdec.structured_output.trial import TrialProcess, first_matcher
 from specdec.tokenizer import Tokenizer
 
-COMPILE_TIMEOUT_S = 1.5
+COMPILE_TIMEOUT_S = 1.9
 NUM_THREADS = 2
+MAX_WAITING = 16
 MAX_CACHED_GRAMMARS = 64
 MAX_CACHED_BYTES = 512 * 2**20
 
-# A grammar that needs more is refused, or ends its own request with an error. At the rates that
-# llguidance states, a mask takes at most about 10 ms.
-_LIMITS = LLParserLimits(
-    initial_lexer_fuel=1_000_000,
-    step_lexer_fuel=100_000,
-    step_max_items=4_000,
-    max_lexer_states=120_000,
-    max_grammar_size=25_000,
-    verbose_errors=False,
-)
+BUSY = "too many grammars are waiting to be compiled"
 _BYTES_PER_SECOND = 150e6
 """Compiling allocates at most about so fast (docs/adr/0008): the only measure there is of size."""
 
@@ -44,47 +38,59 @@ class GrammarCompiler:
         vocab_size: int,
         eos_token_ids: Collection[int],
         timeout_s: float | None = COMPILE_TIMEOUT_S,
+        tries_first: bool = True,
     ) -> None:
         """Returns at once, and reads the vocabulary meanwhile.
 
         vocab_size: the model's, which may be padded beyond the tokenizer's.
         eos_token_ids: allowed where, and only where, an output may end.
-        timeout_s: None for ranks that must agree, on what is known to compile quickly.
+        timeout_s: None waits as long as it takes.
+        tries_first: whether to compile in a process that may be lost first (`TrialProcess`). False
+            for draft workers, who get only what somebody has tried, and whose ranks must agree: so
+            the cache goes by numbers of grammars there, and not by how long they took.
         """
+        self._tries_first = tries_first
         self._timeout_s = timeout_s
         self._eos_token_ids = frozenset(eos_token_ids)
         self._pool = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="grammar")
         special = tokenizer.special_token_ids - set(eos_token_ids)
         self._text_mask = ~mask_words((t for t in special if t < vocab_size), vocab_size)
         self._tokenizer = self._pool.submit(_read_vocabulary, tokenizer, vocab_size, eos_token_ids)
+        self._trials = SimpleQueue[TrialProcess]()
+        if tries_first:
+            for _ in range(NUM_THREADS):
+                self._trials.put(TrialProcess(tokenizer.to_json(), vocab_size, eos_token_ids))
         self._lock = Lock()
         self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
 
     def compile(self, spec: StructuredOutput) -> Grammar:
         """The grammar of `spec`; blocks for up to 2 s once the vocabulary has been read.
 
-        Raises InvalidValueError for one that cannot be enforced or takes too long to compile, and
+        Raises InvalidValueError for one that cannot be enforced or takes too much to compile, and
         OverloadedError where too many others are being compiled.
         """
-        self._tokenizer.exception()  # the time limit is the grammar's, not the vocabulary's
-        compiled = self._lookup(spec)
+        self.wait_until_ready()
         try:
-            return compiled.result(self._timeout_s)
+            return self.submit(spec).result(self._timeout_s)
         except TimeoutError as error:
-            if compiled.cancel():
-                raise OverloadedError("too many grammars are waiting to be compiled") from error
-            reason = f"it takes more than {self._timeout_s} s to compile"
-            raise refusal(spec.kind, getattr(spec, spec.kind), reason) from error
-        except CancelledError as error:  # by another thread that had waited long enough
-            raise OverloadedError("too many grammars are waiting to be compiled") from error
+            raise OverloadedError(BUSY) from error
 
-    def _lookup(self, spec: StructuredOutput) -> Future[Grammar]:
-        """What is compiled already, or on the way for anybody, or from now on."""
+    def wait_until_ready(self) -> None:
+        """Blocks until the vocabulary has been read, which is not a grammar's fault."""
+        self._tokenizer.exception()
+
+    def submit(self, spec: StructuredOutput) -> Future[Grammar]:
+        """The same without waiting. Others may wait for the same future: it is not to be cancelled.
+
+        Raises OverloadedError.
+        """
         with self._lock:
             compiled = self._cache.get(spec)
-            if compiled is not None and not _is_exhausted(compiled):
+            if compiled is not None and not _is_used_up(compiled):
                 self._cache.move_to_end(spec)
                 return compiled
+            if self._num_compiling() >= MAX_WAITING:
+                raise OverloadedError(BUSY)
             compiled = self._cache[spec] = self._pool.submit(self._compile, spec)
         # Without the lock, which the call needs: it comes at once where all is done already.
         compiled.add_done_callback(lambda done: self._settle(spec, done))
@@ -99,7 +105,7 @@ class GrammarCompiler:
 
     def _evict(self) -> None:
         ready = [each.result() for each in self._cache.values() if _is_ready(each)]
-        num_bytes = sum(map(_num_bytes, ready))
+        num_bytes = sum(map(_num_bytes, ready)) if self._tries_first else 0.0
         for index, grammar in enumerate(ready):  # the one used longest ago first
             if len(ready) - index <= MAX_CACHED_GRAMMARS and num_bytes <= MAX_CACHED_BYTES:
                 break
@@ -107,26 +113,38 @@ class GrammarCompiler:
             del self._cache[grammar.spec]
 
     def _compile(self, spec: StructuredOutput) -> Grammar:
-        started_s = time.thread_time()
         try:
             tokenizer = self._tokenizer.result()
         except UnsupportedModelError as error:
             raise InvalidValueError("structured_output", spec.kind, f"left out: {error}") from error
-        matcher = LLMatcher(tokenizer, to_llguidance(spec), log_level=0, limits=_LIMITS)
-        if not matcher.is_error():
-            matcher.compute_bitmask()  # what no text satisfies is noticed only here
+        if self._tries_first:
+            self._try(spec)
+        started_s = time.thread_time()
+        matcher = first_matcher(tokenizer, spec)
         if matcher.is_error():
             raise refusal(spec.kind, getattr(spec, spec.kind), matcher.get_error())
         compile_s = time.thread_time() - started_s
         return Grammar(spec, matcher, self._text_mask, self._eos_token_ids, compile_s)
+
+    def _try(self, spec: StructuredOutput) -> None:
+        trial = self._trials.get()  # there are as many as threads
+        try:
+            reason = trial.refuse(spec)
+        finally:
+            self._trials.put(trial)
+        if reason is not None:
+            raise refusal(spec.kind, getattr(spec, spec.kind), reason)
+
+    def _num_compiling(self) -> int:
+        return sum(not compiled.done() for compiled in self._cache.values())
 
 
 def _is_ready(compiled: Future[Grammar]) -> bool:
     return compiled.done() and not compiled.cancelled() and compiled.exception() is None
 
 
-def _is_exhausted(compiled: Future[Grammar]) -> bool:
-    return _is_ready(compiled) and compiled.result().is_exhausted
+def _is_used_up(compiled: Future[Grammar]) -> bool:
+    return _is_ready(compiled) and compiled.result().is_used_up
 
 
 def _num_bytes(grammar: Grammar) -> float:

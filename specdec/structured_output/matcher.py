@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
-from threading import Event
 
 import numpy as np
 from llguidance import LLMatcher
@@ -18,6 +17,9 @@ from numpy.typing import NDArray
 from specdec.errors import GrammarError
 from specdec.sampling_params import StructuredOutput
 from specdec.structured_output.translation import plain_reason
+
+MAX_SHARING = 32
+"""So many sequences share one copy of a grammar; then it is compiled again."""
 
 ALL_ALLOWED = np.int32(-1)
 """A word of a mask that forbids nothing."""
@@ -28,6 +30,14 @@ def mask_words(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
     bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
     bits[list(token_ids)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+@dataclass
+class _Use:
+    """What has become of a grammar since it was compiled."""
+
+    num_matchers: int = 0
+    is_exhausted: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,20 +55,25 @@ class Grammar:
     text_mask: NDArray[np.int32]
     eos_token_ids: frozenset[int]
     compile_s: float
-    _exhausted: Event = field(default_factory=Event)
+    _use: _Use = field(default_factory=_Use)
 
     @property
-    def is_exhausted(self) -> bool:
-        """Whether its matchers, which share the states of its lexer, have used them up."""
-        return self._exhausted.is_set()
+    def is_used_up(self) -> bool:
+        """Whether further sequences are better served by another copy.
+
+        Its matchers share the states of its lexer, of which there are not endlessly many: none of
+        them shall find that the others have used them up.
+        """
+        return self._use.is_exhausted or self._use.num_matchers >= MAX_SHARING
 
     def matcher(self) -> GrammarMatcher:
         """A matcher for one sequence, before its first token."""
+        self._use.num_matchers += 1
         return GrammarMatcher(self)
 
     def exhaust(self) -> None:
         """Takes note that no further sequence can be served."""
-        self._exhausted.set()
+        self._use.is_exhausted = True
 
 
 class GrammarMatcher:

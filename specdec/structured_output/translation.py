@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from specdec.errors import InvalidValueError
 from specdec.sampling_params import StructuredOutput
@@ -29,7 +29,9 @@ _ANY_OBJECT = '{"type":"object"}'
 MAX_GBNF_WORK = 16_000_000
 """Rules times characters: converting GBNF visits every rule once for each rule, in Python."""
 
-_LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"|/(?:[^/\\\n]|\\.)+/|//[^\n]*|#[^\n]*')
+# What is not closed ends with its line, so that every character is looked at once.
+_LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"?|//[^\n]*|/(?:[^/\\\n]|\\.)+/?|#[^\n]*')
+_LARK_BEGINS = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
 _PANIC = re.compile(r"panic:.*", re.DOTALL)  # an assertion of llguidance's, as its own limits are
 _INNER_STATE = re.compile(r"<state>.*|<non-verbose/>", re.DOTALL)
@@ -67,7 +69,7 @@ def _as_object(schema: str) -> str:
 
 
 def _lark(grammar: str) -> str:
-    lark = grammar if is_lark_syntax(grammar) else _from_gbnf(grammar)
+    lark = grammar if _LARK_BEGINS.search(grammar) else _from_gbnf(grammar)
     if "<" in _LARK_TEXTS.sub("", lark):
         raise refusal("grammar", grammar, "it names tokens (<...>); it may only describe text")
     return lark

@@ -174,3 +174,11 @@ def test_parameters_that_rule_out_every_token_end_their_request(untied_dir, undi
     transcripts = run_ranks(num_ranks, of_rank)[0]
     assert isinstance(transcripts.pop("nothing").error, BadLogitsError)
     assert texts(transcripts) == undisturbed
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_token_of_no_number_counts_where_it_may_not_come_too(tiny_model_dir, value):
+    """The embedding is the head here, so that one token's logit is no number for everybody."""
+    engine = engine_for(tiny_model_dir, value)
+    said = run(engine, [request("r", text(1), allowed_token_ids=(5, 6, 7))])["r"]
+    assert isinstance(said.error, BadLogitsError)

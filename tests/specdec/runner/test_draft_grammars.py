@@ -18,7 +18,13 @@ SPEC = StructuredOutput(regex="[a-z ]{200}")
 @pytest.fixture(scope="module")
 def compiler(tiny_model_dir):
     model = ModelConfig.from_directory(tiny_model_dir)
-    return GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids, None)
+    return GrammarCompiler(
+        Tokenizer(tiny_model_dir),
+        model.vocab_size,
+        model.eos_token_ids,
+        timeout_s=None,
+        tries_first=False,
+    )
 
 
 def admit(grammars, *admissions, released=()):

@@ -109,8 +109,9 @@ def test_a_row_without_probabilities_lists_some_token(bad):
     logits[2] = bad
     shard = VocabShard(TensorParallelGroup(), 0, VOCAB_SIZE)
     distribution = Distribution.of_logits(logits, batch_of(), shard)
-    listed = distribution.best(8)
-    assert listed.probs[2].tolist() == [1] + [0] * 7
+    listed = distribution.best(VOCAB_SIZE)
+    assert listed.probs[2].tolist() == [1] + [0] * (VOCAB_SIZE - 1)
+    assert ((listed.token_ids >= 0) & (listed.token_ids < VOCAB_SIZE)).all()
     keys = NoiseKeys(torch.arange(4), torch.zeros(4).long(), torch.zeros(4).long())
     assert 0 <= listed.draw(keys)[2] < VOCAB_SIZE
     assert distribution.entropies()[2] == 0

@@ -1,5 +1,6 @@
 """What cannot be enforced is refused, quickly and by name; what can is compiled once."""
 
+import contextlib
 import json
 import threading
 import time
@@ -8,10 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import specdec.structured_output.compiler as compiler_module
+import specdec.structured_output.trial as trial_module
 from specdec.errors import GrammarError, InvalidValueError, OverloadedError
 from specdec.sampling_params import MAX_SCHEMA_CHARS, StructuredOutput
 from specdec.structured_output import GrammarCompiler
-from specdec.structured_output.translation import refusal
+from specdec.structured_output.matcher import MAX_SHARING
+from specdec.structured_output.translation import refusal, to_llguidance
 from tests.specdec.structured_output.vocabulary import EOS, VOCAB_SIZE, allowed, wander
 
 DEEP = '{"type":"object","properties":{"a":' * 5000 + "{}" + "}}" * 5000
@@ -132,15 +135,15 @@ def test_exactly_one_kind_is_asked_for(fields):
 def counted(tokenizer, monkeypatch):
     """A compiler of its own whose compilations are counted, and wait for a gate."""
     gate, calls = threading.Event(), []
-    translate = compiler_module.to_llguidance
+    compile_now = compiler_module.first_matcher
 
-    def to_llguidance(spec):
+    def first_matcher(llguidance_tokenizer, spec):
         calls.append(spec)
         assert gate.wait(10)
-        return translate(spec)
+        return compile_now(llguidance_tokenizer, spec)
 
-    monkeypatch.setattr(compiler_module, "to_llguidance", to_llguidance)
-    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS, timeout_s=5)
+    monkeypatch.setattr(compiler_module, "first_matcher", first_matcher)
+    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS, timeout_s=5, tries_first=False)
     yield compiler, gate, calls
     gate.set()
 
@@ -178,6 +181,8 @@ def test_those_used_longest_ago_are_dropped(counted, monkeypatch):
 def test_the_cache_is_bounded_in_bytes(counted, monkeypatch):
     compiler, gate, calls = counted
     gate.set()
+    monkeypatch.setattr(compiler, "_tries_first", True)  # so it goes by time
+    monkeypatch.setattr(compiler, "_try", lambda spec: None)
     monkeypatch.setattr(compiler_module, "MAX_CACHED_BYTES", 0)
     for _ in range(2):
         compiler.compile(StructuredOutput(regex="a"))
@@ -187,11 +192,57 @@ def test_the_cache_is_bounded_in_bytes(counted, monkeypatch):
 def test_waiting_too_long_is_an_error(counted, monkeypatch):
     compiler, _, _ = counted
     monkeypatch.setattr(compiler, "_timeout_s", 0.05)
-    for regex in ("a", "b"):  # as many as there are threads
-        with pytest.raises(InvalidValueError, match=r"more than 0\.05 s to compile"):
+    monkeypatch.setattr(compiler_module, "MAX_WAITING", 2)
+    for regex in ("a", "b", "c"):  # two wait; for a third there is no room
+        with pytest.raises(OverloadedError):
             compiler.compile(StructuredOutput(regex=regex))
     with pytest.raises(OverloadedError):
-        compiler.compile(StructuredOutput(regex="c"))
+        compiler.submit(StructuredOutput(regex="d"))
+
+
+def _chain(length):
+    """A schema of references, each to the next."""
+    links = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(length)}
+    return {"$ref": "#/$defs/0", "$defs": {**links, str(length): {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param(_chain(3000), id="overflows the native stack"),
+        pytest.param({"type": "integer", "multipleOf": 99_999_999}, id="minutes and gigabytes"),
+    ],
+)
+def test_what_would_take_the_process_with_it_is_refused(compiler, schema):
+    spec = StructuredOutput(json_schema=json.dumps(schema))
+    for _ in range(3):  # more than there are trial processes
+        with pytest.raises(InvalidValueError, match="takes more than 1 s and 2 GiB"):
+            compiler.submit(spec).result(60)
+    assert compiler.submit(StructuredOutput(regex="[a-z]+")).result(60).matcher()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        pytest.param('start: "' + '\\"' * 32_000, id="an open text"),
+        pytest.param("start: /" + "\\/" * 32_000, id="an open regex"),
+        pytest.param("\n" * 65_000 + "x", id="empty lines"),
+    ],
+)
+def test_reading_a_grammar_takes_time_in_proportion(grammar):
+    started_s = time.process_time()
+    with contextlib.suppress(InvalidValueError):
+        to_llguidance(StructuredOutput(grammar=grammar))
+    assert time.process_time() - started_s < 1  # where the square of it takes minutes
+
+
+def test_few_sequences_share_a_copy(counted):
+    compiler, gate, calls = counted
+    gate.set()
+    spec = StructuredOutput(regex="a*")
+    for _ in range(2 * MAX_SHARING):
+        compiler.compile(spec).matcher()
+    assert len(calls) == 2
 
 
 def test_an_exhausted_grammar_is_compiled_again(counted):
@@ -200,7 +251,7 @@ def test_an_exhausted_grammar_is_compiled_again(counted):
     spec = StructuredOutput(regex="a+")
     grammar = compiler.compile(spec)
     grammar.exhaust()
-    assert grammar.is_exhausted
+    assert grammar.is_used_up
     assert compiler.compile(spec) is not grammar
     assert len(calls) == 2
 
@@ -208,13 +259,13 @@ def test_an_exhausted_grammar_is_compiled_again(counted):
 def test_a_grammar_may_run_out_of_states(tokenizer, monkeypatch, rng):
     from llguidance import LLParserLimits
 
-    monkeypatch.setattr(compiler_module, "_LIMITS", LLParserLimits(max_lexer_states=300))
+    monkeypatch.setattr(trial_module, "LIMITS", LLParserLimits(max_lexer_states=300))
     compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS)
     spec = StructuredOutput(regex=r"[\s\S]*a[\s\S]{40}b[\s\S]*")
     grammar = compiler.compile(spec)
     with pytest.raises(GrammarError, match="too many states"):
         wander(grammar.matcher(), rng, 500)
-    assert grammar.is_exhausted
+    assert grammar.is_used_up
     assert compiler.compile(spec) is not grammar
 
 

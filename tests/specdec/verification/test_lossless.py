@@ -85,11 +85,13 @@ def test_an_opposite_draft_is_made_up_for_in_many_trials(verifier, temperature, 
     check_opposite_draft(verifier, 200_000, temperature, num_draft)
 
 
-@pytest.mark.parametrize("verifier", VERIFIERS)
-@pytest.mark.parametrize("num_draft", [2, 4])
+@pytest.mark.parametrize(
+    ("verifier", "num_draft"),
+    [("coupled", 2), ("rejection", 3), ("block", 2), ("block", 4)],
+)
 def test_consecutive_tokens_have_the_targets_joint_distribution(verifier, num_draft):
     """Of models that look at the last token, so that a wrong weight of a prefix would show."""
-    size, num_trials = 6, 30_000
+    size, num_trials = 6, 20_000
     target = random_logits(size, size, spread=1.0, seed=11)
     draft = target + random_logits(size, size, spread=1.0, seed=12)
     speculation = Speculation(verifier, markov(target), markov(draft), size, 1.0, num_draft)
@@ -123,8 +125,14 @@ def test_what_follows_a_prefix_makes_up_for_the_whole_of_it(verifier):
     assert chi_square_p_value(found, triples / triples.sum()) > FALSE_ALARM
 
 
-@pytest.mark.parametrize("verifier", ["rejection", "block"])
-@pytest.mark.parametrize("cut", [{"top_k": 5}, {"top_p": 0.7}, {"top_k": 9, "top_p": 0.8}], ids=str)
+@pytest.mark.parametrize(
+    ("verifier", "cut"),
+    [
+        ("rejection", {"top_k": 5}),
+        ("block", {"top_p": 0.7}),
+        ("block", {"top_k": 9, "top_p": 0.8}),
+    ],
+)
 def test_what_the_parameters_cut_off_never_comes(verifier, cut):
     size = 16
     target = random_logits(1, size, spread=1.0, seed=21)
@@ -137,12 +145,12 @@ def test_what_the_parameters_cut_off_never_comes(verifier, cut):
     kept = kept[: int((shares.cumsum() < cut.get("top_p", 1.1)).sum()) + 1]
     left = np.zeros(size)
     left[kept] = probs[kept] / probs[kept].sum()
-    tokens = speculation.generate(5000, 2).token_ids
+    tokens = speculation.generate(3000, 2).token_ids
     for place in range(2):
         assert chi_square_p_value(tokens[:, place], left) > FALSE_ALARM
 
 
-@pytest.mark.parametrize("seed", [31, 32, 33])
+@pytest.mark.parametrize("seed", [31, 32])
 def test_block_accepts_at_least_as_much_as_rejection(seed):
     size, num_trials = 12, 8000
     target = random_logits(size, size, spread=1.5, seed=seed)
@@ -192,7 +200,7 @@ def block_length(target, draft, tokens, ratios):
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_mean_lengths_are_those_of_the_papers(verifier):
-    size, num_trials = 4, 20_000
+    size, num_trials = 4, 10_000
     target = random_logits(size, size, spread=1.0, seed=41)
     draft = target + random_logits(size, size, spread=1.0, seed=42)
     speculation = Speculation(verifier, markov(target), markov(draft), size, 1.0, 3)
@@ -205,7 +213,7 @@ def test_mean_lengths_are_those_of_the_papers(verifier):
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
 def test_the_target_as_its_own_draft_is_always_accepted(verifier):
     target = random_logits(16, 16, spread=1.5, seed=51)
-    trials = Speculation(verifier, markov(target), markov(target), 16, 0.8, 3).generate(5000, 4)
+    trials = Speculation(verifier, markov(target), markov(target), 16, 0.8, 3).generate(2000, 4)
     # p / q misses 1 by what float32 rounds off: one refusal in millions.
     assert trials.acceptance_rate > 0.9999
 
