@@ -56,7 +56,12 @@ def load_draft_runner(
     config = ModelConfig.from_directory(directory)
     tokenizer, eos_token_ids = Tokenizer(directory), config.eos_token_ids
     compiler = GrammarCompiler(tokenizer, config.vocab_size, eos_token_ids, timeout_s=None)
-    kind = partial(DraftRunner, grammars=DraftGrammars(compiler), vocabulary=vocabulary)
+    kind = partial(
+        DraftRunner,
+        grammars=DraftGrammars(compiler),
+        vocabulary=vocabulary,
+        confidence_threshold=limits.confidence_threshold,
+    )
     return _load(kind, directory, dtype, limits, group, quantization, device)
 
 
