@@ -68,10 +68,14 @@ class Scheduler:
 
     When blocks run out the last in rank is preempted: it gives up its blocks and is computed again
     later from its tokens. The first can therefore always go on.
+
+    Drafts have a budget of their own over the batch, and take slots only for the tokens that each
+    may have: nothing is padded to the longest.
     """
 
     def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
         self._config = config
+        self._length_rule = config.speculation.length_rule if config.speculation else None
         self._blocks = blocks
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
@@ -238,10 +242,9 @@ class Scheduler:
 
     def _draft_length(self, seq: Sequence) -> int:
         """The step's number of draft tokens, or what the sequence's acceptance made of it."""
-        rule = self._config.speculation and self._config.speculation.length_rule
-        if rule is None:
+        if self._length_rule is None:
             return self._num_draft_tokens
-        seq.draft_length = rule.begin(seq.draft_length, self._num_draft_tokens)
+        seq.draft_length = self._length_rule.begin(seq.draft_length, self._num_draft_tokens)
         return seq.draft_length.num_tokens
 
 
