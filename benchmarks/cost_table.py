@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from benchmarks.machine import Machine, describe_machine
@@ -33,7 +34,7 @@ _TEXT_TOKENS = 256
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 32
 _TOKEN = 100
-_NUM_ROUNDS = 40
+_NUM_ROUNDS = 10
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,11 @@ class CostTable:
     """Seconds that the models take in a step with one sequence, by draft tokens from 0 on.
 
     verify_s: of the target, which runs one token more. draft_s: of the draft model, 0 for none.
+    num_threads: that either computed with.
     """
 
     machine: Machine
+    num_threads: int
     verify_s: tuple[float, ...]
     draft_s: tuple[float, ...]
 
@@ -58,8 +61,12 @@ def read_costs(path: Path) -> CostTable | None:
     costs = report.get("costs")
     if costs is None:
         return None
-    machine = Machine(**costs["machine"])
-    return CostTable(machine, tuple(costs["verify_s"]), tuple(costs["draft_s"]))
+    return CostTable(
+        Machine(**costs["machine"]),
+        costs["num_threads"],
+        tuple(costs["verify_s"]),
+        tuple(costs["draft_s"]),
+    )
 
 
 def measure_costs(directory: Path) -> CostTable:
@@ -72,7 +79,9 @@ def measure_costs(directory: Path) -> CostTable:
             verify_s[count] = min(verify_s[count], _seconds(verify, count))
             if count:
                 draft_s[count] = min(draft_s[count], _seconds(draft, count))
-    return CostTable(describe_machine(), _rounded(verify_s), _rounded(draft_s))
+    return CostTable(
+        describe_machine(), torch.get_num_threads(), _rounded(verify_s), _rounded(draft_s)
+    )
 
 
 def _verification(directory: Path) -> Callable[[int], None]:

@@ -11,7 +11,7 @@ from benchmarks.replay import Replay
 from specdec.config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
-START = 5
+START = 7
 """Where lengths that follow acceptance begin."""
 
 LEAST_SHARE = 0.95

@@ -10,6 +10,7 @@ from benchmarks.draft_lengths import LEAST_SHARE, START, LengthRow, lengths_tabl
 from benchmarks.machine import Machine
 
 _SHOWN_DRAFT_TOKENS = 7
+_LONE_METHODS = ("ngram", "suffix", "draft_model")
 
 
 @dataclass(frozen=True)
@@ -89,10 +90,16 @@ def bars(rows: Sequence[Row]) -> tuple[Bar, ...]:
 
 
 def length_bars(rows: Sequence[LengthRow]) -> tuple[Bar, ...]:
-    """Following acceptance costs little beside having known the best length before."""
+    """Following acceptance costs little beside having known the best length before.
+
+    Of methods that draft alone. Where a lookup comes first, the length decides who drafts, too.
+    """
     return tuple(
-        _bar(f"adaptive over the best fixed length, {row.method} on {row.suite}", share, LEAST_SHARE)
+        _bar(
+            f"adaptive over the best fixed length, {row.method} on {row.suite}", share, LEAST_SHARE
+        )
         for row in rows
+        if row.method in _LONE_METHODS
         for share in [round(row.share, 3)]
     )
 
@@ -126,7 +133,7 @@ indexing the prompts; the draft model's own time aside), over all suites:
 
 ## Lengths
 
-Tokens per second of one stream by the number of draft tokens, both passes together, on recorded costs and not on the clock of this run: each step is counted with the milliseconds in the table below, which the two models took for it on {report.costs.machine.cpu_model}, {report.costs.machine.measured_at} (`--fresh-costs`). "Adaptive" begins with {START} tokens and follows each sequence's own acceptance, up to {MAX_DRAFT_TOKENS} (`adaptive_length`).
+Tokens per second of one stream by the number of draft tokens, both passes together, on recorded costs and not on the clock of this run: each step is counted with the milliseconds in the table below, which the two models took for it on {report.costs.machine.cpu_model}, threads: {report.costs.num_threads}, {report.costs.machine.measured_at} (`--fresh-costs`). "Adaptive" begins with {START} tokens and follows each sequence's own acceptance, up to {MAX_DRAFT_TOKENS} (`adaptive_length`). Where a lookup comes first there is no bar: it spares the model whom it drafts the full length for, so the length decides who drafts, of which acceptance says nothing.
 
 {lengths_table(report.lengths)}
 
