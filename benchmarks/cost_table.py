@@ -1,7 +1,7 @@
-"""What a step costs by its number of draft tokens: measured once and kept, so that it can be reused.
+"""What a step costs by its number of draft tokens: measured once and kept, to be used again.
 
-One sequence, with as many tokens of text as the benchmarks' prompts have; all lengths in turn, again
-and again, and of each the fastest time: what else the machine does can only add to it.
+One sequence, with as much text as the benchmarks' prompts have; all lengths in turn, again and
+again, and of each the fastest time: what else the machine does can only add to it.
 """
 
 from __future__ import annotations

@@ -133,7 +133,13 @@ indexing the prompts; the draft model's own time aside), over all suites:
 
 ## Lengths
 
-Tokens per second of one stream by the number of draft tokens, both passes together, on recorded costs and not on the clock of this run: each step is counted with the milliseconds in the table below, which the two models took for it on {report.costs.machine.cpu_model}, threads: {report.costs.num_threads}, {report.costs.machine.measured_at} (`--fresh-costs`). "Adaptive" begins with {START} tokens and follows each sequence's own acceptance, up to {MAX_DRAFT_TOKENS} (`adaptive_length`). Where a lookup comes first there is no bar: it spares the model whom it drafts the full length for, so the length decides who drafts, of which acceptance says nothing.
+Tokens per second of one stream by the number of draft tokens, both passes together, on recorded \
+costs and not on the clock of this run: each step is counted with the milliseconds in the table \
+below, which the two models took for it on {report.costs.machine.cpu_model}, threads: \
+{report.costs.num_threads}, {report.costs.machine.measured_at} (`--fresh-costs`). "Adaptive" \
+begins with {START} tokens and follows each sequence's own acceptance, up to {MAX_DRAFT_TOKENS} \
+(`adaptive_length`). Where a lookup comes first there is no bar: it spares the model whom it \
+drafts the full length for, so the length decides who drafts, of which acceptance says nothing.
 
 {lengths_table(report.lengths)}
 
