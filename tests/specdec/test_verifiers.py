@@ -1,5 +1,6 @@
 """Every verifier through the real engine on the tiny model, with both kinds of drafts."""
 
+import shutil
 from functools import lru_cache
 from itertools import product
 
@@ -23,12 +24,26 @@ from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.specdec.tiny import tiny_llama_dir
 
-SOMETIMES_SURE = 0.2  # of the tokens after the prompt below, some are likelier, some are not
+SOMETIMES_SURE = 0.18  # of the tokens after the prompt below, some are likelier, some are not
 
 
 @pytest.fixture(scope="module")
 def other_model_dir(tmp_path_factory):
     return tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
+
+
+@pytest.fixture(scope="module")
+def near_model_dir(tiny_model_dir, tmp_path_factory):
+    """The target with some noise: a draft model that is often right, and often not."""
+    model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    for weight in model.parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.data += 0.06 * weight.data.std() * noise
+    directory = tmp_path_factory.mktemp("near")
+    shutil.copytree(tiny_model_dir, directory, dirs_exist_ok=True)
+    model.save_pretrained(directory)
+    return directory
 
 
 def options(verifier, **changes):
@@ -194,7 +209,7 @@ def triple_probs(tiny_model_dir):
 @pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
 @pytest.mark.parametrize("method", ["ngram", "draft_model", "draft_model while it is sure"])
 def test_texts_have_the_distribution_that_transformers_gives_them(
-    tiny_model_dir, other_model_dir, triple_probs, verifier, method
+    tiny_model_dir, other_model_dir, near_model_dir, triple_probs, verifier, method
 ):
     prompt = (11, 12, 13, 11, 12, 13, 11)
     config = engine_config(
@@ -202,7 +217,7 @@ def test_texts_have_the_distribution_that_transformers_gives_them(
     )
     is_sure = method == "draft_model while it is sure"
     proposer = (
-        draft_model(other_model_dir, confidence_threshold=SOMETIMES_SURE)
+        draft_model(near_model_dir, confidence_threshold=SOMETIMES_SURE)
         if is_sure
         else proposer_of(method, other_model_dir, None)
     )
@@ -234,6 +249,7 @@ def test_texts_have_the_distribution_that_transformers_gives_them(
         assert counts.num_draft_tokens > 300
     if is_sure:
         assert 1.2 < counts.num_draft_tokens / counts.num_drafts < 1.8, "drafts end alike"
+        assert 0.2 < counts.acceptance_rate < 0.9
 
 
 def test_the_drafts_temperature_changes_what_is_accepted_and_never_what_is_said(
