@@ -2,9 +2,11 @@
 
 The model generates once; then every method drafts along what it said (`benchmarks.replay`), with
 every number of draft tokens, in seconds. A second pass asks nearly the same again, in other words,
-with the same proposer: what suffix decoding has kept of the first one's outputs then counts.
+with the same proposer: what suffix decoding has kept of the first one's outputs then counts. What
+the drafts are worth in tokens per second goes by a table of what steps cost, which is measured with
+--fresh-costs and else taken from the drafting.json that there is.
 
-    python -m benchmarks.drafting [--num-prompts 32] [--fresh]
+    python -m benchmarks.drafting [--num-prompts 32] [--fresh] [--fresh-costs]
 
 Writes drafting.json and drafting.md.
 """
@@ -19,7 +21,9 @@ from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from benchmarks.drafting_report import DraftingReport, Row, bars, markdown
+from benchmarks.cost_table import CostTable, measure_costs, read_costs
+from benchmarks.draft_lengths import compare_lengths
+from benchmarks.drafting_report import DraftingReport, Row, bars, length_bars, markdown
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.recordings import Recording, load, record, save
@@ -61,13 +65,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for (method, config), count in product(_METHODS.items(), _NUM_DRAFT_TOKENS)
         for row in _replayed(method, config, count, passes, tokenizer)
     ]
+    costs = _costs(directory, options)
+    lengths = compare_lengths(_METHODS, passes, tokenizer, costs)
     report = DraftingReport(
         machine=describe_machine(),
         model=_MODEL,
         num_prompts=options.num_prompts,
         max_tokens=options.max_tokens,
         rows=tuple(rows),
-        bars=bars(rows),
+        costs=costs,
+        lengths=tuple(lengths),
+        bars=(*bars(rows), *length_bars(lengths)),
     )
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
@@ -75,6 +83,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(markdown(report))
     print(json.dumps(asdict(report)))
     return 0 if all(bar.is_met for bar in report.bars) else 1
+
+
+def _costs(directory: Path, options: argparse.Namespace) -> CostTable:
+    known = None if options.fresh_costs else read_costs(options.output)
+    return known or measure_costs(directory)
 
 
 def _passes(directory: Path, options: argparse.Namespace) -> list[list[Recording]]:
@@ -132,6 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--num-prompts", type=int, default=32, help="of them, from the first on")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--fresh", action="store_true", help="generate again what was recorded")
+    parser.add_argument(
+        "--fresh-costs", action="store_true", help="measure again what a step costs"
+    )
     parser.add_argument("--output", type=Path, default=_DEFAULT_OUTPUT, help="for the JSON")
     return parser
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.cost_table import MAX_DRAFT_TOKENS, CostTable
+from benchmarks.draft_lengths import LEAST_SHARE, START, LengthRow, lengths_table
 from benchmarks.machine import Machine
 
 _SHOWN_DRAFT_TOKENS = 7
+_LONE_METHODS = ("ngram", "suffix", "draft_model")
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,8 @@ class DraftingReport:
     num_prompts: int
     max_tokens: int
     rows: tuple[Row, ...]
+    costs: CostTable
+    lengths: tuple[LengthRow, ...]
     bars: tuple[Bar, ...]
 
 
@@ -84,6 +89,21 @@ def bars(rows: Sequence[Row]) -> tuple[Bar, ...]:
     return tuple(made)
 
 
+def length_bars(rows: Sequence[LengthRow]) -> tuple[Bar, ...]:
+    """Following acceptance costs little beside having known the best length before.
+
+    Of methods that draft alone. Where a lookup comes first, the length decides who drafts, too.
+    """
+    return tuple(
+        _bar(
+            f"adaptive over the best fixed length, {row.method} on {row.suite}", share, LEAST_SHARE
+        )
+        for row in rows
+        if row.method in _LONE_METHODS
+        for share in [round(row.share, 3)]
+    )
+
+
 def markdown(report: DraftingReport) -> str:
     """The page: one table a pass, methods by suites."""
     passes = sorted({row.pass_number for row in report.rows})
@@ -109,7 +129,21 @@ pass the same is asked in slightly other words, and `suffix` has the outputs of 
 Share of the steps in which the draft model drafts, and CPU time a step in the proposer (with \
 indexing the prompts; the draft model's own time aside), over all suites:
 
-{_cost_table(report.rows)}
+{_proposer_table(report.rows)}
+
+## Lengths
+
+Tokens per second of one stream by the number of draft tokens, both passes together, on recorded \
+costs and not on the clock of this run: each step is counted with the milliseconds in the table \
+below, which the two models took for it on {report.costs.machine.cpu_model}, threads: \
+{report.costs.num_threads}, {report.costs.machine.measured_at} (`--fresh-costs`). "Adaptive" \
+begins with {START} tokens and follows each sequence's own acceptance, up to {MAX_DRAFT_TOKENS} \
+(`adaptive_length`). Where a lookup comes first there is no bar: it spares the model whom it \
+drafts the full length for, so the length decides who drafts, of which acceptance says nothing.
+
+{lengths_table(report.lengths)}
+
+{_step_costs(report.costs)}
 
 Bars:
 
@@ -129,7 +163,7 @@ def _table(rows: Sequence[Row], pass_number: int) -> str:
     return "\n".join(lines)
 
 
-def _cost_table(rows: Sequence[Row]) -> str:
+def _proposer_table(rows: Sequence[Row]) -> str:
     lines = ["| | draft model drafts | µs a step |", "|---|---|---|"]
     for method in _methods(rows):
         found = [
@@ -140,6 +174,13 @@ def _cost_table(rows: Sequence[Row]) -> str:
         share = sum(row.model_share for row in found) / len(found)
         micros = sum(row.draft_us for row in found) / len(found)
         lines.append(f"| {method} | {share:.0%} | {micros:.0f} |")
+    return "\n".join(lines)
+
+
+def _step_costs(costs: CostTable) -> str:
+    lines = ["| draft tokens | target, ms | draft model, ms |", "|---|---|---|"]
+    for count, (verify_s, draft_s) in enumerate(zip(costs.verify_s, costs.draft_s, strict=True)):
+        lines.append(f"| {count} | {1000 * verify_s:.1f} | {1000 * draft_s:.1f} |")
     return "\n".join(lines)
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from benchmarks.cost_table import CostTable
 from benchmarks.recordings import Recording
 from specdec.config import SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
@@ -25,7 +27,7 @@ class Tally:
     """What came of the drafts for some recordings.
 
     num_model_drafts: those that the draft model made. draft_seconds: CPU time
-    inside the proposer.
+    inside the proposer. kinds: of steps, by tokens drafted and by those that the draft model made.
     """
 
     speculation: SpeculationStats
@@ -33,6 +35,11 @@ class Tally:
     num_tokens: int = 0
     num_model_drafts: int = 0
     draft_seconds: float = 0.0
+    kinds: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def seconds(self, costs: CostTable) -> float:
+        """What all steps would have taken."""
+        return sum(count * costs.step_s(*kind) for kind, count in self.kinds.items())
 
     @property
     def tokens_per_step(self) -> float:
@@ -61,6 +68,7 @@ class RecordedDraftModel:
     def __init__(self) -> None:
         self.recording: Recording | None = None
         self.num_drafts = 0
+        self.num_tokens = 0
         self._proposals: list[Proposal] = []
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
@@ -68,6 +76,7 @@ class RecordedDraftModel:
         wanted = [request for request in requests if request.max_tokens]
         self.num_drafts += len(wanted)
         self._proposals = [self._propose(request) for request in wanted]
+        self.num_tokens += sum(len(each.draft_token_ids) for each in self._proposals)
 
     def collect(self) -> list[Proposal]:
         """The drafts of the last `begin`."""
@@ -89,7 +98,10 @@ class RecordedDraftModel:
 
 
 class Replay:
-    """Steps through recordings one after the other, with one proposer for all."""
+    """Steps through recordings one after the other, with one proposer for all.
+
+    Lengths follow acceptance where `config` says so, and begin with `num_draft_tokens`.
+    """
 
     def __init__(
         self, config: SpeculativeConfig, num_draft_tokens: int, tokenizer: Tokenizer
@@ -99,6 +111,7 @@ class Replay:
         assert proposer is not None
         self._proposer = proposer
         self._num_draft_tokens = num_draft_tokens
+        self._rule = config.length_rule
         self._tokenizer = tokenizer
         self._num_sequences = 0
 
@@ -130,16 +143,30 @@ class Replay:
 
     def _step(self, seq: EngineSequence, recording: Recording, tally: Tally) -> None:
         coming = recording.output_token_ids[seq.num_output_tokens :]
+        num_made = self._draft_model.num_tokens
         started_at = time.process_time()
-        self._proposer.begin([DraftRequest(seq, min(self._num_draft_tokens, len(coming) - 1))])
+        self._proposer.begin([DraftRequest(seq, min(self._length(seq), len(coming) - 1))])
         proposals = self._proposer.collect()
         tally.draft_seconds += time.process_time() - started_at
         draft = proposals[0].draft_token_ids if proposals else ()
         num_accepted = _num_equal(draft, coming)
         seq.token_ids += coming[: num_accepted + 1]
+        self._adapt_length(seq, len(draft), num_accepted)
         tally.num_steps += 1
         tally.num_tokens += num_accepted + 1
+        tally.kinds[len(draft), self._draft_model.num_tokens - num_made] += 1
         tally.speculation.record(len(draft), num_accepted)
+
+    def _length(self, seq: EngineSequence) -> int:
+        """As the scheduler decides it."""
+        if self._rule is None:
+            return self._num_draft_tokens
+        seq.draft_length = self._rule.begin(seq.draft_length, self._num_draft_tokens)
+        return seq.draft_length.num_tokens
+
+    def _adapt_length(self, seq: EngineSequence, num_drafted: int, num_accepted: int) -> None:
+        if self._rule is not None and seq.draft_length is not None:
+            seq.draft_length = self._rule.after(seq.draft_length, num_drafted, num_accepted)
 
 
 def _num_equal(draft: Sequence[int], coming: Sequence[int]) -> int:

@@ -186,6 +186,7 @@ def _draft_limits(engine: EngineConfig, draft: ModelConfig | None) -> DraftLimit
         max_model_len=min(engine.max_model_len, own_limit, draft.max_position_embeddings),
         max_catch_up_tokens=engine.max_num_batched_tokens,
         enable_prefix_caching=engine.enable_prefix_caching,
+        confidence_threshold=engine.speculation.draft_confidence_threshold,
     )
 
 

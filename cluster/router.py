@@ -317,6 +317,7 @@ class Router:
             num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
             version=version("specdec"),
             sampling_defaults=self._model.sampling_defaults,
+            speculation_methods=speculation.methods if speculation else (),
         )
 
     def _last_stats(self) -> EngineStats | None:

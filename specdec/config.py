@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from types import MappingProxyType
 from typing import Literal, get_args
 
 import torch
 
+from specdec.draft_length import LengthRule
 from specdec.errors import InvalidValueError
 from specdec.sampling_params import (
     MAX_NUM_SPECULATIVE_TOKENS,
@@ -57,6 +58,7 @@ _KEYS_OF_METHODS: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType
             "quantization",
             "draft_tensor_parallel_size",
             "max_model_len",
+            "draft_confidence_threshold",
             "first",
             "fallback",
         ),
@@ -69,6 +71,10 @@ class SpeculativeConfig:
     """How the service drafts, and judges drafts, when a request does not say.
 
     num_speculative_tokens: draft tokens a step and sequence.
+    adaptive_length: whether each sequence's number of draft tokens follows its own acceptance, for
+        requests that name no number. It starts with num_speculative_tokens.
+    adaptive_length_min, adaptive_length_max, adaptive_length_raise_above,
+        adaptive_length_lower_below: as in LengthRule.
     prompt_lookup_min, prompt_lookup_max: lengths of the n-grams that `ngram` looks up, longest
         first.
     suffix_decoding_max_tree_depth: most tokens that `suffix` matches and drafts together.
@@ -86,6 +92,8 @@ class SpeculativeConfig:
     quantization: how the draft model's matrices are held; None leaves them in the model's dtype.
     draft_tensor_parallel_size: ranks that share the draft model.
     max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
+    draft_confidence_threshold: `draft_model` ends a draft where no token has this probability of
+        being the next one; 0 for never.
     speculation_threshold: largest number of decoding requests to draft for, until an operator says
         otherwise.
     verifier, typical_epsilon, typical_delta, acceptance_threshold, scale_draft_temperature: as in
@@ -96,6 +104,11 @@ class SpeculativeConfig:
 
     method: SpeculationMethod = "ngram"
     num_speculative_tokens: int = 3
+    adaptive_length: bool = False
+    adaptive_length_min: int = LengthRule.min_tokens
+    adaptive_length_max: int = LengthRule.max_tokens
+    adaptive_length_raise_above: float = LengthRule.raise_above
+    adaptive_length_lower_below: float = LengthRule.lower_below
     prompt_lookup_min: int = 2
     prompt_lookup_max: int = 4
     suffix_decoding_max_tree_depth: int = 24
@@ -108,6 +121,7 @@ class SpeculativeConfig:
     quantization: QuantizationMethod | None = None
     draft_tensor_parallel_size: int = 1
     max_model_len: int | None = None
+    draft_confidence_threshold: float = 0.0
     speculation_threshold: int = DEFAULT_SPECULATION_THRESHOLD
     verifier: VerifierName = "coupled"
     typical_epsilon: float = DEFAULT_TYPICAL_EPSILON
@@ -148,10 +162,29 @@ class SpeculativeConfig:
         if self.max_model_len is not None:
             require_range("speculative_config.max_model_len", self.max_model_len, 2, 2**24)
         require_quantization(self.quantization, "speculative_config.quantization")
+        require_range(
+            "speculative_config.draft_confidence_threshold", self.draft_confidence_threshold, 0, 1
+        )
+        self._check_lengths()
         self._check_verifiers()
         self._check_suffix()
         self._check_combination()
         self._refuse_keys_of_other_methods()
+
+    def _check_lengths(self) -> None:
+        rule = self._length_rule
+        if not self.adaptive_length:
+            for name, value in asdict(rule).items():
+                if value != getattr(LengthRule, name):
+                    field = f"speculative_config.adaptive_length_{name.removesuffix('_tokens')}"
+                    raise InvalidValueError(field, value, "left out unless adaptive_length is true")
+            return
+        require_range(
+            "speculative_config.num_speculative_tokens",
+            self.num_speculative_tokens,
+            rule.min_tokens,
+            rule.max_tokens,
+        )
 
     def _check_verifiers(self) -> None:
         try:
@@ -211,6 +244,20 @@ class SpeculativeConfig:
         return tuple(each for each in (self.first, self.method, self.fallback) if each is not None)
 
     @property
+    def length_rule(self) -> LengthRule | None:
+        """What a sequence's draft length follows; None where all are the same."""
+        return self._length_rule if self.adaptive_length else None
+
+    @property
+    def _length_rule(self) -> LengthRule:
+        return LengthRule(
+            min_tokens=self.adaptive_length_min,
+            max_tokens=self.adaptive_length_max,
+            raise_above=self.adaptive_length_raise_above,
+            lower_below=self.adaptive_length_lower_below,
+        )
+
+    @property
     def control(self) -> SpeculationControl:
         """What is in force until an operator says otherwise."""
         return SpeculationControl("auto", self.speculation_threshold, self.num_speculative_tokens)
@@ -258,6 +305,7 @@ class DraftLimits:
     num_blocks, block_size: its KV pool. max_model_len: most tokens of a sequence.
     max_catch_up_tokens: most tokens to catch up on in one step, over all sequences; bounds how long
         the next drafts wait.
+    confidence_threshold: a draft ends where no token has this probability; 0 for never.
     """
 
     num_blocks: int
@@ -265,6 +313,7 @@ class DraftLimits:
     max_model_len: int
     max_catch_up_tokens: int
     enable_prefix_caching: bool = True
+    confidence_threshold: float = 0.0
 
 
 def require_range(name: str, value: float, low: float, high: float) -> None:

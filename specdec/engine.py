@@ -55,6 +55,7 @@ class Engine:
         self._scheduler = Scheduler(config, self._blocks)
         self._proposer = proposer or make_proposer(config.speculation)
         self._policy = policy
+        self._length_rule = config.speculation.length_rule if config.speculation else None
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
         self._in_flight: list[tuple[Sequence, StepRow]] = []
@@ -255,12 +256,17 @@ class Engine:
             self._counters.accepted_by_position,
         ):
             stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
+        self._adapt_length(seq, row.num_draft_tokens, len(token_ids) - 1)
         if ending is None:
             self._drop_rejected(seq)
         else:
             self._finish(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
         return RequestOutput.of(seq, choices, token_ids[:num_kept], ending, logprobs)
+
+    def _adapt_length(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
+        if self._length_rule is not None and seq.draft_length is not None:
+            seq.draft_length = self._length_rule.after(seq.draft_length, num_drafted, num_accepted)
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)

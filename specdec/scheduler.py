@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
+from specdec.draft_length import share_budget
 from specdec.errors import InvalidValueError, OverloadedError
 from specdec.proposers import Proposal
 from specdec.sequence import Sequence, SequenceStatus
@@ -67,10 +68,14 @@ class Scheduler:
 
     When blocks run out the last in rank is preempted: it gives up its blocks and is computed again
     later from its tokens. The first can therefore always go on.
+
+    Drafts have a budget of their own over the batch, and take slots only for the tokens that each
+    may have: nothing is padded to the longest.
     """
 
     def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
         self._config = config
+        self._length_rule = config.speculation.length_rule if config.speculation else None
         self._blocks = blocks
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
@@ -149,15 +154,15 @@ class Scheduler:
         decoding = [seq for seq in self._running if seq.is_decoding]
         # Drafts take at most half of what is left over, so that prefill always moves on.
         draft_budget = (budget - len(decoding)) // 2
-        for seq in decoding:
+        wanted = [self._max_draft_tokens(seq) for seq in decoding]
+        shares = share_budget(wanted, draft_budget)
+        for seq, share in zip(decoding, shares, strict=True):
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted for an older one, just now
-            num_drafts = min(self._max_draft_tokens(seq), draft_budget)
             # Drafts are optional: nobody is preempted for their slots.
-            if not self._blocks.reserve(seq.seq_id, seq.num_tokens + num_drafts):
-                num_drafts = 0
+            has_room = self._blocks.reserve(seq.seq_id, seq.num_tokens + share)
+            num_drafts = share if has_room else 0
             if self._add_row(seq, 1, num_drafts):
-                draft_budget -= num_drafts
                 budget -= 1 + num_drafts
         return budget
 
@@ -229,11 +234,18 @@ class Scheduler:
             return 0
         count = options.num_speculative_tokens
         if count is None:
-            count = self._num_draft_tokens
+            count = self._draft_length(seq)
         room = self._config.max_model_len - seq.num_tokens
         if seq.max_tokens is not None:
             room = min(room, seq.max_tokens - seq.num_output_tokens)
         return max(0, min(count, room - 1))
+
+    def _draft_length(self, seq: Sequence) -> int:
+        """The step's number of draft tokens, or what the sequence's acceptance made of it."""
+        if self._length_rule is None:
+            return self._num_draft_tokens
+        seq.draft_length = self._length_rule.begin(seq.draft_length, self._num_draft_tokens)
+        return seq.draft_length.num_tokens
 
 
 def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from specdec.detokenizer import IncrementalDetokenizer
+from specdec.draft_length import DraftLength
 from specdec.sampling_params import SamplingParams
 from specdec.sampling_rules import SamplingRules
 from specdec.stats import SpeculationStats
@@ -87,7 +88,8 @@ class Sequence:
     own. leader: choice 0 of the same request, where this one shall share its prompt's KV.
     num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run: whether
     it has been in a batch, as a preempted one has. constraint: what its structured output allows.
-    may_draft: False once the target could make nothing of its logits beside drafts.
+    may_draft: False once the target could make nothing of its logits beside drafts. draft_length:
+    where it follows acceptance, None before the first draft.
     """
 
     seq_id: int
@@ -101,6 +103,7 @@ class Sequence:
     num_cached_tokens: int = 0
     has_run: bool = False
     may_draft: bool = True
+    draft_length: DraftLength | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     constraint: OutputConstraint | None = field(init=False, default=None)
 

@@ -30,24 +30,25 @@ MAX_PENDING_TOKENS = 16
 class _Progress:
     """How far the draft model is with a sequence: KV is valid for `num_computed_tokens`.
 
-    drafted: the draft made last, which continued the first `base_length` tokens.
+    drafted: the draft made last, which continued the first `base_length` tokens; empty where the
+    model was not sure of one. None where it is settled what came of it.
     """
 
     num_computed_tokens: int
     base_length: int = 0
-    drafted: tuple[int, ...] = ()
+    drafted: tuple[int, ...] | None = None
 
     def settle(self, text: Reading) -> None:
         """Keeps the KV of the drafted tokens that came true. The last one's was never computed."""
-        if self.drafted:
+        if self.drafted is not None:
             self.num_computed_tokens = self.base_length
         if text.num_kept < self.num_computed_tokens:
             self.num_computed_tokens = text.num_kept
-        elif self.drafted:
+        elif self.drafted is not None:
             came = text.token_ids[self.base_length :]
             self.num_computed_tokens += num_equal(self.drafted[:-1], came)
         self.num_computed_tokens = min(self.num_computed_tokens, len(text.token_ids) - 1)
-        self.drafted = ()
+        self.drafted = None
 
 
 class DraftModelProposer:

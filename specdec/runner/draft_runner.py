@@ -20,6 +20,7 @@ from specdec.sampling import (
     Distribution,
     SamplingBatch,
     Stream,
+    highest_probs,
     sample,
     scale_by_confidence,
 )
@@ -68,6 +69,12 @@ class DraftRunner(Runner):
     For those that need to know its chances it is drawn from the MAX_LISTED most likely tokens, with
     noise of its own, and comes with their probabilities: verification is exact for the distribution
     that a token did come from, whatever was cut off it.
+
+    A draft ends early where no token is likely enough to come next, which is judged before one is
+    drawn: by the distribution, so by the draft's earlier tokens alone. Whichever token is drawn is
+    then verified. (To draw first and drop unlikely tokens would draw from another distribution than
+    the one that verification takes it to be.) For `block` it is no different: its proof goes
+    through for every draft whose end is settled by the tokens before.
     """
 
     def __init__(
@@ -80,12 +87,17 @@ class DraftRunner(Runner):
         vocab_size: int,
         grammars: DraftGrammars,
         vocabulary: VocabularyMap | None = None,
+        confidence_threshold: float = 0.0,
     ) -> None:
-        """vocabulary: how the target's tokens are the draft's, where their ids differ."""
+        """vocabulary: how the target's tokens are the draft's, where their ids differ.
+
+        confidence_threshold: least probability, at temperature 1, of the likeliest token to go on.
+        """
         super().__init__(
             model, group, num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size
         )
         self.grammars = grammars
+        self._confidence_threshold = confidence_threshold
         self._target_order = (
             None
             if vocabulary is None or vocabulary.has_equal_ids
@@ -108,7 +120,7 @@ class DraftRunner(Runner):
                 SampledToken(row.seq_id, asked[row.seq_id].first_index + num_drafted)
                 for row in rows
             ]
-            self._extend(rows, coming, [drafts[row.seq_id] for row in rows], num_drafted)
+            rows = self._extend(rows, coming, [drafts[row.seq_id] for row in rows], num_drafted)
             num_drafted += 1
             rows = [
                 self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],))
@@ -157,23 +169,36 @@ class DraftRunner(Runner):
         coming: Many[SampledToken],
         drafts: Many[_GrowingDraft],
         num_drafted: int,
-    ) -> None:
-        """Adds what follows each row to its draft, which has `num_drafted` tokens."""
+    ) -> list[StepRow]:
+        """Adds what follows to the drafts, which have `num_drafted` tokens; the rows it did so for.
+
+        The others have come to their end.
+        """
         self._sequences.follow(rows)
         batch = self._sequences.model_input(rows)
         last = [end - 1 for end in batch.cu_seqlens_q[1:]]
         logits = self._logits(self.model(batch, self.kv_cache)[last])
         logits = self._sequences.logit_edits(rows).apply(logits)
-        for draw, members in self._ways_to_draw(rows).items():
+        going_on = self._going_on(logits)
+        for draw, members in self._ways_to_draw(rows, going_on).items():
             own = logits if len(members) == len(rows) else logits[members]
             sampling = self._sampling_batch(own, [coming[member] for member in members])
             draw(own, sampling, [drafts[member] for member in members], num_drafted)
+        return [rows[index] for index in going_on]
 
-    def _ways_to_draw(self, rows: Many[StepRow]) -> dict[_Draw, list[int]]:
+    def _going_on(self, logits: Tensor) -> list[int]:
+        """The indices of the rows of logits [num_rows, num_tokens] that are sure enough."""
+        if self._confidence_threshold == 0:
+            return list(range(len(logits)))
+        is_sure = highest_probs(logits, self._shard) >= self._confidence_threshold
+        indices: list[int] = is_sure.nonzero().flatten().tolist()
+        return indices
+
+    def _ways_to_draw(self, rows: Many[StepRow], indices: Many[int]) -> dict[_Draw, list[int]]:
         """The indices of the rows that are drawn in each way."""
         members_of: dict[_Draw, list[int]] = {}
-        for index, row in enumerate(rows):
-            members_of.setdefault(self._way_to_draw(row), []).append(index)
+        for index in indices:
+            members_of.setdefault(self._way_to_draw(rows[index]), []).append(index)
         return members_of
 
     def _way_to_draw(self, row: StepRow) -> _Draw:

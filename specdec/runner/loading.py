@@ -58,7 +58,12 @@ def load_draft_runner(
     compiler = GrammarCompiler(
         tokenizer, config.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
     )
-    kind = partial(DraftRunner, grammars=DraftGrammars(compiler), vocabulary=vocabulary)
+    kind = partial(
+        DraftRunner,
+        grammars=DraftGrammars(compiler),
+        vocabulary=vocabulary,
+        confidence_threshold=limits.confidence_threshold,
+    )
     return _load(kind, directory, dtype, limits, group, quantization, device)
 
 

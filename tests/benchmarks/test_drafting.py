@@ -1,8 +1,14 @@
 """Replay on recordings whose drafts can be counted by hand."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
-from benchmarks.drafting_report import Row, bars
+from benchmarks.cost_table import CostTable, read_costs
+from benchmarks.draft_lengths import compare_lengths
+from benchmarks.drafting_report import Row, bars, length_bars
+from benchmarks.machine import describe_machine
 from benchmarks.recordings import Recording, load, save
 from benchmarks.replay import Replay
 from specdec.config import SpeculativeConfig
@@ -78,3 +84,41 @@ def test_bars():
         "suffix above ngram on edit, second pass, tokens a step",
         "suffix above ngram on humaneval, second pass, tokens a step",
     ]
+
+
+def costs(verify_s=(0.02, 0.021, 0.022, 0.023, 0.024, 0.025, 0.026, 0.027, 0.028)):
+    return CostTable(describe_machine(), 2, verify_s, tuple(0.005 * count for count in range(9)))
+
+
+def test_steps_are_counted_with_what_the_table_says(tokenizer):
+    agrees = (True, True, True, False, True, True, True)
+    replay = Replay(SpeculativeConfig("draft_model"), 3, tokenizer)
+    tally = replay.run([recording([1], [2, 3, 4, 5, 6, 7, 8], agrees)])
+    assert tally.kinds == {(3, 3): 1, (2, 2): 1}
+    assert tally.seconds(costs()) == pytest.approx(0.023 + 0.015 + 0.022 + 0.010)
+
+
+def test_lengths_follow_acceptance_in_a_replay_as_in_the_engine(tokenizer):
+    config = SpeculativeConfig("draft_model", adaptive_length=True)
+    tally = Replay(config, 3, tokenizer).run([recording([1], range(2, 40))])
+    assert list(tally.kinds)[:3] == [(3, 3), (6, 6), (8, 8)]
+
+
+def test_following_acceptance_beats_a_length_that_suits_half_of_the_texts(tokenizer):
+    recordings = [recording([1], [1] * 40, (agrees,) * 40) for agrees in (True, False)]
+    [row] = compare_lengths(
+        {"draft_model": SpeculativeConfig("draft_model")}, [recordings], tokenizer, costs()
+    )
+    assert len(row.tokens_per_s) == 8
+    assert row.tokens_per_s[row.best - 1] == max(row.tokens_per_s)
+    assert row.share > 1
+    assert all(bar.is_met for bar in length_bars([row]))
+
+
+def test_costs_are_read_from_a_report(tmp_path):
+    assert read_costs(tmp_path / "none.json") is None
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps({"costs": asdict(costs())}))
+    assert read_costs(path) == costs()
+    path.write_text("{}")
+    assert read_costs(path) is None

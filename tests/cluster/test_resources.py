@@ -154,6 +154,13 @@ def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
     assert both.draft.max_model_len == 100
 
 
+def test_the_draft_model_is_told_when_to_end_a_draft(model):
+    speculation = SpeculativeConfig("draft_model", draft_confidence_threshold=0.4)
+    config = ServeConfig(speculative_config=speculation)
+    plan = memory_plan(config, Models(model, model), 4 * GIB)
+    assert plan.draft.confidence_threshold == 0.4
+
+
 def test_what_suffix_decoding_keeps_is_left_free(model):
     def num_blocks(**keys):
         speculation = SpeculativeConfig(**keys)

@@ -67,12 +67,12 @@ def draft_model(
     group: TensorParallelGroup | None = None,
     quantization: QuantizationMethod | None = None,
     vocabulary: DraftVocabulary | None = None,
-    **changes: int,
+    **changes: float,
 ) -> DraftModelProposer:
     """A proposer whose draft model is in this process, with small limits."""
     vocabulary = vocabulary or DraftVocabulary()
     values = {"num_blocks": 200, "block_size": 4, "max_model_len": 160, "max_catch_up_tokens": 16}
-    limits = DraftLimits(**{**values, **changes})
+    limits = DraftLimits(**{**values, **changes})  # type: ignore[arg-type]
     group = group or TensorParallelGroup()
     runner = load_draft_runner(
         directory, "float32", limits, group, quantization, vocabulary=vocabulary.shared
