@@ -52,6 +52,7 @@ _KEYS_OF_METHODS: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType
             "suffix_decoding_max_spec_factor",
             "suffix_decoding_min_token_prob",
         ),
+        "lookahead": ("lookahead_window_size", "lookahead_ngram_size", "lookahead_pool_size"),
         "draft_model": (
             "model",
             "quantization",
@@ -77,6 +78,9 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: most tokens that `suffix` drafts for each token of its match.
     suffix_decoding_min_token_prob: how probable a draft of `suffix` must be, by how often its
         tokens came so far, to be made longer.
+    lookahead_window_size: guesses that `lookahead` runs each step behind a sequence's drafts.
+    lookahead_ngram_size: tokens of an n-gram of `lookahead`, the one that it drafts included.
+    lookahead_pool_size: how many n-grams `lookahead` keeps of a sequence; the oldest go first.
     first: a lookup that drafts before `draft_model` does, and spares it the sequences for which it
         finds a draft of full length.
     fallback: a lookup that drafts where `draft_model` has nothing: while its worker is away, while
@@ -102,6 +106,9 @@ class SpeculativeConfig:
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
+    lookahead_window_size: int = 7
+    lookahead_ngram_size: int = 4
+    lookahead_pool_size: int = 2048
     first: LookupMethod | None = None
     fallback: LookupMethod | None = None
     model: str | None = None
@@ -149,7 +156,7 @@ class SpeculativeConfig:
             require_range("speculative_config.max_model_len", self.max_model_len, 2, 2**24)
         require_quantization(self.quantization, "speculative_config.quantization")
         self._check_verifiers()
-        self._check_suffix()
+        self._check_sizes()
         self._check_combination()
         self._refuse_keys_of_other_methods()
 
@@ -174,12 +181,15 @@ class SpeculativeConfig:
             limit = f"one of allowed_verifiers: {', '.join(self.allowed_verifiers)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
 
-    def _check_suffix(self) -> None:
+    def _check_sizes(self) -> None:
         ranges: Mapping[str, tuple[float, float]] = {
             "suffix_decoding_max_tree_depth": (2, 256),
             "suffix_decoding_max_cached_requests": (0, 10_000_000),
             "suffix_decoding_max_spec_factor": (0.01, 32),
             "suffix_decoding_min_token_prob": (0, 1),
+            "lookahead_window_size": (1, 64),
+            "lookahead_ngram_size": (2, 16),
+            "lookahead_pool_size": (1, 65_536),
         }
         for name, (low, high) in ranges.items():
             require_range(f"speculative_config.{name}", getattr(self, name), low, high)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from itertools import takewhile
+from dataclasses import replace
+from itertools import accumulate, takewhile
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from specdec.runner.logprobs import KeptLogits, LogprobReader
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import SampledToken
-from specdec.sampling import LogitEdits, bad_rows
+from specdec.sampling import LogitEdits, SamplingBatch, bad_rows, sample
 from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
@@ -58,18 +59,55 @@ class ModelRunner(Runner):
         self.execute(StepInput(-1, (-1,), (), (), ()))
 
     def _verify(self, step_rows: Many[StepRow], hidden: Tensor) -> list[VerifiedRow]:
-        """hidden: [T, hidden_size]. Only the last known token and the drafts need logits."""
+        """hidden: [T, hidden_size]. Only the last known token and the guesses need logits."""
         rows = [row for row in step_rows if row.samples]
         if not rows:
             return []
-        logits = self._logits(hidden[_scored_tokens(step_rows)])
+        scored, lookahead = _scored_tokens(step_rows), _lookahead_tokens(step_rows)
+        # One product for all of them: it is the matrix that takes time, not the rows.
+        logits, ahead = self._logits(hidden[scored + lookahead]).tensor_split([len(scored)])
+        seen_ahead = self._seen_ahead(rows, logits, ahead)
         rules = [self._sequences.rules(row.seq_id) for row in rows]
         kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
         best = logits.amax(1)
         edits = self._sequences.logit_edits(rows)
         logits = edits.apply(logits)
         is_bad = self._bad_rows(best, logits, edits)
-        return self._report(rows, self._verified(rows, logits), is_bad, kept)
+        verified = self._report(rows, self._verified(rows, logits), is_bad, kept)
+        return [
+            replace(row, lookahead_token_ids=seen_ahead.get(row.seq_id, ())) for row in verified
+        ]
+
+    def _seen_ahead(
+        self, rows: Many[StepRow], logits: Tensor, ahead: Tensor
+    ) -> dict[int, tuple[int, ...]]:
+        """By sequence with a lookahead, the likeliest tokens after its drafts and its lookahead.
+
+        logits: as in `_verified`, not edited yet; ahead: [sum of num_lookahead_tokens, the same].
+        """
+        asking = [row for row in rows if row.num_lookahead_tokens]
+        if not asking:
+            return {}
+        places, end, end_ahead = list[int](), 0, len(logits)
+        for row in rows:
+            start, end = end + 1, end + 1 + row.num_draft_tokens
+            start_ahead, end_ahead = end_ahead, end_ahead + row.num_lookahead_tokens
+            if row.num_lookahead_tokens:
+                places += [*range(start, end), *range(start_ahead, end_ahead)]
+        likeliest = self._likeliest(torch.cat([logits, ahead])[places])
+        ends = accumulate(len(row.guesses) for row in asking)
+        return {
+            row.seq_id: tuple(likeliest[end - len(row.guesses) : end])
+            for row, end in zip(asking, ends, strict=True)
+        }
+
+    def _likeliest(self, logits: Tensor) -> list[int]:
+        """The best token of each row of logits [R, len(vocab_slice)]; a collective call."""
+        batch = SamplingBatch.greedy(len(logits), logits.device)
+        shard = self._shard
+        best = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
+        token_ids: list[int] = best.tolist()
+        return token_ids
 
     def _bad_rows(self, best: Tensor, logits: Tensor, edits: LogitEdits) -> list[bool]:
         """Which rows of logits no token can come of, the same on every rank.
@@ -158,7 +196,7 @@ class ModelRunner(Runner):
 
 def _coming(row: StepRow) -> list[SampledToken]:
     """What the last known token of a row and its drafts define: the tokens behind their own."""
-    positions = range(row.end - row.num_draft_tokens, row.end + 1)
+    positions = range(row.known_end, row.known_end + row.num_draft_tokens + 1)
     return [SampledToken(row.seq_id, position) for position in positions]
 
 
@@ -169,8 +207,19 @@ def _scored_tokens(rows: Many[StepRow]) -> list[int]:
     for row in rows:
         end += len(row.token_ids)
         if row.samples:
-            scored.extend(range(end - row.num_draft_tokens - 1, end))
+            last_known = end - len(row.guesses) - 1
+            scored.extend(range(last_known, last_known + row.num_draft_tokens + 1))
     return scored
+
+
+def _lookahead_tokens(rows: Many[StepRow]) -> list[int]:
+    """Flat indices of the lookahead tokens, in the rows' order."""
+    ends = accumulate(len(row.token_ids) for row in rows)
+    return [
+        index
+        for row, end in zip(rows, ends, strict=True)
+        for index in range(end - row.num_lookahead_tokens, end)
+    ]
 
 
 def _broken_chunks(rows: Many[StepRow], hidden: Tensor) -> Iterator[VerifiedRow]:
