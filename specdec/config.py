@@ -207,11 +207,12 @@ class SpeculativeConfig:
     def _refuse_keys_of_other_methods(self) -> None:
         """Rather than ignore them: who gives them expects something of them."""
         defaults = {field.name: field.default for field in fields(self)}
+        lookups = get_args(LookupMethod)
         for method, names in _KEYS_OF_METHODS.items():
             for name in names:
                 value = getattr(self, name)
                 if method not in self.methods and value != defaults[name]:
-                    where = "method" if method == "draft_model" else "method, first or fallback"
+                    where = "method, first or fallback" if method in lookups else "method"
                     limit = f"left out unless {where} is {method}"
                     raise InvalidValueError(f"speculative_config.{name}", value, limit)
 

@@ -52,8 +52,8 @@ class Request:
 class Lookahead:
     """What a sequence's last step showed beyond the verified tokens.
 
-    base_length: the sequence's length when it ran. draft_token_ids, lookahead_token_ids: the guesses
-    that it ran, in this order. next_token_ids: the target's likeliest token after each of them.
+    base_length: the sequence's length when it ran. draft_token_ids, lookahead_token_ids: the
+    guesses that it ran, in this order. next_token_ids: the target's likeliest token after each.
     """
 
     base_length: int
