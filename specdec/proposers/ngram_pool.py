@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence as Many
 
+NGRAM_BYTES = 200
+"""What an n-gram takes; 172 to 194 were measured, for 2 to 16 tokens."""
+
 
 class NgramPool:
     """N-grams of 2 to `ngram_size` tokens, the last of which is drafted after the others.
