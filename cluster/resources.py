@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from cluster.config import ServeConfig
-from specdec.config import DTYPES, DraftLimits, EngineConfig, SpeculativeConfig, require_range
+from specdec.config import DTYPES, DraftLimits, EngineConfig, require_range
 from specdec.errors import InvalidValueError, OutOfMemoryError
 from specdec.model_config import ModelConfig
 from specdec.proposers import MAX_CACHE_BYTES, NGRAM_BYTES

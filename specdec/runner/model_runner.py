@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from itertools import accumulate, takewhile
+from itertools import islice, takewhile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.runner.logprobs import KeptLogits, LogprobReader
+from specdec.runner.lookahead import places_of_guesses, places_to_verify
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import SampledToken
 from specdec.sampling import LogitEdits, SamplingBatch, bad_rows, sample
@@ -63,10 +64,9 @@ class ModelRunner(Runner):
         rows = [row for row in step_rows if row.samples]
         if not rows:
             return []
-        scored, lookahead = _scored_tokens(step_rows), _lookahead_tokens(step_rows)
-        # One product for all of them: it is the matrix that takes time, not the rows.
-        logits, ahead = self._logits(hidden[scored + lookahead]).tensor_split([len(scored)])
-        seen_ahead = self._seen_ahead(rows, logits, ahead)
+        logits = self._logits(hidden[_scored_tokens(step_rows)])
+        if seen_ahead := self._seen_ahead(rows, logits):
+            logits = logits[places_to_verify(rows)]
         rules = [self._sequences.rules(row.seq_id) for row in rows]
         kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
         best = logits.amax(1)
@@ -78,27 +78,18 @@ class ModelRunner(Runner):
             replace(row, lookahead_token_ids=seen_ahead.get(row.seq_id, ())) for row in verified
         ]
 
-    def _seen_ahead(
-        self, rows: Many[StepRow], logits: Tensor, ahead: Tensor
-    ) -> dict[int, tuple[int, ...]]:
-        """By sequence with a lookahead, the likeliest tokens after its drafts and its lookahead.
+    def _seen_ahead(self, rows: Many[StepRow], logits: Tensor) -> dict[int, tuple[int, ...]]:
+        """By sequence with lookahead tokens, the likeliest token after each of its guesses.
 
-        logits: as in `_verified`, not edited yet; ahead: [sum of num_lookahead_tokens, the same].
+        logits: [R, len(vocab_slice)], of the last known token and the guesses of each row.
         """
-        asking = [row for row in rows if row.num_lookahead_tokens]
-        if not asking:
+        if not (places := places_of_guesses(rows)):
             return {}
-        places, end, end_ahead = list[int](), 0, len(logits)
-        for row in rows:
-            start, end = end + 1, end + 1 + row.num_draft_tokens
-            start_ahead, end_ahead = end_ahead, end_ahead + row.num_lookahead_tokens
-            if row.num_lookahead_tokens:
-                places += [*range(start, end), *range(start_ahead, end_ahead)]
-        likeliest = self._likeliest(torch.cat([logits, ahead])[places])
-        ends = accumulate(len(row.guesses) for row in asking)
+        likeliest = iter(self._likeliest(logits[places]))
         return {
-            row.seq_id: tuple(likeliest[end - len(row.guesses) : end])
-            for row, end in zip(asking, ends, strict=True)
+            row.seq_id: tuple(islice(likeliest, len(row.guesses)))
+            for row in rows
+            if row.num_lookahead_tokens
         }
 
     def _likeliest(self, logits: Tensor) -> list[int]:
@@ -207,19 +198,8 @@ def _scored_tokens(rows: Many[StepRow]) -> list[int]:
     for row in rows:
         end += len(row.token_ids)
         if row.samples:
-            last_known = end - len(row.guesses) - 1
-            scored.extend(range(last_known, last_known + row.num_draft_tokens + 1))
+            scored.extend(range(end - len(row.guesses) - 1, end))
     return scored
-
-
-def _lookahead_tokens(rows: Many[StepRow]) -> list[int]:
-    """Flat indices of the lookahead tokens, in the rows' order."""
-    ends = accumulate(len(row.token_ids) for row in rows)
-    return [
-        index
-        for row, end in zip(rows, ends, strict=True)
-        for index in range(end - row.num_lookahead_tokens, end)
-    ]
 
 
 def _broken_chunks(rows: Many[StepRow], hidden: Tensor) -> Iterator[VerifiedRow]:
