@@ -27,13 +27,15 @@ from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.models.store import resolve
 from specdec.parallel import TensorParallelGroup
-from specdec.runner import LocalTarget, load_runner
+from specdec.runner import LocalTarget, ModelRunner, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
 from specdec.stats import EngineStats
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
+_MAX_LEN = 2048
+"""Of prompt and output, in tokens."""
 
 _WAYS: Mapping[str, SpeculativeConfig | None] = {
     "off": None,
@@ -90,14 +92,15 @@ class _Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         directory = resolve(_MODEL)
         model, tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
-        config = EngineConfig(model.max_position_embeddings, 1024, max_num_seqs=1)
-        config = replace(config, enable_prefix_caching=False)
-        target = LocalTarget(load_runner(directory, "float32", config, TensorParallelGroup()))
+        config = EngineConfig(_MAX_LEN, _MAX_LEN // 16, max_num_seqs=1, enable_prefix_caching=False)
+        first = load_runner(directory, "float32", config, TensorParallelGroup())
         self._params = SamplingParams(
             temperature=options.temperature, max_tokens=options.max_tokens, ignore_eos=True
         )
         self._engines = {
-            way: Engine(replace(config, speculation=_of(way, options)), model, target, tokenizer)
+            way: Engine(
+                replace(config, speculation=_of(way, options)), model, _beside(first), tokenizer
+            )
             for way in _WAYS
         }
         self.prompts = load_prompts(options.prompts, tokenizer)[: options.num_prompts]
@@ -115,6 +118,19 @@ class _Bench:
         tally.seconds += time.perf_counter() - started_at
         _count(tally, before, engine.stats(), len(said) - num_before)
         return said
+
+
+def _beside(runner: ModelRunner) -> LocalTarget:
+    """A target with the same model, and KV and sequences of its own."""
+    return LocalTarget(
+        ModelRunner(
+            runner.model,
+            runner.group,
+            num_blocks=_MAX_LEN // runner.block_size,
+            block_size=runner.block_size,
+            vocab_size=runner.vocab_size,
+        )
+    )
 
 
 def _of(way: str, options: argparse.Namespace) -> SpeculativeConfig | None:

@@ -160,10 +160,10 @@ class Scheduler:
         decoding = [seq for seq in self._running if seq.is_decoding]
         # Guesses take at most half of what is left over, so that prefill always moves on.
         draft_budget = (budget - len(decoding)) // 2
-        for seq in decoding:
+        for index, seq in enumerate(decoding):
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted for an older one, just now
-            row = self._decode_row(seq, draft_budget)
+            row = self._decode_row(seq, draft_budget, len(decoding) - index)
             num_guesses = row.num_draft_tokens + row.num_lookahead_tokens
             # Guesses are optional: nobody is preempted for their slots.
             if not self._blocks.reserve(seq.seq_id, seq.num_tokens + num_guesses):
@@ -173,12 +173,16 @@ class Scheduler:
                 budget -= 1 + num_guesses
         return budget
 
-    def _decode_row(self, seq: Sequence, draft_budget: int) -> ScheduledRow:
-        """Drafts come first; who has room for none, or gets none, does not look ahead either."""
+    def _decode_row(self, seq: Sequence, draft_budget: int, num_sharing: int) -> ScheduledRow:
+        """Who gets no drafts does not look ahead; who does keeps within an even share for it.
+
+        num_sharing: sequences that the budget is for, this one included. So nobody's drafts are
+        lost to the lookahead of others.
+        """
         room = self._num_useful_guesses(seq)
         num_drafts = min(self._max_draft_tokens(seq), room, draft_budget)
-        num_left = min(room, draft_budget) - num_drafts
-        num_lookahead = min(self._lookahead_window, num_left) if num_drafts else 0
+        num_left = min(room, draft_budget // num_sharing) - num_drafts
+        num_lookahead = max(0, min(self._lookahead_window, num_left)) if num_drafts else 0
         return ScheduledRow(seq, 1, num_drafts, num_lookahead)
 
     def _schedule_prefills(self, budget: int) -> int:

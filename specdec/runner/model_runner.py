@@ -74,6 +74,8 @@ class ModelRunner(Runner):
         logits = edits.apply(logits)
         is_bad = self._bad_rows(best, logits, edits)
         verified = self._report(rows, self._verified(rows, logits), is_bad, kept)
+        if not seen_ahead:
+            return verified
         return [
             replace(row, lookahead_token_ids=seen_ahead.get(row.seq_id, ())) for row in verified
         ]
