@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f" {row.relative_speed:5.2f} x"
         )
     report = {
-        "machine": describe_machine(),
+        "machine": asdict(describe_machine()),
         "model": _MODEL,
         "command": f"python -m benchmarks.lookahead {' '.join(arguments or sys.argv[1:])}".strip(),
         "num_prompts_with_other_tokens": num_different,
