@@ -11,10 +11,10 @@ import psutil
 import torch
 
 from cluster.config import ServeConfig
-from specdec.config import DTYPES, DraftLimits, EngineConfig, SpeculativeConfig, require_range
+from specdec.config import DTYPES, DraftLimits, EngineConfig, require_range
 from specdec.errors import InvalidValueError, OutOfMemoryError
 from specdec.model_config import ModelConfig
-from specdec.proposers import MAX_CACHE_BYTES
+from specdec.proposers import MAX_CACHE_BYTES, NGRAM_BYTES
 
 CPUS_PER_SHARD = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
@@ -292,14 +292,18 @@ def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
         num_processes += speculation.draft_tensor_parallel_size
         weights += models.draft.weight_bytes(dtype, speculation.quantization)
     processes = num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
-    return weights + processes + _output_cache_bytes(speculation)
+    return weights + processes + _lookup_bytes(config)
 
 
-def _output_cache_bytes(speculation: SpeculativeConfig | None) -> int:
-    """What suffix decoding may come to keep of earlier outputs."""
-    if speculation is None or "suffix" not in speculation.methods:
+def _lookup_bytes(config: ServeConfig) -> int:
+    """What suffix decoding may come to keep of earlier outputs, and lookahead of n-grams."""
+    speculation = config.speculative_config
+    if speculation is None:
         return 0
-    return MAX_CACHE_BYTES if speculation.suffix_decoding_max_cached_requests else 0
+    if speculation.method == "lookahead":
+        return config.max_num_seqs * speculation.lookahead_pool_size * NGRAM_BYTES
+    has_cache = speculation.suffix_decoding_max_cached_requests > 0
+    return MAX_CACHE_BYTES if has_cache and "suffix" in speculation.methods else 0
 
 
 def _reclaimable_bytes() -> int:

@@ -53,6 +53,7 @@ _KEYS_OF_METHODS: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType
             "suffix_decoding_max_spec_factor",
             "suffix_decoding_min_token_prob",
         ),
+        "lookahead": ("lookahead_window_size", "lookahead_ngram_size", "lookahead_pool_size"),
         "draft_model": (
             "model",
             "quantization",
@@ -83,6 +84,9 @@ class SpeculativeConfig:
     suffix_decoding_max_spec_factor: most tokens that `suffix` drafts for each token of its match.
     suffix_decoding_min_token_prob: how probable a draft of `suffix` must be, by how often its
         tokens came so far, to be made longer.
+    lookahead_window_size: guesses that `lookahead` runs each step behind a sequence's drafts.
+    lookahead_ngram_size: tokens of an n-gram of `lookahead`, the one that it drafts included.
+    lookahead_pool_size: how many n-grams `lookahead` keeps of a sequence; the oldest go first.
     first: a lookup that drafts before `draft_model` does, and spares it the sequences for which it
         finds a draft of full length.
     fallback: a lookup that drafts where `draft_model` has nothing: while its worker is away, while
@@ -115,6 +119,9 @@ class SpeculativeConfig:
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
+    lookahead_window_size: int = 7
+    lookahead_ngram_size: int = 4
+    lookahead_pool_size: int = 2048
     first: LookupMethod | None = None
     fallback: LookupMethod | None = None
     model: str | None = None
@@ -167,7 +174,7 @@ class SpeculativeConfig:
         )
         self._check_lengths()
         self._check_verifiers()
-        self._check_suffix()
+        self._check_sizes()
         self._check_combination()
         self._refuse_keys_of_other_methods()
 
@@ -207,12 +214,15 @@ class SpeculativeConfig:
             limit = f"one of allowed_verifiers: {', '.join(self.allowed_verifiers)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
 
-    def _check_suffix(self) -> None:
+    def _check_sizes(self) -> None:
         ranges: Mapping[str, tuple[float, float]] = {
             "suffix_decoding_max_tree_depth": (2, 256),
             "suffix_decoding_max_cached_requests": (0, 10_000_000),
             "suffix_decoding_max_spec_factor": (0.01, 32),
             "suffix_decoding_min_token_prob": (0, 1),
+            "lookahead_window_size": (1, 64),
+            "lookahead_ngram_size": (2, 16),
+            "lookahead_pool_size": (1, 65_536),
         }
         for name, (low, high) in ranges.items():
             require_range(f"speculative_config.{name}", getattr(self, name), low, high)
@@ -230,11 +240,12 @@ class SpeculativeConfig:
     def _refuse_keys_of_other_methods(self) -> None:
         """Rather than ignore them: who gives them expects something of them."""
         defaults = {field.name: field.default for field in fields(self)}
+        lookups = get_args(LookupMethod)
         for method, names in _KEYS_OF_METHODS.items():
             for name in names:
                 value = getattr(self, name)
                 if method not in self.methods and value != defaults[name]:
-                    where = "method" if method == "draft_model" else "method, first or fallback"
+                    where = "method, first or fallback" if method in lookups else "method"
                     limit = f"left out unless {where} is {method}"
                     raise InvalidValueError(f"speculative_config.{name}", value, limit)
 

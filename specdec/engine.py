@@ -18,7 +18,7 @@ from specdec.request_intake import RequestIntake
 from specdec.request_output import RequestOutput
 from specdec.runner import Target
 from specdec.scheduler import ScheduledRow, Scheduler
-from specdec.sequence import Choices, Request, Sequence, SequenceStatus
+from specdec.sequence import Choices, Lookahead, Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.stats import EngineCounters, EngineStats
 from specdec.step import StepInput, StepRow, VerifiedRow, VerifyOutput
@@ -165,7 +165,7 @@ class Engine:
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
         """Drafts for the rows that have room for some; the others' turn will come."""
         requests = [
-            DraftRequest(row.seq, row.num_draft_tokens)
+            DraftRequest(row.seq, row.num_draft_tokens, row.num_lookahead_tokens)
             for row in rows
             if row.seq.params.speculation.enabled is not False
         ]
@@ -225,11 +225,11 @@ class Engine:
         return outputs
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
-        """Ends a request, of whose KV nothing is published; beside drafts it gets another chance.
+        """Ends a request, of whose KV nothing is published; beside guesses it gets another chance.
 
-        A draft can only have spoilt the row, as attention adds up its numbers too, by 0.
+        A guess can only have spoilt the row, as attention adds up its numbers too, by 0.
         """
-        if row.num_draft_tokens:
+        if row.guesses:
             seq.may_draft = False
             self._drop_rejected(seq)
             return []
@@ -258,6 +258,7 @@ class Engine:
             stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
         self._adapt_length(seq, row.num_draft_tokens, len(token_ids) - 1)
         if ending is None:
+            seq.lookahead = _seen(row, verified)
             self._drop_rejected(seq)
         else:
             self._finish(seq)
@@ -292,6 +293,15 @@ class Engine:
 
     def _forget(self, seq: Sequence) -> None:
         """Has target and proposer drop a sequence that lost its blocks."""
+        seq.lookahead = None
         self._ledger.forget(seq.seq_id)
         if self._proposer is not None:
             self._proposer.release(seq.seq_id)
+
+
+def _seen(row: StepRow, verified: VerifiedRow) -> Lookahead | None:
+    """What a row with lookahead tokens has shown."""
+    if not row.num_lookahead_tokens:
+        return None
+    lookahead = row.guesses[row.num_draft_tokens :]
+    return Lookahead(row.known_end, row.drafts, lookahead, verified.lookahead_token_ids)

@@ -13,7 +13,7 @@ from specdec.errors import InvalidValueError
 LookupMethod = Literal["ngram", "suffix"]
 """Those that draft by what stood elsewhere, without a model."""
 
-SpeculationMethod = Literal["ngram", "draft_model", "suffix"]
+SpeculationMethod = Literal["ngram", "draft_model", "suffix", "lookahead"]
 SPECULATION_METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
 
 VerifierName = Literal["coupled", "rejection", "block", "typical", "threshold"]

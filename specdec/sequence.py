@@ -49,6 +49,20 @@ class Request:
     tenant: str = ""
 
 
+@dataclass(frozen=True)
+class Lookahead:
+    """What a sequence's last step showed beyond the verified tokens.
+
+    base_length: the sequence's length when it ran. draft_token_ids, lookahead_token_ids: the
+    guesses that it ran, in this order. next_token_ids: the target's likeliest token after each.
+    """
+
+    base_length: int
+    draft_token_ids: tuple[int, ...]
+    lookahead_token_ids: tuple[int, ...]
+    next_token_ids: tuple[int, ...]
+
+
 @dataclass
 class PromptReport:
     """Log-probabilities of a prompt's tokens, which come in parts and are told together, once.
@@ -89,7 +103,8 @@ class Sequence:
     num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run: whether
     it has been in a batch, as a preempted one has. constraint: what its structured output allows.
     may_draft: False once the target could make nothing of its logits beside drafts. draft_length:
-    where it follows acceptance, None before the first draft.
+    where it follows acceptance, None before the first draft. lookahead: of the last step, if it had
+    any.
     """
 
     seq_id: int
@@ -104,6 +119,7 @@ class Sequence:
     has_run: bool = False
     may_draft: bool = True
     draft_length: DraftLength | None = None
+    lookahead: Lookahead | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     constraint: OutputConstraint | None = field(init=False, default=None)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from specdec.config import SpeculativeConfig
 from specdec.proposers.base import Proposer
 from specdec.proposers.combined import CombinedProposer, Lookup
+from specdec.proposers.lookahead import LookaheadProposer
 from specdec.proposers.ngram import NgramProposer
 from specdec.proposers.suffix import SuffixLimits, SuffixProposer
 from specdec.sampling_params import LookupMethod
@@ -19,6 +20,8 @@ def make_proposer(
     """
     if config is None:
         return None
+    if config.method == "lookahead":
+        return LookaheadProposer(config.lookahead_ngram_size, config.lookahead_pool_size)
     if config.method != "draft_model":
         return _make_lookup(config, config.method).proposer
     assert draft_model is not None, "no proposer was given for draft_model"

@@ -161,7 +161,7 @@ def test_the_draft_model_is_told_when_to_end_a_draft(model):
     assert plan.draft.confidence_threshold == 0.4
 
 
-def test_what_suffix_decoding_keeps_is_left_free(model):
+def test_what_lookups_keep_is_left_free(model):
     def num_blocks(**keys):
         speculation = SpeculativeConfig(**keys)
         config = ServeConfig(
@@ -172,6 +172,8 @@ def test_what_suffix_decoding_keeps_is_left_free(model):
     assert num_blocks(method="suffix") < num_blocks(method="ngram")
     off = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
     assert num_blocks(**off) == num_blocks(method="ngram")
+    pooled = [num_blocks(method="lookahead", lookahead_pool_size=size) for size in (10, 200)]
+    assert pooled[1] < pooled[0] <= num_blocks(method="ngram")
 
 
 def test_each_model_has_a_bundle_of_its_own(drafting):

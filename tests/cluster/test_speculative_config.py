@@ -27,6 +27,7 @@ def test_every_key_of_suffix_decoding_with_its_default():
     ("mapping", "methods"),
     [
         ({"method": "suffix"}, ("suffix",)),
+        ({"method": "lookahead"}, ("lookahead",)),
         ({"method": "draft_model"}, ("draft_model",)),
         ({"method": "draft_model", "first": "ngram"}, ("ngram", "draft_model")),
         ({"method": "draft_model", "fallback": "suffix"}, ("draft_model", "suffix")),
@@ -97,7 +98,7 @@ DRAFT = {"method": "draft_model"}
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"method": "orakel"}, "method is 'orakel'; it must be one of ngram, draft_model, suffix"),
+        ({"method": "orakel"}, "it must be one of ngram, draft_model, suffix, lookahead"),
         ({"method": "eagle"}, "method is 'eagle'; it must be one of"),
         ({"method": 3}, "method is 3; it must be a text"),
         ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be from 1 to 32"),
@@ -123,6 +124,13 @@ DRAFT = {"method": "draft_model"}
         ({"method": "suffix", "suffix_decoding_max_spec_factor": float("nan")}, "from 0.01 to 32"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "from 0 to 1"),
         ({"method": "suffix", "suffix_decoding_min_token_prob": "0.5"}, "it must be a number"),
+        ({"method": "ngram", "lookahead_pool_size": 9}, "left out unless method is lookahead"),
+        ({"method": "lookahead", "lookahead_window_size": 0}, "from 1 to 64"),
+        ({"method": "lookahead", "lookahead_ngram_size": 1}, "from 2 to 16"),
+        ({"method": "lookahead", "lookahead_ngram_size": 17}, "from 2 to 16"),
+        ({"method": "lookahead", "lookahead_pool_size": 0}, "from 1 to 65536"),
+        ({"method": "lookahead", "lookahead_window_size": 2.5}, "it must be a whole number"),
+        ({**DRAFT, "first": "lookahead"}, "one of ngram, suffix, or left out"),
         ({"disable_by_batch_size": 2, "speculation_threshold": 3}, "speculation_threshold alone"),
         ({"num_speculative_tokens_per_batch_size": [[1, 2, 3]]}, "it must be left out"),
     ],

@@ -24,7 +24,7 @@ from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_run
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
-from specdec.step import Logprobs, StepInput, VerifiedRow, VerifyOutput
+from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 
 
@@ -163,10 +163,10 @@ class HashTarget:
             for offset, token in enumerate(row.token_ids):
                 self._slots[self._slot(table, row.num_computed_tokens + offset)] = token
             if row.samples:
-                num_known = row.num_computed_tokens + len(row.token_ids) - row.num_draft_tokens
-                context = [self._slots[self._slot(table, i)] for i in range(num_known)]
-                drafts = row.token_ids[len(row.token_ids) - row.num_draft_tokens :]
-                verified.append(VerifiedRow(row.seq_id, self._verify(context, drafts)))
+                written = [self._slots[self._slot(table, i)] for i in range(row.end)]
+                came = self._verify(written[: row.known_end], row.drafts)
+                ahead = self._look_ahead(written, row) if row.num_lookahead_tokens else ()
+                verified.append(VerifiedRow(row.seq_id, came, lookahead_token_ids=ahead))
         return VerifyOutput(step.step_id, tuple(verified))
 
     def continuation(self, prompt: Many[int], count: int) -> list[int]:
@@ -188,6 +188,10 @@ class HashTarget:
                 break
             new.append(self.next_token([*context, *new]))
         return tuple(new)
+
+    def _look_ahead(self, written: list[int], row: StepRow) -> tuple[int, ...]:
+        ends = range(row.known_end + 1, row.end + 1)
+        return tuple(self.next_token(written[:end]) for end in ends)
 
     def _slot(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size

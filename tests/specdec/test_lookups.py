@@ -1,4 +1,4 @@
-"""The real engine on the tiny model: suffix decoding and combinations change no token.
+"""The real engine on the tiny model: no way to look up changes a token.
 
 In every run sequences are preempted, prompts come in chunks, and come again: the prefix cache has
 them then, and suffix decoding their outputs.
@@ -23,6 +23,7 @@ METHODS = {
         "suffix_decoding_max_spec_factor": 4.0,
         "suffix_decoding_min_token_prob": 0.0,
     },
+    "lookahead": {"method": "lookahead"},
     "ngram first": {"method": "draft_model", "first": "ngram"},
     "suffix first": {"method": "draft_model", "first": "suffix"},
     "ngram last": {"method": "draft_model", "fallback": "ngram"},
@@ -78,7 +79,7 @@ def test_tokens_are_those_without_speculation(tiny_model_dir, other_model_dir, m
     check(tiny_model_dir, other_model_dir, method, SAMPLED, k=3)
 
 
-@pytest.mark.parametrize("method", ["suffix", "all"])
+@pytest.mark.parametrize("method", ["suffix", "lookahead", "all"])
 def test_greedy_tokens_too(tiny_model_dir, other_model_dir, method):
     check(tiny_model_dir, other_model_dir, method, GREEDY, k=5)
 
@@ -101,12 +102,13 @@ def test_every_length_batch_and_size(
     )
 
 
-def test_two_ranks_agree(tiny_model_dir, other_model_dir):
+@pytest.mark.parametrize("method", ["lookahead", "all"])
+def test_two_ranks_agree(tiny_model_dir, other_model_dir, method):
     reference(tiny_model_dir, **SAMPLED)
-    run_ranks(2, lambda group: check(tiny_model_dir, other_model_dir, "all", SAMPLED, 5, group))
+    run_ranks(2, lambda group: check(tiny_model_dir, other_model_dir, method, SAMPLED, 5, group))
 
 
-@pytest.mark.parametrize("method", ["suffix", "all"])
+@pytest.mark.parametrize("method", ["suffix", "lookahead", "all"])
 def test_turned_off_and_on(tiny_model_dir, other_model_dir, method):
     engine = engine_for(tiny_model_dir, other_model_dir, method, 3)
     said = {each.request_id: [] for each in requests(**SAMPLED)}
