@@ -6,7 +6,7 @@ Nothing but numbers and short strings is ever decoded, so a message can't carry 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -51,25 +51,12 @@ def encode_step(step: StepInput) -> Frames:
         step.released,
         [_encode_admission(each) for each in step.admitted],
     ]
-    rows = (
-        (
-            row.seq_id,
-            row.num_computed_tokens,
-            len(row.token_ids),
-            row.num_draft_tokens,
-            row.samples,
-            0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
-            0 if row.grammar_mask is None else row.grammar_mask.shape[1],
-            row.num_lookahead_tokens,
-        )
-        for row in step.rows
-    )
     deltas = (
         (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
     )
     return [
         msgpack.packb(header),
-        _pack(value for row in rows for value in row),
+        _pack(value for row in step.rows for value in _step_row(row)),
         _pack(token for row in step.rows for token in row.token_ids),
         *_pack_draft_probs(row.draft_probs for row in step.rows),
         _pack_arrays((row.grammar_mask for row in step.rows), _INT32),
@@ -239,9 +226,14 @@ def error_in(frames: Sequence[bytes]) -> str | None:
 
 
 def _encode_admission(admission: SequenceAdmission) -> list[Any]:
-    grammar = None if admission.grammar is None else asdict(admission.grammar)
-    rules = asdict(admission.rules)
+    grammar = None if admission.grammar is None else _values(admission.grammar)
+    rules = {**_values(admission.rules), "verifier": _values(admission.rules.verifier)}
     return [admission.seq_id, admission.num_prompt_tokens, rules, admission.token_ids, grammar]
+
+
+def _values(record: SamplingRules | Verifier | StructuredOutput) -> dict[str, Any]:
+    """By field; `asdict` would copy every token that is listed."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
 def _admission(
@@ -258,6 +250,19 @@ def _admission(
         SamplingRules(**rules, verifier=verifier),
         token_ids,
         None if grammar is None else StructuredOutput(**grammar),
+    )
+
+
+def _step_row(row: StepRow) -> tuple[int, ...]:
+    return (
+        row.seq_id,
+        row.num_computed_tokens,
+        len(row.token_ids),
+        row.num_draft_tokens,
+        row.samples,
+        0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
+        0 if row.grammar_mask is None else row.grammar_mask.shape[1],
+        row.num_lookahead_tokens,
     )
 
 

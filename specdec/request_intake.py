@@ -8,7 +8,7 @@ from specdec.ending import stop_at
 from specdec.errors import GrammarError, InvalidValueError
 from specdec.model_config import ModelConfig
 from specdec.request_limits import check_request
-from specdec.sampling_rules import resolve
+from specdec.sampling_rules import SamplingRules, resolve
 from specdec.sequence import Request, Sequence
 from specdec.tokenizer import Tokenizer
 
@@ -27,28 +27,30 @@ class RequestIntake:
         With a prefix cache the first choice computes the prompt for all.
         """
         check_request(request, self._config, self._model.vocab_size)
-        leader = self._sequence(request, first_seq_id, 0, None)
+        rules = self._rules(request)
+        leader = self._sequence(request, first_seq_id, rules, None)
         self._replay(leader)
         shared = leader if self._config.enable_prefix_caching else None
         others = (
-            self._sequence(request, first_seq_id + choice, choice, shared)
+            self._sequence(request, first_seq_id + choice, rules.of_choice(choice), shared)
             for choice in range(1, request.params.n)
         )
         return [leader, *others]
 
-    def _sequence(
-        self, request: Request, seq_id: int, choice: int, leader: Sequence | None
-    ) -> Sequence:
-        params = request.params
-        rules = resolve(
-            params,
+    def _rules(self, request: Request) -> SamplingRules:
+        return resolve(
+            request.params,
             request.seed,
-            choice,
             self._model,
             self._tokenizer,
             self._config.speculation,
             request.prompt_token_ids,
         )
+
+    def _sequence(
+        self, request: Request, seq_id: int, rules: SamplingRules, leader: Sequence | None
+    ) -> Sequence:
+        params = request.params
         detokenizer = IncrementalDetokenizer(
             self._tokenizer,
             params.stop,

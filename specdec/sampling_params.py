@@ -36,6 +36,7 @@ MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
 MAX_BAD_WORDS = 256
 MAX_BAD_WORD_CHARS = 256
+MAX_BAD_WORDS_CHARS = 16 * 1024
 MAX_LOGIT_BIASES = 1024
 MAX_LOGPROBS = 20
 SEED_LIMIT = 2**63
@@ -227,7 +228,7 @@ class SamplingParams:
             if getattr(self, name) is not None:
                 _require_range(name, getattr(self, name), 0, MAX_LOGPROBS)
         _check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS)
-        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+        self._check_bad_words()
 
     def settled(self, defaults: SamplingDefaults) -> SamplingDefaults:
         """What holds of the fields that may be left to the model."""
@@ -256,6 +257,11 @@ class SamplingParams:
                 "allowed_token_ids", len(self.allowed_token_ids), 1, _INT32_LIMIT - 1, "tokens"
             )
         _require_count("stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS, "tokens")
+
+    def _check_bad_words(self) -> None:
+        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+        num_chars = sum(map(len, self.bad_words))
+        _require_count("bad_words", num_chars, 0, MAX_BAD_WORDS_CHARS, "characters in all")
 
     def _check_length(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:

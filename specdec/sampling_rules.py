@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -38,6 +38,7 @@ class SamplingRules:
     """SamplingParams as the workers need them: token ids for texts, values for defaults.
 
     bad_words: sequences of tokens of which the last must not follow the others.
+    allowed_token_ids: each once, in ascending order; None allows all.
     end_token_ids: what must not be drawn before min_tokens.
     """
 
@@ -96,17 +97,20 @@ class SamplingRules:
             scale_draft_temperature=self.scale_draft_temperature,
         )
 
+    def of_choice(self, choice: int) -> SamplingRules:
+        """Those of another choice: log-probabilities of the prompt come with choice 0 alone."""
+        return replace(self, choice=choice, prompt_logprobs=None)
+
 
 def resolve(
     params: SamplingParams,
     seed: int,
-    choice: int,
     model: ModelConfig,
     tokenizer: Tokenizer,
     service: SpeculativeConfig | None = None,
     prompt: Sequence[int] = (),
 ) -> SamplingRules:
-    """The rules of one choice. Raises InvalidValueError for a token that the model has not.
+    """The rules of choice 0. Raises InvalidValueError for a token that the model has not.
 
     service: what holds where the request does not say how to speculate. prompt: token ids, by which
     the acceptance threshold `auto` is settled. Raises InvalidValueError for a verifier that the
@@ -120,24 +124,27 @@ def resolve(
         top_k=settled.top_k,
         min_p=settled.min_p,
         seed=seed,
-        choice=choice,
         repetition_penalty=settled.repetition_penalty,
         presence_penalty=params.presence_penalty,
         frequency_penalty=params.frequency_penalty,
         logit_bias=tuple(sorted(params.logit_bias.items())),
         bad_words=_bad_words(params, tokenizer),
-        allowed_token_ids=params.allowed_token_ids,
+        allowed_token_ids=_allowed_tokens(params),
         # Where there is a grammar, its masks see to it: they know when nothing but an end may come.
         min_tokens=params.min_tokens if params.structured_output is None else 0,
         end_token_ids=_end_tokens(params, model),
         logprobs=params.logprobs,
-        prompt_logprobs=params.prompt_logprobs if choice == 0 else None,  # one prompt, told once
+        prompt_logprobs=params.prompt_logprobs,
         verifier=_verifier(params, service or SpeculativeConfig(), prompt, tokenizer),
         scale_draft_temperature=_scales_draft_temperature(params, service),
     )
 
 
 def _check_tokens(params: SamplingParams, vocab_size: int) -> None:
+    num_allowed = len(params.allowed_token_ids or ())
+    if num_allowed > vocab_size:
+        limit = f"at most {vocab_size} (the size of the vocabulary)"
+        raise InvalidValueError("allowed_token_ids length", num_allowed, limit)
     check_token_ids("logit_bias.keys", tuple(params.logit_bias), vocab_size)
     check_token_ids("allowed_token_ids", params.allowed_token_ids or (), vocab_size)
     check_token_ids("stop_token_ids", params.stop_token_ids, vocab_size)
@@ -148,6 +155,11 @@ def _bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int,
     spellings = (text for word in params.bad_words for text in (word, f" {word.lstrip()}"))
     encoded = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in spellings)
     return tuple(dict.fromkeys(tokens for tokens in encoded if tokens))
+
+
+def _allowed_tokens(params: SamplingParams) -> tuple[int, ...] | None:
+    allowed = params.allowed_token_ids
+    return None if allowed is None else tuple(sorted(set(allowed)))
 
 
 def _end_tokens(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:

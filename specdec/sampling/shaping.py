@@ -56,7 +56,7 @@ class Shaping:
         return cls(
             rules=rules,
             tokens=tokens,
-            allowed=None if allowed is None else _columns(sorted(set(allowed)), tokens),
+            allowed=None if allowed is None else _columns(allowed, tokens),
             biased=ids[is_held] - tokens.start,
             biases=biases[is_held],
             ends=_columns(rules.end_token_ids, tokens),

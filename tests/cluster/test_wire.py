@@ -139,6 +139,17 @@ def test_a_step_arrives_as_it_was_sent(step):
     assert plain(wire.decode_step(wire.encode_step(step))) == plain(step)
 
 
+def test_tokens_of_an_admission_are_not_copied(monkeypatch):
+    """All of a vocabulary may be listed, and admissions are encoded between two steps."""
+    packed = []
+    monkeypatch.setattr(wire.msgpack, "packb", lambda header: packed.append(header) or b"")
+    rules = SamplingRules(allowed_token_ids=(5, 6), logit_bias=((7, 1.0),), bad_words=((8, 9),))
+    wire.encode_step(StepInput(1, (), (SequenceAdmission(0, 3, rules),), (), ()))
+    [(_, _, [[_, _, sent, _, _]])] = packed
+    assert sent.pop("verifier") == vars(rules.verifier)
+    assert all(value is getattr(rules, name) for name, value in sent.items())
+
+
 @given(OUTPUTS)
 def test_an_output_arrives_as_it_was_sent(output):
     assert plain(wire.decode_output(wire.encode_output(output))) == plain(output)

@@ -1,11 +1,14 @@
 """Several choices of one request: whose tokens they are, what they share, how they end."""
 
 from dataclasses import replace
+from unittest.mock import Mock
 
 import pytest
 
 from specdec.errors import InvalidValueError, OverloadedError
 from specdec.finish_reason import FinishReason
+from specdec.sampling_params import SpeculationOptions
+from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import (
     HashTarget,
     Transcript,
@@ -176,6 +179,18 @@ def test_a_prompt_is_reported_once(tiny_model_dir, target):
     admissions = [each for step in target.steps for each in step.admitted]
     assert [each.rules.prompt_logprobs for each in admissions] == [2, None, None]
     assert [each.rules.choice for each in admissions] == [0, 1, 2]
+
+
+def test_texts_are_read_once_for_all_choices(tiny_model_dir, target, monkeypatch):
+    encode = Mock(wraps=Tokenizer(tiny_model_dir).encode)
+    decode = Mock(wraps=Tokenizer(tiny_model_dir).decode)
+    monkeypatch.setattr(Tokenizer, "encode", encode)
+    monkeypatch.setattr(Tokenizer, "decode", decode)
+    engine = make_engine(tiny_model_dir, engine_config(), target)
+    options = SpeculationOptions(verifier="threshold")
+    engine.add(request("r", PROMPT, n=4, bad_words=("the", "river"), speculation=options))
+    assert encode.call_count == 4, "two spellings of each word"
+    assert decode.call_count == 1, "what the acceptance threshold goes by"
 
 
 def test_log_probabilities_of_a_prompt_have_to_fit_into_a_message(

@@ -82,7 +82,7 @@ class Definition:
         self._found_right = set()
 
     def rules(self, request):
-        return resolve(request.params, request.seed, 0, self.config, self.tokenizer)
+        return resolve(request.params, request.seed, self.config, self.tokenizer)
 
     def rows(self, request, token_ids):
         """For each token that came, the logits before it and the output before it."""

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from specdec.config import SpeculativeConfig
@@ -16,7 +18,7 @@ def settle(tiny_model_dir):
 
     def settle(options, service=None, prompt=PROSE, **params):
         given = SamplingParams(speculation=SpeculationOptions(**options), **params)
-        return resolve(given, 0, 0, model, tokenizer, service, tokenizer.encode(prompt))
+        return resolve(given, 0, model, tokenizer, service, tokenizer.encode(prompt))
 
     return settle
 
@@ -64,6 +66,20 @@ def test_a_verifier_that_is_not_allowed_is_refused(settle):
     assert settle({}, service).verifier.name == "block"
     with pytest.raises(InvalidValueError, match=r"speculation\.verifier is 'coupled'"):
         settle({"verifier": "coupled"}, service)
+
+
+def test_another_choice_differs_in_its_noise_and_is_told_nothing_of_the_prompt(settle):
+    rules = settle({}, bad_words=("river",), prompt_logprobs=2)
+    assert (rules.choice, rules.prompt_logprobs) == (0, 2)
+    assert rules.of_choice(3) == replace(rules, choice=3, prompt_logprobs=None)
+
+
+def test_allowed_tokens_are_at_most_the_vocabulary_each_once(settle, tiny_model_dir):
+    vocab_size = ModelConfig.from_directory(tiny_model_dir).vocab_size
+    assert settle({}, allowed_token_ids=(7, 5, 7)).allowed_token_ids == (5, 7)
+    assert len(settle({}, allowed_token_ids=(5,) * vocab_size).allowed_token_ids) == 1
+    with pytest.raises(InvalidValueError, match=f"allowed_token_ids length .* {vocab_size} "):
+        settle({}, allowed_token_ids=(5,) * (vocab_size + 1))
 
 
 @pytest.mark.parametrize(
