@@ -119,7 +119,7 @@ class SpeculativeConfig:
     suffix_decoding_max_cached_requests: int = 10_000
     suffix_decoding_max_spec_factor: float = 1.0
     suffix_decoding_min_token_prob: float = 0.1
-    lookahead_window_size: int = 7
+    lookahead_window_size: int = 3
     lookahead_ngram_size: int = 4
     lookahead_pool_size: int = 2048
     first: LookupMethod | None = None

@@ -40,6 +40,7 @@ SHAPED = [
 
 
 def lookahead(k=3, **keys):
+    keys = {"lookahead_window_size": WINDOW, **keys}
     return SpeculativeConfig("lookahead", num_speculative_tokens=k, **keys)
 
 
@@ -58,11 +59,11 @@ def engine_on(directory, target, speculation, policy=None, **changes):
 def test_text_that_never_repeats_takes_fewer_steps(tiny_model_dir):
     """Which no lookup in the text could do: only what was seen ahead can be drafted."""
     num_steps = {}
-    for method in ("ngram", "lookahead"):
-        engine = engine_on(tiny_model_dir, Successor(4, 383), SpeculativeConfig(method))
+    for speculation in (SpeculativeConfig("ngram"), lookahead()):
+        engine = engine_on(tiny_model_dir, Successor(4, 383), speculation)
         said = run(engine, [request("r", [3, 30, 50], max_tokens=60)])["r"].token_ids
         assert said == [(51 + index) % 70 for index in range(60)]
-        num_steps[method] = engine.stats().num_steps
+        num_steps[speculation.method] = engine.stats().num_steps
     assert num_steps["ngram"] == 60
     assert num_steps["lookahead"] < 40
 
