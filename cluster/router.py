@@ -39,7 +39,7 @@ from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
 from specdec.proposers import DraftVocabulary, make_proposer
 from specdec.request_output import RequestOutput
-from specdec.sampling_params import SamplingDefaults, StructuredOutput
+from specdec.sampling_params import SamplingDefaults, SamplingParams, StructuredOutput
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
@@ -285,6 +285,11 @@ class Router:
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
         return Generation(seed, self._loop.generate(request, observer))
+
+    def max_tokens(self, params: SamplingParams) -> int:
+        """How long a choice can get, after the shortest of prompts."""
+        asked = params.settled(self._model.sampling_defaults).max_tokens
+        return self.max_model_len if asked is None else min(asked, self.max_model_len)
 
     async def tokenize(self, call: TokenizeCall) -> list[int]:
         """The ids of a text or a chat."""

@@ -24,6 +24,7 @@ from cluster.output_codec import encode_completion, encode_stream_chunk
 from cluster.router import Router
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.request_limits import check_answer_in_one_message
 from specdec.request_output import RequestOutput
 
 SERVICE_NAMES = tuple(
@@ -64,7 +65,9 @@ class InferenceServicer:
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """The whole completion as one message. Cancelling the call aborts the request."""
         with self._reporting_to(grpc_context):
-            generation = await self.router.generate(codec.decode_generate(request))
+            call = codec.decode_generate(request)
+            check_answer_in_one_message(call.params, self.router.max_tokens(call.params))
+            generation = await self.router.generate(call)
             async with aclosing(generation.outputs) as outputs:
                 said = [output async for output in outputs]
             # Off the event loop, as all log-probabilities of a prompt are below: spelling a hundred

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from specdec.config import EngineConfig
 from specdec.errors import InvalidValueError
+from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
 from specdec.tokenizer import check_token_ids
 
 MAX_PROMPT_LOGPROBS = 200_000
 """Most log-probabilities of one prompt. They travel in one message, of 16 bytes each, and a gRPC
 client takes 4 MiB unless told otherwise."""
+
+MAX_ANSWER_LOGPROBS = 200_000
+"""Most log-probabilities of an answer that is sent as one message, for the same reason."""
 
 
 def check_request(request: Request, config: EngineConfig, vocab_size: int) -> None:
@@ -31,6 +35,15 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
     if method is not None and method not in loaded:
         reason = f"what is loaded: {' or '.join(loaded) or 'none'}"
         raise InvalidValueError("speculation.method", method, reason)
+
+
+def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None:
+    """max_tokens: how long each choice can get. A stream, in messages of a step, needs no limit."""
+    asked, num_tokens = params.logprobs, params.n * max_tokens
+    if asked is not None and (1 + asked) * num_tokens > MAX_ANSWER_LOGPROBS:
+        limit = f"so few that {num_tokens} tokens (n times max_tokens) have at most "
+        limit += f"{MAX_ANSWER_LOGPROBS} in all, each token's own included, or be streamed"
+        raise InvalidValueError("logprobs", asked, limit)
 
 
 def _check_prompt(request: Request, max_model_len: int, vocab_size: int) -> None:

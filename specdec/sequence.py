@@ -179,23 +179,28 @@ class Sequence:
     @property
     def admission(self) -> SequenceAdmission:
         """What a worker has to know of it."""
-        rules = self.rules
-        if not self.prompt_report.is_due:
-            rules = replace(rules, prompt_logprobs=None)
+        is_due = self.prompt_report.is_due
+        return self._admission(self.rules if is_due else replace(self.rules, prompt_logprobs=None))
+
+    @property
+    def draft_admission(self) -> SequenceAdmission:
+        """What a draft worker has to know of it: its grammar too, if that is compiled quickly.
+
+        Log-probabilities are the target's affair.
+        """
+        rules = replace(self.rules, logprobs=None, prompt_logprobs=None)
+        grammar, admission = self.request.grammar, self._admission(rules)
+        if grammar is None or grammar.compile_s > MAX_DRAFT_COMPILE_S:
+            return admission
+        return replace(admission, grammar=grammar.spec, token_ids=tuple(self.token_ids))
+
+    def _admission(self, rules: SamplingRules) -> SequenceAdmission:
         return SequenceAdmission(
             seq_id=self.seq_id,
             num_prompt_tokens=self.num_prompt_tokens,
             rules=rules,
             token_ids=tuple(self.token_ids) if rules.needs_tokens else (),
         )
-
-    @property
-    def draft_admission(self) -> SequenceAdmission:
-        """What a draft worker has to know of it: its grammar too, if that is compiled quickly."""
-        grammar, admission = self.request.grammar, self.admission
-        if grammar is None or grammar.compile_s > MAX_DRAFT_COMPILE_S:
-            return admission
-        return replace(admission, grammar=grammar.spec, token_ids=tuple(self.token_ids))
 
     @property
     def is_decoding(self) -> bool:

@@ -1,13 +1,18 @@
-"""What a Router says before its models run."""
+"""What a Router says before its models run, and its servicer."""
 
 import json
 import shutil
+from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
+from grpc import StatusCode
 
 from cluster.config import ServeConfig
 from cluster.models import ModelDirectories
 from cluster.router import Router
+from cluster.servicers import InferenceServicer, StreamFailedError
+from protos.specdec.v1 import inference_pb2 as pb
 from specdec.sampling_params import SamplingDefaults
 
 WISHES = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}
@@ -33,3 +38,36 @@ def test_the_models_wishes_hold_unless_they_are_left_aside(model_dir, setting, d
     router = Router(config, ModelDirectories(model_dir, None), memory_bytes=2**32)
     assert router.model_info("").sampling_defaults == defaults
     assert router.spell([0, 50]) == ["<|endoftext|>", "P"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "sampling", "fits"),
+    [
+        ("auto", {"logprobs": 1}, True),
+        ("auto", {"logprobs": 1, "n": 2}, False),
+        ("auto", {"logprobs": 1, "n": 2, "max_tokens": 50}, True),
+        ("auto", {"logprobs": 2}, False),
+        ("auto", {"n": 128, "max_tokens": 100}, True),
+        ("none", {"logprobs": 1}, False),
+    ],
+)
+async def test_an_answer_in_one_message_has_so_many_log_probabilities(
+    model_dir, monkeypatch, setting, sampling, fits
+):
+    """max_tokens is 99 by the model's wishes, else as long as the context of 128 tokens."""
+    monkeypatch.setattr("specdec.request_limits.MAX_ANSWER_LOGPROBS", 200)
+    config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
+    router = Router(config, ModelDirectories(model_dir, None), memory_bytes=2**32)
+    codes = []
+    context = SimpleNamespace(
+        set_code=codes.append, set_details=lambda _: None, set_trailing_metadata=lambda _: None
+    )
+    request = pb.GenerateRequest(text="a", sampling=pb.SamplingParams(**sampling))
+    await InferenceServicer(router).Generate(request, context)
+    with suppress(StreamFailedError):
+        [_ async for _ in InferenceServicer(router).GenerateStream(request, context)]
+    # The model of this router is never loaded: that is as far as a request gets.
+    assert codes == [
+        StatusCode.UNAVAILABLE if fits else StatusCode.INVALID_ARGUMENT,
+        StatusCode.UNAVAILABLE,
+    ]

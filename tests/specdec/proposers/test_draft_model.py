@@ -4,6 +4,8 @@ The draft is the target itself, which should nearly always be right, or another 
 nearly never is.
 """
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 
@@ -138,3 +140,19 @@ def test_a_request_that_opts_out_is_never_sent_to_the_draft_model(tiny_model_dir
     run_checked(engine, proposer, requests(speculation=SpeculationOptions(enabled=False)))
     assert proposer._num_steps == 0
     assert engine.stats().speculation.num_drafts == 0
+
+
+@pytest.mark.parametrize(("rules", "num_tokens"), [({}, 0), ({"presence_penalty": 0.5}, 20)])
+def test_a_draft_worker_is_not_asked_for_log_probabilities(
+    tiny_model_dir, monkeypatch, rules, num_tokens
+):
+    """They would take the whole prompt to it, and bring nothing back."""
+    proposer = draft_model(tiny_model_dir)
+    begin = Mock(wraps=proposer._worker.begin)
+    monkeypatch.setattr(proposer._worker, "begin", begin)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    asked = request("r", range(5, 25), prompt_logprobs=2, logprobs=2, max_tokens=4, **rules)
+    run_checked(engine, proposer, [asked])
+    [admission] = [each for call in begin.call_args_list for each in call.args[0].admitted]
+    assert (admission.rules.prompt_logprobs, admission.rules.logprobs) == (None, None)
+    assert len(admission.token_ids) == num_tokens
