@@ -10,7 +10,10 @@ from typing import Any, Literal, get_args
 
 from specdec.errors import InvalidValueError
 
-SpeculationMethod = Literal["ngram", "draft_model"]
+LookupMethod = Literal["ngram", "suffix"]
+"""Those that draft by what stood elsewhere, without a model."""
+
+SpeculationMethod = Literal["ngram", "draft_model", "suffix", "lookahead"]
 SPECULATION_METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
 
 VerifierName = Literal["coupled", "rejection", "block", "typical", "threshold"]
