@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from specdec.errors import InvalidValueError
+from specdec.field_checks import (
+    check_text,
+    check_texts,
+    check_types,
+    require_choice,
+    require_count,
+    require_range,
+)
 
 LookupMethod = Literal["ngram", "suffix"]
 """Those that draft by what stood elsewhere, without a model."""
@@ -79,21 +86,19 @@ class SpeculationOptions:
     scale_draft_temperature: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.num_speculative_tokens is not None:
-            count, high = self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS
-            _require_range("speculation.num_speculative_tokens", count, 0, high)
-        _require_choice("speculation.method", self.method, SPECULATION_METHODS)
-        _require_choice("speculation.verifier", self.verifier, VERIFIERS)
+        check_types(self, "speculation.")
+        count, high = self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS
+        require_range("speculation.num_speculative_tokens", count, 0, high)
+        require_choice("speculation.method", self.method, SPECULATION_METHODS)
+        require_choice("speculation.verifier", self.verifier, VERIFIERS)
         for name in ("typical_epsilon", "typical_delta"):
-            value = getattr(self, name)
-            if value is not None:
-                _require_range(f"speculation.{name}", value, 0, 1)
+            require_range(f"speculation.{name}", getattr(self, name), 0, 1)
         threshold = self.acceptance_threshold
         if isinstance(threshold, str):
             presets = (*ACCEPTANCE_PRESETS, "auto")
-            _require_choice("speculation.acceptance_threshold", threshold, presets)
-        elif threshold is not None:
-            _require_range("speculation.acceptance_threshold", threshold, 0, 1)
+            require_choice("speculation.acceptance_threshold", threshold, presets)
+        else:
+            require_range("speculation.acceptance_threshold", threshold, 0, 1)
 
 
 @dataclass(frozen=True)
@@ -117,13 +122,14 @@ class StructuredOutput:
     choice: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_types(self, "structured_output.")
         if len(self._given) != 1:
             limit = f"exactly one of {', '.join(each.name for each in fields(self))}"
             raise InvalidValueError("structured_output", self._given, limit)
-        _check_text("structured_output.json_schema", self.json_schema, MAX_SCHEMA_CHARS)
-        _check_text("structured_output.regex", self.regex, MAX_REGEX_CHARS)
-        _check_text("structured_output.grammar", self.grammar, MAX_GRAMMAR_CHARS)
-        _check_texts(
+        check_text("structured_output.json_schema", self.json_schema, MAX_SCHEMA_CHARS)
+        check_text("structured_output.regex", self.regex, MAX_REGEX_CHARS)
+        check_text("structured_output.grammar", self.grammar, MAX_GRAMMAR_CHARS)
+        check_texts(
             "structured_output.choice", self.choice, MAX_OUTPUT_CHOICES, MAX_OUTPUT_CHOICE_CHARS
         )
 
@@ -157,11 +163,12 @@ class SamplingParams:
     """How the tokens of one request are drawn.
 
     Fields that are None are left to the model's generation_config.json, and without one do nothing.
-    Names and meanings are those of vLLM, and of the OpenAI API where it has the field. A token's
-    logits are shaped in this order: allowed_token_ids, bad_words and structured output, logit_bias
-    and min_tokens, repetition, frequency and presence penalty, temperature, min_p, top_k, top_p.
-    Bad words are looked for in the output alone. A grammar that can only end goes before
-    min_tokens; a request of which otherwise every token is ruled out ends with an error.
+    Lists are taken for tuples. Names and meanings are those of vLLM, and of the OpenAI API where it
+    has the field. A token's logits are shaped in this order: allowed_token_ids, bad_words and
+    structured output, logit_bias and min_tokens, repetition, frequency and presence penalty,
+    temperature, min_p, top_k, top_p. Bad words are looked for in the output alone. A grammar that
+    can only end goes before min_tokens; a request of which otherwise every token is ruled out ends
+    with an error.
 
     n: how many choices to generate, each with random numbers of its own. Choice i is the same
         whatever n is.
@@ -220,14 +227,14 @@ class SamplingParams:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
     def __post_init__(self) -> None:
-        _require_range("n", self.n, 1, MAX_CHOICES)
+        check_types(self)
+        require_range("n", self.n, 1, MAX_CHOICES)
         self._check_distribution()
         self._check_tokens()
         self._check_length()
         for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _require_range(name, getattr(self, name), 0, MAX_LOGPROBS)
-        _check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS)
+            require_range(name, getattr(self, name), 0, MAX_LOGPROBS)
+        check_texts("stop", self.stop, MAX_STOP_STRINGS, MAX_STOP_CHARS)
         self._check_bad_words()
 
     def settled(self, defaults: SamplingDefaults) -> SamplingDefaults:
@@ -236,32 +243,32 @@ class SamplingParams:
         return replace(defaults, **{k: value for k, value in asked.items() if value is not None})
 
     def _check_distribution(self) -> None:
-        _require_optional_range("temperature", self.temperature, 0, 100)
+        require_range("temperature", self.temperature, 0, 100)
         if self.top_p is not None and not 0 < self.top_p <= 1:
             raise InvalidValueError("top_p", self.top_p, "above 0 and at most 1")
         if self.top_k is not None and not 0 <= self.top_k < _INT32_LIMIT:
             raise InvalidValueError("top_k", self.top_k, "0 (all tokens) or a positive int32")
-        _require_optional_range("min_p", self.min_p, 0, 1)
+        require_range("min_p", self.min_p, 0, 1)
         if self.repetition_penalty is not None and not 0 < self.repetition_penalty <= 100:
             value = self.repetition_penalty
             raise InvalidValueError("repetition_penalty", value, "above 0 and at most 100")
-        _require_range("presence_penalty", self.presence_penalty, -2, 2)
-        _require_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        require_range("presence_penalty", self.presence_penalty, -2, 2)
+        require_range("frequency_penalty", self.frequency_penalty, -2, 2)
 
     def _check_tokens(self) -> None:
-        _require_count("logit_bias", len(self.logit_bias), 0, MAX_LOGIT_BIASES, "tokens")
+        require_count("logit_bias", len(self.logit_bias), 0, MAX_LOGIT_BIASES, "tokens")
         for token_id, bias in self.logit_bias.items():
-            _require_range(f"logit_bias[{token_id}]", bias, -100, 100)
+            require_range(f"logit_bias[{token_id}]", bias, -100, 100)
         if self.allowed_token_ids is not None:
-            _require_count(
+            require_count(
                 "allowed_token_ids", len(self.allowed_token_ids), 1, _INT32_LIMIT - 1, "tokens"
             )
-        _require_count("stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS, "tokens")
+        require_count("stop_token_ids", len(self.stop_token_ids), 0, MAX_STOP_TOKEN_IDS, "tokens")
 
     def _check_bad_words(self) -> None:
-        _check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
+        check_texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_BAD_WORD_CHARS)
         num_chars = sum(map(len, self.bad_words))
-        _require_count("bad_words", num_chars, 0, MAX_BAD_WORDS_CHARS, "characters in all")
+        require_count("bad_words", num_chars, 0, MAX_BAD_WORDS_CHARS, "characters in all")
 
     def _check_length(self) -> None:
         if self.max_tokens is not None and self.max_tokens < 1:
@@ -272,41 +279,3 @@ class SamplingParams:
             raise InvalidValueError("min_tokens", self.min_tokens, limit)
         if self.seed is not None and not 0 <= self.seed < SEED_LIMIT:
             raise InvalidValueError("seed", self.seed, "from 0 to 2^63 - 1")
-
-
-def _check_text(name: str, text: str | None, max_chars: int) -> None:
-    if text is None:
-        return
-    if not 1 <= len(text) <= max_chars:
-        raise InvalidValueError(name, text, f"1 to {max_chars} characters")
-    if any("\ud800" <= char <= "\udfff" for char in text):
-        raise InvalidValueError(name, text, "text without halves of surrogate pairs")
-
-
-def _check_texts(name: str, texts: tuple[str, ...], most: int, max_chars: int) -> None:
-    if len(texts) > most:
-        raise InvalidValueError(name, texts, f"at most {most} strings")
-    for index, text in enumerate(texts):
-        _check_text(f"{name}[{index}]", text, max_chars)
-
-
-def _require_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value is not None and value not in choices:
-        raise InvalidValueError(name, value, f"one of {', '.join(choices)}")
-
-
-def _require_optional_range(name: str, value: float | None, low: float, high: float) -> None:
-    if value is not None:
-        _require_range(name, value, low, high)
-
-
-def _require_range(name: str, value: float, low: float, high: float) -> None:
-    if not math.isfinite(value):
-        raise InvalidValueError(name, value, "a finite number")
-    if not low <= value <= high:
-        raise InvalidValueError(name, value, f"from {low} to {high}")
-
-
-def _require_count(name: str, count: int, low: int, high: int, unit: str) -> None:
-    if not low <= count <= high:
-        raise InvalidValueError(f"{name} length", count, f"from {low} to {high} {unit}")

@@ -51,6 +51,8 @@ OUTSIDE = [
     ("temperature", {"temperature": -0.1}),
     ("temperature", {"temperature": 100.1}),
     ("temperature", {"temperature": math.nan}),
+    ("temperature", {"temperature": math.inf}),
+    ("temperature", {"temperature": 10**400}),
     ("top_p", {"top_p": 0}),
     ("top_p", {"top_p": 1.1}),
     ("top_p", {"top_p": math.nan}),
@@ -105,6 +107,28 @@ OPTIONS_OUTSIDE = [
     ("acceptance_threshold", 1.1),
     ("acceptance_threshold", "harsh"),
 ]
+OF_ANOTHER_TYPE = [
+    {"n": 2.5},
+    {"n": True},
+    {"temperature": "0.5"},
+    {"top_p": False},
+    {"top_k": 1.5},
+    {"logit_bias": [(7, 1.0)]},
+    {"logit_bias": {"7": 1.0}},
+    {"logit_bias": {7: "1"}},
+    {"bad_words": "foo"},
+    {"allowed_token_ids": (5, 6.0)},
+    {"allowed_token_ids": "56"},
+    {"stop": "END"},
+    {"stop": [1]},
+    {"stop": None},
+    {"stop_token_ids": 5},
+    {"include_stop_str_in_output": 1},
+    {"max_tokens": "9"},
+    {"seed": 1.0},
+    {"structured_output": {"json_object": True}},
+    {"speculation": {"enabled": False}},
+]
 
 
 def named(error, field):
@@ -125,6 +149,49 @@ def test_beyond_them_field_value_and_limit_are_named(field, values):
     with pytest.raises(InvalidValueError) as caught:
         SamplingParams(**values)
     assert named(caught.value, field)
+
+
+@pytest.mark.parametrize("values", OF_ANOTHER_TYPE, ids=str)
+def test_a_value_of_another_type_is_refused(values):
+    [(field, value)] = values.items()
+    with pytest.raises(InvalidValueError, match="it must be of type ") as caught:
+        SamplingParams(**values)
+    assert named(caught.value, field)
+    assert caught.value.value in (value, tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize(
+    "values", [{"json_schema": {"type": "object"}}, {"choice": "abc"}, {"json_object": "yes"}]
+)
+def test_a_structure_of_another_type_is_refused(values):
+    with pytest.raises(InvalidValueError, match="it must be of type ") as caught:
+        StructuredOutput(**values)
+    assert named(caught.value, f"structured_output.{next(iter(values))}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("enabled", 1), ("acceptance_threshold", [0.5]), ("verifier", 3)]
+)
+def test_an_option_of_another_type_is_refused(field, value):
+    with pytest.raises(InvalidValueError, match="it must be of type ") as caught:
+        SpeculationOptions(**{field: value})
+    assert named(caught.value, f"speculation.{field}")
+
+
+def test_the_type_is_named():
+    with pytest.raises(
+        InvalidValueError, match=r"^stop is 'END'; .* of type tuple\[str, \.\.\.\]$"
+    ):
+        SamplingParams(stop="END")
+    with pytest.raises(InvalidValueError, match=r"^top_k is 1\.5; .* of type int or None$"):
+        SamplingParams(top_k=1.5)
+
+
+def test_lists_become_tuples():
+    structure = StructuredOutput(choice=["a", "b"])
+    assert hash(structure) == hash(StructuredOutput(choice=("a", "b")))
+    params = SamplingParams(stop=["END"], bad_words=[], allowed_token_ids=[5, 6])
+    assert params == SamplingParams(stop=("END",), allowed_token_ids=(5, 6))
 
 
 def test_every_parameter_with_a_limit_is_tried():
