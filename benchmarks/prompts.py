@@ -21,12 +21,15 @@ class BenchmarkPrompt:
     token_ids: tuple[int, ...]
 
 
-def load_prompts(path: Path, tokenizer: Tokenizer) -> list[BenchmarkPrompt]:
-    """Reads a JSON lines file whose objects have `id`, `suite` and `turns`, in its order."""
+def load_prompts(path: Path, tokenizer: Tokenizer, closing: str = "") -> list[BenchmarkPrompt]:
+    """Reads a JSON lines file whose objects have `id`, `suite` and `turns`, in its order.
+
+    `closing` is put behind each turn, to ask nearly the same.
+    """
     lines = path.read_text(encoding="utf-8").splitlines()
-    return [_encode(json.loads(line), tokenizer) for line in lines if line.strip()]
+    return [_encode(json.loads(line), tokenizer, closing) for line in lines if line.strip()]
 
 
-def _encode(record: dict[str, Any], tokenizer: Tokenizer) -> BenchmarkPrompt:
-    token_ids = tokenizer.encode_chat([ChatMessage("user", record["turns"][0])])
+def _encode(record: dict[str, Any], tokenizer: Tokenizer, closing: str) -> BenchmarkPrompt:
+    token_ids = tokenizer.encode_chat([ChatMessage("user", record["turns"][0] + closing)])
     return BenchmarkPrompt(record["id"], record["suite"], tuple(token_ids))

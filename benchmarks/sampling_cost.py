@@ -99,8 +99,9 @@ class Bench:
         config = EngineConfig(max_model_len=512, num_blocks=num_blocks, block_size=_BLOCK_SIZE)
         self._runner = load_runner(directory, "float32", config, TensorParallelGroup())
         prompts = [each.token_ids for each in load_prompts(DEFAULT_PATH, Tokenizer(directory))]
-        long_enough = [prompt for prompt in prompts if len(prompt) > _CONTEXT_TOKENS]
-        self._prompts = [prompt[: _CONTEXT_TOKENS + 1] for prompt in long_enough[:_NUM_SEQS]]
+        length = _CONTEXT_TOKENS + 1 + _MAX_DRAFTS
+        long_enough = [prompt for prompt in prompts if len(prompt) >= length]
+        self._prompts = [prompt[:length] for prompt in long_enough[:_NUM_SEQS]]
         for index, rules in enumerate(CASES.values()):
             for place, prompt in enumerate(self._prompts):
                 _prefill(self._runner, index * _NUM_SEQS + place, prompt, rules, blocks_each)
@@ -108,12 +109,17 @@ class Bench:
     def measure(self, case: str, num_drafts: int) -> tuple[float, float]:
         """Seconds of one step of all sequences of a case, and of sampling and verifying in it.
 
-        The step can be repeated: rejected drafts and drawn tokens are known again as they were.
+        Drafts are the prompt's next tokens, so that each follows from a text that makes sense. The
+        step can be repeated: rejected drafts and drawn tokens are known again as they were.
         """
         first = list(CASES).index(case) * _NUM_SEQS
         rows = tuple(
             StepRow(
-                seq_id, _CONTEXT_TOKENS, (prompt[-1], *prompt[1 : 1 + num_drafts]), num_drafts, True
+                seq_id,
+                _CONTEXT_TOKENS,
+                prompt[_CONTEXT_TOKENS : _CONTEXT_TOKENS + 1 + num_drafts],
+                num_drafts,
+                True,
             )
             for seq_id, prompt in enumerate(self._prompts, first)
         )
@@ -126,10 +132,10 @@ class Bench:
 def _prefill(
     runner: ModelRunner, seq_id: int, prompt: tuple[int, ...], rules: SamplingRules, num_blocks: int
 ) -> None:
-    admission = SequenceAdmission(seq_id, 1, rules, prompt)
+    admission = SequenceAdmission(seq_id, 1, rules, prompt[: _CONTEXT_TOKENS + 1])
     first_block = seq_id * num_blocks
     table = BlockTableDelta(seq_id, 0, tuple(range(first_block, first_block + num_blocks)))
-    row = StepRow(seq_id, 0, prompt[:-1], 0, False)
+    row = StepRow(seq_id, 0, prompt[:_CONTEXT_TOKENS], 0, False)
     runner.execute(StepInput(0, (), (admission,), (table,), (row,)))
 
 

@@ -20,6 +20,7 @@ import click
 
 from cluster import admin_cli
 from cluster.answer import chunk_as_json, receive
+from cluster.bench_cli import bench
 from cluster.chat import chat
 from cluster.cli_answer import SectionedCommand, answer_flags, report_flags, sampling_params
 from cluster.cli_connection import connection_flags
@@ -201,6 +202,7 @@ def generate(
     _report(answer.summary)
 
 
+main.add_command(bench)
 main.add_command(chat)
 main.add_command(doctor)
 main.add_command(admin_cli.status)

@@ -76,6 +76,7 @@ def encode_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:
         num_speculative_tokens=info.num_speculative_tokens,
         version=info.version,
         sampling_defaults=pb.SamplingDefaults(**asdict(info.sampling_defaults)),
+        speculation_methods=[METHODS.spelling(each) for each in info.speculation_methods],
     )
 
 

@@ -12,7 +12,7 @@ from cluster.backoff import Backoff
 from cluster.draft_group import DraftGroup
 from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError
-from specdec.proposers import DraftModelProposer, DraftRequest, Proposal
+from specdec.proposers import DraftModelProposer, DraftRequest, DraftVocabulary, Proposal
 
 logger = logging.getLogger(__name__)
 
@@ -25,13 +25,19 @@ class DraftSupervisor:
     up on the sequences that run.
     """
 
-    def __init__(self, start: Callable[[], DraftGroup], limits: DraftLimits) -> None:
+    def __init__(
+        self,
+        start: Callable[[], DraftGroup],
+        limits: DraftLimits,
+        vocabulary: DraftVocabulary,
+    ) -> None:
         """`start` makes a warm worker, or raises. The first one is started here."""
         self._start = start
         self._limits = limits
+        self._vocabulary = vocabulary
         self._backoff = Backoff(time.monotonic)
         self._worker: DraftGroup | None = start()
-        self._proposer: DraftModelProposer | None = DraftModelProposer(self._worker, limits)
+        self._proposer: DraftModelProposer | None = self._new_proposer(self._worker)
         self._lock = threading.Lock()  # of what the thread that restarts leaves for the engine's
         self._successor: DraftGroup | None = None
         self._closing = threading.Event()
@@ -83,6 +89,10 @@ class DraftSupervisor:
                     worker.close()
             self._worker = self._proposer = self._successor = None
 
+    def _new_proposer(self, worker: DraftGroup) -> DraftModelProposer:
+        translation = self._vocabulary.new_translation()
+        return DraftModelProposer(worker, self._limits, translation)
+
     def _lose(self, error: Exception) -> None:
         """Whatever went wrong in drafting, no request is to notice."""
         is_known = isinstance(error, DraftFailedError)
@@ -111,6 +121,6 @@ class DraftSupervisor:
             if self._successor is None:
                 return
             self._worker, self._successor = self._successor, None
-        self._proposer = DraftModelProposer(self._worker, self._limits)
+        self._proposer = self._new_proposer(self._worker)
         self._backoff.started()
         logger.warning("drafting again, with a new worker")

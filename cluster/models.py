@@ -7,10 +7,10 @@ from pathlib import Path
 
 from cluster.config import ServeConfig
 from cluster.resources import Models
-from specdec.errors import InvalidValueError
 from specdec.model_config import ModelConfig
 from specdec.models.store import Progress, resolve
-from specdec.tokenizer import Tokenizer
+from specdec.proposers import DraftVocabulary
+from specdec.vocabulary import require_enough_shared
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,11 @@ class ModelDirectories:
 
 
 def resolve_models(config: ServeConfig, progress: Progress) -> ModelDirectories:
-    """Finds or fetches the models. Raises ModelNotFoundError or InvalidValueError."""
+    """Finds or fetches the models. Raises ModelNotFoundError.
+
+    Raises InvalidValueError for a draft model whose vocabulary has too little in common with the
+    target's, and UnsupportedModelError where that cannot be known.
+    """
     target = resolve(config.model, progress=progress)
     speculation = config.speculative_config
     if speculation is None or speculation.method != "draft_model":
@@ -35,12 +39,7 @@ def resolve_models(config: ServeConfig, progress: Progress) -> ModelDirectories:
     if speculation.model is None:
         return ModelDirectories(target, target)
     draft = resolve(speculation.model, progress=progress)
-    _require_same_vocabulary(speculation.model, draft, target)
+    shared = DraftVocabulary.between(draft, target).shared
+    if shared is not None:
+        require_enough_shared(shared, "speculative_config.model", speculation.model)
     return ModelDirectories(target, draft)
-
-
-def _require_same_vocabulary(name: str, draft: Path, target: Path) -> None:
-    sizes = [ModelConfig.from_directory(each).vocab_size for each in (draft, target)]
-    if sizes[0] != sizes[1] or Tokenizer(draft).vocabulary != Tokenizer(target).vocabulary:
-        limit = "a model with the target's vocabulary, token for token"
-        raise InvalidValueError("speculative_config.model", name, limit)

@@ -14,6 +14,7 @@ from cluster.config import ServeConfig
 from specdec.config import DTYPES, DraftLimits, EngineConfig, require_range
 from specdec.errors import InvalidValueError, OutOfMemoryError
 from specdec.model_config import ModelConfig
+from specdec.proposers import MAX_CACHE_BYTES, NGRAM_BYTES
 
 CPUS_PER_SHARD = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
@@ -185,6 +186,7 @@ def _draft_limits(engine: EngineConfig, draft: ModelConfig | None) -> DraftLimit
         max_model_len=min(engine.max_model_len, own_limit, draft.max_position_embeddings),
         max_catch_up_tokens=engine.max_num_batched_tokens,
         enable_prefix_caching=engine.enable_prefix_caching,
+        confidence_threshold=engine.speculation.draft_confidence_threshold,
     )
 
 
@@ -289,7 +291,19 @@ def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
     if models.draft is not None and speculation is not None:
         num_processes += speculation.draft_tensor_parallel_size
         weights += models.draft.weight_bytes(dtype, speculation.quantization)
-    return weights + num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
+    processes = num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
+    return weights + processes + _lookup_bytes(config)
+
+
+def _lookup_bytes(config: ServeConfig) -> int:
+    """What suffix decoding may come to keep of earlier outputs, and lookahead of n-grams."""
+    speculation = config.speculative_config
+    if speculation is None:
+        return 0
+    if speculation.method == "lookahead":
+        return config.max_num_seqs * speculation.lookahead_pool_size * NGRAM_BYTES
+    has_cache = speculation.suffix_decoding_max_cached_requests > 0
+    return MAX_CACHE_BYTES if has_cache and "suffix" in speculation.methods else 0
 
 
 def _reclaimable_bytes() -> int:

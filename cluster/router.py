@@ -37,6 +37,7 @@ from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
+from specdec.proposers import DraftVocabulary, make_proposer
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingDefaults, SamplingParams, StructuredOutput
 from specdec.sequence import Request
@@ -107,7 +108,7 @@ class Router:
             self._model,
             self._target.current,
             self._tokenizer,
-            proposer=self._draft,
+            proposer=make_proposer(self._plan.engine.speculation, self._draft),
             policy=SpeculationPolicy(self._control, time.monotonic) if self._control else None,
         )
         self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
@@ -180,7 +181,9 @@ class Router:
         directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
         assert directory is not None, "a plan for a draft model that is nowhere"
         spec = self._group_spec("draft model", directory, size, limits, speculation.quantization)
-        return DraftSupervisor(lambda: DraftGroup(spec, placement), limits)
+        vocabulary = DraftVocabulary.between(directory, self._directories.target)
+        spec = replace(spec, vocabulary=vocabulary.shared)
+        return DraftSupervisor(lambda: DraftGroup(spec, placement), limits, vocabulary)
 
     @property
     def _shares_cores(self) -> bool:
@@ -250,7 +253,9 @@ class Router:
 
     @property
     def _can_draft(self) -> bool:
-        return self._draft is None or self._draft.is_available
+        speculation = self.config.speculative_config
+        has_lookup = speculation is not None and len(speculation.methods) > 1
+        return self._draft is None or self._draft.is_available or has_lookup
 
     def _why_not_ready(self, loop: EngineLoop) -> str:
         if loop.failure is not None:
@@ -317,6 +322,7 @@ class Router:
             num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
             version=version("specdec"),
             sampling_defaults=self._model.sampling_defaults,
+            speculation_methods=speculation.methods if speculation else (),
         )
 
     def _last_stats(self) -> EngineStats | None:

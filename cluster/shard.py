@@ -18,6 +18,7 @@ from cluster.transport import Endpoint, Listener, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import DraftRunner, ModelRunner, load_draft_runner, load_runner
+from specdec.vocabulary import VocabularyMap
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,7 @@ class ShardSpec:
     device: its type; a rank sees one GPU at most, its own.
     limits: the engine's for a target, DraftLimits for a draft model.
     directory: for the files of this group, which its Router removes. Ranks are always on one node.
+    vocabulary: of a draft model, what it has in common with the target's where they differ.
     num_threads: threads of this rank's tensor operations.
     """
 
@@ -45,6 +47,7 @@ class ShardSpec:
     directory: Path
     num_threads: int
     logs: LogConfig
+    vocabulary: VocabularyMap | None = None
 
 
 class _Shard:
@@ -138,6 +141,7 @@ class DraftShard(_Shard):
             group,
             spec.quantization,
             torch.device(spec.device),
+            spec.vocabulary,
         )
         self._runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
 

@@ -24,6 +24,7 @@ from cluster.shard import DraftShard, ShardSpec, TargetShard
 from cluster.transport import Connection, CurveKeys, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.errors import DraftFailedError, TargetFailedError
+from specdec.vocabulary import VocabularyMap
 
 _LIVENESS_CHECK_PERIOD_MS = 500
 _STOP_TIMEOUT_S = 5.0
@@ -39,6 +40,7 @@ class GroupSpec:
     """A model, how to divide it, where to put its ranks and how to reach them.
 
     name: of the model's role, for messages. bundle_index: of the placement group.
+    vocabulary: of a draft model, what it has in common with the target's where they differ.
     shares_cores: whether ranks take turns on the same cores, with each other or another model's.
     transport: None takes ipc on this node and tcp to another.
     """
@@ -57,6 +59,7 @@ class GroupSpec:
     start_timeout_s: float
     step_timeout_s: float
     logs: LogConfig
+    vocabulary: VocabularyMap | None = None
 
 
 class ShardGroup:
@@ -191,6 +194,7 @@ class ShardGroup:
             directory=self._directory,
             num_threads=spec.num_threads,
             logs=spec.logs,
+            vocabulary=spec.vocabulary,
         )
 
     def _connect(self, timeout_s: float) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import fields
-from types import UnionType
+from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from cluster.settings import Limit, refuse_unknown
@@ -20,6 +21,27 @@ if TYPE_CHECKING:
 AUTO = "auto"
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+
+logger = logging.getLogger(__name__)
+
+_OLDER_SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {
+        "disable_by_batch_size": "speculation_threshold",
+        "speculative_disable_by_batch_size": "speculation_threshold",
+        "speculative_model": "model",
+        "speculative_model_quantization": "quantization",
+        "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
+        "speculative_max_model_len": "max_model_len",
+        "ngram_prompt_lookup_max": "prompt_lookup_max",
+        "ngram_prompt_lookup_min": "prompt_lookup_min",
+    }
+)
+"""Of keys, in texts about earlier versions of vLLM."""
+
+_NOT_OFFERED: Mapping[str, str] = MappingProxyType(
+    {"num_speculative_tokens_per_batch_size": "left out; speculation_threshold goes by load"}
+)
+"""Keys of vLLM whose meaning there is nothing for here."""
 
 
 def _is_speculation(value: object) -> bool:
@@ -53,6 +75,7 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
     mapping = _parse_json(value) if isinstance(value, str) else value
     if not isinstance(mapping, Mapping):
         raise InvalidValueError("speculative_config", value, SPECULATION.text)
+    mapping = _in_todays_words(mapping)
     known = [each.name for each in fields(SpeculativeConfig)]
     refuse_unknown("speculative_config key", mapping, known)
     types = get_type_hints(SpeculativeConfig)
@@ -60,7 +83,50 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
         name: _read_value(f"speculative_config.{name}", value, types[name])
         for name, value in mapping.items()
     }
-    return SpeculativeConfig(**values)
+    return SpeculativeConfig(**_completed(values))
+
+
+def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Replaces older spellings of keys, with a line in the log for each."""
+    values: dict[Any, Any] = {}
+    for key, value in mapping.items():
+        if key in _NOT_OFFERED:
+            raise InvalidValueError(f"speculative_config.{key}", value, _NOT_OFFERED[key])
+        name = _OLDER_SPELLINGS.get(key, key)
+        if name != key:
+            _warn(f"key {key}", name)
+            if name in mapping or name in values:
+                raise InvalidValueError(f"speculative_config.{key}", value, f"{name} alone")
+        values[name] = value
+    return _with_todays_method(values)
+
+
+def _with_todays_method(values: dict[Any, Any]) -> dict[Any, Any]:
+    """Prompt lookup used to be spelled with brackets, as if it were a model."""
+    if values.get("model") in ("[ngram]", "ngram"):
+        _warn(f"model {values['model']}", "method ngram")
+        values.setdefault("method", "ngram")
+        del values["model"]
+    if values.get("method") == "[ngram]":
+        _warn("method [ngram]", "ngram")
+        values["method"] = "ngram"
+    return values
+
+
+def _warn(old: str, new: str) -> None:
+    logger.warning("speculative_config: %s is an older spelling of %s", old, new)
+
+
+def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
+    """As vLLM does: a model alone is a draft model, and one length of n-grams is the only one."""
+    values = dict(mapping)
+    if values.get("model") is not None:
+        values.setdefault("method", "draft_model")
+    lengths = ("prompt_lookup_min", "prompt_lookup_max")
+    given = [values[name] for name in lengths if name in values]
+    if len(given) == 1:
+        values |= dict.fromkeys(lengths, given[0])
+    return values
 
 
 def _read_value(name: str, value: object, expected: Any) -> Any:

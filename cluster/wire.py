@@ -45,7 +45,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """[header, rows [B, 7], tokens, 3 of arrays of rows, deltas [D, 3], block ids]."""
+    """[header, rows [B, 8], tokens, 3 of arrays of rows, deltas [D, 3], block ids]."""
     header = [
         step.step_id,
         step.released,
@@ -79,14 +79,20 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
             BlockTableDelta(seq_id, start, block_ids)
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
-        rows=tuple(_decode_step_rows(_table(rows, 7), tokens, listed, probs, masks)),
+        rows=tuple(_decode_step_rows(_table(rows, 8), tokens, listed, probs, masks)),
     )
 
 
 def encode_draft_step(step: DraftStep) -> Frames:
-    """The frames of `encode_step`, then drafts [N, 4] and the tokens that they begin with."""
+    """The frames of `encode_step`, then drafts [N, 5] and the tokens that they begin with."""
     drafts = (
-        (row.seq_id, row.num_computed_tokens, len(row.token_ids), row.num_draft_tokens)
+        (
+            row.seq_id,
+            row.num_computed_tokens,
+            len(row.token_ids),
+            row.num_draft_tokens,
+            row.first_index,
+        )
         for row in step.drafts
     )
     return [
@@ -100,7 +106,7 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
     """The inverse of `encode_draft_step`."""
     *common, drafts, tokens = frames
     step = decode_step(common)
-    table = _table(drafts, 4)
+    table = _table(drafts, 5)
     row_tokens = _split(_unpack(tokens), [draft[2] for draft in table])
     return DraftStep(
         step_id=step.step_id,
@@ -109,16 +115,27 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
         block_table_deltas=step.block_table_deltas,
         rows=step.rows,
         drafts=tuple(
-            DraftRow(seq_id, computed, token_ids, count)
-            for (seq_id, computed, _, count), token_ids in zip(table, row_tokens, strict=True)
+            DraftRow(seq_id, computed, token_ids, count, first_index)
+            for (seq_id, computed, _, count, first_index), token_ids in zip(
+                table, row_tokens, strict=True
+            )
         ),
     )
 
 
 def encode_output(output: VerifyOutput) -> Frames:
-    """[header, rows [B, 4], tokens, prompts [P, 4], 3 of logprobs of rows and then of prompts]."""
+    """[header, rows [B, 5], tokens, prompts [P, 4], 3 of logprobs of rows and then of prompts].
+
+    A row's tokens are those that came, then those of its lookahead.
+    """
     rows = (
-        (row.seq_id, len(row.token_ids), _logprobs_width(row.logprobs), row.has_bad_logits)
+        (
+            row.seq_id,
+            len(row.token_ids),
+            len(row.lookahead_token_ids),
+            _logprobs_width(row.logprobs),
+            row.has_bad_logits,
+        )
         for row in output.rows
     )
     prompts = (
@@ -130,7 +147,7 @@ def encode_output(output: VerifyOutput) -> Frames:
     return [
         msgpack.packb(output.step_id),
         _pack(value for row in rows for value in row),
-        _pack(token for row in output.rows for token in row.token_ids),
+        _pack(token for row in output.rows for token in row.token_ids + row.lookahead_token_ids),
         _pack(value for prompt in prompts for value in prompt),
         _pack_arrays((each.token_ids for each in logprobs), _INT32),
         _pack_arrays((each.logprobs for each in logprobs), _FLOAT32),
@@ -141,14 +158,20 @@ def encode_output(output: VerifyOutput) -> Frames:
 def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
     """What a target answered."""
     header, rows, tokens, prompts, *logprobs = frames
-    table, prompt_table = _table(rows, 4), _table(prompts, 4)
-    row_tokens = _split(_unpack(tokens), [count for _, count, _, _ in table])
+    table, prompt_table = _table(rows, 5), _table(prompts, 4)
+    row_tokens = _split(_unpack(tokens), [row[1] + row[2] for row in table])
     take = _logprobs_reader(*logprobs)
     return VerifyOutput(
         msgpack.unpackb(header),
         tuple(
-            VerifiedRow(seq_id, token_ids, take(count, width) if width else None, bool(is_bad))
-            for (seq_id, count, width, is_bad), token_ids in zip(table, row_tokens, strict=True)
+            VerifiedRow(
+                seq_id,
+                token_ids[:count],
+                take(count, width) if width else None,
+                bool(is_bad),
+                token_ids[count:],
+            )
+            for (seq_id, count, _, width, is_bad), token_ids in zip(table, row_tokens, strict=True)
         ),
         tuple(
             PromptLogprobs(seq_id, start, take(count, width))
@@ -239,6 +262,7 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         row.samples,
         0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
         0 if row.grammar_mask is None else row.grammar_mask.shape[1],
+        row.num_lookahead_tokens,
     )
 
 
@@ -249,9 +273,18 @@ def _decode_step_rows(
     row_probs = _decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
     take_mask = _reader(_unpack(masks))
     for row, token_ids, draft_probs in zip(table, row_tokens, row_probs, strict=True):
-        seq_id, computed, _, num_drafts, samples, _, num_words = row
+        seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead = row
         mask = take_mask(num_drafts + 1, num_words) if num_words else None
-        yield StepRow(seq_id, computed, token_ids, num_drafts, bool(samples), draft_probs, mask)
+        yield StepRow(
+            seq_id,
+            computed,
+            token_ids,
+            num_drafts,
+            bool(samples),
+            draft_probs,
+            mask,
+            num_lookahead,
+        )
 
 
 def _pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:

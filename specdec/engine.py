@@ -9,16 +9,16 @@ from collections.abc import Sequence as Many
 from dataclasses import replace
 
 from specdec.block_manager import BlockManager
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig
 from specdec.ending import ending_after_last_token
 from specdec.errors import BadLogitsError, GrammarError, InvalidValueError, SpecdecError
 from specdec.model_config import ModelConfig
-from specdec.proposers import DraftRequest, NgramProposer, Proposal, Proposer
+from specdec.proposers import DraftRequest, Proposal, Proposer, make_proposer
 from specdec.request_intake import RequestIntake
 from specdec.request_output import RequestOutput
 from specdec.runner import Target
 from specdec.scheduler import ScheduledRow, Scheduler
-from specdec.sequence import Choices, Request, Sequence, SequenceStatus
+from specdec.sequence import Choices, Lookahead, Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.stats import EngineCounters, EngineStats
 from specdec.step import StepInput, StepRow, VerifiedRow, VerifyOutput
@@ -38,9 +38,9 @@ class Engine:
         proposer: Proposer | None = None,
         policy: SpeculationPolicy | None = None,
     ) -> None:
-        """`proposer` drafts; None makes an n-gram proposer where `config.speculation` names that.
+        """`proposer` drafts; None makes the one that `config.speculation` asks for.
 
-        A draft model needs a worker, so its proposer is made by whoever has one.
+        A draft model needs a worker, so a proposer with one is made by whoever has it.
         `policy` decides each step how much to draft; None drafts as configured at every load.
         """
         self.config = config
@@ -53,8 +53,9 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._scheduler = Scheduler(config, self._blocks)
-        self._proposer = proposer or _make_proposer(config.speculation)
+        self._proposer = proposer or make_proposer(config.speculation)
         self._policy = policy
+        self._length_rule = config.speculation.length_rule if config.speculation else None
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
         self._in_flight: list[tuple[Sequence, StepRow]] = []
@@ -164,7 +165,7 @@ class Engine:
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
         """Drafts for the rows that have room for some; the others' turn will come."""
         requests = [
-            DraftRequest(row.seq, row.num_draft_tokens)
+            DraftRequest(row.seq, row.num_draft_tokens, row.num_lookahead_tokens)
             for row in rows
             if row.seq.params.speculation.enabled is not False
         ]
@@ -224,11 +225,11 @@ class Engine:
         return outputs
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
-        """Ends a request, of whose KV nothing is published; beside drafts it gets another chance.
+        """Ends a request, of whose KV nothing is published; beside guesses it gets another chance.
 
-        A draft can only have spoilt the row, as attention adds up its numbers too, by 0.
+        A guess can only have spoilt the row, as attention adds up its numbers too, by 0.
         """
-        if row.num_draft_tokens:
+        if row.guesses:
             seq.may_draft = False
             self._drop_rejected(seq)
             return []
@@ -255,12 +256,18 @@ class Engine:
             self._counters.accepted_by_position,
         ):
             stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
+        self._adapt_length(seq, row.num_draft_tokens, len(token_ids) - 1)
         if ending is None:
+            seq.lookahead = _seen(row, verified)
             self._drop_rejected(seq)
         else:
             self._finish(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
         return RequestOutput.of(seq, choices, token_ids[:num_kept], ending, logprobs)
+
+    def _adapt_length(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
+        if self._length_rule is not None and seq.draft_length is not None:
+            seq.draft_length = self._length_rule.after(seq.draft_length, num_drafted, num_accepted)
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
@@ -286,13 +293,15 @@ class Engine:
 
     def _forget(self, seq: Sequence) -> None:
         """Has target and proposer drop a sequence that lost its blocks."""
+        seq.lookahead = None
         self._ledger.forget(seq.seq_id)
         if self._proposer is not None:
             self._proposer.release(seq.seq_id)
 
 
-def _make_proposer(config: SpeculativeConfig | None) -> Proposer | None:
-    if config is None:
+def _seen(row: StepRow, verified: VerifiedRow) -> Lookahead | None:
+    """What a row with lookahead tokens has shown."""
+    if not row.num_lookahead_tokens:
         return None
-    assert config.method == "ngram", f"no proposer was given for {config.method}"
-    return NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
+    lookahead = row.guesses[row.num_draft_tokens :]
+    return Lookahead(row.known_end, row.drafts, lookahead, verified.lookahead_token_ids)

@@ -31,9 +31,10 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
         raise InvalidValueError("max_tokens", max_tokens, reason)
     _check_resumed(request, room if max_tokens is None else max_tokens, vocab_size)
     method = request.params.speculation.method
-    loaded = config.speculation.method if config.speculation else "none"
-    if method is not None and method != loaded:
-        raise InvalidValueError("speculation.method", method, f"what is loaded: {loaded}")
+    loaded = config.speculation.methods if config.speculation else ()
+    if method is not None and method not in loaded:
+        reason = f"what is loaded: {' or '.join(loaded) or 'none'}"
+        raise InvalidValueError("speculation.method", method, reason)
 
 
 def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None:

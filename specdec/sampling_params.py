@@ -17,7 +17,10 @@ from specdec.field_checks import (
     require_range,
 )
 
-SpeculationMethod = Literal["ngram", "draft_model"]
+LookupMethod = Literal["ngram", "suffix"]
+"""Those that draft by what stood elsewhere, without a model."""
+
+SpeculationMethod = Literal["ngram", "draft_model", "suffix", "lookahead"]
 SPECULATION_METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
 
 VerifierName = Literal["coupled", "rejection", "block", "typical", "threshold"]

@@ -83,6 +83,20 @@ class SamplingRules:
         """Whether the worker has to know the sequence's tokens, those in cached blocks included."""
         return self.has_penalties or bool(self.bad_words) or self.prompt_logprobs is not None
 
+    @property
+    def without_tokens(self) -> SamplingRules:
+        """What is left where no token can be told apart: temperature and cuts."""
+        return SamplingRules(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            choice=self.choice,
+            verifier=self.verifier,
+            scale_draft_temperature=self.scale_draft_temperature,
+        )
+
     def of_choice(self, choice: int) -> SamplingRules:
         """Those of another choice: log-probabilities of the prompt come with choice 0 alone."""
         return replace(self, choice=choice, prompt_logprobs=None)

@@ -9,6 +9,7 @@ from operator import attrgetter
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
+from specdec.draft_length import share_budget
 from specdec.errors import InvalidValueError, OverloadedError
 from specdec.proposers import Proposal
 from specdec.sequence import Sequence, SequenceStatus
@@ -17,11 +18,12 @@ from specdec.step import StepRow
 
 @dataclass(frozen=True)
 class ScheduledRow:
-    """A sequence's part in a step: its next `num_tokens`, and room for drafts behind them."""
+    """A sequence's part in a step: its next `num_tokens`, and room for guesses behind them."""
 
     seq: Sequence
     num_tokens: int
-    num_draft_tokens: int
+    num_draft_tokens: int = 0
+    num_lookahead_tokens: int = 0
 
     @property
     def samples(self) -> bool:
@@ -35,9 +37,11 @@ class ScheduledRow:
         """
         seq, start = self.seq, self.seq.num_computed_tokens
         drafts: tuple[int, ...] = ()
+        lookahead: tuple[int, ...] = ()
         draft_probs, mask = None, None
         if proposal is not None and _continues(proposal, seq):
             drafts = proposal.draft_token_ids[: self.num_draft_tokens]
+            lookahead = proposal.lookahead_token_ids[: self.num_lookahead_tokens]
             if proposal.draft_probs is not None:
                 draft_probs = proposal.draft_probs[slice(len(drafts))]
         if seq.constraint is not None and self.samples:
@@ -49,7 +53,14 @@ class ScheduledRow:
             drafts, mask = constrained.token_ids, constrained.masks
         known = tuple(seq.token_ids[start : start + self.num_tokens])
         return StepRow(
-            seq.seq_id, start, known + drafts, len(drafts), self.samples, draft_probs, mask
+            seq.seq_id,
+            start,
+            known + drafts + lookahead,
+            len(drafts),
+            self.samples,
+            draft_probs,
+            mask,
+            len(lookahead),
         )
 
 
@@ -67,15 +78,20 @@ class Scheduler:
 
     When blocks run out the last in rank is preempted: it gives up its blocks and is computed again
     later from its tokens. The first can therefore always go on.
+
+    Drafts have a budget of their own over the batch, and take slots only for the tokens that each
+    may have: nothing is padded to the longest.
     """
 
     def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
         self._config = config
+        self._length_rule = config.speculation.length_rule if config.speculation else None
         self._blocks = blocks
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
         self._rows: dict[int, ScheduledRow] = {}
         self._num_draft_tokens = 0
+        self._lookahead_window = _lookahead_window(config)
         self._preempted: list[Sequence] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
@@ -147,26 +163,40 @@ class Scheduler:
 
     def _schedule_decodes(self, budget: int) -> int:
         decoding = [seq for seq in self._running if seq.is_decoding]
-        # Drafts take at most half of what is left over, so that prefill always moves on.
+        # Guesses take at most half of what is left over, so that prefill always moves on.
         draft_budget = (budget - len(decoding)) // 2
-        for seq in decoding:
+        wanted = [self._max_draft_tokens(seq) for seq in decoding]
+        shares = share_budget(wanted, draft_budget)
+        num_left = draft_budget - sum(shares)
+        for index, (seq, share) in enumerate(zip(decoding, shares, strict=True)):
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted for an older one, just now
-            num_drafts = min(self._max_draft_tokens(seq), draft_budget)
-            # Drafts are optional: nobody is preempted for their slots.
-            if not self._blocks.reserve(seq.seq_id, seq.num_tokens + num_drafts):
-                num_drafts = 0
-            if self._add_row(seq, 1, num_drafts):
-                draft_budget -= num_drafts
-                budget -= 1 + num_drafts
+            row = self._decode_row(seq, share, num_left // (len(decoding) - index))
+            num_guesses = row.num_draft_tokens + row.num_lookahead_tokens
+            # Guesses are optional: nobody is preempted for their slots.
+            if not self._blocks.reserve(seq.seq_id, seq.num_tokens + num_guesses):
+                row, num_guesses = ScheduledRow(seq, 1), 0
+            if self._add_row(row):
+                num_left -= row.num_lookahead_tokens
+                budget -= 1 + num_guesses
         return budget
+
+    def _decode_row(self, seq: Sequence, num_drafts: int, num_left: int) -> ScheduledRow:
+        """Who gets no drafts does not look ahead; who does keeps to an even share of what is left.
+
+        num_left: guesses that the drafts of all have left for this sequence.
+        """
+        num_useful = min(num_left, self._num_useful_guesses(seq) - num_drafts)
+        num_lookahead = max(0, min(self._lookahead_window, num_useful)) if num_drafts else 0
+        return ScheduledRow(seq, 1, num_drafts, num_lookahead)
 
     def _schedule_prefills(self, budget: int) -> int:
         for seq in [seq for seq in self._running if not seq.is_decoding]:
             if budget == 0:
                 break
             chunk = min(seq.num_uncomputed_tokens, budget)
-            if seq.status is SequenceStatus.RUNNING and self._add_row(seq, chunk, 0):
+            row = ScheduledRow(seq, chunk)
+            if seq.status is SequenceStatus.RUNNING and self._add_row(row):
                 budget -= chunk
         return budget
 
@@ -198,18 +228,20 @@ class Scheduler:
             seq.num_cached_tokens = min(cached, seq.num_prompt_tokens)
             self.num_cached_tokens += seq.num_cached_tokens
         seq.has_run = True
-        self._rows[seq.seq_id] = ScheduledRow(seq, chunk, 0)
+        self._rows[seq.seq_id] = ScheduledRow(seq, chunk)
         return chunk
 
-    def _add_row(self, seq: Sequence, num_tokens: int, num_drafts: int) -> bool:
+    def _add_row(self, row: ScheduledRow) -> bool:
         """Reserves a row's blocks, preempting later sequences for them; False if that fails."""
-        needed = seq.num_computed_tokens + num_tokens + num_drafts
+        seq = row.seq
+        num_guesses = row.num_draft_tokens + row.num_lookahead_tokens
+        needed = seq.num_computed_tokens + row.num_tokens + num_guesses
         while not self._blocks.reserve(seq.seq_id, needed):
             last = self._running[-1]
             if last is seq:
                 return False
             self._preempt(last)
-        self._rows[seq.seq_id] = ScheduledRow(seq, num_tokens, num_drafts)
+        self._rows[seq.seq_id] = row
         return True
 
     def _preempt(self, seq: Sequence) -> None:
@@ -223,17 +255,36 @@ class Scheduler:
         self.num_preemptions += 1
 
     def _max_draft_tokens(self, seq: Sequence) -> int:
-        """What the step and the request allow, short of tokens that could not be kept."""
+        """What the step and the request allow."""
         options = seq.params.speculation
         if self._num_draft_tokens == 0 or options.enabled is False or not seq.may_draft:
             return 0
         count = options.num_speculative_tokens
         if count is None:
-            count = self._num_draft_tokens
+            count = self._draft_length(seq)
+        return min(count, self._num_useful_guesses(seq))
+
+    def _draft_length(self, seq: Sequence) -> int:
+        """The step's number of draft tokens, or what the sequence's acceptance made of it."""
+        if self._length_rule is None:
+            return self._num_draft_tokens
+        seq.draft_length = self._length_rule.begin(seq.draft_length, self._num_draft_tokens)
+        return seq.draft_length.num_tokens
+
+    def _num_useful_guesses(self, seq: Sequence) -> int:
+        """How many tokens behind the last could still be kept, with one of the target's own."""
         room = self._config.max_model_len - seq.num_tokens
         if seq.max_tokens is not None:
             room = min(room, seq.max_tokens - seq.num_output_tokens)
-        return max(0, min(count, room - 1))
+        return max(0, room - 1)
+
+
+def _lookahead_window(config: EngineConfig) -> int:
+    """How many guesses a sequence may run behind its drafts."""
+    speculation = config.speculation
+    if speculation is None or speculation.method != "lookahead":
+        return 0
+    return speculation.lookahead_window_size
 
 
 def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:

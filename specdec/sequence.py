@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from specdec.detokenizer import IncrementalDetokenizer
+from specdec.draft_length import DraftLength
 from specdec.sampling_params import SamplingParams
 from specdec.sampling_rules import SamplingRules
 from specdec.stats import SpeculationStats
@@ -34,6 +35,7 @@ class Request:
         goes on behind it, and what comes is what would have come.
     grammar: what params.structured_output is compiled to, by whoever has a GrammarCompiler.
     queue_deadline_s: when to give up a request that still waits, by the clock of `Engine.expire`.
+    tenant: whose request it is; drafts never come from the text of another's.
     """
 
     request_id: str
@@ -44,6 +46,21 @@ class Request:
     resume_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
+    tenant: str = ""
+
+
+@dataclass(frozen=True)
+class Lookahead:
+    """What a sequence's last step showed beyond the verified tokens.
+
+    base_length: the sequence's length when it ran. draft_token_ids, lookahead_token_ids: the
+    guesses that it ran, in this order. next_token_ids: the target's likeliest token after each.
+    """
+
+    base_length: int
+    draft_token_ids: tuple[int, ...]
+    lookahead_token_ids: tuple[int, ...]
+    next_token_ids: tuple[int, ...]
 
 
 @dataclass
@@ -85,7 +102,9 @@ class Sequence:
     own. leader: choice 0 of the same request, where this one shall share its prompt's KV.
     num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run: whether
     it has been in a batch, as a preempted one has. constraint: what its structured output allows.
-    may_draft: False once the target could make nothing of its logits beside drafts.
+    may_draft: False once the target could make nothing of its logits beside drafts. draft_length:
+    where it follows acceptance, None before the first draft. lookahead: of the last step, if it had
+    any.
     """
 
     seq_id: int
@@ -99,6 +118,8 @@ class Sequence:
     num_cached_tokens: int = 0
     has_run: bool = False
     may_draft: bool = True
+    draft_length: DraftLength | None = None
+    lookahead: Lookahead | None = None
     status: SequenceStatus = SequenceStatus.WAITING
     constraint: OutputConstraint | None = field(init=False, default=None)
 

@@ -24,6 +24,12 @@ class SpeculationStats:
             self.num_draft_tokens += num_draft_tokens
             self.num_accepted_tokens += num_accepted_tokens
 
+    def add(self, other: SpeculationStats) -> None:
+        """Counts what another has counted, too."""
+        self.num_drafts += other.num_drafts
+        self.num_draft_tokens += other.num_draft_tokens
+        self.num_accepted_tokens += other.num_accepted_tokens
+
     @property
     def acceptance_rate(self) -> float:
         """Accepted per drafted token; 0 when nothing was drafted."""

@@ -64,6 +64,9 @@ class StepRow:
     The first token's position is `num_computed_tokens`. A row that does not sample is a prefill
     chunk with more of its prompt to come.
 
+    num_lookahead_tokens: guesses behind the drafts, which are run to see what the target says after
+        them and are never verified.
+
     draft_probs: for verifiers that need them, what the drafts were drawn from; None where each
         draft token was the only one that could come.
     grammar_mask: int32 [num_draft_tokens + 1, ceil(vocab_size / 32)], where bit t % 32 of word
@@ -77,21 +80,37 @@ class StepRow:
     samples: bool
     draft_probs: DraftProbs | None = None
     grammar_mask: NDArray[np.int32] | None = None
+    num_lookahead_tokens: int = 0
 
     @property
     def end(self) -> int:
-        """Length of the sequence after this step, the drafts included."""
+        """Length of the sequence after this step, drafts and lookahead included."""
         return self.num_computed_tokens + len(self.token_ids)
 
     @property
+    def num_known_tokens(self) -> int:
+        """How many of the tokens are no guesses."""
+        return len(self.token_ids) - self.num_draft_tokens - self.num_lookahead_tokens
+
+    @property
+    def known_end(self) -> int:
+        """Length of the sequence as it is known, where this row reaches its end."""
+        return self.num_computed_tokens + self.num_known_tokens
+
+    @property
     def known(self) -> tuple[int, ...]:
-        """The tokens that are no drafts."""
-        return self.token_ids[: len(self.token_ids) - self.num_draft_tokens]
+        """The tokens that are no guesses."""
+        return self.token_ids[: self.num_known_tokens]
+
+    @property
+    def guesses(self) -> tuple[int, ...]:
+        """The draft tokens, then the lookahead."""
+        return self.token_ids[self.num_known_tokens :]
 
     @property
     def drafts(self) -> tuple[int, ...]:
         """The draft tokens."""
-        return self.token_ids[len(self.token_ids) - self.num_draft_tokens :]
+        return self.guesses[: self.num_draft_tokens]
 
 
 @dataclass(frozen=True)
@@ -148,12 +167,16 @@ class VerifiedRow:
 
     logprobs: of token_ids, where the rules ask for them. has_bad_logits: whether there are no
     tokens because the model computed something that is no number, or because none was allowed.
+
+    lookahead_token_ids: of a row with lookahead tokens, the target's likeliest token after each
+        draft token and each lookahead token, whatever came of those before; shaped by no rules.
     """
 
     seq_id: int
     token_ids: tuple[int, ...]
     logprobs: Logprobs | None = None
     has_bad_logits: bool = False
+    lookahead_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -182,13 +205,16 @@ class VerifyOutput:
 class DraftRow:
     """A sequence to draft for: its tokens that the draft model has not run, and how many to add.
 
-    The first token's position is `num_computed_tokens`.
+    The first token's position is `num_computed_tokens`. first_index: of the first token to add,
+    among the tokens of the sequence as the target counts them; a draft model with another
+    vocabulary counts its own.
     """
 
     seq_id: int
     num_computed_tokens: int
     token_ids: tuple[int, ...]
     num_draft_tokens: int
+    first_index: int
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,12 @@ class Tokenizer:
         """Ids below vocab_size that stand for no text at all: unassigned ones."""
         return self._blank_ids
 
+    @property
+    def end_token_id(self) -> int | None:
+        """The token that ends a text, where the files name one."""
+        token_id: int | None = self._transformers.eos_token_id
+        return token_id
+
     def to_json(self) -> str:
         """The whole tokenizer as a tokenizer.json has it, added tokens included."""
         return self._backend.to_str()

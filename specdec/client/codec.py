@@ -71,7 +71,6 @@ def decode_tokens(response: pb.TokenizeResponse) -> TokenizedInput:
 
 def decode_model_info(response: pb.GetModelInfoResponse) -> ModelInfo:
     """Reads the description of a model."""
-    method = pb.SpeculationMethod.Name(response.speculation_method)
     has_method = response.speculation_method != pb.SPECULATION_METHOD_UNSPECIFIED
     return ModelInfo(
         model=response.model,
@@ -80,11 +79,16 @@ def decode_model_info(response: pb.GetModelInfoResponse) -> ModelInfo:
         vocab_size=response.vocab_size,
         max_model_len=response.max_model_len,
         tensor_parallel_size=response.tensor_parallel_size,
-        speculation_method=method.removeprefix(METHOD_PREFIX).lower() if has_method else None,
+        speculation_method=_method_name(response.speculation_method) if has_method else None,
         num_speculative_tokens=response.num_speculative_tokens,
         version=response.version,
         sampling_defaults=_decode_defaults(response.sampling_defaults),
+        speculation_methods=tuple(map(_method_name, response.speculation_methods)),
     )
+
+
+def _method_name(method: pb.SpeculationMethod) -> str:
+    return pb.SpeculationMethod.Name(method).removeprefix(METHOD_PREFIX).lower()
 
 
 def _decode_defaults(defaults: pb.SamplingDefaults) -> SamplingDefaults:

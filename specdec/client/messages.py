@@ -145,6 +145,7 @@ class ModelInfo:
     max_model_len: most tokens of a prompt and its completion together.
     speculation_method: None where nothing drafts, and then num_speculative_tokens is 0.
     sampling_defaults: what holds of sampling where a request says nothing.
+    speculation_methods: all that a request may name, in the order in which they are asked.
     """
 
     model: str
@@ -157,3 +158,4 @@ class ModelInfo:
     num_speculative_tokens: int
     version: str
     sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    speculation_methods: tuple[str, ...] = ()

@@ -2,6 +2,20 @@
 
 from specdec.proposers.base import DraftRequest, Proposal, Proposer
 from specdec.proposers.draft_model import DraftModelProposer
-from specdec.proposers.ngram import NgramProposer
+from specdec.proposers.draft_vocabulary import DraftVocabulary
+from specdec.proposers.methods import make_proposer
+from specdec.proposers.ngram_pool import NGRAM_BYTES
+from specdec.proposers.output_cache import MAX_CACHE_BYTES
+from specdec.proposers.translation import Translation
 
-__all__ = ["DraftModelProposer", "DraftRequest", "NgramProposer", "Proposal", "Proposer"]
+__all__ = [
+    "MAX_CACHE_BYTES",
+    "NGRAM_BYTES",
+    "DraftModelProposer",
+    "DraftRequest",
+    "DraftVocabulary",
+    "Proposal",
+    "Proposer",
+    "Translation",
+    "make_proposer",
+]

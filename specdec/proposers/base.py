@@ -12,10 +12,15 @@ from specdec.step import DraftProbs
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A sequence to draft for, and at most how many tokens (0: none yet, but soon)."""
+    """A sequence to draft for, and at most how many tokens (0: none yet, but soon).
+
+    max_lookahead_tokens: how many guesses may be run behind the drafts to see what follows them;
+        `seq.lookahead` tells it after the step.
+    """
 
     seq: Sequence
     max_tokens: int
+    max_lookahead_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Proposal:
 
     draft_probs: what the tokens were drawn from, where the sequence's verifier needs it; None where
         each token was the only one that could come.
+    lookahead_token_ids: guesses to run behind the drafts, for what the target says after them.
     """
 
     seq_id: int
@@ -34,6 +40,7 @@ class Proposal:
     base_token: int
     draft_token_ids: tuple[int, ...]
     draft_probs: DraftProbs | None = None
+    lookahead_token_ids: tuple[int, ...] = ()
 
 
 class Proposer(Protocol):

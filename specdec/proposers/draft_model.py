@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
-from operator import attrgetter
 
 from specdec.block_manager import BlockManager
 from specdec.config import DraftLimits
 from specdec.proposers.base import DraftRequest, Proposal
+from specdec.proposers.draft_text import num_equal
+from specdec.proposers.translation import Reading, SameVocabulary, Translation
 from specdec.runner import DraftWorker
 from specdec.sequence import Sequence
 from specdec.step import DraftedRow, DraftRow, DraftStep, StepRow
@@ -29,55 +30,61 @@ MAX_PENDING_TOKENS = 16
 class _Progress:
     """How far the draft model is with a sequence: KV is valid for `num_computed_tokens`.
 
-    drafted: the draft made last, which continued the first `base_length` tokens.
+    drafted: the draft made last, which continued the first `base_length` tokens; empty where the
+    model was not sure of one. None where it is settled what came of it.
     """
 
     num_computed_tokens: int
     base_length: int = 0
-    drafted: tuple[int, ...] = ()
+    drafted: tuple[int, ...] | None = None
 
-    def settle(self, seq: Sequence) -> None:
+    def settle(self, text: Reading) -> None:
         """Keeps the KV of the drafted tokens that came true. The last one's was never computed."""
-        if not self.drafted:
-            return
-        came = seq.token_ids[self.base_length :]
-        num_true = 0
-        for drafted, token in zip(self.drafted[:-1], came, strict=False):
-            if drafted != token:
-                break
-            num_true += 1
-        self.num_computed_tokens = min(self.base_length + num_true, seq.num_tokens - 1)
-        self.drafted = ()
+        if self.drafted is not None:
+            self.num_computed_tokens = self.base_length
+        if text.num_kept < self.num_computed_tokens:
+            self.num_computed_tokens = text.num_kept
+        elif self.drafted is not None:
+            came = text.token_ids[self.base_length :]
+            self.num_computed_tokens += num_equal(self.drafted[:-1], came)
+        self.num_computed_tokens = min(self.num_computed_tokens, len(text.token_ids) - 1)
+        self.drafted = None
 
 
 class DraftModelProposer:
-    """Drafts with a draft model that has the target's vocabulary."""
+    """Drafts with a draft model. What it reads and writes may need translation."""
 
-    def __init__(self, worker: DraftWorker, limits: DraftLimits) -> None:
-        """`worker` must be new: it knows of no sequence."""
+    def __init__(
+        self, worker: DraftWorker, limits: DraftLimits, translation: Translation | None = None
+    ) -> None:
+        """`worker` and `translation` must be new: they know of no sequence.
+
+        translation: None where the draft model has the target's vocabulary.
+        """
         self._worker = worker
+        self._translation = translation or SameVocabulary()
         self._limits = limits
         self._blocks = BlockManager(
             limits.num_blocks,
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
         )
-        self._ledger = WorkerLedger(self._blocks, attrgetter("draft_admission"))
+        self._ledger = WorkerLedger(self._blocks, self._translation.admission)
         self._progress: dict[int, _Progress] = {}
-        self._drafting: list[Sequence] = []
+        self._readings: dict[int, Reading] = {}  # of the requests under way
+        self._drafting: list[DraftRequest] = []
         self._num_steps = 0
         self.num_catch_up_tokens = 0
 
     def begin(self, requests: Many[DraftRequest]) -> None:
         """Sends the worker what to draft, and what to catch up on while the target works."""
-        for request in requests:
-            self._settle(request.seq)
+        self._readings = {request.seq.seq_id: self._settle(request.seq) for request in requests}
         drafts = list(self._draft_rows(requests))
         chunks = [] if self._worker.is_busy else list(self._chunks(requests))
-        self._drafting = [seq for seq, _ in drafts]
+        self._drafting = [request for request, _ in drafts]
         if not drafts and not chunks:
             return
-        news = self._ledger.news([seq for seq, _ in drafts] + [seq for seq, _ in chunks])
+        news = self._ledger.news([each.seq for each, _ in drafts] + [seq for seq, _ in chunks])
         step = DraftStep(
             step_id=self._num_steps,
             released=news.released,
@@ -94,18 +101,13 @@ class DraftModelProposer:
         if not self._drafting:
             return []
         drafted = {row.seq_id: row for row in self._worker.collect().rows}
-        proposals = [self._proposal(seq, drafted[seq.seq_id]) for seq in self._drafting]
+        proposals = [self._proposal(each, drafted[each.seq.seq_id]) for each in self._drafting]
         self._drafting = []
         return proposals
 
-    def _proposal(self, seq: Sequence, row: DraftedRow) -> Proposal:
-        progress = self._progress[seq.seq_id]
-        progress.base_length, progress.drafted = seq.num_tokens, row.token_ids
-        base_token = seq.token_ids[-1]
-        return Proposal(seq.seq_id, seq.num_tokens, base_token, row.token_ids, row.draft_probs)
-
     def release(self, seq_id: int) -> None:
         """Gives up a sequence's blocks; what they hold may serve another one."""
+        self._translation.release(seq_id)
         if self._progress.pop(seq_id, None) is not None:
             self._blocks.release(seq_id)
             self._ledger.forget(seq_id)
@@ -115,42 +117,60 @@ class DraftModelProposer:
         self._blocks.check_integrity()
         assert self._blocks.holders <= set(self._progress), "blocks held for unknown sequences"
 
-    def _settle(self, seq: Sequence) -> None:
+    def _settle(self, seq: Sequence) -> Reading:
         """Brings the books up to what has been verified since the last call."""
+        text = self._translation.read(seq)
         progress = self._progress.get(seq.seq_id)
-        if progress is None:
-            num_cached = self._blocks.attach(seq.seq_id, seq.token_ids)
+        if progress is not None:
+            progress.settle(text)
+            num_settled = min(progress.num_computed_tokens, text.num_settled)
+            self._blocks.publish(seq.seq_id, text.token_ids, num_settled)
+            self._blocks.truncate(seq.seq_id, progress.num_computed_tokens)
+            self._ledger.truncate(seq.seq_id)
+        elif text.is_whole:
+            # Never all of it: the token behind what is settled stands for the rest.
+            num_cached = self._blocks.attach(seq.seq_id, text.token_ids[: text.num_settled + 1])
             self._progress[seq.seq_id] = _Progress(num_cached)
-            return
-        progress.settle(seq)
-        self._blocks.publish(seq.seq_id, seq.token_ids, progress.num_computed_tokens)
-        self._blocks.truncate(seq.seq_id, progress.num_computed_tokens)
-        self._ledger.truncate(seq.seq_id)
+        return text
 
-    def _draft_rows(self, requests: Many[DraftRequest]) -> Iterator[tuple[Sequence, DraftRow]]:
+    def _proposal(self, request: DraftRequest, row: DraftedRow) -> Proposal:
+        seq, progress = request.seq, self._progress[request.seq.seq_id]
+        progress.base_length = len(self._readings[seq.seq_id].token_ids)
+        progress.drafted = row.token_ids
+        tokens = self._translation.write(seq, row.token_ids, request.max_tokens)
+        draft_probs = None if row.draft_probs is None else row.draft_probs[: len(tokens)]
+        return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], tokens, draft_probs)
+
+    def _draft_rows(self, requests: Many[DraftRequest]) -> Iterator[tuple[DraftRequest, DraftRow]]:
         for request in requests:
-            seq, start = request.seq, self._progress[request.seq.seq_id].num_computed_tokens
-            # The last draft token needs no slot: nothing is computed from it.
-            room = self._limits.max_model_len - seq.num_tokens + 1
-            count = min(request.max_tokens, room)
-            is_caught_up = seq.num_tokens - start <= MAX_PENDING_TOKENS
-            if count <= 0 or not is_caught_up:
+            seq, text = request.seq, self._readings[request.seq.seq_id]
+            if not text.is_whole or request.max_tokens <= 0:
                 continue
-            if self._blocks.reserve(seq.seq_id, seq.num_tokens + count - 1):
-                yield seq, DraftRow(seq.seq_id, start, tuple(seq.token_ids[start:]), count)
+            start, end = self._progress[seq.seq_id].num_computed_tokens, len(text.token_ids)
+            # The last draft token needs no slot: nothing is computed from it.
+            room = self._limits.max_model_len - end + 1
+            count = min(self._translation.num_draft_tokens(seq, request.max_tokens), room)
+            if count <= 0 or end - start > MAX_PENDING_TOKENS:
+                continue
+            if self._blocks.reserve(seq.seq_id, end + count - 1):
+                pending = tuple(text.token_ids[start:])
+                yield request, DraftRow(seq.seq_id, start, pending, count, seq.num_tokens)
 
     def _chunks(self, requests: Many[DraftRequest]) -> Iterator[tuple[Sequence, StepRow]]:
         """Text for the draft model to run, up to the token before each sequence's last."""
         budget = self._limits.max_catch_up_tokens
         for seq in (request.seq for request in requests):
-            progress = self._progress[seq.seq_id]
-            start = progress.num_computed_tokens
-            if seq.num_tokens - start <= MAX_PENDING_TOKENS or budget == 0:
+            text = self._readings[seq.seq_id]
+            if not text.is_whole or budget == 0:
                 continue
-            end = min(seq.num_tokens - 1, start + budget, self._limits.max_model_len)
+            progress, num_tokens = self._progress[seq.seq_id], len(text.token_ids)
+            start = progress.num_computed_tokens
+            if num_tokens - start <= MAX_PENDING_TOKENS:
+                continue
+            end = min(num_tokens - 1, start + budget, self._limits.max_model_len)
             if end <= start or not self._blocks.reserve(seq.seq_id, end):
                 continue
             progress.num_computed_tokens = end
             budget -= end - start
             self.num_catch_up_tokens += end - start
-            yield seq, StepRow(seq.seq_id, start, tuple(seq.token_ids[start:end]), 0, False)
+            yield seq, StepRow(seq.seq_id, start, tuple(text.token_ids[start:end]), 0, False)

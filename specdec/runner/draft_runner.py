@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 
@@ -9,13 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.models import LlamaForCausalLM
+from specdec.parallel import TensorParallelGroup
 from specdec.runner.draft_grammars import DraftGrammars
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import SampledToken
+from specdec.runner.target_order import TargetOrder
 from specdec.sampling import (
     Distribution,
     SamplingBatch,
     Stream,
+    highest_probs,
     sample,
     scale_by_confidence,
 )
@@ -30,6 +35,7 @@ from specdec.step import (
     SequenceAdmission,
     StepRow,
 )
+from specdec.vocabulary import VocabularyMap, drafts_text
 
 MAX_LISTED = 256
 """A draft token whose chances are needed is drawn from so many of the most likely tokens."""
@@ -52,6 +58,9 @@ class _GrowingDraft:
         return DraftedRow(seq_id, tuple(self.token_ids), draft_probs)
 
 
+_Draw = Callable[[Tensor, SamplingBatch, Many[_GrowingDraft], int], None]
+
+
 class DraftRunner(Runner):
     """Executes draft steps in order. With several ranks every one gets the same steps.
 
@@ -60,9 +69,40 @@ class DraftRunner(Runner):
     For those that need to know its chances it is drawn from the MAX_LISTED most likely tokens, with
     noise of its own, and comes with their probabilities: verification is exact for the distribution
     that a token did come from, whatever was cut off it.
+
+    A draft ends early where no token is likely enough to come next, which is judged before one is
+    drawn: by the distribution, so by the draft's earlier tokens alone. Whichever token is drawn is
+    then verified. (To draw first and drop unlikely tokens would draw from another distribution than
+    the one that verification takes it to be.) For `block` it is no different: its proof goes
+    through for every draft whose end is settled by the tokens before.
     """
 
-    grammars: DraftGrammars
+    def __init__(
+        self,
+        model: LlamaForCausalLM,
+        group: TensorParallelGroup,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        grammars: DraftGrammars,
+        vocabulary: VocabularyMap | None = None,
+        confidence_threshold: float = 0.0,
+    ) -> None:
+        """vocabulary: how the target's tokens are the draft's, where their ids differ.
+
+        confidence_threshold: least probability, at temperature 1, of the likeliest token to go on.
+        """
+        super().__init__(
+            model, group, num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size
+        )
+        self.grammars = grammars
+        self._confidence_threshold = confidence_threshold
+        self._target_order = (
+            None
+            if vocabulary is None or vocabulary.has_equal_ids
+            else TargetOrder(vocabulary, group, self.kv_cache.device)
+        )
 
     @torch.inference_mode()
     def draft(self, step: DraftStep) -> DraftOutput:
@@ -73,15 +113,19 @@ class DraftRunner(Runner):
         rows = [
             self._row(row.seq_id, row.num_computed_tokens, row.token_ids) for row in step.drafts
         ]
-        wanted = {row.seq_id: row.num_draft_tokens for row in step.drafts}
+        asked = {row.seq_id: row for row in step.drafts}
         num_drafted = 0
         while rows:
-            self._extend(rows, [drafts[row.seq_id] for row in rows], num_drafted)
+            coming = [
+                SampledToken(row.seq_id, asked[row.seq_id].first_index + num_drafted)
+                for row in rows
+            ]
+            rows = self._extend(rows, coming, [drafts[row.seq_id] for row in rows], num_drafted)
             num_drafted += 1
             rows = [
                 self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],))
                 for row in rows
-                if num_drafted < wanted[row.seq_id]
+                if num_drafted < asked[row.seq_id].num_draft_tokens
             ]
             rows = [row for row in rows if not self.grammars.is_finished(row.seq_id)]
         return DraftOutput(
@@ -109,7 +153,8 @@ class DraftRunner(Runner):
         first = DraftStep(-1, (), (admission,), (table,), (chunk,), ())
         self.draft(first)
         self.catch_up(first)
-        self.draft(DraftStep(-1, (), (), (), (), (DraftRow(-1, num_tokens, (0,), 1),)))
+        row = DraftRow(-1, num_tokens, (0,), 1, num_tokens + 1)
+        self.draft(DraftStep(-1, (), (), (), (), (row,)))
         self.draft(DraftStep(-1, (-1,), (), (), (), ()))
 
     def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> StepRow:
@@ -118,30 +163,58 @@ class DraftRunner(Runner):
         mask = self.grammars.mask(seq_id)
         return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask)
 
-    def _extend(self, rows: Many[StepRow], drafts: Many[_GrowingDraft], num_drafted: int) -> None:
-        """Adds what follows each row to its draft, which has `num_drafted` tokens."""
+    def _extend(
+        self,
+        rows: Many[StepRow],
+        coming: Many[SampledToken],
+        drafts: Many[_GrowingDraft],
+        num_drafted: int,
+    ) -> list[StepRow]:
+        """Adds what follows to the drafts, which have `num_drafted` tokens; the rows it did so for.
+
+        The others have come to their end.
+        """
         self._sequences.follow(rows)
         batch = self._sequences.model_input(rows)
         last = [end - 1 for end in batch.cu_seqlens_q[1:]]
         logits = self._logits(self.model(batch, self.kv_cache)[last])
         logits = self._sequences.logit_edits(rows).apply(logits)
-        is_listed = np.array([self._sequences.rules(row.seq_id).needs_draft_probs for row in rows])
-        for members in (np.flatnonzero(~is_listed).tolist(), np.flatnonzero(is_listed).tolist()):
-            if not members:
-                continue
+        going_on = self._going_on(logits)
+        for draw, members in self._ways_to_draw(rows, going_on).items():
             own = logits if len(members) == len(rows) else logits[members]
-            sampling = self._sampling_batch(own, [rows[member] for member in members])
-            chosen = [drafts[member] for member in members]
-            if is_listed[members[0]]:
-                self._draw_listed(own, sampling, chosen, num_drafted)
-            else:
-                self._draw_coupled(own, sampling, chosen)
+            sampling = self._sampling_batch(own, [coming[member] for member in members])
+            draw(own, sampling, [drafts[member] for member in members], num_drafted)
+        return [rows[index] for index in going_on]
 
-    def _sampling_batch(self, logits: Tensor, rows: Many[StepRow]) -> SamplingBatch:
-        """How to draw what follows each row."""
-        tokens = [SampledToken(row.seq_id, row.end) for row in rows]
-        batch = self._sequences.sampling_batch(tokens)
-        rules = [self._sequences.rules(row.seq_id) for row in rows]
+    def _going_on(self, logits: Tensor) -> list[int]:
+        """The indices of the rows of logits [num_rows, num_tokens] that are sure enough."""
+        if self._confidence_threshold == 0:
+            return list(range(len(logits)))
+        is_sure = highest_probs(logits, self._shard) >= self._confidence_threshold
+        indices: list[int] = is_sure.nonzero().flatten().tolist()
+        return indices
+
+    def _ways_to_draw(self, rows: Many[StepRow], indices: Many[int]) -> dict[_Draw, list[int]]:
+        """The indices of the rows that are drawn in each way."""
+        members_of: dict[_Draw, list[int]] = {}
+        for index in indices:
+            members_of.setdefault(self._way_to_draw(rows[index]), []).append(index)
+        return members_of
+
+    def _way_to_draw(self, row: StepRow) -> _Draw:
+        """Drafts of another vocabulary come without their chances, as if none other could come.
+
+        That is no less exact, since chance decides about them with numbers of its own.
+        """
+        rules = self._sequences.rules(row.seq_id)
+        if self._target_order is not None:
+            return self._draw_coupled if drafts_text(rules) else self._draw_shared
+        return self._draw_listed if rules.needs_draft_probs else self._draw_coupled
+
+    def _sampling_batch(self, logits: Tensor, coming: Many[SampledToken]) -> SamplingBatch:
+        """How to draw each of `coming`."""
+        batch = self._sequences.sampling_batch(coming)
+        rules = [self._sequences.rules(token.seq_id) for token in coming]
         is_scaled = [each.scale_draft_temperature for each in rules if each.temperature > 0]
         if not any(is_scaled):
             return batch
@@ -149,16 +222,30 @@ class DraftRunner(Runner):
         return scale_by_confidence(logits, batch, chosen, self._shard)
 
     def _draw_coupled(
-        self, logits: Tensor, batch: SamplingBatch, drafts: Many[_GrowingDraft]
+        self, logits: Tensor, batch: SamplingBatch, drafts: Many[_GrowingDraft], num_drafted: int
     ) -> None:
+        """With the noise that the target draws with."""
+        del num_drafted
         shard = self._shard
         drawn = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
         for draft, token_id in zip(drafts, drawn.tolist(), strict=True):
             draft.token_ids.append(token_id)
 
+    def _draw_shared(
+        self, logits: Tensor, batch: SamplingBatch, drafts: Many[_GrowingDraft], num_drafted: int
+    ) -> None:
+        """From the tokens that the target has too, with the noise of the target's ids."""
+        del num_drafted
+        order = self._target_order
+        assert order is not None, "no vocabulary to share tokens with"
+        drawn = sample(order.arrange(logits), batch, self.group, order.first_token, order.size)
+        for draft, token_id in zip(drafts, order.draft_ids[drawn].tolist(), strict=True):
+            draft.token_ids.append(token_id)
+
     def _draw_listed(
         self, logits: Tensor, batch: SamplingBatch, drafts: Many[_GrowingDraft], num_drafted: int
     ) -> None:
+        """From the most likely tokens, with noise of its own, and with their chances."""
         listed = Distribution.of_logits(logits, batch, self._shard).best(MAX_LISTED)
         offsets = torch.full_like(batch.noise_keys.positions, num_drafted)
         drawn = listed.draw(batch.noise_keys.of_stream(Stream.DRAFT, offsets))

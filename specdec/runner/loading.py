@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,6 +20,7 @@ from specdec.runner.model_runner import ModelRunner
 from specdec.runner.runner import Runner
 from specdec.structured_output import GrammarCompiler
 from specdec.tokenizer import Tokenizer
+from specdec.vocabulary import VocabularyMap
 
 _AnyRunner = TypeVar("_AnyRunner", bound=Runner)
 
@@ -44,19 +47,28 @@ def load_draft_runner(
     group: TensorParallelGroup,
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
+    vocabulary: VocabularyMap | None = None,
 ) -> DraftRunner:
-    """Loads this rank's share of a draft model and allocates its KV pool."""
-    runner = _load(DraftRunner, directory, dtype, limits, group, quantization, device)
-    eos_token_ids = ModelConfig.from_directory(directory).eos_token_ids
+    """Loads this rank's share of a draft model and allocates its KV pool.
+
+    vocabulary: what it has in common with the target's, None where they are the same.
+    """
+    config = ModelConfig.from_directory(directory)
+    tokenizer, eos_token_ids = Tokenizer(directory), config.eos_token_ids
     compiler = GrammarCompiler(
-        Tokenizer(directory), runner.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
+        tokenizer, config.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
     )
-    runner.grammars = DraftGrammars(compiler)
-    return runner
+    kind = partial(
+        DraftRunner,
+        grammars=DraftGrammars(compiler),
+        vocabulary=vocabulary,
+        confidence_threshold=limits.confidence_threshold,
+    )
+    return _load(kind, directory, dtype, limits, group, quantization, device)
 
 
 def _load(
-    kind: type[_AnyRunner],
+    kind: Callable[..., _AnyRunner],
     directory: Path,
     dtype: DTypeName,
     limits: EngineConfig | DraftLimits,

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
-from itertools import takewhile
+from dataclasses import replace
+from itertools import islice, takewhile
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.runner.logprobs import KeptLogits, LogprobReader
+from specdec.runner.lookahead import places_of_guesses, places_to_verify
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import SampledToken
-from specdec.sampling import LogitEdits, bad_rows
+from specdec.sampling import LogitEdits, SamplingBatch, bad_rows, sample
 from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
@@ -58,18 +60,47 @@ class ModelRunner(Runner):
         self.execute(StepInput(-1, (-1,), (), (), ()))
 
     def _verify(self, step_rows: Many[StepRow], hidden: Tensor) -> list[VerifiedRow]:
-        """hidden: [T, hidden_size]. Only the last known token and the drafts need logits."""
+        """hidden: [T, hidden_size]. Only the last known token and the guesses need logits."""
         rows = [row for row in step_rows if row.samples]
         if not rows:
             return []
         logits = self._logits(hidden[_scored_tokens(step_rows)])
+        if seen_ahead := self._seen_ahead(rows, logits):
+            logits = logits[places_to_verify(rows)]
         rules = [self._sequences.rules(row.seq_id) for row in rows]
         kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
         best = logits.amax(1)
         edits = self._sequences.logit_edits(rows)
         logits = edits.apply(logits)
         is_bad = self._bad_rows(best, logits, edits)
-        return self._report(rows, self._verified(rows, logits), is_bad, kept)
+        verified = self._report(rows, self._verified(rows, logits), is_bad, kept)
+        if not seen_ahead:
+            return verified
+        return [
+            replace(row, lookahead_token_ids=seen_ahead.get(row.seq_id, ())) for row in verified
+        ]
+
+    def _seen_ahead(self, rows: Many[StepRow], logits: Tensor) -> dict[int, tuple[int, ...]]:
+        """By sequence with lookahead tokens, the likeliest token after each of its guesses.
+
+        logits: [R, len(vocab_slice)], of the last known token and the guesses of each row.
+        """
+        if not (places := places_of_guesses(rows)):
+            return {}
+        likeliest = iter(self._likeliest(logits[places]))
+        return {
+            row.seq_id: tuple(islice(likeliest, len(row.guesses)))
+            for row in rows
+            if row.num_lookahead_tokens
+        }
+
+    def _likeliest(self, logits: Tensor) -> list[int]:
+        """The best token of each row of logits [R, len(vocab_slice)]; a collective call."""
+        batch = SamplingBatch.greedy(len(logits), logits.device)
+        shard = self._shard
+        best = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
+        token_ids: list[int] = best.tolist()
+        return token_ids
 
     def _bad_rows(self, best: Tensor, logits: Tensor, edits: LogitEdits) -> list[bool]:
         """Which rows of logits no token can come of, the same on every rank.
@@ -158,7 +189,7 @@ class ModelRunner(Runner):
 
 def _coming(row: StepRow) -> list[SampledToken]:
     """What the last known token of a row and its drafts define: the tokens behind their own."""
-    positions = range(row.end - row.num_draft_tokens, row.end + 1)
+    positions = range(row.known_end, row.known_end + row.num_draft_tokens + 1)
     return [SampledToken(row.seq_id, position) for position in positions]
 
 
@@ -169,7 +200,7 @@ def _scored_tokens(rows: Many[StepRow]) -> list[int]:
     for row in rows:
         end += len(row.token_ids)
         if row.samples:
-            scored.extend(range(end - row.num_draft_tokens - 1, end))
+            scored.extend(range(end - len(row.guesses) - 1, end))
     return scored
 
 

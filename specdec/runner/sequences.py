@@ -45,7 +45,7 @@ class SequenceState:
 
         Each of them assumes that the drafts before it are output.
         """
-        known = row.end - row.num_draft_tokens
+        known = row.known_end
         for ahead in range(row.num_draft_tokens + 1):
             if ahead and self.history is not None:
                 self.history.append(row.drafts[ahead - 1])
@@ -106,7 +106,7 @@ class SequenceTable:
     def prompt_after(self, row: StepRow) -> Many[int]:
         """The tokens of the prompt that follow those that `row` runs, one each."""
         state = self._states[row.seq_id]
-        end = min(row.end - row.num_draft_tokens + 1, state.admission.num_prompt_tokens)
+        end = min(row.known_end + 1, state.admission.num_prompt_tokens)
         assert state.history is not None
         return state.history.token_ids[row.num_computed_tokens + 1 : end]
 

@@ -6,6 +6,7 @@ from specdec.sampling.distribution import (
     ListedTokens,
     TokenWeights,
     VocabShard,
+    highest_probs,
     scale_by_confidence,
 )
 from specdec.sampling.logprobs import token_logprobs
@@ -27,6 +28,7 @@ __all__ = [
     "VocabShard",
     "apply_token_masks",
     "bad_rows",
+    "highest_probs",
     "sample",
     "scale_by_confidence",
     "token_logprobs",

@@ -180,6 +180,17 @@ class Distribution:
         return pad(best.double().exp_(), padding), pad(token_ids, padding)
 
 
+def highest_probs(logits: Tensor, shard: VocabShard) -> Tensor:
+    """Of each row of softmax(logits) [num_rows, num_tokens], [num_rows] float64.
+
+    Bit for bit the same on every rank, so that ranks may decide by it. A collective call.
+    """
+    ones = torch.ones(len(logits), dtype=torch.float32, device=logits.device)
+    scores = _scaled_scores(logits, ones, shard)
+    totals = shard.group.all_gather(_sums(scores, torch.exp)).sum(0)
+    return 1 / totals.clamp_(min=1)  # the best score is 0
+
+
 def scale_by_confidence(
     logits: Tensor,  # [num_rows, num_tokens]
     batch: SamplingBatch,

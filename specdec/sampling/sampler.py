@@ -83,6 +83,21 @@ class SamplingBatch:
             noise_keys=NoiseKeys(of_sampled(seeds), of_sampled(choices), of_sampled(positions)),
         )
 
+    @classmethod
+    def greedy(cls, num_rows: int, device: torch.device) -> SamplingBatch:
+        """Rows that are not sampled: the likeliest token of each."""
+        zeros, nothing = [0] * num_rows, [0.0] * num_rows
+        return cls.from_lists(
+            temperatures=nothing,
+            top_k=zeros,
+            top_p=nothing,
+            min_p=nothing,
+            seeds=zeros,
+            choices=zeros,
+            positions=zeros,
+            device=device,
+        )
+
 
 def sample(
     logits: Tensor,  # [num_rows, num_tokens]

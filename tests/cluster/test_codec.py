@@ -382,6 +382,7 @@ def test_model_info_arrives_as_it_was_sent(method, count, max_tokens):
         num_speculative_tokens=count,
         version="0.1.0",
         sampling_defaults=SamplingDefaults(0.6, 0.9, 20, 0.05, 1.1, max_tokens),
+        speculation_methods=() if method is None else ("suffix", method),
     )
     arrived = client_codec.decode_model_info(codec.encode_model_info(info))
     assert vars(arrived) == vars(info)

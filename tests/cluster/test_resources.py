@@ -154,6 +154,28 @@ def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
     assert both.draft.max_model_len == 100
 
 
+def test_the_draft_model_is_told_when_to_end_a_draft(model):
+    speculation = SpeculativeConfig("draft_model", draft_confidence_threshold=0.4)
+    config = ServeConfig(speculative_config=speculation)
+    plan = memory_plan(config, Models(model, model), 4 * GIB)
+    assert plan.draft.confidence_threshold == 0.4
+
+
+def test_what_lookups_keep_is_left_free(model):
+    def num_blocks(**keys):
+        speculation = SpeculativeConfig(**keys)
+        config = ServeConfig(
+            max_num_seqs=4096, max_num_batched_tokens=4096, speculative_config=speculation
+        )
+        return engine_config(config, model, GIB).num_blocks
+
+    assert num_blocks(method="suffix") < num_blocks(method="ngram")
+    off = {"method": "suffix", "suffix_decoding_max_cached_requests": 0}
+    assert num_blocks(**off) == num_blocks(method="ngram")
+    pooled = [num_blocks(method="lookahead", lookahead_pool_size=size) for size in (10, 200)]
+    assert pooled[1] < pooled[0] <= num_blocks(method="ngram")
+
+
 def test_each_model_has_a_bundle_of_its_own(drafting):
     assert placement_bundles(drafting) == [{"CPU": 0.2}, {"CPU": 0.35}, {"CPU": 0.7}]
     assert len(placement_bundles(ServeConfig(speculative_config=None))) == 2

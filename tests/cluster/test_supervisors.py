@@ -7,9 +7,9 @@ import pytest
 
 from cluster.draft_supervisor import DraftSupervisor
 from cluster.target_supervisor import MAX_FAILURES, TargetSupervisor
-from specdec.config import DraftLimits
+from specdec.config import DraftLimits, SpeculativeConfig
 from specdec.errors import DraftFailedError, TargetFailedError
-from specdec.proposers import DraftRequest
+from specdec.proposers import DraftRequest, DraftVocabulary, make_proposer
 from specdec.sampling_rules import SamplingRules
 from specdec.sequence import Sequence
 from specdec.step import DraftedRow, DraftOutput
@@ -62,10 +62,10 @@ def start(workers):
     return start
 
 
-def drafts(supervisor):
-    seq = Sequence(0, request("r", [1, 2, 3]), SamplingRules(), detokenizer=None)
-    supervisor.begin([DraftRequest(seq, 3)])
-    return [proposal.draft_token_ids for proposal in supervisor.collect()]
+def drafts(proposer, seq=None):
+    seq = seq or Sequence(0, request("r", [1, 2, 3]), SamplingRules(), detokenizer=None)
+    proposer.begin([DraftRequest(seq, 3)])
+    return [proposal.draft_token_ids for proposal in proposer.collect()]
 
 
 def wait_for(condition):
@@ -77,7 +77,7 @@ def wait_for(condition):
 
 @pytest.mark.parametrize("error", [DraftFailedError("it died"), KeyError("a bug of ours")])
 def test_a_lost_draft_worker_is_replaced_and_nobody_hears_of_it(start, workers, error):
-    supervisor = DraftSupervisor(start, LIMITS)
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     assert drafts(supervisor) == [(7, 7, 7)]
     workers[0].error = error
     assert drafts(supervisor) == []
@@ -88,8 +88,21 @@ def test_a_lost_draft_worker_is_replaced_and_nobody_hears_of_it(start, workers, 
     assert workers[1].is_closed
 
 
+def test_a_lookup_drafts_while_the_worker_is_away(start, workers):
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
+    proposer = make_proposer(SpeculativeConfig("draft_model", fallback="ngram"), supervisor)
+    seq = Sequence(0, request("r", [1, 2, 3, 1, 2]), SamplingRules(), detokenizer=None)
+    assert drafts(proposer, seq) == [(7, 7, 7)]
+    supervisor._backoff.base_s = 60.0
+    supervisor._backoff.delay_s()  # the first one is none
+    workers[0].error = DraftFailedError("it died")
+    assert drafts(proposer, seq) == [(3, 1, 2)]
+    assert drafts(proposer, seq) == [(3, 1, 2)]
+    supervisor.close()
+
+
 def test_a_draft_worker_that_died_while_nobody_drafted_is_noticed(start, workers):
-    supervisor = DraftSupervisor(start, LIMITS)
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     workers[0].error = DraftFailedError("it died")
     supervisor.check()
     wait_for(lambda: len(workers) == 2)

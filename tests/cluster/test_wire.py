@@ -53,6 +53,7 @@ def step_rows(draw):
         draw(st.booleans()),
         draft_probs(count, width) if width else None,
         arrays(np.int32, count + 1, words) if words else None,
+        draw(COUNTS),
     )
 
 
@@ -60,7 +61,11 @@ def step_rows(draw):
 def verified_rows(draw):
     tokens, width = draw(TOKENS), draw(COUNTS)
     return VerifiedRow(
-        draw(INT32), tokens, logprobs(len(tokens), width) if width else None, draw(st.booleans())
+        draw(INT32),
+        tokens,
+        logprobs(len(tokens), width) if width else None,
+        draw(st.booleans()),
+        draw(TOKENS),
     )
 
 
@@ -111,7 +116,7 @@ OUTPUTS = st.builds(
 DRAFT_STEPS = st.builds(
     lambda step, drafts: DraftStep(**vars(step), drafts=drafts),
     STEPS,
-    st.lists(st.builds(DraftRow, INT32, INT32, TOKENS, INT32), max_size=4).map(tuple),
+    st.lists(st.builds(DraftRow, INT32, INT32, TOKENS, INT32, INT32), max_size=4).map(tuple),
 )
 DRAFT_OUTPUTS = st.builds(
     DraftOutput,

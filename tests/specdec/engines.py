@@ -12,13 +12,19 @@ from specdec.errors import SpecdecError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
-from specdec.proposers import DraftModelProposer, DraftRequest, Proposal, Proposer
+from specdec.proposers import (
+    DraftModelProposer,
+    DraftRequest,
+    DraftVocabulary,
+    Proposal,
+    Proposer,
+)
 from specdec.request_output import RequestOutput
 from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
-from specdec.step import Logprobs, StepInput, VerifiedRow, VerifyOutput
+from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 
 
@@ -60,14 +66,18 @@ def draft_model(
     directory: Path,
     group: TensorParallelGroup | None = None,
     quantization: QuantizationMethod | None = None,
-    **changes: int,
+    vocabulary: DraftVocabulary | None = None,
+    **changes: float,
 ) -> DraftModelProposer:
     """A proposer whose draft model is in this process, with small limits."""
+    vocabulary = vocabulary or DraftVocabulary()
     values = {"num_blocks": 200, "block_size": 4, "max_model_len": 160, "max_catch_up_tokens": 16}
-    limits = DraftLimits(**{**values, **changes})
+    limits = DraftLimits(**{**values, **changes})  # type: ignore[arg-type]
     group = group or TensorParallelGroup()
-    runner = load_draft_runner(directory, "float32", limits, group, quantization)
-    return DraftModelProposer(LocalDraftWorker(runner), limits)
+    runner = load_draft_runner(
+        directory, "float32", limits, group, quantization, vocabulary=vocabulary.shared
+    )
+    return DraftModelProposer(LocalDraftWorker(runner), limits, vocabulary.new_translation())
 
 
 def make_engine(
@@ -153,10 +163,10 @@ class HashTarget:
             for offset, token in enumerate(row.token_ids):
                 self._slots[self._slot(table, row.num_computed_tokens + offset)] = token
             if row.samples:
-                num_known = row.num_computed_tokens + len(row.token_ids) - row.num_draft_tokens
-                context = [self._slots[self._slot(table, i)] for i in range(num_known)]
-                drafts = row.token_ids[len(row.token_ids) - row.num_draft_tokens :]
-                verified.append(VerifiedRow(row.seq_id, self._verify(context, drafts)))
+                written = [self._slots[self._slot(table, i)] for i in range(row.end)]
+                came = self._verify(written[: row.known_end], row.drafts)
+                ahead = self._look_ahead(written, row) if row.num_lookahead_tokens else ()
+                verified.append(VerifiedRow(row.seq_id, came, lookahead_token_ids=ahead))
         return VerifyOutput(step.step_id, tuple(verified))
 
     def continuation(self, prompt: Many[int], count: int) -> list[int]:
@@ -178,6 +188,10 @@ class HashTarget:
                 break
             new.append(self.next_token([*context, *new]))
         return tuple(new)
+
+    def _look_ahead(self, written: list[int], row: StepRow) -> tuple[int, ...]:
+        ends = range(row.known_end + 1, row.end + 1)
+        return tuple(self.next_token(written[:end]) for end in ends)
 
     def _slot(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size

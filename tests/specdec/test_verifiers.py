@@ -1,5 +1,6 @@
 """Every verifier through the real engine on the tiny model, with both kinds of drafts."""
 
+import shutil
 from functools import lru_cache
 from itertools import product
 
@@ -23,10 +24,26 @@ from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 from tests.specdec.tiny import tiny_llama_dir
 
+SOMETIMES_SURE = 0.18  # of the tokens after the prompt below, some are likelier, some are not
+
 
 @pytest.fixture(scope="module")
 def other_model_dir(tmp_path_factory):
     return tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
+
+
+@pytest.fixture(scope="module")
+def near_model_dir(tiny_model_dir, tmp_path_factory):
+    """The target with some noise: a draft model that is often right, and often not."""
+    model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    for weight in model.parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.data += 0.06 * weight.data.std() * noise
+    directory = tmp_path_factory.mktemp("near")
+    shutil.copytree(tiny_model_dir, directory, dirs_exist_ok=True)
+    model.save_pretrained(directory)
+    return directory
 
 
 def options(verifier, **changes):
@@ -190,15 +207,20 @@ def triple_probs(tiny_model_dir):
 
 
 @pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
-@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "draft_model while it is sure"])
 def test_texts_have_the_distribution_that_transformers_gives_them(
-    tiny_model_dir, other_model_dir, triple_probs, verifier, method
+    tiny_model_dir, other_model_dir, near_model_dir, triple_probs, verifier, method
 ):
     prompt = (11, 12, 13, 11, 12, 13, 11)
     config = engine_config(
         2, max_num_seqs=64, max_num_batched_tokens=512, num_blocks=1000, max_queue_len=1000
     )
-    proposer = proposer_of(method, other_model_dir, None)
+    is_sure = method == "draft_model while it is sure"
+    proposer = (
+        draft_model(near_model_dir, confidence_threshold=SOMETIMES_SURE)
+        if is_sure
+        else proposer_of(method, other_model_dir, None)
+    )
     engine = local_engine(tiny_model_dir, config, proposer=proposer)
     asked = [
         request(
@@ -222,8 +244,12 @@ def test_texts_have_the_distribution_that_transformers_gives_them(
     places = {text: place for place, text in enumerate(probs)}
     found = np.array([places[text[:3]] for text in texts.values()])
     assert chi_square_p_value(found, np.array(list(probs.values()))) > FALSE_ALARM
+    counts = engine.stats().speculation
     if method == "draft_model":
-        assert engine.stats().speculation.num_draft_tokens > 300
+        assert counts.num_draft_tokens > 300
+    if is_sure:
+        assert 1.2 < counts.num_draft_tokens / counts.num_drafts < 1.8, "drafts end alike"
+        assert 0.2 < counts.acceptance_rate < 0.9
 
 
 def test_the_drafts_temperature_changes_what_is_accepted_and_never_what_is_said(

@@ -133,6 +133,10 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
             tensor_parallel_size=2,
             speculation_method=pb.SPECULATION_METHOD_NGRAM,
             num_speculative_tokens=3,
+            speculation_methods=[
+                pb.SPECULATION_METHOD_NGRAM,
+                pb.SPECULATION_METHOD_DRAFT_MODEL,
+            ],
             version="0.1.0",
             sampling_defaults=pb.SamplingDefaults(
                 temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=1.1, max_tokens=99

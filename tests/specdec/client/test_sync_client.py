@@ -218,6 +218,7 @@ def test_model_info(client):
         num_speculative_tokens=3,
         version="0.1.0",
         sampling_defaults=SamplingDefaults(0.6, 0.9, 20, 0.0, 1.1, 99),
+        speculation_methods=("ngram", "draft_model"),
     )
 
 

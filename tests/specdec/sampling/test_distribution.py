@@ -1,5 +1,6 @@
 import pytest
 import torch
+from torch.nn.functional import pad
 from torch.testing import assert_close
 
 from specdec.parallel import TensorParallelGroup
@@ -11,6 +12,7 @@ from specdec.sampling import (
     Stream,
     TokenWeights,
     VocabShard,
+    highest_probs,
     scale_by_confidence,
     uniforms,
 )
@@ -195,3 +197,19 @@ def test_streams_and_offsets_have_numbers_of_their_own():
     correlations = torch.corrcoef(table) - torch.eye(len(table))
     assert correlations.abs().max() < 6 / 1000**0.5
     assert (table.mean(1) - 0.5).abs().max() < 6 * 0.29 / 1000**0.5
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_the_highest_probability_is_softmaxs_and_the_same_on_all_ranks(size):
+    logits = logits_of(9)
+
+    def found(group):
+        part = group.share_of(VOCAB_SIZE)
+        own = logits[:, part.start : part.stop]
+        if part.stop == VOCAB_SIZE:
+            own = pad(own, (0, 5), value=100.0)  # columns that stand for no token
+        return highest_probs(own, VocabShard(group, part.start, VOCAB_SIZE))
+
+    ranks = run_ranks(size, found)
+    assert all(torch.equal(rank, ranks[0]) for rank in ranks)
+    assert_close(ranks[0], logits.double().softmax(1).amax(1), rtol=1e-5, atol=0)

@@ -1,0 +1,129 @@
+"""What a step costs by its number of draft tokens: measured once and kept, to be used again.
+
+One sequence, with as much text as the benchmarks' prompts have; all lengths in turn, again and
+again, and of each the fastest time: what else the machine does can only add to it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.machine import Machine, describe_machine
+from specdec.config import DraftLimits, EngineConfig
+from specdec.parallel import TensorParallelGroup
+from specdec.runner import load_draft_runner, load_runner
+from specdec.sampling_rules import SamplingRules
+from specdec.step import (
+    BlockTableDelta,
+    DraftRow,
+    DraftStep,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+)
+
+MAX_DRAFT_TOKENS = 8
+_TEXT_TOKENS = 256
+_BLOCK_SIZE = 16
+_NUM_BLOCKS = 32
+_TOKEN = 100
+_NUM_ROUNDS = 10
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds that the models take in a step with one sequence, by draft tokens from 0 on.
+
+    verify_s: of the target, which runs one token more. draft_s: of the draft model, 0 for none.
+    num_threads: that either computed with.
+    """
+
+    machine: Machine
+    num_threads: int
+    verify_s: tuple[float, ...]
+    draft_s: tuple[float, ...]
+
+    def step_s(self, num_drafted: int, num_made: int) -> float:
+        """Of a step that verifies `num_drafted` tokens, after `num_made` by the draft model."""
+        return self.verify_s[num_drafted] + self.draft_s[num_made]
+
+
+def read_costs(path: Path) -> CostTable | None:
+    """The `costs` of a report in JSON; None where there is no such file, or none in it."""
+    report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    costs = report.get("costs")
+    if costs is None:
+        return None
+    return CostTable(
+        Machine(**costs["machine"]),
+        costs["num_threads"],
+        tuple(costs["verify_s"]),
+        tuple(costs["draft_s"]),
+    )
+
+
+def measure_costs(directory: Path) -> CostTable:
+    """Of the model in fp32, and of itself in int8 as the draft model."""
+    verify, draft = _verification(directory), _drafting(directory)
+    lengths = range(MAX_DRAFT_TOKENS + 1)
+    verify_s, draft_s = [float("inf")] * len(lengths), [0.0] + [float("inf")] * MAX_DRAFT_TOKENS
+    for _ in tqdm(range(_NUM_ROUNDS), "costs", leave=False):
+        for count in lengths:
+            verify_s[count] = min(verify_s[count], _seconds(verify, count))
+            if count:
+                draft_s[count] = min(draft_s[count], _seconds(draft, count))
+    return CostTable(
+        describe_machine(), torch.get_num_threads(), _rounded(verify_s), _rounded(draft_s)
+    )
+
+
+def _verification(directory: Path) -> Callable[[int], None]:
+    config = EngineConfig(_NUM_BLOCKS * _BLOCK_SIZE, _NUM_BLOCKS, _BLOCK_SIZE)
+    runner = load_runner(directory, "float32", config, TensorParallelGroup())
+    admission, table, text = _text()
+    runner.execute(StepInput(0, (), (admission,), (table,), (text,)))
+
+    def verify(num_draft_tokens: int) -> None:
+        token_ids = (_TOKEN,) * (1 + num_draft_tokens)
+        row = StepRow(0, _TEXT_TOKENS, token_ids, num_draft_tokens, True)
+        runner.execute(StepInput(0, (), (), (), (row,)))
+
+    return verify
+
+
+def _drafting(directory: Path) -> Callable[[int], None]:
+    limits = DraftLimits(_NUM_BLOCKS, _BLOCK_SIZE, _NUM_BLOCKS * _BLOCK_SIZE, _TEXT_TOKENS)
+    runner = load_draft_runner(directory, "float32", limits, TensorParallelGroup(), "int8")
+    admission, table, text = _text()
+    first = DraftStep(0, (), (admission,), (table,), (text,), ())
+    runner.draft(first)
+    runner.catch_up(first)
+
+    def draft(num_draft_tokens: int) -> None:
+        row = DraftRow(0, _TEXT_TOKENS, (_TOKEN,), num_draft_tokens, _TEXT_TOKENS + 1)
+        runner.draft(DraftStep(0, (), (), (), (), (row,)))
+
+    return draft
+
+
+def _text() -> tuple[SequenceAdmission, BlockTableDelta, StepRow]:
+    admission = SequenceAdmission(0, _TEXT_TOKENS, SamplingRules(temperature=0))
+    table = BlockTableDelta(0, 0, tuple(range(_NUM_BLOCKS)))
+    return admission, table, StepRow(0, 0, (_TOKEN,) * _TEXT_TOKENS, 0, False)
+
+
+def _seconds(run: Callable[[int], None], count: int) -> float:
+    started_at = time.perf_counter()
+    run(count)
+    return time.perf_counter() - started_at
+
+
+def _rounded(seconds: list[float]) -> tuple[float, ...]:
+    return tuple(round(each, 5) for each in seconds)

@@ -1,0 +1,96 @@
+"""Drafts of every fixed length against drafts whose length follows acceptance, on a cost table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from benchmarks.cost_table import MAX_DRAFT_TOKENS, CostTable
+from benchmarks.recordings import Recording
+from benchmarks.replay import Replay
+from specdec.config import SpeculativeConfig
+from specdec.tokenizer import Tokenizer
+
+START = 7
+"""Where lengths that follow acceptance begin."""
+
+LEAST_SHARE = 0.95
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """A method on a suite, both passes together.
+
+    tokens_per_s: by the cost table, of the fixed lengths from 1 on. best: the length that has most.
+    adaptive_tokens_per_s: of a length that follows acceptance.
+    """
+
+    method: str
+    suite: str
+    tokens_per_s: tuple[float, ...]
+    adaptive_tokens_per_s: float
+
+    @property
+    def best(self) -> int:
+        """The best fixed length."""
+        return 1 + self.tokens_per_s.index(max(self.tokens_per_s))
+
+    @property
+    def share(self) -> float:
+        """Of the best fixed length's rate, what following acceptance reaches."""
+        return self.adaptive_tokens_per_s / max(self.tokens_per_s)
+
+
+def compare_lengths(
+    methods: Mapping[str, SpeculativeConfig],
+    passes: Sequence[Sequence[Recording]],
+    tokenizer: Tokenizer,
+    costs: CostTable,
+) -> list[LengthRow]:
+    """Each method on each suite, with one proposer for all prompts of both passes."""
+    recordings = [recording for each in passes for recording in each]
+
+    def rate(config: SpeculativeConfig, suite: str) -> float:
+        replay = Replay(config, config.num_speculative_tokens, tokenizer)
+        tally = replay.run([each for each in recordings if each.suite == suite])
+        return round(tally.num_tokens / tally.seconds(costs), 2)
+
+    return [
+        LengthRow(
+            method,
+            suite,
+            tuple(rate(config, suite) for config in _fixed(method_config)),
+            rate(_adaptive(method_config), suite),
+        )
+        for method, method_config in methods.items()
+        for suite in sorted({recording.suite for recording in recordings})
+    ]
+
+
+def lengths_table(rows: Sequence[LengthRow]) -> str:
+    """A line a method and suite, in Markdown."""
+    fixed = " | ".join(f"k = {count}" for count in range(1, MAX_DRAFT_TOKENS + 1))
+    lines = [
+        f"| method | suite | {fixed} | adaptive | of the best |",
+        "|---|---|" + "---|" * (MAX_DRAFT_TOKENS + 2),
+    ]
+    for row in rows:
+        rates = [f"{rate:.1f}" for rate in row.tokens_per_s]
+        rates[row.best - 1] = f"**{rates[row.best - 1]}**"
+        cells = [row.method, row.suite, *rates, f"{row.adaptive_tokens_per_s:.1f}"]
+        lines.append(f"| {' | '.join(cells)} | {row.share:.0%} |")
+    return "\n".join(lines)
+
+
+def _fixed(config: SpeculativeConfig) -> list[SpeculativeConfig]:
+    lengths = range(1, MAX_DRAFT_TOKENS + 1)
+    return [replace(config, num_speculative_tokens=count) for count in lengths]
+
+
+def _adaptive(config: SpeculativeConfig) -> SpeculativeConfig:
+    return replace(
+        config,
+        num_speculative_tokens=START,
+        adaptive_length=True,
+        adaptive_length_max=MAX_DRAFT_TOKENS,
+    )

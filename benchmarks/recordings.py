@@ -1,0 +1,143 @@
+"""What the model says to the benchmarks' prompts, recorded once, so that drafting can be replayed.
+
+Greedy text is the same however it was drafted, and a draft is accepted as far as it equals that
+text. So the acceptance of any method and length can be counted on a recording, without the model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.prompts import BenchmarkPrompt
+from specdec.config import EngineConfig
+from specdec.engine import Engine
+from specdec.model_config import ModelConfig
+from specdec.model_input import ModelInput
+from specdec.models import LlamaForCausalLM, load_model
+from specdec.parallel import TensorParallelGroup
+from specdec.runner import LocalTarget, load_runner
+from specdec.sampling_params import SamplingParams
+from specdec.sequence import Request
+from specdec.tokenizer import Tokenizer
+
+_BLOCK_SIZE = 16
+_NUM_BLOCKS = 1024
+_NUM_STREAMS = 16
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A prompt with its greedy continuation.
+
+    draft_agrees: for each token of the output, whether the draft model too finds it the likeliest
+        after all tokens before it. Where a draft is right so far, these are the tokens before, so
+        the model's own draft would be right for as long as this is true.
+    """
+
+    prompt_id: str
+    suite: str
+    prompt_token_ids: tuple[int, ...]
+    output_token_ids: tuple[int, ...]
+    draft_agrees: tuple[bool, ...]
+
+
+def record(directory: Path, prompts: Sequence[BenchmarkPrompt], max_tokens: int) -> list[Recording]:
+    """Generates the continuations in fp32, and lets an int8 copy of the model judge them."""
+    outputs = _continuations(directory, prompts, max_tokens)
+    judge = _DraftJudge(directory)
+    return [
+        Recording(
+            prompt.prompt_id,
+            prompt.suite,
+            prompt.token_ids,
+            output,
+            judge.agrees(prompt.token_ids, output),
+        )
+        for prompt, output in zip(prompts, tqdm(outputs, "draft model", leave=False), strict=True)
+    ]
+
+
+def save(recordings: Sequence[Recording], path: Path) -> None:
+    """Writes them as JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([asdict(each) for each in recordings]), encoding="utf-8")
+
+
+def load(path: Path) -> list[Recording]:
+    """Reads what `save` wrote."""
+    return [
+        Recording(**{key: _as_tuple(value) for key, value in each.items()})
+        for each in json.loads(path.read_text(encoding="utf-8"))
+    ]
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _continuations(
+    directory: Path, prompts: Sequence[BenchmarkPrompt], max_tokens: int
+) -> list[tuple[int, ...]]:
+    """Up to the end-of-sequence token, or `max_tokens`."""
+    model = ModelConfig.from_directory(directory)
+    config = EngineConfig(
+        max_model_len=model.max_position_embeddings,
+        num_blocks=_NUM_BLOCKS,
+        block_size=_BLOCK_SIZE,
+        max_num_seqs=_NUM_STREAMS,
+    )
+    runner = load_runner(directory, "float32", config, TensorParallelGroup())
+    engine = Engine(config, model, LocalTarget(runner), Tokenizer(directory))
+    params = SamplingParams(temperature=0, max_tokens=max_tokens)
+    for index, prompt in enumerate(prompts):
+        engine.add(Request(str(index), prompt.token_ids, params, seed=0))
+    outputs: list[list[int]] = [[] for _ in prompts]
+    with tqdm(total=len(prompts), desc="target", leave=False) as progress:
+        while engine.has_work:
+            for output in engine.step():
+                outputs[int(output.request_id)].extend(output.token_ids)
+                progress.update(output.finish_reason is not None)
+    return [tuple(output) for output in outputs]
+
+
+class _DraftJudge:
+    """The draft model, run once over a whole text instead of token by token."""
+
+    def __init__(self, directory: Path) -> None:
+        model = ModelConfig.from_directory(directory)
+        self._model: LlamaForCausalLM = load_model(
+            directory,
+            model,
+            TensorParallelGroup(),
+            dtype=torch.float32,
+            max_model_len=model.max_position_embeddings,
+            block_size=_BLOCK_SIZE,
+            quantization="int8",
+        )
+        self._cache = self._model.new_kv_cache(model.max_position_embeddings)
+
+    @torch.inference_mode()
+    def agrees(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[bool, ...]:
+        """Whether each token of `output` is the likeliest after the tokens before it."""
+        token_ids = [*prompt, *output[:-1]]
+        count = len(token_ids)
+        hidden = self._model(
+            ModelInput(
+                input_ids=torch.tensor(token_ids),
+                positions=torch.arange(count),
+                slot_mapping=torch.arange(count),
+                cu_seqlens_q=(0, count),
+                context_lens=(count,),
+                block_tables=torch.arange(-(-count // _BLOCK_SIZE))[None],
+            ),
+            self._cache,
+        )
+        likeliest = self._model.compute_logits(hidden[-len(output) :]).argmax(-1)
+        return tuple((likeliest == torch.tensor(output)).tolist())

@@ -1,0 +1,176 @@
+"""Counts what a proposer's drafts would have come to, on recordings of greedy text."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from benchmarks.cost_table import CostTable
+from benchmarks.recordings import Recording
+from specdec.config import SpeculativeConfig
+from specdec.detokenizer import IncrementalDetokenizer
+from specdec.proposers import DraftRequest, Proposal, make_proposer
+from specdec.sampling_params import SamplingParams
+from specdec.sampling_rules import SamplingRules
+from specdec.sequence import Request, SequenceStatus
+from specdec.sequence import Sequence as EngineSequence
+from specdec.stats import SpeculationStats
+from specdec.tokenizer import Tokenizer
+
+_NO_TOKEN = -1
+
+
+@dataclass
+class Tally:
+    """What came of the drafts for some recordings.
+
+    num_model_drafts: those that the draft model made. draft_seconds: CPU time
+    inside the proposer. kinds: of steps, by tokens drafted and by those that the draft model made.
+    """
+
+    speculation: SpeculationStats
+    num_steps: int = 0
+    num_tokens: int = 0
+    num_model_drafts: int = 0
+    draft_seconds: float = 0.0
+    kinds: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    def seconds(self, costs: CostTable) -> float:
+        """What all steps would have taken."""
+        return sum(count * costs.step_s(*kind) for kind, count in self.kinds.items())
+
+    @property
+    def tokens_per_step(self) -> float:
+        """Steps without a draft included; 1 without speculation."""
+        return self.num_tokens / self.num_steps
+
+    @property
+    def drafted_share(self) -> float:
+        """Steps that had a draft."""
+        return self.speculation.num_drafts / self.num_steps
+
+    @property
+    def model_share(self) -> float:
+        """Steps in which the draft model drafted."""
+        return self.num_model_drafts / self.num_steps
+
+    @property
+    def draft_us(self) -> float:
+        """Microseconds that a draft took, with taking in the tokens since the one before."""
+        return 1e6 * self.draft_seconds / self.num_steps
+
+
+class RecordedDraftModel:
+    """Drafts what a draft model would: the recording, up to where the model disagrees with it."""
+
+    def __init__(self) -> None:
+        self.recording: Recording | None = None
+        self.num_drafts = 0
+        self.num_tokens = 0
+        self._proposals: list[Proposal] = []
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Makes the drafts."""
+        wanted = [request for request in requests if request.max_tokens]
+        self.num_drafts += len(wanted)
+        self._proposals = [self._propose(request) for request in wanted]
+        self.num_tokens += sum(len(each.draft_token_ids) for each in self._proposals)
+
+    def collect(self) -> list[Proposal]:
+        """The drafts of the last `begin`."""
+        return self._proposals
+
+    def release(self, seq_id: int) -> None:
+        """There is nothing to forget."""
+
+    def _propose(self, request: DraftRequest) -> Proposal:
+        assert self.recording is not None
+        seq, stop = request.seq, request.seq.num_output_tokens + request.max_tokens
+        coming = slice(seq.num_output_tokens, stop)
+        tokens, agrees = self.recording.output_token_ids[coming], self.recording.draft_agrees
+        draft = [
+            token if agreed else _NO_TOKEN
+            for token, agreed in zip(tokens, agrees[coming], strict=True)
+        ]
+        return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], tuple(draft))
+
+
+class Replay:
+    """Steps through recordings one after the other, with one proposer for all.
+
+    Lengths follow acceptance where `config` says so, and begin with `num_draft_tokens`.
+    """
+
+    def __init__(
+        self, config: SpeculativeConfig, num_draft_tokens: int, tokenizer: Tokenizer
+    ) -> None:
+        self._draft_model = RecordedDraftModel()
+        proposer = make_proposer(config, self._draft_model)
+        assert proposer is not None
+        self._proposer = proposer
+        self._num_draft_tokens = num_draft_tokens
+        self._rule = config.length_rule
+        self._tokenizer = tokenizer
+        self._num_sequences = 0
+
+    def run(self, recordings: Sequence[Recording]) -> Tally:
+        """Drafts for each recording from its prompt to its end."""
+        tally, num_drafts = Tally(SpeculationStats()), self._draft_model.num_drafts
+        for recording in recordings:
+            self._draft_model.recording = recording
+            seq = self._begin(recording)
+            while seq.num_output_tokens < len(recording.output_token_ids):
+                self._step(seq, recording, tally)
+            seq.status = SequenceStatus.FINISHED
+            self._proposer.release(seq.seq_id)
+        tally.num_model_drafts = self._draft_model.num_drafts - num_drafts
+        return tally
+
+    def _begin(self, recording: Recording) -> EngineSequence:
+        """As the engine has it after the prompt: with the first token of the output."""
+        self._num_sequences += 1
+        request = Request(str(self._num_sequences), recording.prompt_token_ids, SamplingParams(), 0)
+        seq = EngineSequence(
+            self._num_sequences,
+            request,
+            SamplingRules(),
+            IncrementalDetokenizer(self._tokenizer, ()),
+        )
+        seq.token_ids.append(recording.output_token_ids[0])
+        return seq
+
+    def _step(self, seq: EngineSequence, recording: Recording, tally: Tally) -> None:
+        coming = recording.output_token_ids[seq.num_output_tokens :]
+        num_made = self._draft_model.num_tokens
+        started_at = time.process_time()
+        self._proposer.begin([DraftRequest(seq, min(self._length(seq), len(coming) - 1))])
+        proposals = self._proposer.collect()
+        tally.draft_seconds += time.process_time() - started_at
+        draft = proposals[0].draft_token_ids if proposals else ()
+        num_accepted = _num_equal(draft, coming)
+        seq.token_ids += coming[: num_accepted + 1]
+        self._adapt_length(seq, len(draft), num_accepted)
+        tally.num_steps += 1
+        tally.num_tokens += num_accepted + 1
+        tally.kinds[len(draft), self._draft_model.num_tokens - num_made] += 1
+        tally.speculation.record(len(draft), num_accepted)
+
+    def _length(self, seq: EngineSequence) -> int:
+        """As the scheduler decides it."""
+        if self._rule is None:
+            return self._num_draft_tokens
+        seq.draft_length = self._rule.begin(seq.draft_length, self._num_draft_tokens)
+        return seq.draft_length.num_tokens
+
+    def _adapt_length(self, seq: EngineSequence, num_drafted: int, num_accepted: int) -> None:
+        if self._rule is not None and seq.draft_length is not None:
+            seq.draft_length = self._rule.after(seq.draft_length, num_drafted, num_accepted)
+
+
+def _num_equal(draft: Sequence[int], coming: Sequence[int]) -> int:
+    for index, (drafted, token) in enumerate(zip(draft, coming, strict=False)):
+        if drafted != token:
+            return index
+    return len(draft)

@@ -1,0 +1,182 @@
+"""Asks a service the same prompts with each speculation method that it has loaded, and with none.
+
+Every prompt is asked of all of them in turn before the next one is, and each time another goes
+first: so what else the machine does, and what its caches hold, is the same for all.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+from cluster.answer import Answer, receive
+from specdec.client import Client, ModelInfo
+from specdec.errors import InvalidValueError
+from specdec.sampling_params import SamplingParams, SpeculationMethod, SpeculationOptions
+from specdec.stats import SpeculationStats
+from specdec.tokenizer import ChatMessage
+
+OFF, AS_CONFIGURED = "off", "as configured"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """What is measured: the methods by their names, none of them, or all together."""
+
+    name: str
+    options: SpeculationOptions
+
+
+@dataclass(frozen=True)
+class MethodResult:
+    """Of one contender over all prompts.
+
+    tokens_per_s: the median over prompts, from the first token on; None where no answer had two.
+    speedup: the median of this prompt's rate over the same prompt's without speculation.
+    acceptance_rate, mean_acceptance_length: of all drafts; 0 and 1 without any.
+    num_tokens: of all answers. num_other_answers: prompts whose answer had other tokens than
+        without speculation, as a tie between two tokens may have it; a lossy verifier, too.
+    """
+
+    name: str
+    tokens_per_s: float | None
+    speedup: float | None
+    acceptance_rate: float
+    mean_acceptance_length: float
+    num_drafts: int
+    num_tokens: int
+    num_other_answers: int
+
+
+@dataclass(frozen=True)
+class MethodReport:
+    """What was asked of which model, and what came of it."""
+
+    model: str
+    num_prompts: int
+    max_tokens: int
+    temperature: float
+    results: tuple[MethodResult, ...]
+
+
+def read_prompts(path: Path) -> list[str]:
+    """The prompts of a JSON lines file: each line a text, or an object with `prompt` or `turns`.
+
+    Of turns the first is taken. Raises InvalidValueError for anything else, and for no prompts.
+    """
+    lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
+    prompts = [_prompt(line, f"{path} line {number}") for number, line in lines if line.strip()]
+    if not prompts:
+        raise InvalidValueError(str(path), "", "JSON lines, one prompt each")
+    return prompts
+
+
+def contenders(info: ModelInfo) -> list[Contender]:
+    """No speculation first, then each loaded method, then their combination if there is one."""
+    found = [Contender(OFF, SpeculationOptions(enabled=False))]
+    for name in info.speculation_methods:
+        options = SpeculationOptions(method=cast("SpeculationMethod", name))
+        found.append(Contender(name, options))
+    if len(info.speculation_methods) > 1:
+        found.append(Contender(AS_CONFIGURED, SpeculationOptions()))
+    return found
+
+
+def compare(
+    client: Client,
+    prompts: Sequence[str],
+    params: SamplingParams,
+    progress: Callable[[int], None],
+) -> MethodReport:
+    """Measures all contenders; `progress` hears how many answers there are so far.
+
+    params: of every request, with a temperature and a seed, so that all answers are the same.
+    """
+    info = client.model_info()
+    asked = contenders(info)
+    answers: dict[str, list[Answer]] = {each.name: [] for each in asked}
+    for count, (prompt, contender) in enumerate(_in_turn(client, prompts, asked), start=1):
+        settings = replace(params, speculation=contender.options)
+        chunks = client.generate_stream(_chat(prompt), settings)
+        answers[contender.name].append(receive(chunks, lambda chunk: None))
+        progress(count)
+    return MethodReport(
+        model=info.model,
+        num_prompts=len(prompts),
+        max_tokens=params.max_tokens or 0,
+        temperature=params.temperature or 0.0,
+        results=tuple(_result(each.name, answers) for each in asked),
+    )
+
+
+def _in_turn(
+    client: Client, prompts: Sequence[str], asked: Sequence[Contender]
+) -> Iterator[tuple[str, Contender]]:
+    """Each prompt is run once unmeasured, so that its KV is in the prefix cache for all."""
+    for index, prompt in enumerate(prompts):
+        client.generate(_chat(prompt), SamplingParams(temperature=0, max_tokens=1))
+        first = index % len(asked)
+        yield from product([prompt], [*asked[first:], *asked[:first]])
+
+
+def _result(name: str, answers: dict[str, list[Answer]]) -> MethodResult:
+    own, plain = answers[name], answers[OFF]
+    rates = [_tokens_per_s(answer) for answer in own]
+    ratios = [
+        rate / base
+        for rate, base in zip(rates, map(_tokens_per_s, plain), strict=True)
+        if rate is not None and base is not None
+    ]
+    speculation = SpeculationStats()
+    for answer in own:
+        speculation.add(answer.usage.speculation)
+    return MethodResult(
+        name=name,
+        tokens_per_s=_median([rate for rate in rates if rate is not None]),
+        speedup=_median(ratios),
+        acceptance_rate=speculation.acceptance_rate,
+        mean_acceptance_length=speculation.mean_acceptance_length,
+        num_drafts=speculation.num_drafts,
+        num_tokens=sum(answer.usage.completion_tokens for answer in own),
+        num_other_answers=sum(
+            _token_ids(answer) != _token_ids(base) for answer, base in zip(own, plain, strict=True)
+        ),
+    )
+
+
+def _tokens_per_s(answer: Answer) -> float | None:
+    """From the first tokens on, which is without the wait for them."""
+    num_first = next(len(chunk.token_ids) for chunk in answer.chunks if chunk.token_ids)
+    num_tokens, seconds = answer.usage.completion_tokens, answer.total_s - answer.first_token_s
+    return (num_tokens - num_first) / seconds if num_tokens > num_first else None
+
+
+def _token_ids(answer: Answer) -> tuple[int, ...]:
+    return answer.choices[0].token_ids
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return statistics.median(values) if values else None
+
+
+def _chat(prompt: str) -> list[ChatMessage]:
+    return [ChatMessage("user", prompt)]
+
+
+def _prompt(line: str, where: str) -> str:
+    try:
+        record: Any = json.loads(line)
+    except json.JSONDecodeError:
+        record = None
+    if isinstance(record, dict):
+        turns = record.get("turns")
+        record = turns[0] if isinstance(turns, list) and turns else record.get("prompt")
+    if not isinstance(record, str) or not record:
+        limit = "a JSON text, or an object with prompt, a text, or turns, a list of texts"
+        raise InvalidValueError(where, line[:80], limit)
+    return record

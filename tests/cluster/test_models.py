@@ -1,0 +1,34 @@
+"""Which models a configuration names, and which drafts it may name for a target."""
+
+import pytest
+
+from cluster.config import ServeConfig
+from cluster.models import resolve_models
+from specdec.config import SpeculativeConfig
+from specdec.errors import InvalidValueError
+from tests.specdec.tiny import tiny_llama_dir
+
+
+def resolved(target, draft):
+    config = ServeConfig(
+        model=str(target),
+        speculative_config=SpeculativeConfig("draft_model", model=draft and str(draft)),
+    )
+    return resolve_models(config, lambda line: None)
+
+
+def test_the_target_drafts_for_itself_unless_another_is_named(tiny_model_dir):
+    assert resolved(tiny_model_dir, None).draft == tiny_model_dir
+
+
+@pytest.mark.parametrize("vocab", [383, 420])
+def test_a_draft_may_have_another_vocabulary(tiny_model_dir, tmp_path, vocab):
+    draft = tiny_llama_dir(tmp_path, vocab=vocab, hidden=36, heads=3, kv_heads=1)
+    assert resolved(tiny_model_dir, draft).draft == draft
+
+
+def test_a_draft_with_too_little_in_common_is_refused(tiny_model_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("specdec.vocabulary.MIN_SHARED_PART", 1.01)
+    draft = tiny_llama_dir(tmp_path, vocab=420, hidden=36, heads=3, kv_heads=1)
+    with pytest.raises(InvalidValueError, match=r"speculative_config.model is .*shares 100%"):
+        resolved(tiny_model_dir, draft)
