@@ -19,12 +19,12 @@ def test_bits_say_which_logits_stay(num_tokens, first_token):
             token = first_token + column
             if not (mask[token // 32] >> (token % 32)) & 1:
                 expected[row, column] = -torch.inf
-    apply_token_masks(logits, torch.tensor([3, 0, 4]), torch.from_numpy(words), first_token)
+    apply_token_masks(logits, [3, 0, 4], list(words), first_token)
     assert torch.equal(logits, expected)
 
 
 def test_tokens_beyond_the_masks_may_not_come():
     logits = torch.zeros(1, 50)
-    apply_token_masks(logits, torch.tensor([0]), torch.full((1, 1), -1, dtype=torch.int32), 10)
+    apply_token_masks(logits, [0], [np.array([-1], dtype=np.int32)], 10)
     assert (logits[0, :22] == 0).all()
     assert logits[0, 22:].isinf().all()

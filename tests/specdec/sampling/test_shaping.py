@@ -169,24 +169,25 @@ def test_a_grammar_that_is_at_its_end_goes_before_min_tokens():
 
 @pytest.mark.parametrize("num_rows", [1, 40])
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_token_masks(num_rows, num_ranks):
+@pytest.mark.parametrize("stride", [1, 2])
+def test_token_masks(num_rows, num_ranks, stride):
     generator = torch.Generator().manual_seed(1)
     allowed = torch.rand(num_rows, 96, generator=generator) < 0.5
     words = (allowed.view(num_rows, 3, 32).long() << torch.arange(32)).sum(2)
-    logits = random_logits(2 * num_rows)
-    places = torch.arange(num_rows) * 2
+    logits = random_logits(1 + num_rows * stride)
+    places = list(range(1, 1 + num_rows * stride, stride))
     expected = logits.clone()
     expected[places] = expected[places].masked_fill(~allowed[:, :VOCAB_SIZE], -torch.inf)
     parts = []
     for share in partition(VOCAB_SIZE, num_ranks):
         part = logits[:, share.start : share.stop].clone()
-        apply_token_masks(part, places, words.int(), share.start)
+        apply_token_masks(part, places, list(words.int().numpy()), share.start)
         parts.append(part)
     assert torch.equal(torch.cat(parts, dim=1), expected)
 
 
 def test_tokens_beyond_a_mask_are_not_allowed():
     logits = random_logits()
-    apply_token_masks(logits, torch.tensor([0]), torch.tensor([[-1]], dtype=torch.int32), 0)
+    apply_token_masks(logits, [0], [np.array([-1], dtype=np.int32)], 0)
     assert logits[0, :32].isfinite().all()
     assert logits[0, 32:].isneginf().all()
