@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -50,7 +51,7 @@ class ShardSpec:
     vocabulary: VocabularyMap | None = None
 
 
-class _Shard:
+class _Shard(ABC):
     """One rank. It runs the steps that arrive on its socket, in order, until told to stop."""
 
     def __init__(self, spec: ShardSpec) -> None:
@@ -97,11 +98,13 @@ class _Shard:
         if self._spec.rank == 0 and self._listener is not None:
             self._listener.socket.send_multipart(frames)
 
+    @abstractmethod
     def _load(self, group: TensorParallelGroup) -> None:
-        raise NotImplementedError
+        """Makes the runner of this rank, and warms it up."""
 
+    @abstractmethod
     def _handle(self, frames: wire.Frames) -> None:
-        raise NotImplementedError
+        """Runs one step, and answers as its role does."""
 
 
 class TargetShard(_Shard):
