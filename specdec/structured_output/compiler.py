@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from queue import SimpleQueue
 from threading import Lock
 
@@ -56,10 +56,13 @@ class GrammarCompiler:
         special = tokenizer.special_token_ids - set(eos_token_ids)
         self._text_mask = ~mask_words((t for t in special if t < vocab_size), vocab_size)
         self._tokenizer = self._pool.submit(_read_vocabulary, tokenizer, vocab_size, eos_token_ids)
+        self._prepared: list[Future[None]] = []
         self._trials = SimpleQueue[TrialProcess]()
         if tries_first:
             for _ in range(NUM_THREADS):
-                self._trials.put(TrialProcess(tokenizer.to_json(), vocab_size, eos_token_ids))
+                trial = TrialProcess(tokenizer.to_json(), vocab_size, eos_token_ids)
+                self._prepared.append(self._pool.submit(trial.prepare))
+                self._trials.put(trial)
         self._lock = Lock()
         self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
 
@@ -78,6 +81,7 @@ class GrammarCompiler:
     def wait_until_ready(self) -> None:
         """Blocks until the vocabulary has been read, which is not a grammar's fault."""
         self._tokenizer.exception()
+        wait(self._prepared)
 
     def submit(self, spec: StructuredOutput) -> Future[Grammar]:
         """The same without waiting. Others may wait for the same future: it is not to be cancelled.

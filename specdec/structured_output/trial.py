@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import asdict
 from threading import Lock
 from typing import IO
@@ -48,11 +49,16 @@ class TrialProcess:
     def __init__(
         self, tokenizer_json: str, vocab_size: int, eos_token_ids: Collection[int]
     ) -> None:
-        """Starts it; the vocabulary is read meanwhile."""
+        """Starts it, and returns at once."""
         self._setup = json.dumps([tokenizer_json, vocab_size, sorted(eos_token_ids)])
         self._lock = Lock()
         self._process = self._start()
         self._is_ready = False
+
+    def prepare(self) -> None:
+        """Waits until it has read the vocabulary, which else the first grammar would wait for."""
+        with self._lock, suppress(BrokenPipeError):
+            self._wait_until_ready()
 
     def refuse(self, spec: StructuredOutput) -> str | None:
         """Why `spec` cannot be compiled within the limits; None if it can."""
@@ -85,13 +91,16 @@ class TrialProcess:
     def _ask(self, spec: StructuredOutput) -> str | None:
         """Its answer; None if it has died or takes too long."""
         try:
-            if not self._is_ready:
-                self._send(self._setup)
-                self._is_ready = self._receive(timeout_s=60.0) is not None
+            self._wait_until_ready()
             self._send(json.dumps(asdict(spec)))
             return self._receive(_WALL_LIMIT_S)
         except BrokenPipeError:
             return None
+
+    def _wait_until_ready(self) -> None:
+        if not self._is_ready:
+            self._send(self._setup)
+            self._is_ready = self._receive(timeout_s=60.0) is not None
 
     def _send(self, line: str) -> None:
         stream = self._process.stdin
