@@ -236,6 +236,7 @@ async def test_a_reader_that_has_stopped_does_not_hold_up_the_drain(loop):
     outputs = loop.generate(request("r", PROMPT, max_tokens=100))
     await anext(outputs)
     await asyncio.wait_for(loop.drain(0.05), 5)
+    assert loop.num_streams == 0
     await outputs.aclose()
 
 
