@@ -1,0 +1,8 @@
+"""Kernels for CPUs in C++, compiled for the machine at hand when they are first needed.
+
+Every kernel stands beside a torch reference, which runs where there is no compiler.
+"""
+
+from specdec.kernels.native.library import native_library
+
+__all__ = ["native_library"]
