@@ -259,7 +259,10 @@ SPECDEC_EXPORT void specdec_close_reducer(Reducer* reducer) {
   delete reducer;
 }
 
-// Returns the reducer's failure: 0 none, 1 + a rank that is lost, -(1 + one that disagrees).
+// 0 none, 1 + a rank that is lost, -(1 + one that disagrees).
+SPECDEC_EXPORT int32_t specdec_reducer_failure(const Reducer* reducer) { return reducer->failure; }
+
+// Returns the reducer's failure from then on.
 SPECDEC_EXPORT int32_t specdec_all_reduce(Reducer* reducer, int32_t kind, void* data,
                                           int64_t count) {
 #pragma omp parallel if (count * 4 > specdec::kManyBytes)

@@ -61,6 +61,7 @@ def collect_all(rank, size, directory, num_threads):
             for peer in range(size):
                 assert same_bits(gathered[peer], tensor_of(peer, shape, dtype)), (shape, dtype)
             memory.all_reduce(own)
+            memory.check()
             assert same_bits(own, sum_of_ranks(size, shape, dtype)), (shape, dtype)
             count += 1
     return count
@@ -168,6 +169,8 @@ def reduce_and_be_killed(rank, size, directory, num_threads):
             first_s, began_at = time.monotonic() - began_at, time.monotonic()
             with pytest.raises(RuntimeError, match="rank 1 has ended"):
                 memory.all_gather(tensor)
+            with pytest.raises(RuntimeError, match="rank 1 has ended"):
+                memory.check()
             return index, str(error), first_s, time.monotonic() - began_at
     return None
 
