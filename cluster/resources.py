@@ -11,8 +11,9 @@ import psutil
 import torch
 
 from cluster.config import ServeConfig
-from specdec.config import DTYPES, DraftLimits, EngineConfig, require_range
+from specdec.config import DTYPES, DraftLimits, EngineConfig
 from specdec.errors import InvalidValueError, OutOfMemoryError
+from specdec.field_checks import require_range
 from specdec.model_config import ModelConfig
 from specdec.proposers import MAX_CACHE_BYTES, NGRAM_BYTES
 

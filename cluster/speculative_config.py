@@ -13,7 +13,7 @@ from cluster.settings import Limit, refuse_unknown
 from specdec.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from specdec.config import SpeculativeConfig
+    from specdec.speculative_config import SpeculativeConfig
 
 # specdec.config loads torch, which takes seconds. The command line reads the settings whatever it
 # is asked for, so that module is imported only where a configuration is made.
@@ -45,7 +45,7 @@ _NOT_OFFERED: Mapping[str, str] = MappingProxyType(
 
 
 def _is_speculation(value: object) -> bool:
-    from specdec.config import SpeculativeConfig
+    from specdec.speculative_config import SpeculativeConfig
 
     return value is None or isinstance(value, SpeculativeConfig)
 
@@ -55,8 +55,9 @@ SPECULATION = Limit("a mapping, auto, or none to turn speculation off", _is_spec
 
 def default_speculation(model: str, device: str) -> SpeculativeConfig:
     """What `auto` stands for: a copy of an alias's model that drafts for it, else n-grams."""
-    from specdec.config import SpeculativeConfig, has_quantization
+    from specdec.config import has_quantization
     from specdec.models.store import ALIASES
+    from specdec.speculative_config import SpeculativeConfig
 
     can_quantize = device == "cpu" and has_quantization()
     if model in ALIASES and ALIASES[model].drafts_for_itself and can_quantize:
@@ -66,7 +67,7 @@ def default_speculation(model: str, device: str) -> SpeculativeConfig:
 
 def read_speculation(value: object) -> SpeculativeConfig | None:
     """`value` is a mapping, the same as JSON text, or none as a word or as None."""
-    from specdec.config import SpeculativeConfig
+    from specdec.speculative_config import SpeculativeConfig
 
     if value == AUTO:
         return cast("SpeculativeConfig", AUTO)

@@ -7,8 +7,9 @@ import pytest
 
 from cluster.config import ServeConfig, settings
 from cluster.speculative_config import read_speculation
-from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
+from specdec.config import DTYPES, EngineConfig
 from specdec.errors import InvalidValueError
+from specdec.speculative_config import SpeculativeConfig
 
 
 @pytest.fixture

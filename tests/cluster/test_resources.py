@@ -13,9 +13,10 @@ from cluster.resources import (
     placement_bundles,
     threads_per_shard,
 )
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig
 from specdec.errors import InvalidValueError, OutOfMemoryError
 from specdec.model_config import ModelConfig
+from specdec.speculative_config import SpeculativeConfig
 
 GIB = 2**30
 

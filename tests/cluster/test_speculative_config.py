@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from cluster.speculative_config import read_speculation
-from specdec.config import SpeculativeConfig
 from specdec.errors import InvalidValueError
+from specdec.speculative_config import SpeculativeConfig
 
 
 def test_every_key_of_suffix_decoding_with_its_default():

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.config import SpeculativeConfig
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import Proposal
@@ -17,6 +16,7 @@ from specdec.runner import LocalTarget, load_runner
 from specdec.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.sampling_rules import SamplingRules
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.structured_output import GrammarCompiler
 from specdec.tokenizer import Tokenizer

@@ -8,10 +8,10 @@ from functools import cache
 
 import pytest
 
-from specdec.config import SpeculativeConfig
 from specdec.proposers import make_proposer
 from specdec.sampling_params import SpeculationOptions
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir
