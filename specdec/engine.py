@@ -167,7 +167,7 @@ class Engine:
         requests = [
             DraftRequest(row.seq, row.num_draft_tokens, row.num_lookahead_tokens)
             for row in rows
-            if row.seq.params.speculation.enabled is not False
+            if row.seq.takes_drafts
         ]
         if not requests or self._proposer is None:
             return {}
