@@ -206,7 +206,9 @@ class Sequence:
     def takes_drafts(self) -> bool:
         """Whether it may be drafted for at all: not where its request has declined."""
         options = self.params.speculation
-        return options.enabled is not False and options.num_speculative_tokens != 0 and self.may_draft
+        return (
+            options.enabled is not False and options.num_speculative_tokens != 0 and self.may_draft
+        )
 
     @property
     def is_decoding(self) -> bool:
