@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origi
 
 from cluster.settings import Limit, refuse_unknown
 from specdec.errors import InvalidValueError
+from specdec.sampling_params import VerifierName
 
 if TYPE_CHECKING:
     from specdec.speculative_config import SpeculativeConfig
@@ -39,9 +40,38 @@ _OLDER_SPELLINGS: Mapping[str, str] = MappingProxyType(
 """Of keys, in texts about earlier versions of vLLM."""
 
 _NOT_OFFERED: Mapping[str, str] = MappingProxyType(
-    {"num_speculative_tokens_per_batch_size": "left out; speculation_threshold goes by load"}
+    {
+        "num_speculative_tokens_per_batch_size": "left out; speculation_threshold goes by load",
+        "draft_sample_method": "left out; how drafts are drawn follows from verifier",
+        "use_heterogeneous_vocab": "left out; a draft model with other tokens is found to be one",
+        "revision": "left out; model takes it behind an @, as in org/name@revision",
+    }
 )
 """Keys of vLLM whose meaning there is nothing for here."""
+
+_ONLY_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
+    {
+        "parallel_drafting": (
+            False,
+            "false or left out: no draft model is run that was trained to draft in parallel",
+        ),
+        "disable_padded_drafter_batch": (
+            True,
+            "true or left out: drafts of different lengths are never padded",
+        ),
+    }
+)
+"""Keys of vLLM that can have one value here, which says what is done anyway."""
+
+_VERIFIERS: Mapping[str, VerifierName] = MappingProxyType(
+    {
+        "standard": "rejection",
+        "block": "block",
+        "probabilistic": "rejection",  # what standard was called
+        "strict": "coupled",  # a draft token is kept if it is the one that the target draws
+    }
+)
+"""What vLLM's values of rejection_sample_method are here; the last two are of earlier versions."""
 
 
 def _is_speculation(value: object) -> bool:
@@ -76,7 +106,7 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
     mapping = _parse_json(value) if isinstance(value, str) else value
     if not isinstance(mapping, Mapping):
         raise InvalidValueError("speculative_config", value, SPECULATION.text)
-    mapping = _in_todays_words(mapping)
+    mapping = _in_our_words(_in_todays_words(mapping))
     known = [each.name for each in fields(SpeculativeConfig)]
     refuse_unknown("speculative_config key", mapping, known)
     types = get_type_hints(SpeculativeConfig)
@@ -100,6 +130,23 @@ def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
                 raise InvalidValueError(f"speculative_config.{key}", value, f"{name} alone")
         values[name] = value
     return _with_todays_method(values)
+
+
+def _in_our_words(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """Takes vLLM's keys that are spelled otherwise here, or say what holds anyway."""
+    values = dict(mapping)
+    for key, (only, limit) in _ONLY_VALUES.items():
+        if values.pop(key, only) is not only:
+            raise InvalidValueError(f"speculative_config.{key}", mapping[key], limit)
+    if "rejection_sample_method" not in values:
+        return values
+    field = "speculative_config.rejection_sample_method"
+    method = values.pop("rejection_sample_method")
+    if not isinstance(method, str) or method not in _VERIFIERS:
+        raise InvalidValueError(field, method, f"one of {', '.join(_VERIFIERS)}; or verifier")
+    if "verifier" in values:
+        raise InvalidValueError(field, method, "left out where verifier is given")
+    return {**values, "verifier": _VERIFIERS[method]}
 
 
 def _with_todays_method(values: dict[Any, Any]) -> dict[Any, Any]:

@@ -217,7 +217,7 @@ class SpeculativeConfig:
         lookups = get_args(LookupMethod)
         for name in ("first", "fallback"):
             if getattr(self, name) not in (None, *lookups):
-                limit = f"one of {', '.join(lookups)}, or left out"
+                limit = f"one of {', '.join(lookups)}, which need no pass of a model, or left out"
                 raise InvalidValueError(f"speculative_config.{name}", getattr(self, name), limit)
         if self.fallback is not None and self.fallback == self.first:
             limit = "another than first, which has been asked before"
