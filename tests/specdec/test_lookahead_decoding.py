@@ -82,6 +82,8 @@ def test_lookahead_tokens_keep_within_the_budgets(tiny_model_dir, max_num_batche
     for each, said in zip(requests, run(engine, requests).values(), strict=True):
         assert said.token_ids == target.continuation(each.prompt_token_ids, 30)
     assert max(row.num_lookahead_tokens for row in rows_of(target)) <= WINDOW
+    counted = engine.stats().num_lookahead_tokens
+    assert counted == sum(row.num_lookahead_tokens for row in rows_of(target))
     assert any(row.num_lookahead_tokens for row in rows_of(target)) == (max_num_batched_tokens > 8)
     for step in target.steps:
         num_guesses = sum(len(row.guesses) for row in step.rows)
