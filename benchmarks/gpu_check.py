@@ -27,7 +27,7 @@ from torch import Tensor
 
 from benchmarks.gpu_steps import StepTimes, measure_steps
 from benchmarks.tiny_model import write_tiny_llama
-from specdec.config import DTYPES, DTypeName, EngineConfig, SpeculativeConfig
+from specdec.config import DTYPES, DTypeName, EngineConfig
 from specdec.engine import Engine
 from specdec.kernels import PagedAttention
 from specdec.model_config import ModelConfig
@@ -37,6 +37,7 @@ from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, ModelRunner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
 _BLOCK_SIZE = 16

@@ -34,7 +34,7 @@ from cluster.speculative_config import AUTO, SPECULATION, default_speculation, r
 from specdec.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from specdec.config import SpeculativeConfig
+    from specdec.speculative_config import SpeculativeConfig
 
 
 def _resolved_device(device: str) -> str:

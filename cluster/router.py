@@ -20,6 +20,7 @@ from cluster.draft_group import DraftGroup
 from cluster.draft_supervisor import DraftSupervisor
 from cluster.engine_loop import EngineLoop
 from cluster.logs import current_request_id
+from cluster.memory_plan import memory_plan
 from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
 from cluster.request_observer import RequestObserver
@@ -27,7 +28,6 @@ from cluster.resources import (
     DRAFT_BUNDLE,
     TARGET_BUNDLE,
     available_memory_bytes,
-    memory_plan,
 )
 from cluster.shard_group import GroupSpec
 from cluster.target_group import TargetGroup

@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.checkpoint import CPU, CheckpointReader, open_checkpoint
-from specdec.config import QuantizationMethod, require_range
+from specdec.config import QuantizationMethod
 from specdec.errors import UnsupportedModelError
+from specdec.field_checks import require_range
 from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.layers import (
     ColumnParallelLinear,

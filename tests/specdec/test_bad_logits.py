@@ -3,11 +3,12 @@
 import pytest
 import torch
 
-from specdec.config import DraftLimits, SpeculativeConfig
+from specdec.config import DraftLimits
 from specdec.errors import BadLogitsError
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftModelProposer
 from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.engines import ScriptedProposer, engine_config, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.config import SpeculativeConfig
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import Proposal
@@ -17,6 +16,7 @@ from specdec.runner import LocalTarget, load_runner
 from specdec.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.sampling_rules import SamplingRules
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.structured_output import GrammarCompiler
 from specdec.tokenizer import Tokenizer
@@ -82,6 +82,8 @@ def test_lookahead_tokens_keep_within_the_budgets(tiny_model_dir, max_num_batche
     for each, said in zip(requests, run(engine, requests).values(), strict=True):
         assert said.token_ids == target.continuation(each.prompt_token_ids, 30)
     assert max(row.num_lookahead_tokens for row in rows_of(target)) <= WINDOW
+    counted = engine.stats().num_lookahead_tokens
+    assert counted == sum(row.num_lookahead_tokens for row in rows_of(target))
     assert any(row.num_lookahead_tokens for row in rows_of(target)) == (max_num_batched_tokens > 8)
     for step in target.steps:
         num_guesses = sum(len(row.guesses) for row in step.rows)
