@@ -6,6 +6,7 @@
 
 #include "attention.h"
 #include "elementwise.h"
+#include "panels.h"
 
 namespace specdec {
 
@@ -127,8 +128,12 @@ class Pass {
       const int64_t row = batch_.input_ids[token] - embedding.first_token;
       if (row < 0 || row >= embedding.num_tokens) {
         std::fill(to, to + model_.hidden_size, 0.0f);  // another rank's
+      } else if (embedding.table) {
+        read_floats(embedding.format, embedding.table, row * model_.hidden_size, 1,
+                    model_.hidden_size, to);
       } else {
-        read_floats(embedding.format, embedding.table, row * model_.hidden_size,
+        read_floats(embedding.format, embedding.panels,
+                    row / kPanel * kPanel * model_.hidden_size + row % kPanel, kPanel,
                     model_.hidden_size, to);
       }
     }

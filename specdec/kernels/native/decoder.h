@@ -23,9 +23,10 @@ struct Layer {
   int64_t window;  // how many tokens a query sees, itself included; 0 for all before it
 };
 
-// This rank's rows of the embedding.
+// This rank's rows of the embedding: those of a tied head's matrix, or a table of their own.
 struct Embedding {
-  const void* table;  // [num_tokens, hidden_size], each row after the last
+  const void* panels;  // as panels.h lays them out, or null
+  const void* table;   // [num_tokens, hidden_size], or null
   Format format;
   int64_t first_token, num_tokens;
 };

@@ -66,10 +66,11 @@ inline void write_floats(Format format, void* array, int64_t index, int64_t coun
   }
 }
 
-inline void read_floats(Format format, const void* array, int64_t index, int64_t count, float* to) {
-  for (int64_t i = 0; i < count; i += kLanes) {
-    const int64_t part = std::min<int64_t>(kLanes, count - i);
-    store_part(to + i, read_lanes(format, array, index + i, part), part);
+// `count` numbers of an array in one of the floating formats, each `stride` after the last.
+inline void read_floats(Format format, const void* array, int64_t index, int64_t stride,
+                        int64_t count, float* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] = read_lanes(format, array, index + i * stride, 1)[0];
   }
 }
 

@@ -9,7 +9,7 @@ import transformers
 
 from specdec.checkpoint import open_checkpoint
 from specdec.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
-from specdec.models import LlamaForCausalLM as Decoder
+from specdec.models import CausalDecoder
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
@@ -122,7 +122,7 @@ def test_every_parameter_is_read_and_counted(family):
     directory, _ = family
     config = ModelConfig.from_directory(directory)
     with open_checkpoint(directory, torch.float32) as reader:
-        Decoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
+        CausalDecoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
     expected = reference(directory).num_parameters()
     assert config.num_parameters == reader.num_elements_read == expected
 
@@ -149,7 +149,7 @@ def test_the_engine_says_what_transformers_would(family):
 def test_narrow_types_stay_near(family, ids, dtype):
     directory, expected = family
     logits = mixed_logits(directory, ids, TensorParallelGroup(), dtype)
-    assert logits.dtype == dtype
+    assert logits.dtype == torch.float32
     similarity = torch.nn.functional.cosine_similarity(logits.float(), in_pass_order(expected))
     assert similarity.min() > (0.99 if dtype == torch.bfloat16 else 0.999)
 

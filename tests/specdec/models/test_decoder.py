@@ -7,8 +7,7 @@ from transformers import LlamaForCausalLM
 from specdec.checkpoint import open_checkpoint
 from specdec.errors import InvalidValueError, UnsupportedModelError
 from specdec.model_config import ModelConfig
-from specdec.models import LlamaForCausalLM as OurLlama
-from specdec.models import load_model
+from specdec.models import CausalDecoder, load_model
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import BLOCK_SIZE, batch_of, in_pass_order, mixed_logits
@@ -58,7 +57,7 @@ def test_a_rank_reads_only_its_share(tiny_model_dir):
 
     def elements_read(group):
         with open_checkpoint(tiny_model_dir, torch.float32) as reader:
-            OurLlama(config, reader, group, 128, BLOCK_SIZE)
+            CausalDecoder(config, reader, group, 128, BLOCK_SIZE)
             return reader.num_elements_read
 
     (whole,) = run_ranks(1, elements_read)
