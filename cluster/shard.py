@@ -11,14 +11,13 @@ from pathlib import Path
 
 import ray
 import torch
-import torch.distributed as dist
 
 from cluster import logs, wire
 from cluster.logs import LogConfig
 from cluster.transport import Endpoint, Listener, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.parallel import TensorParallelGroup
-from specdec.runner import DraftRunner, ModelRunner, load_draft_runner, load_runner
+from specdec.runner import DraftRunner, ModelRunner, Rendezvous, load_draft_runner, load_runner
 from specdec.vocabulary import VocabularyMap
 
 logger = logging.getLogger(__name__)
@@ -160,17 +159,8 @@ class DraftShard(_Shard):
 
 
 def _join_group(spec: ShardSpec) -> TensorParallelGroup:
-    if spec.size == 1:
-        return TensorParallelGroup()
     # All ranks of a group are on one node, so nothing of it needs to be on the network. Whoever
     # made up the path may be on another one.
     spec.directory.mkdir(mode=0o700, exist_ok=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo" if spec.device == "cpu" else "nccl",
-        init_method=f"file://{spec.directory / 'rendezvous'}",
-        rank=spec.rank,
-        world_size=spec.size,
-        timeout=_COLLECTIVE_TIMEOUT,
-    )
-    return TensorParallelGroup(spec.rank, spec.size, dist.group.WORLD)
+    return Rendezvous(spec.rank, spec.size, spec.device, spec.directory, _COLLECTIVE_TIMEOUT).join()

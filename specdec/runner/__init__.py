@@ -4,6 +4,7 @@ from specdec.runner.draft_runner import DraftRunner
 from specdec.runner.draft_worker import DraftWorker, LocalDraftWorker
 from specdec.runner.loading import load_draft_runner, load_runner
 from specdec.runner.model_runner import ModelRunner
+from specdec.runner.rendezvous import Rendezvous
 from specdec.runner.target import LocalTarget, Target
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "LocalDraftWorker",
     "LocalTarget",
     "ModelRunner",
+    "Rendezvous",
     "Target",
     "load_draft_runner",
     "load_runner",
