@@ -47,8 +47,10 @@ class NativeDecoder:
         return self.torch_decoder.vocab_slice
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
-        """See Decoder."""
-        return self.torch_decoder.new_kv_cache(num_slots)
+        """See Decoder; whole blocks, in the kernels' own order."""
+        block_size, dtype = self.torch_decoder.attention.block_size, self.torch_decoder.dtype
+        assert num_slots % block_size == 0
+        return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
 
     def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """See Decoder."""

@@ -120,6 +120,13 @@ class Pass {
     });
   }
 
+  KvLayer kv_of(int64_t layer) const {
+    KvLayer kv = {cache_.data,       cache_.format,     model_.num_kv_heads,
+                  cache_.num_blocks, batch_.block_size, model_.head_dim};
+    kv.data += layer * kv.num_bytes();
+    return kv;
+  }
+
   void embed(Team team) {
     const Embedding& embedding = model_.embedding;
     const Range own = team.share(batch_.num_tokens);
@@ -129,16 +136,24 @@ class Pass {
       if (row < 0 || row >= embedding.num_tokens) {
         std::fill(to, to + model_.hidden_size, 0.0f);  // another rank's
       } else if (embedding.table) {
-        read_floats(embedding.format, embedding.table, row * model_.hidden_size, 1,
-                    model_.hidden_size, to);
+        copy_row(embedding.table, row * model_.hidden_size, 1, to);
       } else {
-        read_floats(embedding.format, embedding.panels,
-                    row / kPanel * kPanel * model_.hidden_size + row % kPanel, kPanel,
-                    model_.hidden_size, to);
+        const int64_t panel = row / kPanel;
+        copy_row(embedding.panels, panel * kPanel * model_.hidden_size + row % kPanel, kPanel, to);
       }
     }
     team.barrier();
     reduce(batch_.num_tokens, x_, team);
+  }
+
+  // A row of the embedding, which begins at element `first` and goes on every `stride` elements.
+  void copy_row(const void* elements, int64_t first, int64_t stride, float* to) {
+    with_format(model_.embedding.format, [&](auto format) {
+      const auto* from = static_cast<const typename Numbers<format>::Element*>(elements) + first;
+      for (int64_t i = 0; i < model_.hidden_size; ++i) {
+        to[i] = read_part<format>(from + i * stride, 1)[0];
+      }
+    });
   }
 
   // Writes the normalised hidden states of all tokens to `to` [num_tokens, hidden_size].
@@ -152,10 +167,7 @@ class Pass {
   }
 
   void attention(const Layer& layer, int64_t index, Team team) {
-    const int64_t layer_bytes = cache_.num_slots * 2 * model_.num_kv_heads * model_.head_dim *
-                                bytes_of(cache_.format);
-    const KvLayer kv = {static_cast<char*>(cache_.data) + index * layer_bytes, cache_.format,
-                        model_.num_kv_heads, model_.head_dim};
+    const KvLayer kv = kv_of(index);
     norm(layer.input_norm, normed_, team);
     multiply(layer.qkv, normed_, model_.hidden_size, batch_.num_tokens, heads_, heads_stride(),
              Store::kWrite, matrix_scratch_, team);
@@ -182,15 +194,14 @@ class Pass {
     const int64_t dim = model_.head_dim, half = dim / 2;
     const int64_t slot = batch_.slot_mapping[token], kv_head = head - model_.num_heads;
     if (kv_head >= model_.num_kv_heads) {
-      const int64_t at = kv.value_at(slot, kv_head - model_.num_kv_heads);
-      write_floats(kv.format, kv.data, at, dim, values);
+      kv.write_value(kv_head - model_.num_kv_heads, slot, values);
       return;
     }
     const float* weight = kv_head < 0 ? layer.query_norm : layer.key_norm;
     if (weight) rms_norm(values, weight, model_.norm_eps, dim, values);
     const int64_t position = batch_.positions[token];
     rotate(values, model_.cos + position * half, model_.sin + position * half, dim);
-    if (kv_head >= 0) write_floats(kv.format, kv.data, kv.key_at(slot, kv_head), dim, values);
+    if (kv_head >= 0) kv.write_key(kv_head, slot, values);
   }
 
   void mlp(const Layer& layer, Team team) {

@@ -47,11 +47,11 @@ struct Decoder {
   AllReduce all_reduce;     // null for a rank that is alone
 };
 
-// The pool: [num_layers, num_slots, 2, num_kv_heads, head_dim].
+// The pool: layer after layer, as KvLayer says.
 struct KvCache {
-  void* data;
+  char* data;
   Format format;
-  int64_t num_slots;
+  int64_t num_blocks;
 };
 
 }  // namespace specdec

@@ -81,7 +81,7 @@ class _BatchStruct(ctypes.Structure):
 
 
 class _KvCacheStruct(ctypes.Structure):
-    _fields_ = (("data", _Address), ("format", ctypes.c_int32), ("num_slots", ctypes.c_int64))
+    _fields_ = (("data", _Address), ("format", ctypes.c_int32), ("num_blocks", ctypes.c_int64))
 
 
 @dataclass(frozen=True)
@@ -150,13 +150,23 @@ class DecoderKernel:
         self._model = self._decoder_struct()
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
 
+    def new_kv_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
+        """[num_layers, num_kv_heads, num_blocks, 2, block_size * head_dim], zero.
+
+        A block holds keys as [head_dim, block_size] and values as [block_size, head_dim].
+        """
+        weights = self._weights
+        block = (2, block_size * weights.head_dim)
+        shape = (len(weights.layers), weights.num_kv_heads, num_blocks, *block)
+        return torch.zeros(shape, dtype=dtype, device="cpu")
+
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size] in float32.
 
-        kv_cache: [num_layers, num_slots, 2, num_kv_heads, head_dim]. Raises what `all_reduce` does.
+        kv_cache: as `new_kv_cache` makes it. Raises what `all_reduce` does.
         """
-        assert kv_cache.is_contiguous() and int(batch.positions.max()) < len(self._weights.cos)
-        kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[1])
+        assert int(batch.positions.max()) < len(self._weights.cos)
+        kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
         arguments = _batch_struct(batch)
         self._reserve(self._memory_bytes(self._model, arguments))
         hidden = torch.empty(batch.num_tokens, len(self._weights.final_norm), device="cpu")

@@ -5,8 +5,6 @@
 
 namespace specdec {
 
-constexpr int64_t kTile = 64;  // positions whose keys or values are unpacked at a time
-
 // A softmax that is not divided yet, of each query of a block: over one segment, or several.
 struct SegmentResult {
   float* sums;     // [queries, padded_dim] of the values, weighted
@@ -26,16 +24,29 @@ struct SegmentResult {
 struct SegmentScratch {
   float* queries;  // [queries, head_dim], scaled
   float* scores;   // [queries, kSegment], then weights
-  float* tile;     // keys [head_dim, kTile] or values [kTile, padded_dim]
+  float* keys;     // [kGroups, head_dim, kLanes] where the pool's blocks hold no whole vectors
+  float* values;   // [kSegment, head_dim], likewise
 
   static int64_t floats(AttentionShape shape) {
     return shape.queries_per_block() * (shape.padded_dim() + kSegment) +
-           kTile * shape.padded_dim();
+           2 * kSegment * shape.padded_dim();
   }
   SegmentScratch(float* memory, AttentionShape shape)
       : queries(memory),
         scores(memory + shape.queries_per_block() * shape.padded_dim()),
-        tile(scores + shape.queries_per_block() * kSegment) {}
+        keys(scores + shape.queries_per_block() * kSegment),
+        values(keys + kSegment * shape.padded_dim()) {}
+};
+
+constexpr int64_t kGroups = kSegment / kLanes;
+
+// Where the KV of a segment lies, for each group of kLanes positions; null for one that is not
+// seen. Keys are [head_dim, kLanes] with a stride, values [kLanes, head_dim].
+struct SegmentKv {
+  Format format;
+  int64_t key_stride;
+  const void* keys[kGroups];
+  const void* values[kGroups];
 };
 
 // The work on one chain: its queries are loaded once, then segment after segment is computed.
@@ -52,14 +63,19 @@ class SegmentKernel {
   void write(SegmentResult total, float* output, int64_t output_stride) const;
 
  private:
-  Range seen_by(int64_t query, Range positions) const;
-  Range positions_of(int64_t segment) const;
   int64_t num_queries() const { return chain_.num_tokens * shape_.heads_per_kv(); }
-  void unpack_keys(Range positions, int64_t tile_begin) const;
-  void unpack_values(Range positions, int64_t tile_begin) const;
-  void score_tile(float* scores) const;
-  void softmax(Range segment, SegmentResult result) const;
-  void add_values(Range tile, const float* weights, float* sums) const;
+  Range positions_of(int64_t segment) const;
+  Range seen_by(int64_t query, Range positions) const;
+  Range seen_by_any(Range positions) const;
+
+  SegmentKv locate(Range positions) const;
+  void copy_group(Range positions, int64_t group_begin, float* keys, float* values) const;
+  template <Format>
+  void score(const SegmentKv& kv) const;
+  void softmax(Range positions, SegmentResult result) const;
+  template <Format>
+  void add_values(Range positions, const SegmentKv& kv, const SegmentKv& next,
+                  SegmentResult result) const;
 
   const Batch& batch_;
   AttentionShape shape_;
