@@ -65,7 +65,7 @@ def memory_per_replica(config: ServeConfig) -> int:
 
 
 def threads_per_shard(tensor_parallel_size: int, num_replicas: int = 1) -> int:
-    """Ranks on one machine share its cores, and so do replicas."""
+    """Of a rank on this machine: the ranks of a group share its cores, and so do replicas."""
     return max(1, available_cpus() // (tensor_parallel_size * num_replicas))
 
 

@@ -28,7 +28,6 @@ from cluster.resources import (
     TARGET_BUNDLE,
     available_memory_bytes,
     memory_plan,
-    threads_per_shard,
 )
 from cluster.shard_group import GroupSpec
 from cluster.target_group import TargetGroup
@@ -209,7 +208,7 @@ class Router:
             quantization=quantization,
             tensor_parallel_size=size,
             limits=limits,
-            num_threads=threads_per_shard(size, self.config.most_replicas),
+            num_replicas=self.config.most_replicas,
             shares_cores=self._shares_cores,
             bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,

@@ -14,6 +14,7 @@ import torch
 
 from cluster import logs, wire
 from cluster.logs import LogConfig
+from cluster.resources import threads_per_shard
 from cluster.transport import Endpoint, Listener, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.parallel import TensorParallelGroup
@@ -34,7 +35,7 @@ class ShardSpec:
     limits: the engine's for a target, DraftLimits for a draft model.
     directory: for the files of this group, which its Router removes. Ranks are always on one node.
     vocabulary: of a draft model, what it has in common with the target's where they differ.
-    num_threads: threads of this rank's tensor operations.
+    num_replicas: how many groups like this one share the cores of the rank's node.
     """
 
     rank: int
@@ -45,7 +46,7 @@ class ShardSpec:
     quantization: QuantizationMethod | None
     limits: EngineConfig | DraftLimits
     directory: Path
-    num_threads: int
+    num_replicas: int
     logs: LogConfig
     vocabulary: VocabularyMap | None = None
 
@@ -81,7 +82,7 @@ class _Shard(ABC):
         assert self._listener is not None, "run before bind"
         socket = self._listener.socket
         try:
-            torch.set_num_threads(self._spec.num_threads)
+            torch.set_num_threads(threads_per_shard(self._spec.size, self._spec.num_replicas))
             self._load(_join_group(self._spec))
             while (frames := socket.recv_multipart()) != wire.STOP:
                 try:

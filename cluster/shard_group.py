@@ -41,6 +41,7 @@ class GroupSpec:
 
     name: of the model's role, for messages. bundle_index: of the placement group.
     vocabulary: of a draft model, what it has in common with the target's where they differ.
+    num_replicas: how many groups like this one may share the cores of a node.
     shares_cores: whether ranks take turns on the same cores, with each other or another model's.
     transport: None takes ipc on this node and tcp to another.
     """
@@ -52,7 +53,7 @@ class GroupSpec:
     quantization: QuantizationMethod | None
     tensor_parallel_size: int
     limits: EngineConfig | DraftLimits
-    num_threads: int
+    num_replicas: int
     shares_cores: bool
     bundle_index: int
     transport: Transport | None
@@ -192,7 +193,7 @@ class ShardGroup:
             quantization=spec.quantization,
             limits=spec.limits,
             directory=self._directory,
-            num_threads=spec.num_threads,
+            num_replicas=spec.num_replicas,
             logs=spec.logs,
             vocabulary=spec.vocabulary,
         )

@@ -4,6 +4,10 @@
 #include <array>
 #include <utility>
 
+#ifdef __F16C__
+#include <immintrin.h>
+#endif
+
 #include "panels.h"
 #include "vector.h"
 
@@ -13,7 +17,7 @@ namespace {
 constexpr int kPanelVectors = kPanel / kLanes;
 
 // A tile's sums fill the registers, with room for its weights and one input.
-constexpr int kTilePanels = kVectorBytes == 64 ? 2 : 1;
+constexpr int kTilePanels = kVectorBytes == 64 ? 3 : 1;
 constexpr int kTileRows = (kNumRegisters - kTilePanels * kPanelVectors - 1) /
                           (kTilePanels * kPanelVectors);
 
@@ -40,6 +44,15 @@ struct BFloat16 {
 
 struct Float16 {
   using Element = uint16_t;
+#if defined(__AVX512F__)
+  static Floats load_weights(const uint16_t* weights) {
+    return (Floats)_mm512_maskz_cvtph_ps(0xffff, load<__m256i>(weights));
+  }
+#elif defined(__F16C__)
+  static Floats load_weights(const uint16_t* weights) {
+    return (Floats)_mm256_cvtph_ps(load<__m128i>(weights));
+  }
+#else
   // Moves exponent and fraction into place, and multiplies by 2^112, the difference of the biases:
   // exact for all that is finite.
   static Floats load_weights(const uint16_t* weights) {
@@ -47,6 +60,7 @@ struct Float16 {
     const Floats magnitude = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
     return (Floats)((Bits)magnitude | (bits & 0x8000) << 16);
   }
+#endif
 };
 
 // One block of inputs of a few rows, and the panels that they are multiplied by.
@@ -83,27 +97,34 @@ template <class Weights, int kRows, int kPanels>
 void run_tile(const Tile<typename Weights::Element>& tile) {
   constexpr int kVectors = kPanels * kPanelVectors;
   Floats sums[kRows][kVectors];
+  SPECDEC_UNROLL
   for (int vector = 0; vector < kVectors; ++vector) {
     const int64_t first = vector * kLanes;
     const Floats begin = tile.bias ? read(tile.bias + first, tile.outputs - first) : Floats{};
+    SPECDEC_UNROLL
     for (int row = 0; row < kRows; ++row) sums[row][vector] = begin;
   }
   for (int64_t input = 0; input < tile.inputs; ++input) {
     Floats weights[kVectors];
+    SPECDEC_UNROLL
     for (int vector = 0; vector < kVectors; ++vector) {
       const auto* panel = tile.weights + vector / kPanelVectors * tile.panel_elements;
       const auto* source = panel + input * kPanel + vector % kPanelVectors * kLanes;
       weights[vector] = Weights::load_weights(source);
       __builtin_prefetch(source + kPrefetchBytes / sizeof(*source));
     }
+    SPECDEC_UNROLL
     for (int row = 0; row < kRows; ++row) {
       const float value = tile.x[row * tile.x_stride + input];
+      SPECDEC_UNROLL
       for (int vector = 0; vector < kVectors; ++vector) {
         sums[row][vector] += weights[vector] * value;
       }
     }
   }
+  SPECDEC_UNROLL
   for (int row = 0; row < kRows; ++row) {
+    SPECDEC_UNROLL
     for (int vector = 0; vector < kVectors; ++vector) {
       const int64_t first = vector * kLanes;
       write(tile.y + row * tile.y_stride + first, sums[row][vector], tile.outputs - first,
@@ -115,17 +136,26 @@ void run_tile(const Tile<typename Weights::Element>& tile) {
 template <class Weights>
 using Kernel = void (*)(const Tile<typename Weights::Element>&);
 
+template <class Weights>
+using KernelsByRows = std::array<Kernel<Weights>, kTileRows>;
+
 template <class Weights, int kPanels, int... kRows>
-constexpr std::array<Kernel<Weights>, kTileRows> kernels(std::integer_sequence<int, kRows...>) {
+constexpr KernelsByRows<Weights> kernels_of(std::integer_sequence<int, kRows...>) {
   return {run_tile<Weights, kRows + 1, kPanels>...};
+}
+
+template <class Weights, int... kPanels>
+constexpr std::array<KernelsByRows<Weights>, kTilePanels> all_kernels(
+    std::integer_sequence<int, kPanels...>) {
+  using Rows = std::make_integer_sequence<int, kTileRows>;
+  return {kernels_of<Weights, kPanels + 1>(Rows{})...};
 }
 
 template <class Weights>
 Kernel<Weights> kernel_for(int64_t rows, int64_t panels) {
-  using Rows = std::make_integer_sequence<int, kTileRows>;
-  static constexpr auto kOne = kernels<Weights, 1>(Rows{});
-  static constexpr auto kSeveral = kernels<Weights, kTilePanels>(Rows{});
-  return (panels == kTilePanels ? kSeveral : kOne)[rows - 1];
+  static constexpr auto kKernels =
+      all_kernels<Weights>(std::make_integer_sequence<int, kTilePanels>{});
+  return kKernels[panels - 1][rows - 1];
 }
 
 // The products of some rows with some panels: block by block of the inputs, and in each block tile
@@ -163,10 +193,10 @@ void multiply_with(const Matrix& matrix, const float* x, int64_t x_stride, int64
   for (int64_t row = 0; row < rows; row += kBlockRows) {
     const int64_t count = std::min(kBlockRows, rows - row);
     for (int64_t panel = own.begin; panel < own.end;) {
-      const int64_t width = own.end - panel < kTilePanels ? 1 : kTilePanels;
-      multiply_panels<Weights>(matrix, {panel, panel + width}, x + row * x_stride, x_stride, count,
+      const Range few = {panel, std::min(panel + kTilePanels, own.end)};
+      multiply_panels<Weights>(matrix, few, x + row * x_stride, x_stride, count,
                                y + row * y_stride, y_stride, store);
-      panel += width;
+      panel = few.end;
     }
   }
 }

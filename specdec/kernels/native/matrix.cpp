@@ -1,18 +1,37 @@
 #include "matrix.h"
 
 #include "float_product.h"
+#include "int8_product.h"
 
 namespace specdec {
+namespace {
 
-int64_t scratch_bytes(const Matrix&, int64_t) { return 0; }
+bool is_int8(const Matrix& matrix) {
+  return matrix.format == Format::kInt8 || matrix.format == Format::kW8A8;
+}
+
+}  // namespace
+
+int64_t scratch_bytes(const Matrix& matrix, int64_t rows) {
+  return is_int8(matrix) ? int8_scratch_bytes(matrix, rows) : 0;
+}
 
 void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
-              int64_t y_stride, Store store, void*, Team team) {
-  multiply_floats(matrix, x, x_stride, rows, y, y_stride, store, team);
+              int64_t y_stride, Store store, void* scratch, Team team) {
+  if (is_int8(matrix)) {
+    multiply_int8(matrix, x, x_stride, rows, y, y_stride, store, scratch, team);
+  } else {
+    multiply_floats(matrix, x, x_stride, rows, y, y_stride, store, team);
+  }
 }
 
 }  // namespace specdec
 
+SPECDEC_EXPORT int64_t specdec_scratch_bytes(const specdec::Matrix* matrix, int64_t rows) {
+  return specdec::scratch_bytes(*matrix, rows);
+}
+
+// See `multiply`; a team of all threads, in a parallel region of its own.
 SPECDEC_EXPORT void specdec_multiply(const specdec::Matrix* matrix, const float* x,
                                      int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
                                      bool adds, void* scratch) {

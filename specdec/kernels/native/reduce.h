@@ -13,7 +13,7 @@ struct Reducer;  // a rank's view of the shared memory; SharedMemory.reducer in 
 // Every thread of the team calls it, and every rank with the same count. It begins and ends with a
 // barrier: `data` need not be complete when a thread calls, and is when it returns. False, on every
 // thread, once a peer has ended or has not come within the reducer's timeout; `data` is then
-// undefined and the reducer of no further use.
+// undefined and the reducer of no further use; SharedMemory.check says why.
 bool all_reduce(Reducer* reducer, float* data, int64_t count, Team team);
 
 }  // namespace specdec

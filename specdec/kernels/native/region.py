@@ -27,8 +27,8 @@ def shared_region(
     not in use; leaving the context waits until all ranks do. The memory has no name, so when the
     last process ends nothing is left of it, however it ends. The caller closes the descriptor.
 
-    Raises RuntimeError when a rank ends meanwhile, TimeoutError when one does not come within
-    `timeout_s`, PermissionError when another user answers.
+    Raises RuntimeError or ConnectionError when a rank ends meanwhile, TimeoutError when one does
+    not come within `timeout_s`, PermissionError when another user answers.
     """
     with ExitStack() as stack:
         if rank == 0:
@@ -43,7 +43,7 @@ def shared_region(
                 peer.sendall(_COMPLETE)
         else:
             first = stack.enter_context(_connect(address, timeout_s))
-            greeting, [*regions], _, _ = socket.recv_fds(first, 1, 1)
+            greeting, [*regions], _, _ = socket.recv_fds(first, 1, 1, socket.MSG_CMSG_CLOEXEC)
             _expect(_HERE, greeting)
             [region] = regions
             yield region
@@ -69,7 +69,7 @@ def _accept_all(
         server.bind(str(address))
         server.listen(count)
         while len(peers) < count:
-            server.settimeout(max(0.0, deadline_s - time.monotonic()) or _CONNECT_PERIOD_S)
+            server.settimeout(max(_CONNECT_PERIOD_S, deadline_s - time.monotonic()))
             peer, _ = server.accept()
             if _user_of(peer) != os.geteuid():
                 peer.close()

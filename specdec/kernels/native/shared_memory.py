@@ -62,7 +62,7 @@ class SharedMemory:
             kinds = ", ".join(str(dtype) for dtype in _KINDS)
             raise TypeError(f"dtype is {tensor.dtype}; it must be one of {kinds}")
         whole = tensor.contiguous()
-        self._check(
+        self._raise(
             self._library.specdec_all_reduce(
                 self.reducer, _KINDS[tensor.dtype], whole.data_ptr(), whole.numel()
             )
@@ -74,7 +74,7 @@ class SharedMemory:
         """Every rank's `tensor` (equal shapes, any dtype), [size, *tensor.shape]."""
         own = tensor.contiguous()
         gathered = own.new_empty(self._size, *own.shape)
-        self._check(
+        self._raise(
             self._library.specdec_all_gather(
                 self.reducer, own.data_ptr(), own.nbytes, gathered.data_ptr()
             )
@@ -87,7 +87,11 @@ class SharedMemory:
             self._library.specdec_close_reducer(self._reducer)
             self._reducer = None
 
-    def _check(self, failure: int) -> None:
+    def check(self) -> None:
+        """Raises what `all_reduce` would, once a kernel that reduces on its own has failed."""
+        self._raise(self._library.specdec_reducer_failure(self.reducer))
+
+    def _raise(self, failure: int) -> None:
         """failure: as reduce.cpp returns it."""
         if failure > 0:
             limit = f"kept the others waiting for {self._timeout_s:g} s"
@@ -109,6 +113,7 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.specdec_open_reducer.restype = ctypes.c_void_p
     library.specdec_close_reducer.argtypes = [ctypes.c_void_p]
     library.specdec_close_reducer.restype = None
+    library.specdec_reducer_failure.argtypes = [ctypes.c_void_p]
     library.specdec_all_reduce.argtypes = [
         ctypes.c_void_p,
         ctypes.c_int32,

@@ -4,6 +4,9 @@
 #include <cstdint>
 #include <cstring>
 
+// Before a loop over an array that is to live in registers: only what is unrolled early can.
+#define SPECDEC_UNROLL _Pragma("GCC unroll 16")
+
 namespace specdec {
 
 #if defined(__AVX512F__)

@@ -32,9 +32,11 @@ def test_ranks_see_the_same_memory_and_nobody_else_finds_it(tmp_path, size):
 
 
 def shrink(rank, size, directory):
-    with shared_region(rank, size, 4096, directory / "address", 30) as region:
-        with pytest.raises(PermissionError):
-            os.truncate(region, 0)
+    with (
+        shared_region(rank, size, 4096, directory / "address", 30) as region,
+        pytest.raises(PermissionError),
+    ):
+        os.truncate(region, 0)
 
 
 def test_no_rank_can_take_the_memory_away(tmp_path):
