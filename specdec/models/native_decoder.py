@@ -13,19 +13,21 @@ from itertools import chain
 import torch
 from torch import Tensor
 
-from specdec.kernels.native import native_library
+from specdec.kernels.native import SharedMemory, native_library
 from specdec.kernels.native.decoder import (
     DecoderKernel,
     DecoderWeights,
     EmbeddingWeights,
     LayerWeights,
     Product,
+    Reduction,
 )
 from specdec.layers import RMSNorm
 from specdec.layers.matrix import NativeMatrix
 from specdec.layers.quantization import Matrix
 from specdec.model_input import ModelInput
 from specdec.models.decoder import CausalDecoder, DecoderLayer
+from specdec.parallel import TensorParallelGroup
 
 logger = logging.getLogger(__name__)
 
@@ -70,9 +72,15 @@ def native_decoder(model: CausalDecoder) -> NativeDecoder | None:
     library = native_library() if _is_native(model) else None
     if library is None:
         return None
-    group = model.embed_tokens.group
-    kernel = DecoderKernel(library, _weights(model), group.all_reduce if group.size > 1 else None)
+    kernel = DecoderKernel(library, _weights(model), _reduction(model.embed_tokens.group))
     return NativeDecoder(model, kernel)
+
+
+def _reduction(group: TensorParallelGroup) -> Reduction | None:
+    if group.size == 1:
+        return None
+    shared = group.collectives
+    return shared if isinstance(shared, SharedMemory) else group.all_reduce
 
 
 def _is_native(model: CausalDecoder) -> bool:

@@ -142,7 +142,6 @@ class Pass {
         copy_row(embedding.panels, panel * kPanel * model_.hidden_size + row % kPanel, kPanel, to);
       }
     }
-    team.barrier();
     reduce(batch_.num_tokens, x_, team);
   }
 
@@ -238,15 +237,19 @@ class Pass {
     const int64_t size = model_.hidden_size, count = rows.end - rows.begin;
     multiply(matrix, input, stride, count, x_ + rows.begin * size, size,
              model_.rank == 0 ? Store::kAdd : Store::kWrite, matrix_scratch_, team);
-    team.barrier();
     reduce(count, x_ + rows.begin * size, team);
   }
 
+  // Sums rows of the stream over the ranks. They need not be complete yet, and are afterwards.
   void reduce(int64_t num_rows, float* data, Team team) {
-    if (!model_.all_reduce) return;
-    if (team.index == 0 && !model_.all_reduce(data, num_rows * model_.hidden_size)) {
-      has_failed_ = true;
+    const int64_t count = num_rows * model_.hidden_size;
+    if (model_.reducer) {
+      if (!specdec::all_reduce(model_.reducer, data, count, team)) has_failed_ = true;
+      return;
     }
+    team.barrier();
+    if (!model_.all_reduce) return;
+    if (team.index == 0 && !model_.all_reduce(data, count)) has_failed_ = true;
     team.barrier();
   }
 };

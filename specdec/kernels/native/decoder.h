@@ -31,7 +31,7 @@ struct Embedding {
   int64_t first_token, num_tokens;
 };
 
-// Sums [count] floats over the ranks, in place; false once a peer is lost.
+// Sums [count] floats over ranks that share no memory, in place; false once a peer is lost.
 using AllReduce = bool (*)(float* data, int64_t count);
 
 // One rank of a model. The sizes are this rank's, but for those of all hidden states.
@@ -44,7 +44,8 @@ struct Decoder {
   const float* final_norm;  // [hidden_size]
   const float* cos;         // [max_positions, head_dim / 2]; so sin
   const float* sin;
-  AllReduce all_reduce;     // null for a rank that is alone
+  Reducer* reducer;         // of ranks that share memory, else null
+  AllReduce all_reduce;     // of other ranks, else null
 };
 
 // The pool: layer after layer, as KvLayer says.

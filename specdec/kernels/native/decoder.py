@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.kernels.native.shared_memory import SharedMemory
 from specdec.model_input import Indices, ModelInput
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
@@ -67,6 +68,7 @@ class _DecoderStruct(ctypes.Structure):
         ("final_norm", _Address),
         ("cos", _Address),
         ("sin", _Address),
+        ("reducer", _Address),
         ("all_reduce", _AllReduce),
     )
 
@@ -131,6 +133,10 @@ class DecoderWeights:
     rank: int
 
 
+Reduction = SharedMemory | Callable[[Tensor], object]
+"""How results are summed over the ranks, in place: by the kernels themselves, or by a function."""
+
+
 class DecoderKernel:
     """The forward pass of one rank. One call at a time: it has memory of its own to compute in."""
 
@@ -138,14 +144,15 @@ class DecoderKernel:
         self,
         library: ctypes.CDLL,
         weights: DecoderWeights,
-        all_reduce: Callable[[Tensor], object] | None = None,
+        reduction: Reduction | None = None,
     ) -> None:
-        """all_reduce: sums a tensor over the ranks, in place; None for a rank that is alone."""
+        """reduction: how to sum over the ranks; None for a rank that is alone."""
         self._forward, self._memory_bytes = _declare(library)
         self._weights = weights
+        self._reduction = reduction
         self._failure: BaseException | None = None
-        self._all_reduce = all_reduce
-        self._callback = _AllReduce(self._reduce) if all_reduce else _AllReduce()
+        is_python = not (reduction is None or isinstance(reduction, SharedMemory))
+        self._callback = _AllReduce(self._reduce) if is_python else _AllReduce()
         self._layers = (_LayerStruct * len(weights.layers))(*map(_layer_struct, weights.layers))
         self._model = self._decoder_struct()
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
@@ -163,7 +170,8 @@ class DecoderKernel:
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size] in float32.
 
-        kv_cache: as `new_kv_cache` makes it. Raises what `all_reduce` does.
+        kv_cache: as `new_kv_cache` makes it. Raises RuntimeError once a peer is lost, or what
+        `reduction` raised.
         """
         assert int(batch.positions.max()) < len(self._weights.cos)
         kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
@@ -173,7 +181,7 @@ class DecoderKernel:
         memory = self._memory.data_ptr()
         if not self._forward(self._model, arguments, kv, memory, hidden.data_ptr()):
             failure, self._failure = self._failure, None
-            raise failure or RuntimeError("the ranks could not sum up their results")
+            raise failure or RuntimeError("a rank has ended, or kept the others waiting for too long")
         return hidden
 
     def _reserve(self, num_bytes: int) -> None:
@@ -182,19 +190,19 @@ class DecoderKernel:
 
     def _reduce(self, data: ctypes._Pointer[ctypes.c_float], count: int) -> bool:
         """What C calls. An exception cannot pass through it, and is kept until it has returned."""
-        assert self._all_reduce is not None
+        assert callable(self._reduction)
         try:
-            self._all_reduce(torch.from_numpy(np.ctypeslib.as_array(data, (count,))))
+            self._reduction(torch.from_numpy(np.ctypeslib.as_array(data, (count,))))
         except BaseException as error:
             self._failure = error
             return False
         return True
 
     def _decoder_struct(self) -> _DecoderStruct:
-        weights, first = self._weights, self._weights.layers[0]
+        weights, reduction = self._weights, self._reduction
         return _DecoderStruct(
             hidden_size=len(weights.final_norm),
-            num_units=first.down.matrix.in_features,
+            num_units=weights.layers[0].down.matrix.in_features,
             num_heads=weights.num_heads,
             num_kv_heads=weights.num_kv_heads,
             head_dim=weights.head_dim,
@@ -206,6 +214,7 @@ class DecoderKernel:
             final_norm=_address(weights.final_norm),
             cos=_address(weights.cos),
             sin=_address(weights.sin),
+            reducer=reduction.reducer if isinstance(reduction, SharedMemory) else None,
             all_reduce=self._callback,
         )
 
