@@ -271,7 +271,6 @@ SPECDEC_EXPORT bool specdec_decoder_forward(const specdec::Decoder* model,
                                             const specdec::KvCache* cache, void* memory,
                                             float* hidden) {
   specdec::Pass pass(*model, *batch, *cache, memory);
-#pragma omp parallel
-  pass.run(hidden, specdec::Team::current());
+  specdec::run_team([&](specdec::Team team) { pass.run(hidden, team); });
   return !pass.has_failed();
 }

@@ -36,7 +36,7 @@ SPECDEC_EXPORT void specdec_multiply(const specdec::Matrix* matrix, const float*
                                      int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
                                      bool adds, void* scratch) {
   const auto store = adds ? specdec::Store::kAdd : specdec::Store::kWrite;
-#pragma omp parallel
-  specdec::multiply(*matrix, x, x_stride, rows, y, y_stride, store, scratch,
-                    specdec::Team::current());
+  specdec::run_team([&](specdec::Team team) {
+    specdec::multiply(*matrix, x, x_stride, rows, y, y_stride, store, scratch, team);
+  });
 }

@@ -265,15 +265,15 @@ SPECDEC_EXPORT int32_t specdec_reducer_failure(const Reducer* reducer) { return 
 // Returns the reducer's failure from then on.
 SPECDEC_EXPORT int32_t specdec_all_reduce(Reducer* reducer, int32_t kind, void* data,
                                           int64_t count) {
-#pragma omp parallel if (count * 4 > specdec::kManyBytes)
-  specdec::reduce(*reducer, kind, data, count, Team::current());
+  specdec::run_team([&](Team team) { specdec::reduce(*reducer, kind, data, count, team); },
+                    count * 4 > specdec::kManyBytes);
   return reducer->failure;
 }
 
 // part: [bytes]; all: [size, bytes]. Returns like specdec_all_reduce.
 SPECDEC_EXPORT int32_t specdec_all_gather(Reducer* reducer, const char* part, int64_t bytes,
                                           char* all) {
-#pragma omp parallel if (bytes > specdec::kManyBytes)
-  specdec::gather(*reducer, part, bytes, all, Team::current());
+  specdec::run_team([&](Team team) { specdec::gather(*reducer, part, bytes, all, team); },
+                    bytes > specdec::kManyBytes);
   return reducer->failure;
 }
