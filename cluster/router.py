@@ -207,6 +207,7 @@ class Router:
             dtype=self.config.dtype,
             device=self.config.device,
             quantization=quantization,
+            kernels=self.config.kernels,
             tensor_parallel_size=size,
             limits=limits,
             num_threads=threads_per_shard(size, self.config.most_replicas),

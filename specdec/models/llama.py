@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.checkpoint import CPU, CheckpointReader, open_checkpoint
-from specdec.config import QuantizationMethod, require_range
+from specdec.config import Kernels, QuantizationMethod, require_range
 from specdec.errors import UnsupportedModelError
 from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.layers import (
@@ -236,13 +236,15 @@ def load_model(
     block_size: int,
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
+    kernels: Kernels = "auto",
 ) -> LlamaForCausalLM:
     """One rank of the model in a Hugging Face directory.
 
     quantization: how the matrices of its linear layers are held; None in `dtype`, like the rest.
     device: where the model runs. Raises UnsupportedModelError where the quantization cannot.
+    kernels: what multiplies by its matrices. Raises InvalidValueError where "native" cannot.
     """
     if quantization is not None and device.type != "cpu":
         raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
-    with open_checkpoint(directory, dtype, quantization, device) as reader:
+    with open_checkpoint(directory, dtype, quantization, device, kernels) as reader:
         return LlamaForCausalLM(config, reader, group, max_model_len, block_size)

@@ -4,5 +4,6 @@ Every kernel stands beside a torch reference, which runs where there is no compi
 """
 
 from specdec.kernels.native.library import native_library
+from specdec.kernels.native.matrix import MatrixFormat, MatrixStruct, PackedMatrix
 
-__all__ = ["native_library"]
+__all__ = ["MatrixFormat", "MatrixStruct", "PackedMatrix", "native_library"]
