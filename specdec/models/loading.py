@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.checkpoint import CPU, open_checkpoint
-from specdec.config import QuantizationMethod
+from specdec.config import Kernels, QuantizationMethod
 from specdec.errors import UnsupportedModelError
 from specdec.model_config import ModelConfig
 from specdec.model_input import ModelInput
@@ -52,14 +52,16 @@ def load_model(
     block_size: int,
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
+    kernels: Kernels = "auto",
 ) -> Decoder:
     """One rank of the model in a Hugging Face directory.
 
     quantization: how the matrices of its linear layers are held; None in `dtype`, like the rest.
     device: where the model runs. Raises UnsupportedModelError where the quantization cannot.
+    kernels: what the model is computed by. Raises InvalidValueError where "native" cannot be had.
     """
     if quantization is not None and device.type != "cpu":
         raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
-    with open_checkpoint(directory, dtype, quantization, device) as reader:
+    with open_checkpoint(directory, dtype, quantization, device, kernels) as reader:
         model = CausalDecoder(config, reader, group, max_model_len, block_size)
     return native_decoder(model) or model

@@ -23,8 +23,7 @@ from specdec.kernels.native.decoder import (
     Reduction,
 )
 from specdec.layers import RMSNorm
-from specdec.layers.matrix import NativeMatrix
-from specdec.layers.quantization import Matrix
+from specdec.layers.matrix import Matrix, NativeMatrix
 from specdec.model_input import ModelInput
 from specdec.models.decoder import CausalDecoder, DecoderLayer
 from specdec.parallel import TensorParallelGroup
@@ -135,4 +134,6 @@ def _norm(norm: RMSNorm) -> Tensor:
 
 
 def _embedding(model: CausalDecoder) -> EmbeddingWeights:
-    return EmbeddingWeights(model.vocab_slice, model.embed_tokens.weight)
+    weight = model.embed_tokens.weight
+    rows = weight.native if isinstance(weight, NativeMatrix) else weight
+    return EmbeddingWeights(model.vocab_slice, rows)

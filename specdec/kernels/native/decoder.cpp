@@ -16,14 +16,14 @@ namespace {
 constexpr int64_t kMlpRows = 128;
 
 // A plan for each window that some layer has, and one more where the passes' memory begins.
-std::vector<AttentionPlan> plans_of(const Decoder& model, const Batch& batch) {
+std::vector<AttentionPlan> plans_of(const Decoder& model, const Batch& batch, int num_threads) {
   std::vector<AttentionPlan> plans;
   const AttentionShape shape = {model.num_heads, model.num_kv_heads, model.head_dim};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const int64_t window = model.layers[layer].window;
     const auto has_window = [&](const AttentionPlan& plan) { return plan.window() == window; };
     if (std::none_of(plans.begin(), plans.end(), has_window)) {
-      plans.emplace_back(batch, shape, window, omp_get_max_threads());
+      plans.emplace_back(batch, shape, window, num_threads);
     }
   }
   return plans;
@@ -50,8 +50,8 @@ class Arena {
 // One forward pass. All threads of a team call its parts in the same order.
 class Pass {
  public:
-  Pass(const Decoder& model, const Batch& batch, KvCache cache, void* memory)
-      : model_(model), batch_(batch), cache_(cache), plans_(plans_of(model, batch)) {
+  Pass(const Decoder& model, const Batch& batch, KvCache cache, void* memory, int num_threads)
+      : model_(model), batch_(batch), cache_(cache), plans_(plans_of(model, batch, num_threads)) {
     Arena arena(memory);
     x_ = arena.take_floats(batch.num_tokens * model.hidden_size);
     normed_ = arena.take_floats(batch.num_tokens * model.hidden_size);
@@ -260,8 +260,9 @@ class Pass {
 
 // Bytes of memory that the forward pass of a batch needs besides what it reads and writes.
 SPECDEC_EXPORT int64_t specdec_decoder_memory_bytes(const specdec::Decoder* model,
-                                                    const specdec::Batch* batch) {
-  return specdec::Pass(*model, *batch, {}, nullptr).memory_bytes();
+                                                    const specdec::Batch* batch,
+                                                    int32_t num_threads) {
+  return specdec::Pass(*model, *batch, {}, nullptr, num_threads).memory_bytes();
 }
 
 // Writes the batch's KV into the cache and its hidden states to `hidden` [num_tokens, hidden_size].
@@ -269,8 +270,8 @@ SPECDEC_EXPORT int64_t specdec_decoder_memory_bytes(const specdec::Decoder* mode
 SPECDEC_EXPORT bool specdec_decoder_forward(const specdec::Decoder* model,
                                             const specdec::Batch* batch,
                                             const specdec::KvCache* cache, void* memory,
-                                            float* hidden) {
-  specdec::Pass pass(*model, *batch, *cache, memory);
-  specdec::run_team([&](specdec::Team team) { pass.run(hidden, team); });
+                                            float* hidden, int32_t num_threads) {
+  specdec::Pass pass(*model, *batch, *cache, memory, num_threads);
+  specdec::run_team(num_threads, [&](specdec::Team team) { pass.run(hidden, team); });
   return !pass.has_failed();
 }

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.kernels.native.matrix import MatrixStruct
 from specdec.kernels.native.shared_memory import SharedMemory
 from specdec.model_input import Indices, ModelInput
 
@@ -18,19 +19,6 @@ FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 _Address = ctypes.c_void_p
 _AllReduce = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(ctypes.c_float), ctypes.c_int64)
-
-
-class MatrixStruct(ctypes.Structure):
-    """`Matrix` in matrix.h."""
-
-    _fields_ = (
-        ("format", ctypes.c_int32),
-        ("out_features", ctypes.c_int64),
-        ("in_features", ctypes.c_int64),
-        ("panels", _Address),
-        ("scales", _Address),
-        ("bias", _Address),
-    )
 
 
 class _LayerStruct(ctypes.Structure):
@@ -176,10 +164,11 @@ class DecoderKernel:
         assert int(batch.positions.max()) < len(self._weights.cos)
         kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
         arguments = _batch_struct(batch)
-        self._reserve(self._memory_bytes(self._model, arguments))
+        num_threads = torch.get_num_threads()
+        self._reserve(self._memory_bytes(self._model, arguments, num_threads))
         hidden = torch.empty(batch.num_tokens, len(self._weights.final_norm), device="cpu")
         memory = self._memory.data_ptr()
-        if not self._forward(self._model, arguments, kv, memory, hidden.data_ptr()):
+        if not self._forward(self._model, arguments, kv, memory, hidden.data_ptr(), num_threads):
             failure, self._failure = self._failure, None
             raise failure or RuntimeError("a rank has ended, or kept the others waiting for too long")
         return hidden
@@ -226,10 +215,11 @@ def _declare(library: ctypes.CDLL) -> tuple[_Function, _Function]:
     """Gives the two functions their types, which ctypes would otherwise guess."""
     model, batch = ctypes.POINTER(_DecoderStruct), ctypes.POINTER(_BatchStruct)
     forward = library.specdec_decoder_forward
-    forward.argtypes = (model, batch, ctypes.POINTER(_KvCacheStruct), _Address, _Address)
+    kv = ctypes.POINTER(_KvCacheStruct)
+    forward.argtypes = (model, batch, kv, _Address, _Address, ctypes.c_int32)
     forward.restype = ctypes.c_bool
     memory_bytes = library.specdec_decoder_memory_bytes
-    memory_bytes.argtypes = (model, batch)
+    memory_bytes.argtypes = (model, batch, ctypes.c_int32)
     memory_bytes.restype = ctypes.c_int64
     return forward, memory_bytes
 

@@ -31,12 +31,12 @@ SPECDEC_EXPORT int64_t specdec_scratch_bytes(const specdec::Matrix* matrix, int6
   return specdec::scratch_bytes(*matrix, rows);
 }
 
-// See `multiply`; a team of all threads, in a parallel region of its own.
+// See `multiply`; a team of `num_threads`, in a parallel region of its own.
 SPECDEC_EXPORT void specdec_multiply(const specdec::Matrix* matrix, const float* x,
                                      int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
-                                     bool adds, void* scratch) {
+                                     bool adds, void* scratch, int32_t num_threads) {
   const auto store = adds ? specdec::Store::kAdd : specdec::Store::kWrite;
-  specdec::run_team([&](specdec::Team team) {
+  specdec::run_team(num_threads, [&](specdec::Team team) {
     specdec::multiply(*matrix, x, x_stride, rows, y, y_stride, store, scratch, team);
   });
 }

@@ -50,8 +50,10 @@ void pack(const Matrix& matrix, const void* rows, Range given) {
 }
 
 template <class Element>
-void copy_rows(const Matrix& matrix, const int64_t* rows, int64_t count, void* target) {
+bool copy_rows(const Matrix& matrix, const int64_t* rows, int64_t count, void* target) {
   const Layout layout = layout_of(matrix, 1);
+  const auto is_row = [&](int64_t row) { return 0 <= row && row < matrix.out_features; };
+  if (!std::all_of(rows, rows + count, is_row)) return false;
   const auto* source = static_cast<const Element*>(matrix.panels);
   auto* copy = static_cast<Element*>(target);
   for (int64_t index = 0; index < count; ++index) {
@@ -59,6 +61,7 @@ void copy_rows(const Matrix& matrix, const int64_t* rows, int64_t count, void* t
       *copy++ = source[layout.place(rows[index], input)];
     }
   }
+  return true;
 }
 
 }  // namespace
@@ -81,14 +84,14 @@ SPECDEC_EXPORT void specdec_pack_rows(const specdec::Matrix* matrix, const void*
   }
 }
 
-// Copies rows of a matrix of floats, in its format: target is [count, in_features].
-SPECDEC_EXPORT void specdec_rows_of(const specdec::Matrix* matrix, const int64_t* rows,
+// Copies rows of a matrix of floats, in its format: target is [count, in_features]. False, and
+// nothing is copied, if there is no such row.
+SPECDEC_EXPORT bool specdec_rows_of(const specdec::Matrix* matrix, const int64_t* rows,
                                     int64_t count, void* target) {
   if (matrix->format == specdec::Format::kFloat32) {
-    specdec::copy_rows<uint32_t>(*matrix, rows, count, target);
-  } else {
-    specdec::copy_rows<uint16_t>(*matrix, rows, count, target);
+    return specdec::copy_rows<uint32_t>(*matrix, rows, count, target);
   }
+  return specdec::copy_rows<uint16_t>(*matrix, rows, count, target);
 }
 
 // Bytes of the panels of a matrix.

@@ -29,12 +29,11 @@ struct Team {
   }
 };
 
-// Calls work(team) on as many threads as OpenMP gives, on this one alone where there is not `much`
-// to do, and returns when all are done.
+// Calls work(team) on `num_threads` threads and returns when all are done.
 template <typename Work>
-void run_team(const Work& work, bool much = true) {
+void run_team(int num_threads, const Work& work) {
   Meeting meeting;
-#pragma omp parallel if (much)
+#pragma omp parallel num_threads(num_threads)
   {
     const Team team = {omp_get_thread_num(), omp_get_num_threads(), &meeting};
     work(team);
