@@ -7,9 +7,6 @@ batch, and however its text was divided into passes.
 
 from __future__ import annotations
 
-import logging
-from itertools import chain
-
 import torch
 from torch import Tensor
 
@@ -27,8 +24,6 @@ from specdec.layers.matrix import Matrix, NativeMatrix
 from specdec.model_input import ModelInput
 from specdec.models.decoder import CausalDecoder, DecoderLayer
 from specdec.parallel import TensorParallelGroup
-
-logger = logging.getLogger(__name__)
 
 
 class NativeDecoder:
@@ -83,21 +78,23 @@ def _reduction(group: TensorParallelGroup) -> Reduction | None:
 
 
 def _is_native(model: CausalDecoder) -> bool:
-    linears = (
-        (layer.attention.qkv_proj, layer.attention.o_proj, layer.mlp.gate_up_proj, layer.mlp.down_proj)
-        for layer in model.layers
+    return all(
+        isinstance(linear.matrix, NativeMatrix)
+        for layer in _layers(model)
+        for linear in (
+            layer.attention.qkv_proj,
+            layer.attention.o_proj,
+            layer.mlp.gate_up_proj,
+            layer.mlp.down_proj,
+        )
     )
-    return all(isinstance(each.matrix, NativeMatrix) for each in chain(*linears))
 
 
 def _weights(model: CausalDecoder) -> DecoderWeights:
     cos, sin = model.rotary.tables()
     return DecoderWeights(
         embedding=_embedding(model),
-        layers=tuple(
-            _layer(layer, window)
-            for layer, window in zip(model.layers, model.windows, strict=True)
-        ),
+        layers=tuple(map(_layer, _layers(model), model.windows)),
         final_norm=model.norm.weight.float(),
         norm_eps=model.norm.eps,
         cos=cos,
@@ -107,6 +104,10 @@ def _weights(model: CausalDecoder) -> DecoderWeights:
         head_dim=model.head_dim,
         rank=model.embed_tokens.group.rank,
     )
+
+
+def _layers(model: CausalDecoder) -> list[DecoderLayer]:
+    return [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
 
 
 def _layer(layer: DecoderLayer, window: int | None) -> LayerWeights:

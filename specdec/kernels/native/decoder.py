@@ -170,7 +170,7 @@ class DecoderKernel:
         memory = self._memory.data_ptr()
         if not self._forward(self._model, arguments, kv, memory, hidden.data_ptr(), num_threads):
             failure, self._failure = self._failure, None
-            raise failure or RuntimeError("a rank has ended, or kept the others waiting for too long")
+            raise failure or RuntimeError("a rank has ended, or kept the others waiting")
         return hidden
 
     def _reserve(self, num_bytes: int) -> None:
@@ -266,7 +266,8 @@ def _batch_struct(batch: ModelInput) -> _BatchStruct:
 
 
 def _data(indices: Indices) -> int:
-    assert indices.dtype == np.int32 and indices.flags.c_contiguous
+    assert indices.dtype == np.int32
+    assert indices.flags.c_contiguous
     return indices.ctypes.data
 
 

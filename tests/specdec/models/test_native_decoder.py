@@ -1,5 +1,7 @@
 """The native forward pass: near torch's, and the same bits whatever it is run together with."""
 
+import json
+
 import pytest
 import torch
 
@@ -12,6 +14,7 @@ from specdec.parallel import TensorParallelGroup
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.test_families import save_family
 from tests.specdec.processes import results, run_processes
+from tests.specdec.tiny import tiny_llama_dir
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
@@ -23,11 +26,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 def save(directory, name):
     """Writes a tiny model that reads long texts."""
-    import json
-
     if name == "wide":
-        from tests.specdec.tiny import tiny_llama_dir
-
         tiny_llama_dir(directory, heads=6, kv_heads=1, head_dim=80, max_positions=1024)
         return
     save_family(directory, name)
@@ -185,17 +184,17 @@ def test_ranks_that_share_memory_sum_up_in_the_kernels(directory, tmp_path):
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
 
 
-class LostPeer(RuntimeError):
+class LostPeerError(RuntimeError):
     pass
 
 
 def test_what_a_collective_raises_comes_through(directory):
     class Broken(TensorParallelGroup):
         def all_reduce(self, tensor):
-            raise LostPeer("rank 1 has ended")
+            raise LostPeerError("rank 1 has ended")
 
     model = load(directory, 16, group=Broken(0, 2))
-    with pytest.raises(LostPeer):
+    with pytest.raises(LostPeerError):
         Sequences(model, 16).run((0, [1, 2, 3], 0))
 
 
