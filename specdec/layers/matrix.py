@@ -116,13 +116,13 @@ class NativeMatrix:
 
     def multiply(self, x: Tensor) -> Tensor:
         """See Matrix."""
-        result = torch.empty(len(x), self._packed.shape[0])
+        result = torch.empty(len(x), self._packed.shape[0], device="cpu")
         self._packed.multiply(_rows_of_floats(x), result)
         return result.to(x.dtype)
 
     def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
         """See Matrix."""
-        result = torch.empty(len(x), self._packed.shape[0]).copy_(base)
+        result = torch.empty(len(x), self._packed.shape[0], device="cpu").copy_(base)
         self._packed.multiply(_rows_of_floats(x), result, adds=True)
         return result.to(x.dtype)
 

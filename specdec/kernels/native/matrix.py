@@ -60,7 +60,7 @@ class PackedMatrix:
         self.dtype = _DTYPES[weights]
         self.shape = shape
         self._library = library
-        self._scales = torch.zeros(shape[0]) if self.dtype == torch.int8 else None
+        self._scales = torch.zeros(shape[0], device="cpu") if self.dtype == torch.int8 else None
         scales = None if self._scales is None else self._scales.data_ptr()
         self.struct = MatrixStruct(weights, *shape, None, scales, None)
         self._panels = panel_memory().take(library.specdec_panel_bytes(self.struct))
@@ -90,7 +90,7 @@ class PackedMatrix:
         assert x.shape[1] == self.shape[1]
         assert y.shape == (len(x), self.shape[0])
         num_bytes = self._library.specdec_scratch_bytes(self.struct, len(x))
-        scratch = torch.empty(num_bytes, dtype=torch.uint8) if num_bytes else None
+        scratch = torch.empty(num_bytes, dtype=torch.uint8, device="cpu") if num_bytes else None
         self._library.specdec_multiply(
             self.struct,
             x.data_ptr(),
@@ -111,7 +111,7 @@ class PackedMatrix:
         assert self._scales is None
         assert indices.dtype == torch.int64
         indices = indices.contiguous()
-        rows = torch.empty(len(indices), self.shape[1], dtype=self.dtype)
+        rows = torch.empty(len(indices), self.shape[1], dtype=self.dtype, device="cpu")
         if not self._library.specdec_rows_of(
             self.struct, indices.data_ptr(), len(indices), rows.data_ptr()
         ):

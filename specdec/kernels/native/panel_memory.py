@@ -25,7 +25,7 @@ class PanelMemory:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._free = torch.empty(0, dtype=torch.uint8)
+        self._free = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def take(self, num_bytes: int) -> Tensor:
         """[num_bytes] uint8, zeros, aligned to a cache line."""
