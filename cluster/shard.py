@@ -163,8 +163,15 @@ class DraftShard(_Shard):
 
 
 def _join_group(spec: ShardSpec) -> TensorParallelGroup:
+    if spec.size == 1:
+        return TensorParallelGroup()
     # All ranks of a group are on one node, so nothing of it needs to be on the network. Whoever
     # made up the path may be on another one.
     spec.directory.mkdir(mode=0o700, exist_ok=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    return Rendezvous(spec.rank, spec.size, spec.device, spec.directory, _COLLECTIVE_TIMEOUT).join()
+    group = Rendezvous(
+        spec.rank, spec.size, spec.device, spec.directory, _COLLECTIVE_TIMEOUT
+    ).join()
+    means = type(group.collectives).__name__
+    logger.info("rank %d of %d exchanges tensors by %s", spec.rank, spec.size, means)
+    return group
