@@ -8,6 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.config import DraftLimits, SpeculativeConfig
 from specdec.errors import BadLogitsError
+from specdec.models.native_decoder import NativeDecoder
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftModelProposer
 from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
@@ -27,7 +28,12 @@ def untied_dir(tmp_path_factory):
     return tiny_llama_dir(tmp_path_factory.mktemp("untied"), tied=False)
 
 
+def weights_of(model):
+    return model.torch_decoder if isinstance(model, NativeDecoder) else model
+
+
 def poison(model, value):
+    model = weights_of(model)
     if value is not None and POISON in model.embed_tokens.tokens:
         model.embed_tokens.weight[POISON - model.embed_tokens.tokens.start] = value
 
@@ -168,7 +174,7 @@ def test_a_draft_cannot_end_a_request(untied_dir, undisturbed):
 def test_a_draft_model_of_no_numbers_drafts_something(untied_dir, undisturbed, value):
     limits = DraftLimits(num_blocks=200, block_size=4, max_model_len=160, max_catch_up_tokens=16)
     runner = load_draft_runner(untied_dir, "float32", limits, TensorParallelGroup())
-    runner.model.embed_tokens.weight[:] = value
+    weights_of(runner.model).embed_tokens.weight[:] = value
     proposer = DraftModelProposer(LocalDraftWorker(runner), limits)
     config = SpeculativeConfig("draft_model", 3)
     engine = engine_for(untied_dir, None, proposer=proposer, speculation=config)
