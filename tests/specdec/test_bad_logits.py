@@ -8,12 +8,12 @@ from safetensors.torch import load_file, save_file
 
 from specdec.config import DraftLimits, SpeculativeConfig
 from specdec.errors import BadLogitsError
-from specdec.models.native_decoder import NativeDecoder
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftModelProposer
 from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 from tests.specdec.engines import ScriptedProposer, engine_config, make_engine, request, run
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.passes import weights_of
 from tests.specdec.tiny import tiny_llama_dir
 
 POISON = 300
@@ -26,10 +26,6 @@ END = 2
 def untied_dir(tmp_path_factory):
     """Not tied: a NaN in the embedding must not be one in everybody's logits."""
     return tiny_llama_dir(tmp_path_factory.mktemp("untied"), tied=False)
-
-
-def weights_of(model):
-    return model.torch_decoder if isinstance(model, NativeDecoder) else model
 
 
 def poison(model, value):

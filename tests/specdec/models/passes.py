@@ -5,6 +5,7 @@ import torch
 from specdec.model_config import ModelConfig
 from specdec.model_input import Chunk, ModelInput
 from specdec.models import load_model
+from specdec.models.native_decoder import NativeDecoder
 
 BLOCK_SIZE = 4
 
@@ -15,7 +16,12 @@ def batch_of(parts):
     return ModelInput.of(chunks, BLOCK_SIZE)
 
 
-def load(directory, group, dtype=torch.float32, quantization=None):
+def weights_of(model):
+    """The layers that a model is made of, whatever runs it."""
+    return model.torch_decoder if isinstance(model, NativeDecoder) else model
+
+
+def load(directory, group, dtype=torch.float32, quantization=None, kernels="auto"):
     config = ModelConfig.from_directory(directory)
     return load_model(
         directory,
@@ -25,12 +31,13 @@ def load(directory, group, dtype=torch.float32, quantization=None):
         max_model_len=128,
         block_size=BLOCK_SIZE,
         quantization=quantization,
+        kernels=kernels,
     )
 
 
-def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None):
+def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None, kernels="auto"):
     """Logits of two sequences, by way of chunks, decode rows and several rows at once."""
-    model = load(directory, group, dtype, quantization)
+    model = load(directory, group, dtype, quantization, kernels)
     cache = model.new_kv_cache(40 * BLOCK_SIZE)
     first, second = list(range(3, 20)), list(range(39, 24, -1))
     a, b = ids
