@@ -206,6 +206,7 @@ class Router:
             dtype=self.config.dtype,
             device=self.config.device,
             quantization=quantization,
+            kernels=self.config.kernels,
             tensor_parallel_size=size,
             limits=limits,
             num_replicas=self.config.most_replicas,

@@ -16,7 +16,7 @@ from cluster import logs, wire
 from cluster.logs import LogConfig
 from cluster.resources import threads_per_shard
 from cluster.transport import Endpoint, Listener, Transport
-from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
+from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import DraftRunner, ModelRunner, Rendezvous, load_draft_runner, load_runner
 from specdec.vocabulary import VocabularyMap
@@ -44,6 +44,7 @@ class ShardSpec:
     dtype: DTypeName
     device: str
     quantization: QuantizationMethod | None
+    kernels: Kernels
     limits: EngineConfig | DraftLimits
     directory: Path
     num_replicas: int
@@ -122,6 +123,7 @@ class TargetShard(_Shard):
             group,
             spec.quantization,
             torch.device(spec.device),
+            spec.kernels,
         )
         self._runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
 
@@ -145,6 +147,7 @@ class DraftShard(_Shard):
             spec.quantization,
             torch.device(spec.device),
             spec.vocabulary,
+            spec.kernels,
         )
         self._runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
 

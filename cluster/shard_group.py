@@ -22,7 +22,7 @@ from cluster.logs import LogConfig
 from cluster.resources import CPUS_PER_SHARD
 from cluster.shard import DraftShard, ShardSpec, TargetShard
 from cluster.transport import Connection, CurveKeys, Transport
-from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
+from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.errors import DraftFailedError, TargetFailedError
 from specdec.vocabulary import VocabularyMap
 
@@ -51,6 +51,7 @@ class GroupSpec:
     dtype: DTypeName
     device: str
     quantization: QuantizationMethod | None
+    kernels: Kernels
     tensor_parallel_size: int
     limits: EngineConfig | DraftLimits
     num_replicas: int
@@ -191,6 +192,7 @@ class ShardGroup:
             dtype=spec.dtype,
             device=spec.device,
             quantization=spec.quantization,
+            kernels=spec.kernels,
             limits=spec.limits,
             directory=self._directory,
             num_replicas=spec.num_replicas,

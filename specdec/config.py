@@ -24,6 +24,10 @@ QuantizationMethod = Literal["int8", "w8a8"]
 """How linear layers hold matrices, and multiply: `int8` by rows in 16 bits, `w8a8` by rows in 8
 bits, which is faster and for drafts alone. A row's product never depends on the batch."""
 
+Kernels = Literal["auto", "native", "torch"]
+"""What multiplies on a CPU: `native` is this project's code in C++, compiled when it is first used;
+`auto` takes that where there is a compiler, and torch elsewhere."""
+
 QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
 

@@ -1,5 +1,6 @@
 """Runs the models: one rank's workers, and the seams by which engine and proposer reach them."""
 
+from specdec.kernels.native import native_library_fault
 from specdec.runner.draft_runner import DraftRunner
 from specdec.runner.draft_worker import DraftWorker, LocalDraftWorker
 from specdec.runner.loading import load_draft_runner, load_runner
@@ -17,4 +18,5 @@ __all__ = [
     "Target",
     "load_draft_runner",
     "load_runner",
+    "native_library_fault",
 ]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.models import LlamaForCausalLM
+from specdec.models import Decoder
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.draft_grammars import DraftGrammars
 from specdec.runner.runner import Runner
@@ -79,7 +79,7 @@ class DraftRunner(Runner):
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: Decoder,
         group: TensorParallelGroup,
         *,
         num_blocks: int,
@@ -177,7 +177,7 @@ class DraftRunner(Runner):
         """
         self._sequences.follow(rows)
         batch = self._sequences.model_input(rows)
-        last = [end - 1 for end in batch.cu_seqlens_q[1:]]
+        last = (batch.cu_seqlens_q[1:] - 1).tolist()
         logits = self._logits(self.model(batch, self.kv_cache)[last])
         logits = self._sequences.logit_edits(rows).apply(logits)
         if self._shared_tokens is not None:

@@ -26,6 +26,8 @@ constexpr int64_t kBlock = 512;             // elements that are summed at a tim
 constexpr auto kAwake = std::chrono::microseconds(300);
 constexpr auto kLivenessPeriod = std::chrono::milliseconds(100);
 
+int threads_for(int64_t bytes) { return bytes > kManyBytes ? omp_get_max_threads() : 1; }
+
 int64_t region_bytes(int64_t size) { return size * (sizeof(Arrival) + 2 * kSlotBytes); }
 
 }  // namespace
@@ -265,15 +267,15 @@ SPECDEC_EXPORT int32_t specdec_reducer_failure(const Reducer* reducer) { return 
 // Returns the reducer's failure from then on.
 SPECDEC_EXPORT int32_t specdec_all_reduce(Reducer* reducer, int32_t kind, void* data,
                                           int64_t count) {
-#pragma omp parallel if (count * 4 > specdec::kManyBytes)
-  specdec::reduce(*reducer, kind, data, count, Team::current());
+  specdec::run_team(specdec::threads_for(count * 4),
+                    [&](Team team) { specdec::reduce(*reducer, kind, data, count, team); });
   return reducer->failure;
 }
 
 // part: [bytes]; all: [size, bytes]. Returns like specdec_all_reduce.
 SPECDEC_EXPORT int32_t specdec_all_gather(Reducer* reducer, const char* part, int64_t bytes,
                                           char* all) {
-#pragma omp parallel if (bytes > specdec::kManyBytes)
-  specdec::gather(*reducer, part, bytes, all, Team::current());
+  specdec::run_team(specdec::threads_for(bytes),
+                    [&](Team team) { specdec::gather(*reducer, part, bytes, all, team); });
   return reducer->failure;
 }
