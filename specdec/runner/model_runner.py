@@ -11,10 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.kernels.draws import Peaks, row_peaks
 from specdec.runner.logprobs import KeptLogits, LogprobReader
 from specdec.runner.lookahead import places_of_guesses, places_to_verify
 from specdec.runner.runner import Runner
-from specdec.runner.sequences import SampledToken
+from specdec.runner.sequences import TokensToCome
 from specdec.sampling import LogitEdits, SamplingBatch, bad_rows, sample
 from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules
@@ -69,10 +70,10 @@ class ModelRunner(Runner):
             logits = logits[places_to_verify(rows)]
         rules = [self._sequences.rules(row.seq_id) for row in rows]
         kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
-        best = logits.amax(1)
+        peaks = row_peaks(logits)
         edits = self._sequences.logit_edits(rows)
         logits = edits.apply(logits)
-        is_bad = self._bad_rows(best, logits, edits)
+        is_bad = self._bad_rows(peaks, logits, edits)
         verified = self._report(rows, self._verified(rows, logits), is_bad, kept)
         if not seen_ahead:
             return verified
@@ -102,16 +103,16 @@ class ModelRunner(Runner):
         token_ids: list[int] = best.tolist()
         return token_ids
 
-    def _bad_rows(self, best: Tensor, logits: Tensor, edits: LogitEdits) -> list[bool]:
+    def _bad_rows(self, peaks: Peaks, logits: Tensor, edits: LogitEdits) -> list[bool]:
         """Which rows of logits no token can come of, the same on every rank.
 
-        best: [R], this rank's highest logits before the edits, which have been made since.
+        peaks: of this rank's logits before the edits, which have been made since.
         """
-        best_left = best
+        best_left = peaks.values
         if masked := edits.masked_rows:
-            best_left = best.to(torch.float32, copy=True)
-            best_left[masked] = logits[masked].amax(1)
-        is_bad: list[bool] = bad_rows(best, best_left, self.group).tolist()
+            best_left = best_left.clone()
+            best_left[masked] = row_peaks(logits[masked]).values
+        is_bad: list[bool] = bad_rows(peaks.is_broken, best_left, self.group).tolist()
         return is_bad
 
     def _report(
@@ -171,7 +172,7 @@ class ModelRunner(Runner):
         return verified
 
     def _judge(self, name: VerifierName, rows: Many[StepRow], logits: Tensor) -> VerifiedTokens:
-        batch = self._sequences.sampling_batch([token for row in rows for token in _coming(row)])
+        batch = self._sequences.sampling_batch([_coming(row) for row in rows])
         drafts = DraftBatch([self._draft(row) for row in rows], logits.device)
         return VERIFY[name](logits, batch, drafts, self._shard)
 
@@ -187,10 +188,9 @@ class ModelRunner(Runner):
         return Draft(row.drafts, self._sequences.rules(row.seq_id).verifier, row.draft_probs)
 
 
-def _coming(row: StepRow) -> list[SampledToken]:
+def _coming(row: StepRow) -> TokensToCome:
     """What the last known token of a row and its drafts define: the tokens behind their own."""
-    positions = range(row.known_end, row.known_end + row.num_draft_tokens + 1)
-    return [SampledToken(row.seq_id, position) for position in positions]
+    return TokensToCome(row.seq_id, row.known_end, row.num_draft_tokens + 1)
 
 
 def _scored_tokens(rows: Many[StepRow]) -> list[int]:
