@@ -7,6 +7,7 @@ here leaves open.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -48,6 +49,25 @@ class Peaks:
     values: Tensor  # [num_rows] float32
     token_ids: Tensor  # [num_rows] int64
     is_broken: Tensor  # [num_rows] bool
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def take(self, rows: Tensor) -> Peaks:
+        """Of some rows; rows: int64."""
+        return Peaks(self.values[rows], self.token_ids[rows], self.is_broken[rows])
+
+    def with_rows(self, rows: Sequence[int], others: Peaks) -> Peaks:
+        """The same but for `rows`, which are now `others`, in order."""
+        values, token_ids, is_broken = (
+            torch.index_copy(own, 0, torch.tensor(rows, device=own.device), new)
+            for own, new in (
+                (self.values, others.values),
+                (self.token_ids, others.token_ids),
+                (self.is_broken, others.is_broken),
+            )
+        )
+        return Peaks(values, token_ids, is_broken)
 
 
 def row_peaks(logits: Tensor) -> Peaks:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from specdec.kernels.draws import DRAW
+from specdec.kernels.draws import DRAW, Peaks
 from specdec.model_input import ModelInput
 from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory
 from specdec.sampling_rules import SamplingRules
@@ -139,8 +139,10 @@ class SequenceTable:
             block_tables=self._tensor(tables),
         )
 
-    def sampling_batch(self, tokens: Many[TokensToCome]) -> SamplingBatch:
-        """How to draw `tokens`, one row of logits each, in order."""
+    def sampling_batch(
+        self, tokens: Many[TokensToCome], peaks: Peaks | None = None
+    ) -> SamplingBatch:
+        """How to draw `tokens`, one row of logits each, in order; peaks: of these, where known."""
         states = [self._states[run.seq_id] for run in tokens]
         records = b"".join(
             state.draw * run.count for state, run in zip(states, tokens, strict=True)
@@ -151,7 +153,7 @@ class SequenceTable:
             for state, run in zip(states, tokens, strict=True)
             for position in range(run.position, run.position + run.count)
         ]
-        return SamplingBatch.of_draws(draws, self._device)
+        return SamplingBatch.of_draws(draws, self._device, peaks)
 
     def _block_tables(self, rows: Many[StepRow]) -> NDArray[np.int64]:
         counts = [-(-row.end // self._block_size) for row in rows]

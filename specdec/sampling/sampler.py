@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.kernels.draws import DRAW, Draws, draw_tokens, row_peaks
+from specdec.kernels.draws import DRAW, Draws, Peaks, draw_tokens, row_peaks
 from specdec.parallel import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks, Winners
 from specdec.sampling.noise import (
@@ -47,6 +47,7 @@ class SamplingBatch:
 
     draws: Draws  # [num_rows], the rows in order
     device: torch.device
+    peaks: Peaks | None = None  # of the logits to be sampled, where somebody has read them already
 
     @classmethod
     def from_lists(
@@ -73,10 +74,12 @@ class SamplingBatch:
         return cls.of_draws(draws, device)
 
     @classmethod
-    def of_draws(cls, draws: Draws, device: torch.device | str) -> SamplingBatch:
+    def of_draws(
+        cls, draws: Draws, device: torch.device | str, peaks: Peaks | None = None
+    ) -> SamplingBatch:
         """One for each row of logits, in order; takes them over, and numbers them."""
         draws["row"] = np.arange(len(draws))
-        return cls(draws, torch.device(device))
+        return cls(draws, torch.device(device), peaks)
 
     @classmethod
     def greedy(cls, num_rows: int, device: torch.device) -> SamplingBatch:
@@ -128,6 +131,11 @@ class SamplingBatch:
         choices, positions = (sampled[name].astype(np.int64) for name in ("choice", "position"))
         return NoiseKeys(*map(self._tensor, (sampled["seed"], choices, positions)))
 
+    @property
+    def is_any_sampled(self) -> bool:
+        """Whether any row is not greedy."""
+        return bool(self._is_sampled.any())
+
     @cached_property
     def _is_sampled(self) -> NDArray[np.bool_]:
         return np.asarray(self.draws["temperature"] > 0)
@@ -156,6 +164,8 @@ def sample(
     logits = logits[:, : vocab_size - first_token]
     assert len(logits) == batch.num_rows, (len(logits), batch.num_rows)
     assert logits.shape[1] > 0, (first_token, vocab_size)
+    if group.size == 1 and not batch.is_any_sampled:
+        return _peaks(logits, batch).token_ids
     drawn = draw_tokens(logits, batch.draws) if group.size == 1 else None
     if drawn is None:
         return torch_sample(logits, batch, group, first_token, vocab_size)
@@ -179,7 +189,8 @@ def torch_sample(
     """
     best = torch.empty(batch.num_rows, 2, dtype=torch.float64, device=logits.device)
     if len(batch.greedy_rows):
-        best[batch.greedy_rows] = _pairs(_peaks(_take(logits, batch.greedy_rows), first_token))
+        peaks = _peaks(logits, batch).take(batch.greedy_rows)
+        best[batch.greedy_rows] = _pairs(Winners(peaks.values, first_token + peaks.token_ids))
     if len(batch.sampled_rows):
         chunks = ScoreChunks.of_logits(_take(logits, batch.sampled_rows), first_token)
         best[batch.sampled_rows] = _pairs(_sampled_winners(chunks, batch, group, vocab_size))
@@ -201,9 +212,8 @@ def draw(
     return _best_of_ranks(group.all_gather(pairs))
 
 
-def _peaks(logits: Tensor, first_token: int) -> Winners:
-    peaks = row_peaks(logits)
-    return Winners(peaks.values, first_token + peaks.token_ids)
+def _peaks(logits: Tensor, batch: SamplingBatch) -> Peaks:
+    return row_peaks(logits) if batch.peaks is None else batch.peaks
 
 
 def _sampled_winners(

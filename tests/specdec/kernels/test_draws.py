@@ -143,3 +143,14 @@ def test_peaks_are_the_reference_s(vocab_size, dtype):
     assert torch.equal(peaks.values, expected.values)
     assert torch.equal(peaks.token_ids, expected.token_ids)
     assert torch.equal(peaks.is_broken, expected.is_broken)
+
+
+def test_peaks_of_rows_that_have_changed():
+    logits = logits_of(5)
+    before = row_peaks(logits)
+    logits[[1, 3]] = logits_of(2, seed=1)
+    after, expected = before.with_rows([1, 3], row_peaks(logits[[1, 3]])), row_peaks(logits)
+    assert torch.equal(after.values, expected.values)
+    assert torch.equal(after.token_ids, expected.token_ids)
+    rows = torch.tensor([4, 1])
+    assert torch.equal(after.take(rows).token_ids, expected.token_ids[rows])
