@@ -171,6 +171,7 @@ def memory_plan(config: ServeConfig, models: Models, available_bytes: int) -> Me
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queue_len=config.max_queue_len,
         enable_prefix_caching=config.enable_prefix_caching,
+        stream_interval=config.stream_interval,
         speculation=config.speculative_config,
     )
     return MemoryPlan(engine, _draft_limits(engine, models.draft))

@@ -64,6 +64,7 @@ class EngineCounters:
     """What an engine counts itself; see EngineStats."""
 
     num_steps: int = 0
+    last_batch_size: int = 0
     num_prompt_tokens: int = 0
     num_prefill_chunks: int = 0
     num_generated_tokens: int = 0
@@ -76,6 +77,7 @@ class EngineStats:
     """The engine's load at one moment, and its counters since it started.
 
     accepted_by_position: accepted draft tokens by their position in the draft.
+    last_batch_size: sequences that the last step brought tokens to.
     num_cached_tokens: prompt tokens whose KV the prefix cache had.
     num_prefill_chunks: rows that ended before the end of what was to be computed.
     is_speculation_on: whether a request that says nothing about it gets drafts.
@@ -88,6 +90,7 @@ class EngineStats:
     num_blocks: int
     num_free_blocks: int
     num_steps: int
+    last_batch_size: int
     num_preemptions: int
     num_prompt_tokens: int
     num_cached_tokens: int
