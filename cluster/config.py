@@ -115,6 +115,12 @@ class ServeConfig:
     enable_prefix_caching: bool = setting(
         True, BOOLEAN, "Whether the KV of a prompt's beginning is used again for the next one"
     )
+    stream_interval: int = setting(
+        1,
+        whole_number(1, 2**20),
+        "New tokens of an answer that a message of a stream waits for, where a request does not "
+        "say; the first and the last do not wait",
+    )
     kv_cache_memory_gib: float | None = setting(
         None,
         optional(POSITIVE),

@@ -91,6 +91,7 @@ def _engine_config(config: ServeConfig, pool: _Pool, num_blocks: int) -> EngineC
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_queue_len=config.max_queue_len,
         enable_prefix_caching=config.enable_prefix_caching,
+        stream_interval=config.stream_interval,
         speculation=config.speculative_config,
     )
 

@@ -31,6 +31,10 @@ Kernels = Literal["auto", "native", "torch"]
 QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
 
+MAX_STREAM_INTERVAL = 2**20
+"""More tokens than are ever held back."""
+
+
 @dataclass(frozen=True)
 class EngineConfig:
     """Limits of one engine.
@@ -42,6 +46,8 @@ class EngineConfig:
         hold up the sequences that are decoding.
     max_queue_len: most sequences that wait beyond max_num_seqs; one more is refused.
     enable_prefix_caching: whether KV of a prompt's beginning is used again for the next one.
+    stream_interval: of how many new tokens of a choice is told at once, where a request does not
+        say; the first and the last ones never wait.
     """
 
     max_model_len: int
@@ -51,6 +57,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 256
     max_queue_len: int = 256
     enable_prefix_caching: bool = True
+    stream_interval: int = 1
     speculation: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:
@@ -58,6 +65,7 @@ class EngineConfig:
         require_range("block_size", self.block_size, 1, 1024)
         require_range("max_num_seqs", self.max_num_seqs, 1, 4096)
         require_range("max_queue_len", self.max_queue_len, 0, 1_000_000)
+        require_range("stream_interval", self.stream_interval, 1, MAX_STREAM_INTERVAL)
         # Every running sequence must be able to decode in every step.
         require_range(
             "max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs, 2**20

@@ -64,6 +64,7 @@ class EngineCounters:
     """What an engine counts itself; see EngineStats."""
 
     num_steps: int = 0
+    last_batch_size: int = 0
     num_prompt_tokens: int = 0
     num_prefill_chunks: int = 0
     num_generated_tokens: int = 0
@@ -77,6 +78,7 @@ class EngineStats:
     """The engine's load at one moment, and its counters since it started.
 
     accepted_by_position: accepted draft tokens by their position in the draft.
+    last_batch_size: sequences that the last step brought tokens to.
     num_cached_tokens: prompt tokens whose KV the prefix cache had.
     num_prefill_chunks: rows that ended before the end of what was to be computed.
     num_lookahead_tokens: guesses run behind drafts, for what the target says after them.
@@ -90,6 +92,7 @@ class EngineStats:
     num_blocks: int
     num_free_blocks: int
     num_steps: int
+    last_batch_size: int
     num_preemptions: int
     num_prompt_tokens: int
     num_cached_tokens: int

@@ -14,7 +14,7 @@ from specdec.models import Decoder
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.draft_grammars import DraftGrammars
 from specdec.runner.runner import Runner
-from specdec.runner.sequences import SampledToken
+from specdec.runner.sequences import TokensToCome
 from specdec.runner.target_order import SharedTokens, TargetOrder
 from specdec.sampling import (
     Distribution,
@@ -118,7 +118,7 @@ class DraftRunner(Runner):
         num_drafted = 0
         while rows:
             coming = [
-                SampledToken(row.seq_id, asked[row.seq_id].first_index + num_drafted)
+                TokensToCome(row.seq_id, asked[row.seq_id].first_index + num_drafted)
                 for row in rows
             ]
             rows = self._extend(rows, coming, [drafts[row.seq_id] for row in rows], num_drafted)
@@ -167,7 +167,7 @@ class DraftRunner(Runner):
     def _extend(
         self,
         rows: Many[StepRow],
-        coming: Many[SampledToken],
+        coming: Many[TokensToCome],
         drafts: Many[_GrowingDraft],
         num_drafted: int,
     ) -> list[StepRow]:
@@ -214,7 +214,7 @@ class DraftRunner(Runner):
             return self._draw_coupled if drafts_text(rules) else self._draw_shared
         return self._draw_listed if rules.needs_draft_probs else self._draw_coupled
 
-    def _sampling_batch(self, logits: Tensor, coming: Many[SampledToken]) -> SamplingBatch:
+    def _sampling_batch(self, logits: Tensor, coming: Many[TokensToCome]) -> SamplingBatch:
         """How to draw each of `coming`."""
         batch = self._sequences.sampling_batch(coming)
         rules = [self._sequences.rules(token.seq_id) for token in coming]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
+from specdec.kernels.draws import DRAW, Peaks
 from specdec.model_input import Chunk, Indices, ModelInput
 from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory
 from specdec.sampling_rules import SamplingRules
@@ -18,11 +19,13 @@ from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 class SequenceState:
     """A sequence as its worker sees it.
 
+    draw: how its tokens are drawn, one of DRAW but for the position.
     history: its tokens, where its rules go by them; otherwise the worker does not know them.
     """
 
     admission: SequenceAdmission
     shaping: Shaping
+    draw: bytes
     history: TokenHistory | None
     block_table: Indices = field(default_factory=lambda: np.empty(0, np.int32))
 
@@ -33,7 +36,7 @@ class SequenceState:
         history = None
         if rules.needs_tokens:
             history = TokenHistory(admission.token_ids, num_prompt_tokens)
-        return cls(admission, Shaping.of(rules, tokens), history)
+        return cls(admission, Shaping.of(rules, tokens), _draw_of(rules), history)
 
     def apply(self, delta: BlockTableDelta) -> None:
         """Takes over what has changed at the table's end."""
@@ -57,11 +60,12 @@ class SequenceState:
 
 
 @dataclass(frozen=True)
-class SampledToken:
-    """A token to come: the one at index `position` of a sequence's tokens."""
+class TokensToCome:
+    """The `count` tokens from index `position` of a sequence's tokens on."""
 
     seq_id: int
     position: int
+    count: int = 1
 
 
 class SequenceTable:
@@ -126,19 +130,31 @@ class SequenceTable:
         ]
         return ModelInput.of(chunks, self._block_size)
 
-    def sampling_batch(self, tokens: Many[SampledToken]) -> SamplingBatch:
-        """How to draw `tokens`, one row of logits each."""
-        admissions = [self._states[token.seq_id].admission for token in tokens]
-        return SamplingBatch.from_lists(
-            temperatures=[admission.rules.temperature for admission in admissions],
-            top_k=[admission.rules.top_k for admission in admissions],
-            top_p=[admission.rules.top_p for admission in admissions],
-            min_p=[admission.rules.min_p for admission in admissions],
-            seeds=[admission.rules.seed for admission in admissions],
-            choices=[admission.rules.choice for admission in admissions],
-            positions=[
-                token.position - admission.num_prompt_tokens
-                for token, admission in zip(tokens, admissions, strict=True)
-            ],
-            device=self._device,
+    def sampling_batch(
+        self, tokens: Many[TokensToCome], peaks: Peaks | None = None
+    ) -> SamplingBatch:
+        """How to draw `tokens`, one row of logits each, in order; peaks: of these, where known."""
+        states = [self._states[run.seq_id] for run in tokens]
+        records = b"".join(
+            state.draw * run.count for state, run in zip(states, tokens, strict=True)
         )
+        draws = np.frombuffer(bytearray(records), dtype=DRAW)
+        draws["position"] = [
+            position - state.admission.num_prompt_tokens
+            for state, run in zip(states, tokens, strict=True)
+            for position in range(run.position, run.position + run.count)
+        ]
+        return SamplingBatch.of_draws(draws, self._device, peaks)
+
+
+def _draw_of(rules: SamplingRules) -> bytes:
+    batch = SamplingBatch.from_lists(
+        temperatures=[rules.temperature],
+        top_k=[rules.top_k],
+        top_p=[rules.top_p],
+        min_p=[rules.min_p],
+        seeds=[rules.seed],
+        choices=[rules.choice],
+        positions=[0],
+    )
+    return batch.draws.tobytes()

@@ -230,3 +230,12 @@ def test_over_http_in_both_formats():
     opened = client.get("/metrics", headers={"accept": OPEN_METRICS})
     assert opened.headers["content-type"].startswith("application/openmetrics-text")
     assert "specdec:batch_size" in {family.name for family in parse_open(opened.text)}
+
+
+async def test_steps_that_are_told_together_count_each(replica):
+    outputs = await replica.finish(replace(request("r", PROMPT, max_tokens=10), stream_interval=6))
+    # One token, then drafts of 3, 3 and 2 that yield 3 each: the first two are told together.
+    assert [(len(each.token_ids), each.num_steps) for each in outputs] == [(1, 1), (6, 2), (3, 1)]
+    found = values(replica.metrics)
+    assert found[("inter_token_latency_seconds_count",)] == 3
+    assert found[("batch_size_count",)] == 4
