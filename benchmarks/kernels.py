@@ -6,7 +6,7 @@ the rounds. The floor is the time that reading a contender's weights takes at th
 measured between them. On one thread CPU time counts, which others on the machine hardly touch; on
 several it is time on the clock.
 
-    python -m benchmarks.kernels [--rows 1 8 ...] [--rounds 15] [--threads 1 2] [--output FILE]
+    python -m benchmarks.kernels [--rows 1 8 ...] [--rounds 15] [--threads 1 2] [--layers 30]
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from benchmarks.machine import Machine, describe_machine, num_usable_cores
 from benchmarks.matrix_contenders import CONTENDERS, Shape
 from specdec.models.store import print_progress
 
-SHAPES: tuple[Shape, ...] = (
-    *((960, 576), (576, 576), (3072, 576), (576, 1536)) * 30,
-    (49152, 576),
-)
-"""[out_features, in_features]: QKV, attention output, gate and up, down of each layer; the head."""
+_LAYER: tuple[Shape, ...] = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+"""[out_features, in_features]: QKV, attention output, gate and up, down."""
+
+_HEAD: Shape = (49152, 576)
+_NUM_LAYERS = 30
 
 _ROWS = (1, 2, 4, 8, 16, 32, 256)
 _FEW_ROWS = 32
@@ -57,16 +57,17 @@ class Report:
     """Everything that was measured; others_percent: of a core, by other processes."""
 
     machine: Machine
+    num_layers: int
     others_percent: float
     figures: tuple[Figure, ...]
 
 
 def measure(
-    rows: int, num_rounds: int, names: Sequence[str], num_threads: int
+    shapes: Sequence[Shape], rows: int, num_rounds: int, names: Sequence[str], num_threads: int
 ) -> tuple[Figure, ...]:
     """One for each contender of these names."""
     torch.set_num_threads(num_threads)
-    passes = {name: CONTENDERS[name](SHAPES, rows) for name in names}
+    passes = {name: CONTENDERS[name](shapes, rows) for name in names}
     memory = torch.ones(2**27, device="cpu")  # 512 MiB, as much as the model in float32
     runs: dict[str, Callable[[], object]] = {
         "": memory.sum,
@@ -124,13 +125,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wait_until_quiet(_QUIET_LIMIT_S)
     before = CpuUsage.now()
     figures: list[Figure] = []
+    shapes = [*_LAYER * options.layers, _HEAD]
     for num_threads, rows in itertools.product(options.threads, options.rows):
         print_progress(f"measuring {rows} rows, threads: {num_threads}")
         rounds = options.rounds if rows <= _FEW_ROWS else -(-options.rounds // 3)
         with torch.inference_mode():
-            figures += measure(rows, rounds, options.contenders, num_threads)
+            figures += measure(shapes, rows, rounds, options.contenders, num_threads)
     others_percent = CpuUsage.now().others_percent_since(before)
-    report = Report(describe_machine(), others_percent, tuple(figures))
+    report = Report(describe_machine(), options.layers, others_percent, tuple(figures))
     print_table(report)
     line = json.dumps(asdict(report))
     if options.output is not None:
@@ -144,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="benchmarks.kernels", description="Measure the matrix products of a model."
     )
     parser.add_argument("--rows", type=int, nargs="+", default=_ROWS)
+    parser.add_argument("--layers", type=int, default=_NUM_LAYERS, help="all take 8 GB of memory")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, nargs="+", default=(1, num_usable_cores()))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=tuple(CONTENDERS))
