@@ -36,6 +36,27 @@ class Ratio:
 
 
 @dataclass(frozen=True)
+class Bar:
+    """A figure with a limit."""
+
+    name: str
+    figure: float
+    limit: float
+    is_most: bool  # else the limit is the least
+    is_met: bool
+
+
+def at_least(name: str, figure: float, limit: float) -> Bar:
+    """A bar from below."""
+    return Bar(name, figure, limit, is_most=False, is_met=figure >= limit)
+
+
+def at_most(name: str, figure: float, limit: float) -> Bar:
+    """A bar from above."""
+    return Bar(name, figure, limit, is_most=True, is_met=figure <= limit)
+
+
+@dataclass(frozen=True)
 class Comparison:
     """Cases to compare, by name. Of several on a side, the total time of a round counts."""
 
@@ -110,12 +131,19 @@ def print_ratios(ratios: Sequence[Ratio]) -> None:
     """One line each, on standard output, with what became of its aim."""
     for ratio in ratios:
         spread = f"({ratio.smallest:.2f} to {ratio.largest:.2f})"
-        print(f"{ratio.name:56s}{ratio.median:6.2f} {spread}{verdict(ratio.aim, ratio.is_met)}")
+        aim = "" if ratio.aim is None else f"  aim {ratio.aim:g}: {_verdict(ratio.is_met)}"
+        print(f"{ratio.name:56s}{ratio.median:6.2f} {spread}{aim}")
 
 
-def verdict(aim: float | None, is_met: bool | None) -> str:
-    """What to write behind a figure that has an aim; nothing behind others."""
-    return "" if aim is None else f"  aim {aim:g}: {'met' if is_met else 'MISSED'}"
+def print_bars(bars: Sequence[Bar]) -> None:
+    """One line each, on standard output."""
+    for bar in bars:
+        limit = f"at {'most' if bar.is_most else 'least'} {bar.limit:g}"
+        print(f"{bar.name}: {bar.figure:.3g}, {limit}: {_verdict(bar.is_met)}")
+
+
+def _verdict(is_met: bool | None) -> str:
+    return "met" if is_met else "MISSED"
 
 
 def _rates(names: Sequence[str], measured: Measured) -> list[float]:
