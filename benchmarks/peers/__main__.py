@@ -42,13 +42,15 @@ from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds,
 from benchmarks.step_bench import PRECISIONS
 from benchmarks.summary import compare_all, print_ratios, print_rows, summarize
 from benchmarks.worker import Worker
-from benchmarks.workloads import NO_METHOD, Contender, all_at_once, one_by_one
+from benchmarks.workloads import NO_METHOD, Contender, Workload, all_at_once, one_by_one
 from specdec.cache import default_cache_dir
 from specdec.models.store import print_progress, resolve
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")
+_PROBE = (1, 2, 3, 4)
+"""A prompt to see whether a peer that loads also runs."""
 _NUM_BLOCKS = 512  # of 16 tokens, for each of our methods
 
 
@@ -77,13 +79,17 @@ def make_cases(
 def enter_peers(
     stack: ExitStack, peers: Sequence[Peer], setup: Setup
 ) -> tuple[dict[str, Contender], list[PeerStatus]]:
-    """Sets up and loads the peers, one after the other; those that cannot be are told of."""
+    """Sets up and loads the peers, one after the other, and asks each something short.
+
+    Those that fail in it are told of.
+    """
     contenders: dict[str, Contender] = {}
     statuses = []
     for peer in tqdm(peers, "loading peers", leave=False):
         log = setup.root / f"{peer.name.replace(' ', '-')}.log"
         try:
             process = stack.enter_context(PeerProcess(peer.launch(setup), log))
+            process.measure(Workload((_PROBE,), len(_PROBE), peer.methods[0]))
         except (PeerUnavailableError, OSError) as error:
             print_progress(f"{peer.name} is missing: {error}")
             statuses.append(PeerStatus(peer.name, peer.precision, {}, 0.0, str(error)))

@@ -3,6 +3,7 @@
 import json
 import sys
 from contextlib import ExitStack
+from dataclasses import replace
 
 import pytest
 
@@ -97,15 +98,16 @@ def test_a_missing_peer_is_told_of_and_the_others_go_on(echo, tmp_path):
 
     peers = [
         Peer("broken", "fp32", ("none",), 1, cannot),
+        Peer("ends", "fp32", ("none",), 1, lambda setup: replace(echo, settings={"offset": None})),
         Peer("echo", "fp32", ("none",), 1, lambda setup: echo),
     ]
     with ExitStack() as stack:
         contenders, statuses = command.enter_peers(stack, peers, Setup(tmp_path, tmp_path, "m"))
         assert list(contenders) == ["echo"]
-    assert [(each.name, each.missing) for each in statuses] == [
-        ("broken", "no compiler"),
-        ("echo", ""),
-    ]
+    assert [each.name for each in statuses] == ["broken", "ends", "echo"]
+    assert statuses[0].missing == "no compiler"
+    assert "TypeError" in statuses[1].missing
+    assert not statuses[2].missing
 
 
 def test_an_environment_is_built_once_for_each_recipe(tmp_path, monkeypatch):
