@@ -11,7 +11,10 @@ from cluster.svg import Drawing, Point
 _WIDTH, _HEIGHT = 760, 340  # pixels, of one chart
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 200, 48, 44
 _PLOT_WIDTH, _PLOT_HEIGHT = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
-_COLOURS = ("#4878a8", "#c8553d", "#588157", "#8d6a9f", "#e0a030", "#4f4f4f", "#2a9d8f", "#b56576")
+_COLOURS = (
+    *("#4878a8", "#c8553d", "#588157", "#8d6a9f", "#e0a030"),
+    *("#4f4f4f", "#2a9d8f", "#b56576", "#9fc5e8", "#a07040"),
+)
 _GREY = "#d0d0d0"
 _BAR, _GAP = 16, 12
 
@@ -42,24 +45,12 @@ def line_charts(charts: Sequence[LineChart]) -> str:
     return drawing.markup()
 
 
-def bar_chart(chart: BarChart) -> str:
-    """Groups from left to right, and what the colours mean beside them."""
-    names = list(dict.fromkeys(name for group in chart.groups.values() for name in group))
-    colours = _colours(names)
-    group_width = _BAR * len(names) + 2 * _GAP
-    width = _LEFT + group_width * len(chart.groups)
-    drawing = Drawing(width + _RIGHT, _HEIGHT)
-    drawing.text(Point(12, 26), chart.title)
-    top = nice_ceiling(max(max(group.values()) for group in chart.groups.values()))
-    _draw_grid(drawing, 0, width, top)
-    for index, (label, group) in enumerate(chart.groups.items()):
-        left = _LEFT + group_width * index
-        for place, name in enumerate(names):
-            height = _PLOT_HEIGHT * group.get(name, 0.0) / top
-            corner = Point(left + _GAP + _BAR * place, _TOP + _PLOT_HEIGHT - height)
-            drawing.bar(corner, _BAR - 2, height, colours[name])
-        drawing.text(Point(left + group_width / 2, _HEIGHT - 22), label, "middle")
-    _draw_legend(drawing, 0, width + 12, colours)
+def bar_charts(charts: Sequence[BarChart]) -> str:
+    """The charts, one below the other."""
+    right = max(_LEFT + _group_width(chart) * len(chart.groups) for chart in charts)
+    drawing = Drawing(right + _RIGHT, _HEIGHT * len(charts))
+    for index, chart in enumerate(charts):
+        _draw_bars(drawing, chart, _HEIGHT * index, right)
     return drawing.markup()
 
 
@@ -69,6 +60,30 @@ def nice_ceiling(value: float) -> float:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 2, 2.5, 5, 10) if step * power >= value * (1 - 1e-9))
+
+
+def _draw_bars(drawing: Drawing, chart: BarChart, top: int, right: int) -> None:
+    """Groups from left to right, and what the colours mean beside them."""
+    drawing.text(Point(12, top + 26), chart.title)
+    ceiling = nice_ceiling(max(max(group.values()) for group in chart.groups.values()))
+    _draw_grid(drawing, top, right, ceiling)
+    colours, width = _colours(_bar_names(chart)), _group_width(chart)
+    for index, (label, group) in enumerate(chart.groups.items()):
+        left = _LEFT + width * index
+        for place, (name, colour) in enumerate(colours.items()):
+            height = _PLOT_HEIGHT * group.get(name, 0.0) / ceiling
+            corner = Point(left + _GAP + _BAR * place, top + _TOP + _PLOT_HEIGHT - height)
+            drawing.bar(corner, _BAR - 2, height, colour)
+        drawing.text(Point(left + width / 2, top + _HEIGHT - 22), label, "middle")
+    _draw_legend(drawing, top, right + 12, colours)
+
+
+def _bar_names(chart: BarChart) -> list[str]:
+    return list(dict.fromkeys(name for group in chart.groups.values() for name in group))
+
+
+def _group_width(chart: BarChart) -> int:
+    return _BAR * len(_bar_names(chart)) + 2 * _GAP
 
 
 def _draw_lines(drawing: Drawing, chart: LineChart, top: int) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.charts import BarChart, bar_chart
+from benchmarks.charts import BarChart, bar_charts
 from benchmarks.contenders import EngineContender, EngineSettings
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.methods import METHODS, NUM_SPECULATIVE_TOKENS
@@ -101,7 +101,7 @@ def chart(report: SingleStreamReport) -> str:
         names, _, suite = ratio.name.partition(", ")
         groups.setdefault(suite, {})[names.partition(" / ")[0]] = ratio.median
     title = f"{report.model}, one stream: tokens per second over those without speculation"
-    return bar_chart(BarChart(title, groups))
+    return bar_charts([BarChart(title, groups)])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.charts import BarChart, bar_chart
+from benchmarks.charts import BarChart, bar_charts
 from benchmarks.machine import Machine
 from benchmarks.peers.comparisons import MANY, OURS, many_case, plain_case
 from benchmarks.rounds import Measured
@@ -87,17 +87,19 @@ def num_common(one: Sequence[int], other: Sequence[int]) -> int:
 
 
 def chart(report: PeersReport, suites: Sequence[str]) -> str:
-    """Tokens per second of one stream, a group of bars for each suite."""
-    rates = {row.name: row.tokens_per_s for row in report.rows}
-    groups = {
-        suite: {
-            name.rpartition(", ")[0]: rate
-            for name, rate in rates.items()
-            if name.rpartition(", ")[2] == suite
-        }
-        for suite in suites
-    }
-    return bar_chart(BarChart(f"{report.model}: tokens per second of one stream", groups))
+    """Tokens per second of one stream, a group of bars for each suite: plain, then with lookups."""
+    contenders = {*OURS, *(peer.name for peer in report.peers)}
+    charts = []
+    for is_plain, title in ((True, "without speculation"), (False, "with lookups")):
+        groups: dict[str, dict[str, float]] = {}
+        for row in report.rows:
+            name, _, suite = row.name.rpartition(", ")
+            if suite in suites and (name in contenders) == is_plain:
+                groups.setdefault(suite, {})[name] = row.tokens_per_s
+        if groups:
+            title = f"{report.model}: tokens per second of one stream, {title}"
+            charts.append(BarChart(title, groups))
+    return bar_charts(charts)
 
 
 def markdown(report: PeersReport, suites: Sequence[str], settings: str) -> str:

@@ -5,7 +5,7 @@ import pytest
 from benchmarks import load, memory, overhead, single_stream, verification_cost
 from benchmarks.bandwidth import read_bandwidth
 from benchmarks.bytes_moved import kv_bytes, pass_bytes, weight_bytes
-from benchmarks.charts import BarChart, LineChart, bar_chart, line_charts, nice_ceiling
+from benchmarks.charts import BarChart, LineChart, bar_charts, line_charts, nice_ceiling
 from benchmarks.machine import describe_machine
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
 from benchmarks.verification_cost import CostRow, VerificationReport
@@ -153,5 +153,5 @@ def test_axes_end_at_round_numbers(value, ceiling):
 def test_charts_draw_what_there_is():
     lines = line_charts([LineChart("t", "x", [1, 2, 4], {"a": [1.0, float("nan"), 3.0]})])
     assert lines.count("<polyline") == 5 + 1
-    bars = bar_chart(BarChart("t", {"one": {"a": 1.0, "b": 2.0}, "two": {"a": 3.0}}))
+    bars = bar_charts([BarChart("t", {"one": {"a": 1.0, "b": 2.0}, "two": {"a": 3.0}})])
     assert bars.count("<rect") == 1 + 4 + 2  # the ground, the bars, the legend
