@@ -41,7 +41,6 @@ _NUM_STREAMS = 16
 _MAX_TOKENS = 64
 _MAX_MODEL_LEN = 2048
 _KV_GIB = 0.25
-_QUEUE_TIMEOUT_S = 1200.0  # nobody is refused, however slow the machine
 _MOST_RATIO, _MOST_START_S = 1.5, 25.0
 _HOLDERS = ("Shard", "Router")
 """In the names of the actors that the bar is on."""
@@ -148,7 +147,6 @@ def measure(options: argparse.Namespace, command: str) -> MemoryReport:
             speculative_config=make_method(options.method).config,
             kv_cache_memory_gib=_KV_GIB,
             max_model_len=_MAX_MODEL_LEN,
-            queue_timeout_s=_QUEUE_TIMEOUT_S,
         ) as service:
             start_s.append(time.monotonic() - started_at)
             if number == options.starts - 1:
