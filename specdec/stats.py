@@ -85,6 +85,7 @@ class EngineStats:
     num_speculation_flips: times that this has changed.
     decision: on the last step that decoded something; None where no policy decides.
     decisions: such steps by reason. decision_changes: the latest changes, the oldest first.
+    capacity_tokens_per_s: the most that a full batch is expected to yield; None if not measured.
     """
 
     num_running: int
@@ -105,3 +106,4 @@ class EngineStats:
     decision: Decision | None = None
     decisions: Mapping[DecisionReason, int] = field(default_factory=dict)
     decision_changes: tuple[DecisionChange, ...] = ()
+    capacity_tokens_per_s: float | None = None
