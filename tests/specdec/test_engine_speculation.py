@@ -162,6 +162,12 @@ def test_an_operator_may_forbid_requests_to_choose(make, target, may_override):
     }
 
 
+def test_what_an_operator_forbade_before_the_start_is_forbidden(make):
+    engine = make(dataclasses.replace(ON, allowed_verifiers=("coupled",)))
+    with pytest.raises(InvalidValueError, match="what the service allows: coupled"):
+        engine.add(request("r", PROMPT, speculation=SpeculationOptions(verifier="block")))
+
+
 def test_an_operator_says_which_verifiers_new_requests_may_name(make):
     engine = make(ON)
     engine.set_speculation(dataclasses.replace(ON, allowed_verifiers=("coupled",)))
