@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers gpu-check clean
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ bench-memory: .make/setup ## measure the service's memory and start-up
 
 bench-peers: .make/setup ## set up other engines, in the cache, and compare them with ours
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-control: .make/setup ## compare goodput's choice of draft tokens with the best fixed number
+	$(BIN)/python -m benchmarks.control $(ARGS)
 
 gpu-check: .make/setup ## check the engine on a GPU and measure its steps; skips without one
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)

@@ -135,13 +135,15 @@ class EngineContender:
 
     def _engine(self, name: str) -> Engine:
         method = make_method(name, self._settings.num_speculative_tokens)
+        config = replace(self._config, speculation=method.config)
+        target = LocalTarget(self._runner if name == NO_METHOD else self._beside())
         return Engine(
-            replace(self._config, speculation=method.config),
+            config,
             self._model,
-            LocalTarget(self._runner if name == NO_METHOD else self._beside()),
+            target,
             self._tokenizer,
             make_proposer(method.config, self._draft_model(method.config)),
-            method.policy(),
+            method.policy(target, config),
         )
 
     def _beside(self) -> ModelRunner:
