@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output gpu-check clean
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -56,6 +56,12 @@ bench-sampling: .make/setup ## measure what sampling and verification cost of a 
 
 bench-drafting: .make/setup ## count what the drafts of each method yield
 	$(BIN)/python -m benchmarks.drafting $(ARGS)
+
+bench-collectives: .make/setup ## measure what ranks of one node take to add up tensors
+	$(BIN)/python -m benchmarks.collectives $(ARGS)
+
+bench-forward: .make/setup ## measure a forward pass on the CPU: native kernels, torch's, the memory floor
+	$(BIN)/python -m benchmarks.forward_pass $(ARGS)
 
 gpu-check: .make/setup ## check the engine on a GPU and measure its steps; skips without one
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)

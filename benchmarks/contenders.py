@@ -23,7 +23,7 @@ from benchmarks.machine import num_usable_cores
 from benchmarks.streams import Call, speculation_options, stream_all
 from benchmarks.timed_runner import TimedRunner
 from specdec.client import Client
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
@@ -31,6 +31,7 @@ from specdec.request_output import RequestOutput
 from specdec.runner import LocalTarget, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
 _STOP_TIMEOUT_S = 10.0

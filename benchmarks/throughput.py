@@ -43,8 +43,8 @@ from benchmarks.summary import (
     transport_ms,
 )
 from specdec.client import Client
-from specdec.config import SpeculativeConfig
 from specdec.models.store import print_progress, resolve
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"

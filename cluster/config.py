@@ -34,7 +34,7 @@ from cluster.speculative_config import AUTO, SPECULATION, default_speculation, r
 from specdec.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from specdec.config import SpeculativeConfig
+    from specdec.speculative_config import SpeculativeConfig
 
 
 def _resolved_device(device: str) -> str:
@@ -80,6 +80,12 @@ class ServeConfig:
         "none",
         one_of("none", "int8"),
         "How matrices are held and multiplied instead of in dtype; changes what the model says",
+    )
+    kernels: Literal["auto", "native", "torch"] = setting(
+        "auto",
+        one_of("auto", "native", "torch"),
+        "What multiplies on a CPU: native compiles this project's kernels in C++ when they are "
+        "first used, auto takes them where there is a compiler, and torch's own elsewhere",
     )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
@@ -294,6 +300,9 @@ class ServeConfig:
     def _check_together(self) -> None:
         if self.device != "cpu":
             self._refuse_quantization()
+            if self.kernels == "native":
+                limit = f"auto or torch where device is {self.device}: they run on a CPU"
+                raise InvalidValueError("kernels", self.kernels, limit)
         if self.max_num_batched_tokens < self.max_num_seqs:
             limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"
             raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)

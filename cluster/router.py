@@ -20,6 +20,7 @@ from cluster.draft_group import DraftGroup
 from cluster.draft_supervisor import DraftSupervisor
 from cluster.engine_loop import EngineLoop
 from cluster.logs import current_request_id
+from cluster.memory_plan import memory_plan
 from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
 from cluster.request_observer import RequestObserver
@@ -27,8 +28,6 @@ from cluster.resources import (
     DRAFT_BUNDLE,
     TARGET_BUNDLE,
     available_memory_bytes,
-    memory_plan,
-    threads_per_shard,
 )
 from cluster.shard_group import GroupSpec
 from cluster.target_group import TargetGroup
@@ -207,9 +206,10 @@ class Router:
             dtype=self.config.dtype,
             device=self.config.device,
             quantization=quantization,
+            kernels=self.config.kernels,
             tensor_parallel_size=size,
             limits=limits,
-            num_threads=threads_per_shard(size, self.config.most_replicas),
+            num_replicas=self.config.most_replicas,
             shares_cores=self._shares_cores,
             bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,

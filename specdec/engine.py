@@ -140,6 +140,7 @@ class Engine:
             num_cached_tokens=self._scheduler.num_cached_tokens,
             num_prefill_chunks=self._counters.num_prefill_chunks,
             num_generated_tokens=self._counters.num_generated_tokens,
+            num_lookahead_tokens=self._counters.num_lookahead_tokens,
             is_speculation_on=self._is_speculation_on,
             num_speculation_flips=self._policy.num_flips if self._policy else 0,
             speculation=replace(self._counters.speculation),
@@ -170,7 +171,7 @@ class Engine:
         requests = [
             DraftRequest(row.seq, row.num_draft_tokens, row.num_lookahead_tokens)
             for row in rows
-            if row.seq.params.speculation.enabled is not False
+            if row.seq.takes_drafts
         ]
         if not requests or self._proposer is None:
             return {}
@@ -254,6 +255,7 @@ class Engine:
         seq.num_computed_tokens = seq.num_tokens - 1
         self._publish(seq)
         self._counters.num_generated_tokens += num_kept
+        self._counters.num_lookahead_tokens += row.num_lookahead_tokens
         choices = self._choices[seq.request.request_id]
         choices.num_output_tokens += num_kept
         for stats in (

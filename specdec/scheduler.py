@@ -256,10 +256,9 @@ class Scheduler:
 
     def _max_draft_tokens(self, seq: Sequence) -> int:
         """What the step and the request allow."""
-        options = seq.params.speculation
-        if self._num_draft_tokens == 0 or options.enabled is False or not seq.may_draft:
+        if self._num_draft_tokens == 0 or not seq.takes_drafts:
             return 0
-        count = options.num_speculative_tokens
+        count = seq.params.speculation.num_speculative_tokens
         if count is None:
             count = self._draft_length(seq)
         return min(count, self._num_useful_guesses(seq))

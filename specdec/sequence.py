@@ -208,6 +208,14 @@ class Sequence:
         )
 
     @property
+    def takes_drafts(self) -> bool:
+        """Whether it may be drafted for at all: not where its request has declined."""
+        options = self.params.speculation
+        return (
+            options.enabled is not False and options.num_speculative_tokens != 0 and self.may_draft
+        )
+
+    @property
     def is_decoding(self) -> bool:
         """Only the last token is uncomputed. So is that of a prompt with one token left to go."""
         return self.num_uncomputed_tokens == 1

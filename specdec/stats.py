@@ -68,6 +68,7 @@ class EngineCounters:
     num_prompt_tokens: int = 0
     num_prefill_chunks: int = 0
     num_generated_tokens: int = 0
+    num_lookahead_tokens: int = 0
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     accepted_by_position: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
 
@@ -80,6 +81,7 @@ class EngineStats:
     last_batch_size: sequences that the last step brought tokens to.
     num_cached_tokens: prompt tokens whose KV the prefix cache had.
     num_prefill_chunks: rows that ended before the end of what was to be computed.
+    num_lookahead_tokens: guesses run behind drafts, for what the target says after them.
     is_speculation_on: whether a request that says nothing about it gets drafts.
     num_speculation_flips: times that this has changed.
     """
@@ -96,6 +98,7 @@ class EngineStats:
     num_cached_tokens: int
     num_prefill_chunks: int
     num_generated_tokens: int
+    num_lookahead_tokens: int
     is_speculation_on: bool
     num_speculation_flips: int
     speculation: SpeculationStats

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from specdec.kernels.draws import DRAW, Peaks
-from specdec.model_input import ModelInput
+from specdec.model_input import Chunk, Indices, ModelInput
 from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory
 from specdec.sampling_rules import SamplingRules
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
@@ -28,7 +27,7 @@ class SequenceState:
     shaping: Shaping
     draw: bytes
     history: TokenHistory | None
-    block_table: list[int] = field(default_factory=list)
+    block_table: Indices = field(default_factory=lambda: np.empty(0, np.int32))
 
     @classmethod
     def of(cls, admission: SequenceAdmission, tokens: range) -> SequenceState:
@@ -41,7 +40,8 @@ class SequenceState:
 
     def apply(self, delta: BlockTableDelta) -> None:
         """Takes over what has changed at the table's end."""
-        self.block_table[delta.start :] = delta.block_ids
+        kept, new = self.block_table[: delta.start], np.array(delta.block_ids, np.int32)
+        self.block_table = np.concatenate((kept, new))
 
     def add_edits(self, edits: LogitEdits, first_row: int, row: StepRow) -> None:
         """What its rules do to the logits of `row`, which are those from `first_row` on.
@@ -124,20 +124,11 @@ class SequenceTable:
 
     def model_input(self, rows: Many[StepRow]) -> ModelInput:
         """The flat batch that runs the tokens of `rows`."""
-        lengths = [len(row.token_ids) for row in rows]
-        positions = np.concatenate([np.arange(row.num_computed_tokens, row.end) for row in rows])
-        tables = self._block_tables(rows)  # [B, M]
-        row_of_token = np.repeat(np.arange(len(rows)), lengths)
-        blocks = tables[row_of_token, positions // self._block_size]
-        slots = blocks * self._block_size + positions % self._block_size
-        return ModelInput(
-            input_ids=self._tensor(np.array([token for row in rows for token in row.token_ids])),
-            positions=self._tensor(positions),
-            slot_mapping=self._tensor(slots),
-            cu_seqlens_q=tuple(np.cumsum([0, *lengths]).tolist()),
-            context_lens=tuple(row.end for row in rows),
-            block_tables=self._tensor(tables),
-        )
+        chunks = [
+            Chunk(row.token_ids, row.num_computed_tokens, self._states[row.seq_id].block_table)
+            for row in rows
+        ]
+        return ModelInput.of(chunks, self._block_size)
 
     def sampling_batch(
         self, tokens: Many[TokensToCome], peaks: Peaks | None = None
@@ -154,16 +145,6 @@ class SequenceTable:
             for position in range(run.position, run.position + run.count)
         ]
         return SamplingBatch.of_draws(draws, self._device, peaks)
-
-    def _block_tables(self, rows: Many[StepRow]) -> NDArray[np.int64]:
-        counts = [-(-row.end // self._block_size) for row in rows]
-        tables = np.zeros((len(rows), max(counts)), dtype=np.int64)
-        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            tables[index, :count] = self._states[row.seq_id].block_table[:count]
-        return tables
-
-    def _tensor(self, values: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
 
 
 def _draw_of(rules: SamplingRules) -> bytes:

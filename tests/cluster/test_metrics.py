@@ -114,6 +114,14 @@ async def test_counts_of_a_hand_worked_run(replica):
     assert ends == {"length": 1, "stop": 0, "abort": 0}
 
 
+async def test_guesses_of_lookahead_are_counted_apart_from_drafts(replica):
+    await replica.finish(request("r", PROMPT, max_tokens=10))
+    stats = replace(await replica.loop.stats(), num_lookahead_tokens=7)
+    found = values(Metrics("tiny", "r1", lambda: stats))
+    assert found["spec_decode_num_lookahead_tokens_total",] == 7
+    assert found["spec_decode_num_draft_tokens_total",] == 8
+
+
 async def test_a_request_that_runs_and_one_that_is_left(replica):
     collect = replica.target.collect
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from specdec.sampling_params import SpeculationOptions
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from tests.specdec.engines import (
     HashTarget,
@@ -52,6 +53,14 @@ def test_off_means_no_call_and_no_slot_for_anyone(make, target, proposer):
         assert held <= -(-num_tokens // 4), "slots beyond the next token"
     assert proposer.num_calls == 0
     assert not engine.stats().is_speculation_on
+
+
+@pytest.mark.parametrize("declined", [{"enabled": False}, {"num_speculative_tokens": 0}], ids=str)
+def test_no_proposer_hears_of_a_request_that_declines(make, proposer, declined):
+    """A draft model would run the whole text of it, for nothing."""
+    engine, options = make(ON), SpeculationOptions(**declined)
+    run(engine, [request("r", PROMPT, max_tokens=30, speculation=options)])
+    assert proposer.num_calls == 0
 
 
 def test_a_threshold_turns_it_off_while_many_decode(make, target):

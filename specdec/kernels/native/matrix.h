@@ -16,7 +16,7 @@ enum class Format : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 =
 struct Matrix {
   Format format;
   int64_t out_features, in_features;
-  const void* panels;    // the weights, packed as `pack_matrix` lays them out
+  const void* panels;    // the weights, as panels.h lays them out
   const float* scales;   // [out_features] of 8-bit formats, else null
   const float* bias;     // [out_features], or null
 };

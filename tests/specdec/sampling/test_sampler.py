@@ -102,7 +102,7 @@ def test_any_division_of_the_vocabulary_gives_the_same_tokens(num_ranks, limits,
     def of_rank(group):
         share = shares[group.rank]
         part = logits[:, share.start : share.stop]
-        return sample(part, batch, group, share.start, vocab_size), group.collectives
+        return sample(part, batch, group, share.start, vocab_size), group.called
 
     expected = sample_whole(logits, batch)
     results = run_ranks(num_ranks, of_rank)
