@@ -30,7 +30,6 @@ Kernels = Literal["auto", "native", "torch"]
 
 QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
 
-
 MAX_STREAM_INTERVAL = 2**20
 """More tokens than are ever held back."""
 
