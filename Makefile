@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward gpu-check clean
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-kernels bench-forward gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,9 @@ bench-structured-output: .make/setup ## hold the model to JSON schemas, with and
 
 bench-sampling: .make/setup ## measure what sampling and verification cost of a step
 	$(BIN)/python -m benchmarks.sampling_cost $(ARGS)
+
+bench-kernels: .make/setup ## measure the matrix products of a model beside torch's
+	$(BIN)/python -m benchmarks.kernels --output docs/benchmarks/kernels.json $(ARGS)
 
 bench-drafting: .make/setup ## count what the drafts of each method yield
 	$(BIN)/python -m benchmarks.drafting $(ARGS)
