@@ -9,11 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-<<<<<<< HEAD
 .PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control gpu-check clean
-=======
-.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-kernels bench-forward gpu-check clean
->>>>>>> decoder
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
