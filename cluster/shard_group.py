@@ -31,9 +31,9 @@ _STOP_TIMEOUT_S = 5.0
 
 # By default a thread of OpenMP that has nothing to do keeps its core for some 16 ms, in case more
 # work comes; what another rank, the Router or a client has to do waits, and so does the work itself
-# where it needs a thread that one of those keeps from its core. On two cores that others wanted too,
-# 120 small products took 4.5 s so, 0.7 s with 20000 rounds of spinning, and 0.2 s with these: some
-# 0.1 ms, which still spans the gaps within a step.
+# where it needs a thread that one of those keeps from its core. On two cores that others wanted
+# too, 120 small products took 4.5 s so, 0.7 s with 20000 rounds of spinning, and 0.2 s with these:
+# some 0.1 ms, which still spans the gaps within a step.
 _BRIEF_SPINNING = {"GOMP_SPINCOUNT": "2000"}
 
 
