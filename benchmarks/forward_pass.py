@@ -123,7 +123,7 @@ class Bench:
     def measure(self, name: str, case: Case, rounds: int) -> Row:
         """Medians, the first round left out."""
         batch = case.batch()
-        ways: dict[str, Callable[[], object]] = {
+        ways: dict[str, Callable[[], Tensor]] = {
             "native": self._pass(self._native, batch),
             "torch": self._pass(self._torch, batch),
             "read": lambda: self._buffer.sum(),

@@ -203,6 +203,16 @@ class ServeConfig:
             )
         },
     )
+    admin_token_file: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                FILE,
+                "File with the token that AdminService and /v1/admin ask for",
+                "$SPECDEC_ADMIN_TOKEN, or none: whoever reaches the service may steer it",
+            )
+        },
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
@@ -234,7 +244,7 @@ class ServeConfig:
         values = dict(mapping)
         if "speculative_config" in values:
             values["speculative_config"] = read_speculation(values["speculative_config"])
-        for name in ("tls_cert_file", "tls_key_file", "state_dir"):
+        for name in ("tls_cert_file", "tls_key_file", "state_dir", "admin_token_file"):
             if isinstance(values.get(name), str):
                 values[name] = Path(values[name]).absolute()
         return cls(**values)
@@ -289,9 +299,12 @@ class ServeConfig:
     def warnings(self) -> tuple[str, ...]:
         """What is allowed, but should be known to whoever starts the service; one line each."""
         if self.ingress == "serve":
+            steer = (
+                "" if self.admin_token_file else ", and lets whoever reaches it steer the service"
+            )
             return (
                 "Ray Serve's gRPC ingress listens on all interfaces, without TLS, takes messages "
-                "of up to 2 GiB, and lets whoever reaches it change speculation",
+                f"of up to 2 GiB{steer}",
             )
         if self.tls_cert_file is None and not _is_loopback(self.host):
             return (f"{self.host} can be reached from other machines, and TLS is off",)

@@ -41,7 +41,6 @@ _OLDER_SPELLINGS: Mapping[str, str] = MappingProxyType(
 
 _NOT_OFFERED: Mapping[str, str] = MappingProxyType(
     {
-        "num_speculative_tokens_per_batch_size": "left out; speculation_threshold goes by load",
         "draft_sample_method": "left out; how drafts are drawn follows from verifier",
         "use_heterogeneous_vocab": "left out; a draft model with other tokens is found to be one",
         "revision": "left out; model takes it behind an @, as in org/name@revision",
@@ -121,8 +120,6 @@ def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
     """Replaces older spellings of keys, with a line in the log for each."""
     values: dict[Any, Any] = {}
     for key, value in mapping.items():
-        if key in _NOT_OFFERED:
-            raise InvalidValueError(f"speculative_config.{key}", value, _NOT_OFFERED[key])
         name = _OLDER_SPELLINGS.get(key, key)
         if name != key:
             _warn(f"key {key}", name)

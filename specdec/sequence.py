@@ -208,12 +208,10 @@ class Sequence:
         )
 
     @property
-    def takes_drafts(self) -> bool:
-        """Whether it may be drafted for at all: not where its request has declined."""
+    def declines_drafts(self) -> bool:
+        """Whether its request asks that nothing be drafted for it."""
         options = self.params.speculation
-        return (
-            options.enabled is not False and options.num_speculative_tokens != 0 and self.may_draft
-        )
+        return options.enabled is False or options.num_speculative_tokens == 0
 
     @property
     def is_decoding(self) -> bool:

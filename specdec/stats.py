@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from specdec.decisions import Decision, DecisionChange, DecisionReason
 
 
 @dataclass
@@ -84,6 +87,9 @@ class EngineStats:
     num_lookahead_tokens: guesses run behind drafts, for what the target says after them.
     is_speculation_on: whether a request that says nothing about it gets drafts.
     num_speculation_flips: times that this has changed.
+    decision: on the last step that decoded something; None where no policy decides.
+    decisions: such steps by reason. decision_changes: the latest changes, the oldest first.
+    capacity_tokens_per_s: the most that a full batch is expected to yield; None if not measured.
     """
 
     num_running: int
@@ -103,3 +109,7 @@ class EngineStats:
     num_speculation_flips: int
     speculation: SpeculationStats
     accepted_by_position: tuple[int, ...]
+    decision: Decision | None = None
+    decisions: Mapping[DecisionReason, int] = field(default_factory=dict)
+    decision_changes: tuple[DecisionChange, ...] = ()
+    capacity_tokens_per_s: float | None = None

@@ -222,7 +222,8 @@ async def test_labels_stay_as_they_are_however_many_requests_come(replica):
 
 
 def test_over_http_in_both_formats():
-    client = TestClient(make_app(lambda: SimpleNamespace(metrics=Metrics("m", "r", lambda: None))))
+    router = SimpleNamespace(metrics=Metrics("m", "r", lambda: None))
+    client = TestClient(make_app(lambda: router, lambda: None))
     plain = client.get("/metrics")
     assert plain.status_code == 200
     assert plain.headers["content-type"].startswith("text/plain")
@@ -239,3 +240,13 @@ async def test_steps_that_are_told_together_count_each(replica):
     found = values(replica.metrics)
     assert found[("inter_token_latency_seconds_count",)] == 3
     assert found[("batch_size_count",)] == 4
+
+
+def test_histograms_as_plain_numbers():
+    metrics = Metrics("tiny", "r1", lambda: None)
+    for size in (1, 2, 2, 3, 5000):
+        metrics.batch_size.observe(size)
+    counts = metrics.histogram_counts()["batch_size"]
+    assert counts.bounds[:3] == (1, 2, 4)
+    assert counts.counts[:3] == (1, 2, 1)
+    assert (counts.counts[-1], sum(counts.counts), counts.total) == (1, 5, 5008)

@@ -152,7 +152,6 @@ DRAFT = {"method": "draft_model"}
             "one of ngram, suffix, which need no pass of a model, or left",
         ),
         ({"disable_by_batch_size": 2, "speculation_threshold": 3}, "speculation_threshold alone"),
-        ({"num_speculative_tokens_per_batch_size": [[1, 2, 3]]}, "it must be left out"),
         ({"parallel_drafting": True}, "it must be false or left out"),
         ({"parallel_drafting": 1}, "parallel_drafting is 1; it must be false or left out"),
         ({"disable_padded_drafter_batch": False}, "it must be true or left out"),
@@ -165,6 +164,15 @@ DRAFT = {"method": "draft_model"}
         ({"revision": "main"}, "left out; model takes it behind an @"),
         ({"method": "lookahead", "first": "ngram"}, "first is 'ngram'; it must be left out unless"),
         ({**DRAFT, "fallback": "lookahead"}, "fallback is 'lookahead'; it must be one of ngram, s"),
+        ({"num_speculative_tokens_per_batch_size": [[2, 3, 3]]}, "a row that begins with 1"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 3, 4]]}, "at most num_speculative_tokens"),
+        ({"num_speculative_tokens_per_batch_size": [3]}, "size[0] is 3; it must be a list"),
+        ({"policy": "table"}, "given where policy is table, and there alone"),
+        (
+            {"policy": "goodput", "num_speculative_tokens_per_batch_size": [[1, 2, 3]]},
+            "given where policy is table, and there alone",
+        ),
+        ({"policy": "luck"}, "one of threshold, table, goodput, or left out"),
     ],
 )
 def test_wrong_configurations_get_one_clear_line(mapping, message):
@@ -172,3 +180,17 @@ def test_wrong_configurations_get_one_clear_line(mapping, message):
         read_speculation(mapping)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "policy", "threshold"),
+    [
+        ({}, "goodput", 256),
+        ({"policy": "threshold"}, "threshold", 32),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 9, 0]]}, "table", 32),
+        ({"speculation_threshold": 7}, "goodput", 7),
+    ],
+)
+def test_what_decides_below_which_threshold(mapping, policy, threshold):
+    read = read_speculation(mapping)
+    assert (read.chosen_policy, read.control.threshold) == (policy, threshold)

@@ -20,7 +20,7 @@ constexpr int kTileSums = (kNumRegisters - kTileVectors - 1) / kTileVectors * kT
 // How far ahead of its products a tile fetches weights, in each panel's stream.
 constexpr int64_t kPrefetchBytes = 2048;
 
-// The panels of one tile.
+// The panels of one tile: kTilePanels of them, or a single one where a range does not divide.
 struct PanelGroup {
   int64_t first, step, count;
 
@@ -45,8 +45,9 @@ void for_each_group(Range panels, int64_t rows, Visit visit) {
       visit(PanelGroup{panels.begin + index * kTilePanels, 1, kTilePanels});
     }
   }
-  const int64_t rest = panels.begin + length * kTilePanels;
-  if (rest < panels.end) visit(PanelGroup{rest, 1, panels.end - rest});
+  for (int64_t panel = panels.begin + length * kTilePanels; panel < panels.end; ++panel) {
+    visit(PanelGroup{panel, 1, 1});
+  }
 }
 
 // Visits `rows` in parts of at most `most`, of which none is more than one longer than another.
@@ -72,7 +73,7 @@ inline void write(float* values, Floats result, int64_t count) {
   for (int64_t lane = 0; lane < count; ++lane) values[lane] = result[lane];
 }
 
-// The kernels of a family for each number of rows and panels. A family has the types and constants
+// The kernels of a family for each number of rows, and for as many panels as a group has. A family has the types and constants
 // `Tile` and `kMaxRows`, and a function `run<kRows, kPanels>(const Tile&)`.
 template <class Family>
 class Kernels {
@@ -80,21 +81,17 @@ class Kernels {
   using Kernel = void (*)(const typename Family::Tile&);
 
   static Kernel of(int64_t rows, int64_t panels) {
-    static constexpr auto kTable = table(std::make_integer_sequence<int, kTilePanels>{});
-    return kTable[panels - 1][rows - 1];
+    using Rows = std::make_integer_sequence<int, Family::kMaxRows>;
+    static constexpr Table kSingle = table<1>(Rows{}), kWhole = table<kTilePanels>(Rows{});
+    return (panels == 1 ? kSingle : kWhole)[rows - 1];
   }
 
  private:
-  using Column = std::array<Kernel, Family::kMaxRows>;
+  using Table = std::array<Kernel, Family::kMaxRows>;
 
   template <int kPanels, int... kRows>
-  static constexpr Column column(std::integer_sequence<int, kRows...>) {
+  static constexpr Table table(std::integer_sequence<int, kRows...>) {
     return {Family::template run<kRows + 1, kPanels>...};
-  }
-
-  template <int... kPanels>
-  static constexpr std::array<Column, kTilePanels> table(std::integer_sequence<int, kPanels...>) {
-    return {column<kPanels + 1>(std::make_integer_sequence<int, Family::kMaxRows>{})...};
   }
 };
 
