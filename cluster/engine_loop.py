@@ -29,6 +29,11 @@ T = TypeVar("T")
 
 _RECOVERY_TICK_S = 0.5
 
+_SWITCH_INTERVAL_S = 0.0005
+"""How long the engine's thread waits for another thread of Python, several times a step.
+
+Python's own 5 ms are most of a step while the other renders a long chat, say."""
+
 _LAST_WORDS_S = 1.0
 """How long a stream that is ended by force may take to say so: its reader may have stopped."""
 
@@ -66,6 +71,8 @@ class EngineLoop:
     ) -> None:
         """Must be made on the event loop that will read the streams. Starts the thread.
 
+        Shortens the interpreter's switch interval, for all threads of the process.
+
         remake_target: called on a thread of its own; raises when no target can be had any more.
             None: the engine ends with its target.
         observe_batch: told on the engine's thread how many sequences a step brought tokens to.
@@ -85,6 +92,7 @@ class EngineLoop:
         self._is_draining = False
         self._no_streams = asyncio.Event()
         self._no_streams.set()
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 

@@ -216,12 +216,6 @@ class Router:
         spec = replace(spec, vocabulary=vocabulary.shared)
         return DraftSupervisor(lambda: DraftGroup(spec, placement), limits, vocabulary)
 
-    @property
-    def _shares_cores(self) -> bool:
-        config = self.config
-        is_alone = config.tensor_parallel_size == 1 and config.most_replicas == 1
-        return not is_alone or self._plan.draft is not None
-
     def _group_spec(
         self,
         name: str,
@@ -242,7 +236,6 @@ class Router:
             tensor_parallel_size=size,
             limits=limits,
             num_replicas=self.config.most_replicas,
-            shares_cores=self._shares_cores,
             bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,
             start_timeout_s=self.config.start_timeout_s,

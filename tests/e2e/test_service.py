@@ -39,6 +39,10 @@ def params(speculation=OFF, **changes):
     return SamplingParams(speculation=speculation, **{**values, **changes})
 
 
+def is_shard(process):
+    return any("ray::TargetShard" in word for word in process.cmdline())
+
+
 def all_at_once(client, requests):
     with ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(lambda each: client.generate(*each), requests))
@@ -245,6 +249,12 @@ def test_grpc_health_and_reflection(service):
         answers = stub.ServerReflectionInfo(iter([ask]), timeout=10)
         names = {each.name for each in next(answers).list_services_response.service}
     assert "specdec.v1.InferenceService" in names
+
+
+def test_idle_threads_of_a_rank_let_go_of_their_cores(service):
+    ranks = [each for each in service.descendants() if is_shard(each)]
+    assert ranks
+    assert all(each.environ()["GOMP_SPINCOUNT"] == "2000" for each in ranks)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])
