@@ -9,7 +9,11 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers gpu-check clean
+<<<<<<< HEAD
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control gpu-check clean
+=======
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-kernels bench-forward gpu-check clean
+>>>>>>> decoder
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,8 +58,17 @@ bench-structured-output: .make/setup ## hold the model to JSON schemas, with and
 bench-sampling: .make/setup ## measure what sampling and verification cost of a step
 	$(BIN)/python -m benchmarks.sampling_cost $(ARGS)
 
+bench-kernels: .make/setup ## measure the matrix products of a model beside torch's
+	$(BIN)/python -m benchmarks.kernels --output docs/benchmarks/kernels.json $(ARGS)
+
 bench-drafting: .make/setup ## count what the drafts of each method yield
 	$(BIN)/python -m benchmarks.drafting $(ARGS)
+
+bench-collectives: .make/setup ## measure what ranks of one node take to add up tensors
+	$(BIN)/python -m benchmarks.collectives $(ARGS)
+
+bench-forward: .make/setup ## measure a forward pass on the CPU: native kernels, torch's, the memory floor
+	$(BIN)/python -m benchmarks.forward_pass $(ARGS)
 
 bench-single-stream: .make/setup ## measure one stream by suite and method
 	$(BIN)/python -m benchmarks.single_stream $(ARGS)
@@ -77,6 +90,9 @@ bench-memory: .make/setup ## measure the service's memory and start-up
 
 bench-peers: .make/setup ## set up other engines, in the cache, and compare them with ours
 	$(BIN)/python -m benchmarks.peers $(ARGS)
+
+bench-control: .make/setup ## compare goodput's choice of draft tokens with the best fixed number
+	$(BIN)/python -m benchmarks.control $(ARGS)
 
 gpu-check: .make/setup ## check the engine on a GPU and measure its steps; skips without one
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)

@@ -13,13 +13,7 @@ from benchmarks.streams import Call, stream_all
 from benchmarks.timed_runner import TimedRunner
 from benchmarks.workloads import NO_METHOD, Measurement, StreamRecord, Workload
 from specdec.client import Client
-from specdec.config import (
-    DraftLimits,
-    DTypeName,
-    EngineConfig,
-    QuantizationMethod,
-    SpeculativeConfig,
-)
+from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
@@ -34,6 +28,7 @@ from specdec.runner import (
 )
 from specdec.sampling_params import SamplingParams, SpeculationOptions
 from specdec.sequence import Request
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
 _BLOCK_SIZE = 16
@@ -140,13 +135,15 @@ class EngineContender:
 
     def _engine(self, name: str) -> Engine:
         method = make_method(name, self._settings.num_speculative_tokens)
+        config = replace(self._config, speculation=method.config)
+        target = LocalTarget(self._runner if name == NO_METHOD else self._beside())
         return Engine(
-            replace(self._config, speculation=method.config),
+            config,
             self._model,
-            LocalTarget(self._runner if name == NO_METHOD else self._beside()),
+            target,
             self._tokenizer,
             make_proposer(method.config, self._draft_model(method.config)),
-            method.policy(),
+            method.policy(target, config),
         )
 
     def _beside(self) -> ModelRunner:

@@ -8,10 +8,17 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from benchmarks.workloads import NO_METHOD
-from specdec.config import SpeculativeConfig
-from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.config import EngineConfig
+from specdec.cost_measurement import measure_verification
+from specdec.goodput import GoodputChooser
+from specdec.runner import Target
+from specdec.speculation import SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
+from specdec.step_costs import StepCosts
 
 NUM_SPECULATIVE_TOKENS = 7
+
+_MEASURING_BUDGET_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -21,12 +28,23 @@ class Method:
     config: SpeculativeConfig | None
     is_automatic: bool = False
 
-    def policy(self) -> SpeculationPolicy | None:
-        """What decides how much to draft; None drafts as configured, in every step."""
+    def policy(self, target: Target, config: EngineConfig) -> SpeculationPolicy | None:
+        """What decides how much to draft; None drafts as configured, in every step.
+
+        It is goodput's, which first measures the steps of `target`, an idle one.
+        """
         if not self.is_automatic or self.config is None:
             return None
-        threshold, count = self.config.speculation_threshold, self.config.num_speculative_tokens
-        return SpeculationPolicy(SpeculationControl("auto", threshold, count), time.monotonic)
+        rule, most = self.config.length_rule, self.config.num_speculative_tokens
+        most = max(most, rule.max_tokens if rule else 0)
+        table = measure_verification(target, config, most, time.perf_counter, _MEASURING_BUDGET_S)
+        return SpeculationPolicy(
+            self.config.control,
+            time.monotonic,
+            choosers={None: GoodputChooser(StepCosts(table))},
+            max_adaptive_tokens=rule.max_tokens if rule else 0,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
 
 
 # Suffix decoding looks at no earlier answers: the benchmarks ask the same prompts again and again.

@@ -41,8 +41,8 @@ from benchmarks.throughput_report import (
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Workload, all_at_once, one_by_one
 from specdec.client import Client
-from specdec.config import SpeculativeConfig
 from specdec.models.store import print_progress, resolve
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"

@@ -34,7 +34,7 @@ from cluster.speculative_config import AUTO, SPECULATION, default_speculation, r
 from specdec.errors import InvalidValueError
 
 if TYPE_CHECKING:
-    from specdec.config import SpeculativeConfig
+    from specdec.speculative_config import SpeculativeConfig
 
 
 def _resolved_device(device: str) -> str:
@@ -81,6 +81,12 @@ class ServeConfig:
         one_of("none", "int8"),
         "How matrices are held and multiplied instead of in dtype; changes what the model says",
     )
+    kernels: Literal["auto", "native", "torch"] = setting(
+        "auto",
+        one_of("auto", "native", "torch"),
+        "What multiplies on a CPU: native compiles this project's kernels in C++ when they are "
+        "first used, auto takes them where there is a compiler, and torch's own elsewhere",
+    )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
         one_of("auto", "none"),
@@ -108,6 +114,12 @@ class ServeConfig:
     )
     enable_prefix_caching: bool = setting(
         True, BOOLEAN, "Whether the KV of a prompt's beginning is used again for the next one"
+    )
+    stream_interval: int = setting(
+        1,
+        whole_number(1, 2**20),
+        "New tokens of an answer that a message of a stream waits for, where a request does not "
+        "say; the first and the last do not wait",
     )
     kv_cache_memory_gib: float | None = setting(
         None,
@@ -191,6 +203,16 @@ class ServeConfig:
             )
         },
     )
+    admin_token_file: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                FILE,
+                "File with the token that AdminService and /v1/admin ask for",
+                "$SPECDEC_ADMIN_TOKEN, or none: whoever reaches the service may steer it",
+            )
+        },
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
@@ -222,7 +244,7 @@ class ServeConfig:
         values = dict(mapping)
         if "speculative_config" in values:
             values["speculative_config"] = read_speculation(values["speculative_config"])
-        for name in ("tls_cert_file", "tls_key_file", "state_dir"):
+        for name in ("tls_cert_file", "tls_key_file", "state_dir", "admin_token_file"):
             if isinstance(values.get(name), str):
                 values[name] = Path(values[name]).absolute()
         return cls(**values)
@@ -277,9 +299,12 @@ class ServeConfig:
     def warnings(self) -> tuple[str, ...]:
         """What is allowed, but should be known to whoever starts the service; one line each."""
         if self.ingress == "serve":
+            steer = (
+                "" if self.admin_token_file else ", and lets whoever reaches it steer the service"
+            )
             return (
                 "Ray Serve's gRPC ingress listens on all interfaces, without TLS, takes messages "
-                "of up to 2 GiB, and lets whoever reaches it change speculation",
+                f"of up to 2 GiB{steer}",
             )
         if self.tls_cert_file is None and not _is_loopback(self.host):
             return (f"{self.host} can be reached from other machines, and TLS is off",)
@@ -288,6 +313,9 @@ class ServeConfig:
     def _check_together(self) -> None:
         if self.device != "cpu":
             self._refuse_quantization()
+            if self.kernels == "native":
+                limit = f"auto or torch where device is {self.device}: they run on a CPU"
+                raise InvalidValueError("kernels", self.kernels, limit)
         if self.max_num_batched_tokens < self.max_num_seqs:
             limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"
             raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)

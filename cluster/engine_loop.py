@@ -68,7 +68,7 @@ class EngineLoop:
 
         remake_target: called on a thread of its own; raises when no target can be had any more.
             None: the engine ends with its target.
-        observe_batch: told on the event loop how many sequences a step brought tokens to.
+        observe_batch: told on the engine's thread how many sequences a step brought tokens to.
         """
         self._engine = engine
         self._remake_target = remake_target
@@ -229,6 +229,13 @@ class EngineLoop:
             logger.exception("the engine stopped")
             self._give_up(TargetFailedError("engine error"))
         else:
+            self._tell(outputs, self._last_stats.last_batch_size)
+
+    def _tell(self, outputs: list[RequestOutput], batch_size: int) -> None:
+        """Wakes the event loop once for all that a step has to say, if it has anything."""
+        if batch_size and self._observe_batch is not None:
+            self._observe_batch(batch_size)
+        if outputs:
             self._event_loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _expire(self) -> None:
@@ -302,8 +309,6 @@ class EngineLoop:
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         delivered_at = time.perf_counter()
-        if outputs and self._observe_batch is not None:
-            self._observe_batch(len(outputs))
         for output in outputs:
             if output.finish_reason is not None and output.request_id in self._open:
                 self._open[output.request_id] -= 1

@@ -19,6 +19,7 @@ from specdec.errors import (
     OutOfMemoryError,
     OverloadedError,
     TargetFailedError,
+    UnauthenticatedError,
     UnknownModelError,
     UnsupportedModelError,
     VersionConflictError,
@@ -50,6 +51,7 @@ _SETUP = _Rule(StatusCode.FAILED_PRECONDITION, 400)
 _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
     {
         InvalidValueError: _Rule(StatusCode.INVALID_ARGUMENT, 400),
+        UnauthenticatedError: _Rule(StatusCode.UNAUTHENTICATED, 401),
         UnknownModelError: _Rule(StatusCode.NOT_FOUND, 404),
         VersionConflictError: _Rule(StatusCode.ABORTED, 409),
         GrammarError: _Rule(StatusCode.FAILED_PRECONDITION, 400),

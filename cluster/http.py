@@ -7,12 +7,15 @@ from collections.abc import Callable
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
+from cluster.http_admin import admin_routes
 from cluster.router import Router
+from cluster.servicers import AdminServicer
 
 
-def make_app(get_router: Callable[[], Router]) -> FastAPI:
-    """The ASGI application; `get_router` is asked at each request, after start-up."""
+def make_app(get_router: Callable[[], Router], get_admin: Callable[[], AdminServicer]) -> FastAPI:
+    """The ASGI application; what it is given is asked at each request, after start-up."""
     app = FastAPI(title="specdec", docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(admin_routes(get_admin))
 
     @app.get("/health")
     async def health() -> JSONResponse:

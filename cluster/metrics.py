@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from grpc import StatusCode
 from prometheus_client import CollectorRegistry, Counter, Histogram, exposition
@@ -16,6 +17,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from specdec.client import HistogramCounts
 from specdec.finish_reason import FinishReason
 from specdec.stats import EngineStats
 
@@ -107,6 +109,16 @@ class Metrics:
         body = exposition.generate_latest(self._registry)
         return Exposition(body, exposition.CONTENT_TYPE_PLAIN_0_0_4)
 
+    def histogram_counts(self) -> dict[str, HistogramCounts]:
+        """The histograms as plain numbers, by name without the prefix, to be added up."""
+        histograms = {
+            "time_to_first_token_seconds": self.time_to_first_token,
+            "inter_token_latency_seconds": self.inter_token_latency,
+            "e2e_request_latency_seconds": self.request_latency,
+            "batch_size": self.batch_size,
+        }
+        return {name: _plain(histogram) for name, histogram in histograms.items()}
+
     def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(
             PREFIX + name, meaning, _LABELS, buckets=buckets, registry=self._registry
@@ -115,6 +127,20 @@ class Metrics:
 
     def _counter(self, name: str, meaning: str, label: str) -> Counter:
         return Counter(PREFIX + name, meaning, (*_LABELS, label), registry=self._registry)
+
+
+def _plain(histogram: Histogram) -> HistogramCounts:
+    """Of one without labels left to give. A sample of Prometheus counts those below it too."""
+    bounds, cumulative, total = [], [], 0.0
+    [metric] = histogram.collect()
+    for sample in metric.samples:
+        if sample.name.endswith("_bucket"):
+            bounds.append(float(sample.labels["le"]))
+            cumulative.append(int(sample.value))
+        elif sample.name.endswith("_sum"):
+            total = float(sample.value)
+    counts = [after - before for before, after in pairwise([0, *cumulative])]
+    return HistogramCounts(tuple(bounds[:-1]), tuple(counts), total)
 
 
 _Reading = tuple[str, str, Callable[[EngineStats], float]]
@@ -178,6 +204,11 @@ _COUNTERS: tuple[_Reading, ...] = (
         "spec_decode_num_accepted_tokens",
         "Draft tokens that became output.",
         lambda stats: stats.speculation.num_accepted_tokens,
+    ),
+    (
+        "spec_decode_num_lookahead_tokens",
+        "Guesses of lookahead decoding that were run to see what follows them.",
+        lambda stats: stats.num_lookahead_tokens,
     ),
 )
 

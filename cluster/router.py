@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -20,17 +21,19 @@ from cluster.draft_group import DraftGroup
 from cluster.draft_supervisor import DraftSupervisor
 from cluster.engine_loop import EngineLoop
 from cluster.logs import current_request_id
+from cluster.memory_plan import memory_plan
 from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
+from cluster.replica_load import ReplicaLoad
+from cluster.replica_report import counts_of, decision_fields
 from cluster.request_observer import RequestObserver
 from cluster.resources import (
     DRAFT_BUNDLE,
     TARGET_BUNDLE,
     available_memory_bytes,
-    memory_plan,
-    threads_per_shard,
 )
 from cluster.shard_group import GroupSpec
+from cluster.speculation_policy import make_policy
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
@@ -94,6 +97,8 @@ class Router:
         speculation = config.speculative_config
         self._control = speculation.control if speculation else None
         self._speculation_version: int | None = None
+        self.num_requests = 0
+        self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
@@ -103,16 +108,33 @@ class Router:
         finally:
             self._draft = await draft
         await asyncio.to_thread(self._grammars.wait_until_ready)
+        policy = await asyncio.to_thread(self._make_policy)
         engine = Engine(
             self._plan.engine,
             self._model,
             self._target.current,
             self._tokenizer,
             proposer=make_proposer(self._plan.engine.speculation, self._draft),
-            policy=SpeculationPolicy(self._control, time.monotonic) if self._control else None,
+            policy=policy,
         )
+        if self._control is not None:  # it may have changed while steps were measured
+            engine.set_speculation(self._control)
         self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
+
+    def _make_policy(self) -> SpeculationPolicy | None:
+        assert self._target is not None, "a policy measures the target"
+        if self._control is None:
+            return None
+        return make_policy(
+            self._control,
+            self._plan.engine,
+            self._target.current,
+            self._draft,
+            self._plan.draft,
+            lambda: self._can_draft,
+            max(1, min(self.config.max_num_seqs, round(self.config.target_requests_per_replica))),
+        )
 
     @property
     def is_ready(self) -> bool:
@@ -129,6 +151,15 @@ class Router:
         Known without asking the engine.
         """
         return 0 if self._loop is None else self._loop.num_sequences
+
+    def load_in_requests(self) -> float:
+        """How much of this replica the load takes; to be asked every few seconds."""
+        if self._loop is None:
+            return 0.0
+        stats = self._loop.last_stats
+        return self._load.requests(
+            self.num_open_requests, stats.num_generated_tokens, stats.capacity_tokens_per_s
+        )
 
     @property
     def failure(self) -> TargetFailedError | None:
@@ -207,9 +238,10 @@ class Router:
             dtype=self.config.dtype,
             device=self.config.device,
             quantization=quantization,
+            kernels=self.config.kernels,
             tensor_parallel_size=size,
             limits=limits,
-            num_threads=threads_per_shard(size, self.config.most_replicas),
+            num_replicas=self.config.most_replicas,
             shares_cores=self._shares_cores,
             bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,
@@ -247,8 +279,8 @@ class Router:
             kv_cache_usage=1 - stats.num_free_blocks / stats.num_blocks,
             is_speculation_on=stats.is_speculation_on and self._can_draft,
             speculation_version=self._speculation_version,
-            num_generated_tokens=stats.num_generated_tokens,
-            speculation=stats.speculation,
+            **decision_fields(stats, time.monotonic(), datetime.now(UTC)),
+            counts=counts_of(stats, self.num_requests, self.metrics.histogram_counts()),
         )
 
     @property
@@ -273,6 +305,7 @@ class Router:
         if self._loop is None:
             raise NotReadyError("the model is still loading")
         self._loop.require_room(call.params.n)
+        self.num_requests += call.params.n
         seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
         request = Request(
             request_id=request_id,
@@ -282,6 +315,7 @@ class Router:
             priority=call.priority,
             resume_token_ids=call.resume_token_ids,
             grammar=await self._compile(call.params.structured_output),
+            stream_interval=call.stream_interval,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
         return Generation(seed, self._loop.generate(request, observer))

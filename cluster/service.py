@@ -13,10 +13,12 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from cluster.admin_access import read_token
 from cluster.config import ServeConfig, address_of
 from cluster.control_store import ControlStore, state_dir
+from cluster.memory_plan import memory_plan
 from cluster.models import ModelDirectories, resolve_models
-from cluster.resources import available_cpus, check_ranks, memory_per_replica, memory_plan
+from cluster.resources import available_cpus, check_ranks, memory_per_replica
 from cluster.surroundings import listen_error
 from specdec.errors import SpecdecError
 
@@ -75,6 +77,7 @@ def running_service(
     Then running requests may end within drain_timeout_s, unless `hurry` is set.
     """
     started_at = time.monotonic()
+    read_token("admin_token_file", config.admin_token_file)  # what is wrong with it is told here
     for port in (config.grpc_port, config.http_port):
         _require_free_port(config.host, port)
     directories = resolve_models(config, report)
@@ -125,10 +128,11 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_
 def _report_overrides(config: ServeConfig, report: Report) -> None:
     """Says what an operator has set in an earlier run, since it wins over the configuration."""
     stored = ControlStore(state_dir(config.state_dir), config.served_model_name).read()
-    if config.speculative_config is not None and stored.overrides:
+    has_expired = stored.expires_at_s is not None and stored.expires_at_s <= time.time()
+    if config.speculative_config is not None and stored.overrides and not has_expired:
         values = ", ".join(f"{name} {value}" for name, value in stored.overrides.items())
         by = f" by {stored.updated_by}" if stored.updated_by else ""
-        report(f"speculation as set{by}: {values}; `specdec speculation set --reset` takes it back")
+        report(f"speculation as set{by}: {values}; `specdec speculation reset` takes it back")
 
 
 def _start_ray(config: ServeConfig) -> None:

@@ -22,7 +22,7 @@ from cluster.logs import LogConfig
 from cluster.resources import CPUS_PER_SHARD
 from cluster.shard import DraftShard, ShardSpec, TargetShard
 from cluster.transport import Connection, CurveKeys, Transport
-from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
+from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.errors import DraftFailedError, TargetFailedError
 from specdec.vocabulary import VocabularyMap
 
@@ -41,6 +41,7 @@ class GroupSpec:
 
     name: of the model's role, for messages. bundle_index: of the placement group.
     vocabulary: of a draft model, what it has in common with the target's where they differ.
+    num_replicas: how many groups like this one may share the cores of a node.
     shares_cores: whether ranks take turns on the same cores, with each other or another model's.
     transport: None takes ipc on this node and tcp to another.
     """
@@ -50,9 +51,10 @@ class GroupSpec:
     dtype: DTypeName
     device: str
     quantization: QuantizationMethod | None
+    kernels: Kernels
     tensor_parallel_size: int
     limits: EngineConfig | DraftLimits
-    num_threads: int
+    num_replicas: int
     shares_cores: bool
     bundle_index: int
     transport: Transport | None
@@ -190,9 +192,10 @@ class ShardGroup:
             dtype=spec.dtype,
             device=spec.device,
             quantization=spec.quantization,
+            kernels=spec.kernels,
             limits=spec.limits,
             directory=self._directory,
-            num_threads=spec.num_threads,
+            num_replicas=spec.num_replicas,
             logs=spec.logs,
             vocabulary=spec.vocabulary,
         )

@@ -59,6 +59,13 @@ class VersionConflictError(SpecdecError):
         return f"expected_version is {self.expected}; it must be {self.present}, the present one"
 
 
+class UnauthenticatedError(SpecdecError):
+    """A call that only operators may make did not present their token."""
+
+    def __str__(self) -> str:
+        return "this call needs the operators' token, as authorization: Bearer TOKEN"
+
+
 class OutOfMemoryError(SpecdecError):
     """The machine has too little memory for the configuration asked for."""
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specdec.config import EngineConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.ending import stop_at
 from specdec.errors import GrammarError, InvalidValueError
 from specdec.model_config import ModelConfig
 from specdec.request_limits import check_request
+from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules, resolve
 from specdec.sequence import Request, Sequence
 from specdec.tokenizer import Tokenizer
+from specdec.untold import UntoldTokens
 
 
 class RequestIntake:
@@ -20,6 +24,7 @@ class RequestIntake:
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
+        self.allowed_verifiers: tuple[VerifierName, ...] | None = None  # None: as configured
 
     def sequences(self, request: Request, first_seq_id: int) -> list[Sequence]:
         """One for each choice, numbered from `first_seq_id` on. Raises InvalidValueError.
@@ -38,12 +43,15 @@ class RequestIntake:
         return [leader, *others]
 
     def _rules(self, request: Request) -> SamplingRules:
+        service = self._config.speculation
+        if service is not None and self.allowed_verifiers is not None:
+            service = replace(service, allowed_verifiers=self.allowed_verifiers)
         return resolve(
             request.params,
             request.seed,
             self._model,
             self._tokenizer,
-            self._config.speculation,
+            service,
             request.prompt_token_ids,
         )
 
@@ -59,7 +67,9 @@ class RequestIntake:
             min_tokens=params.min_tokens,
         )
         max_tokens = params.settled(self._model.sampling_defaults).max_tokens
-        return Sequence(seq_id, request, rules, detokenizer, max_tokens, leader)
+        interval = request.stream_interval
+        untold = UntoldTokens(self._config.stream_interval if interval is None else interval)
+        return Sequence(seq_id, request, rules, detokenizer, max_tokens, leader, untold=untold)
 
     def _replay(self, seq: Sequence) -> None:
         """Brings text and grammar to where they were after the tokens that the caller has."""

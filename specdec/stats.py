@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from specdec.decisions import Decision, DecisionChange, DecisionReason
 
 
 @dataclass
@@ -64,9 +67,11 @@ class EngineCounters:
     """What an engine counts itself; see EngineStats."""
 
     num_steps: int = 0
+    last_batch_size: int = 0
     num_prompt_tokens: int = 0
     num_prefill_chunks: int = 0
     num_generated_tokens: int = 0
+    num_lookahead_tokens: int = 0
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     accepted_by_position: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
 
@@ -76,10 +81,15 @@ class EngineStats:
     """The engine's load at one moment, and its counters since it started.
 
     accepted_by_position: accepted draft tokens by their position in the draft.
+    last_batch_size: sequences that the last step brought tokens to.
     num_cached_tokens: prompt tokens whose KV the prefix cache had.
     num_prefill_chunks: rows that ended before the end of what was to be computed.
+    num_lookahead_tokens: guesses run behind drafts, for what the target says after them.
     is_speculation_on: whether a request that says nothing about it gets drafts.
     num_speculation_flips: times that this has changed.
+    decision: on the last step that decoded something; None where no policy decides.
+    decisions: such steps by reason. decision_changes: the latest changes, the oldest first.
+    capacity_tokens_per_s: the most that a full batch is expected to yield; None if not measured.
     """
 
     num_running: int
@@ -88,12 +98,18 @@ class EngineStats:
     num_blocks: int
     num_free_blocks: int
     num_steps: int
+    last_batch_size: int
     num_preemptions: int
     num_prompt_tokens: int
     num_cached_tokens: int
     num_prefill_chunks: int
     num_generated_tokens: int
+    num_lookahead_tokens: int
     is_speculation_on: bool
     num_speculation_flips: int
     speculation: SpeculationStats
     accepted_by_position: tuple[int, ...]
+    decision: Decision | None = None
+    decisions: Mapping[DecisionReason, int] = field(default_factory=dict)
+    decision_changes: tuple[DecisionChange, ...] = ()
+    capacity_tokens_per_s: float | None = None

@@ -2,13 +2,25 @@
 
 from specdec.client.admin_client import AdminClient
 from specdec.client.admin_messages import (
+    CONTROL_VALUES,
+    DEFAULT_AUDIT_PAGE,
+    MAX_AUDIT_PAGE,
+    AuditEntry,
+    AuditPage,
+    SpeculationChange,
+    SpeculationState,
+    StateStamp,
+)
+from specdec.client.errors import ClientError
+from specdec.client.fleet_messages import (
+    Counts,
+    DecisionNews,
+    FleetStatistics,
+    HistogramCounts,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
-    SpeculationChange,
-    SpeculationState,
 )
-from specdec.client.errors import ClientError
 from specdec.client.messages import (
     Choice,
     Completion,
@@ -23,11 +35,20 @@ from specdec.client.messages import (
 from specdec.client.sync_client import Client
 
 __all__ = [
+    "CONTROL_VALUES",
+    "DEFAULT_AUDIT_PAGE",
+    "MAX_AUDIT_PAGE",
     "AdminClient",
+    "AuditEntry",
+    "AuditPage",
     "Choice",
     "Client",
     "ClientError",
     "Completion",
+    "Counts",
+    "DecisionNews",
+    "FleetStatistics",
+    "HistogramCounts",
     "ModelInfo",
     "PositionLogprobs",
     "Prompt",
@@ -36,6 +57,7 @@ __all__ = [
     "ServiceStatus",
     "SpeculationChange",
     "SpeculationState",
+    "StateStamp",
     "StreamChunk",
     "TokenLogprob",
     "TokenizedInput",

@@ -102,6 +102,12 @@ USAGE = pb.Usage(
 )
 
 
+def test_a_stream_interval_is_passed_on_and_checked_later():
+    for interval in (None, 0, 4):
+        request = pb.GenerateRequest(text="Hi", stream_interval=interval)
+        assert codec.decode_generate(request).stream_interval == interval
+
+
 def test_absent_fields_take_the_defaults():
     assert codec.decode_generate(pb.GenerateRequest(text="Hi")) == GenerateCall(
         model="", prompt="Hi", params=SamplingParams(), request_id=""

@@ -7,8 +7,9 @@ import pytest
 
 from cluster.config import ServeConfig, settings
 from cluster.speculative_config import read_speculation
-from specdec.config import DTYPES, EngineConfig, SpeculativeConfig
+from specdec.config import DTYPES, EngineConfig
 from specdec.errors import InvalidValueError
+from specdec.speculative_config import SpeculativeConfig
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ class OtherSpeculation:
 
 
 def test_fields_of_speculation_are_read_by_their_kind(monkeypatch):
-    monkeypatch.setattr("specdec.config.SpeculativeConfig", OtherSpeculation)
+    monkeypatch.setattr("specdec.speculative_config.SpeculativeConfig", OtherSpeculation)
     given = {"names": ["a", "b"], "threshold": 0.5, "share": 1}
     assert read_speculation(given) == OtherSpeculation(("a", "b"), 0.5, 1)
     assert read_speculation({"names": ("a",), "threshold": "auto"}).names == ("a",)

@@ -96,6 +96,17 @@ def test_a_stream_is_the_completion_in_steps(client):
     assert chunks[-1].usage.prompt_tokens == 30
 
 
+def test_a_stream_interval_makes_fewer_chunks_of_the_same_completion(client):
+    prompt, plainly = prompts(1)[0], params(SpeculationOptions(enabled=False))
+    whole = client.generate(prompt, plainly)
+    chunks = list(client.generate_stream(prompt, plainly, stream_interval=8))
+    first, *others, _ = [len(chunk.token_ids) for chunk in chunks]
+    assert first == 1
+    assert set(others) == {8}
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert sum((chunk.token_ids for chunk in chunks), ()) == whole.token_ids
+
+
 def test_many_parameters_in_one_request(client):
     """Of each of them something can be seen, whatever the others do."""
     prompt = prompts(1)[0]

@@ -1,0 +1,111 @@
+"""Compiles C++ sources to a shared library, once a machine: what was compiled is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from filelock import FileLock
+
+from specdec.errors import SpecdecError
+
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility=hidden",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-Wall",
+    "-Wextra",
+)
+"""OpenMP's library is found by its name among those already loaded, torch's own: one thread pool.
+
+Nothing here lets the compiler reorder sums, so the order that a kernel writes is the one it runs.
+"""
+
+_TIMEOUT_S = 300.0
+_MAX_MESSAGE_CHARS = 2000
+
+
+class BuildError(SpecdecError):
+    """There is no compiler, or it refused the sources."""
+
+
+def find_compiler() -> str:
+    """The path of $CXX, else of the system's C++ compiler; raises BuildError without one."""
+    for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
+        if path := shutil.which(name):
+            return path
+    raise BuildError("no C++ compiler found: install g++ or clang++, or name one in CXX")
+
+
+def build(sources: Sequence[Path], directory: Path) -> Path:
+    """Returns the library of `sources` (.cpp, and .h that they include) in `directory`.
+
+    Compiles where no library was made of the same sources by the same compiler for the same
+    processor. Processes that need it at once wait for the first of them. Raises BuildError.
+    """
+    compiler = find_compiler()
+    library = directory / f"kernels-{_fingerprint(compiler, sources)}.so"
+    if library.exists():
+        return library
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with FileLock(library.with_suffix(".lock")):
+        if not library.exists():
+            _compile(compiler, sources, library)
+    return library
+
+
+def _compile(compiler: str, sources: Sequence[Path], library: Path) -> None:
+    """Renames at the end, so that a library that exists is whole."""
+    unfinished = library.with_suffix(f".{os.getpid()}.tmp")
+    units = [str(path) for path in sources if path.suffix == ".cpp"]
+    command = [compiler, *FLAGS, "-o", str(unfinished), *units]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        unfinished.replace(library)
+    except subprocess.CalledProcessError as error:
+        raise BuildError(f"{compiler} failed: {error.stderr[:_MAX_MESSAGE_CHARS]}") from error
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{compiler} failed: {error}") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
+    """Names everything that a library depends on, the processor of `-march=native` included."""
+    digest = hashlib.sha256()
+    for part in (compiler, _version(compiler), *FLAGS, platform.machine(), _processor()):
+        digest.update(part.encode() + b"\0")
+    for path in sorted(sources):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
+
+
+def _version(compiler: str) -> str:
+    try:
+        result = subprocess.run(
+            [compiler, "--version"], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{compiler} does not run: {error}") from error
+    return result.stdout
+
+
+def _processor() -> str:
+    """The instructions that the processor has, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
