@@ -51,8 +51,13 @@ def test_what_is_outside_the_forward_pass():
     assert profile.outside_forward == pytest.approx(0.1)
 
 
-def test_automatic_control_has_a_policy_and_others_have_none():
-    assert [name for name in METHODS if make_method(name).policy() is not None] == ["auto"]
+def test_automatic_control_has_a_policy_and_others_have_none(contender):
+    assert [name for name in METHODS if make_method(name).is_automatic] == ["auto"]
+    policies = {name: engine._policy for name, engine in contender._engines.items()}
+    assert [name for name, policy in policies.items() if policy is not None] == ["auto"]
+
+
+def test_methods_draft_as_many_tokens_as_asked_for():
     assert make_method(NO_METHOD).config is None
     assert make_method("ngram", 4).config.num_speculative_tokens == 4
 
