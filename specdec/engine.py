@@ -250,12 +250,13 @@ class Engine:
         self._counters.num_generated_tokens += num_kept
         choices = self._choices[seq.request.request_id]
         choices.num_output_tokens += num_kept
+        num_accepted = min(num_kept, len(token_ids) - 1)
         for stats in (
             choices.speculation,
             self._counters.speculation,
             self._counters.accepted_by_position,
         ):
-            stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
+            stats.record(row.num_draft_tokens, num_accepted)
         self._adapt_length(seq, row.num_draft_tokens, len(token_ids) - 1)
         if ending is None:
             seq.lookahead = _seen(row, verified)
@@ -263,7 +264,7 @@ class Engine:
         else:
             self._finish(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
-        return RequestOutput.of(seq, choices, token_ids[:num_kept], ending, logprobs)
+        return RequestOutput.of(seq, choices, token_ids[:num_kept], ending, logprobs, num_accepted)
 
     def _adapt_length(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
         if self._length_rule is not None and seq.draft_length is not None:

@@ -19,6 +19,7 @@ class RequestOutput:
     """What one step added to one choice of a request.
 
     text: whole characters only; may be empty while a character or a stop string is incomplete.
+    num_accepted_tokens: so many of token_ids, the first ones, were drafted and accepted.
     finish_reason: None while the choice goes on. stop_reason: the stop string or stop token that
         ended it; None for an end-of-sequence token and for a limit of length.
     num_output_tokens, speculation: of all choices of the request so far.
@@ -37,6 +38,7 @@ class RequestOutput:
     num_output_tokens: int
     speculation: SpeculationStats
     choice: int = 0
+    num_accepted_tokens: int = 0
     is_last: bool = False
     stop_reason: str | int | None = None
     verifier: VerifierName = "coupled"
@@ -52,6 +54,7 @@ class RequestOutput:
         token_ids: Many[int],
         ending: Ending | None,
         logprobs: Logprobs | None = None,
+        num_accepted_tokens: int = 0,
     ) -> RequestOutput:
         """What is told of tokens that were added to `seq`, with the text that is certain by now."""
         return cls(
@@ -63,6 +66,7 @@ class RequestOutput:
             num_output_tokens=choices.num_output_tokens,
             speculation=replace(choices.speculation),
             choice=seq.choice,
+            num_accepted_tokens=num_accepted_tokens,
             is_last=not choices.unfinished,
             stop_reason=ending.stop_reason if ending else None,
             verifier=seq.rules.verifier.name,
