@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
+from cluster.dashboard import make_dashboard
 from cluster.router import Router
 
 
@@ -34,4 +35,5 @@ def make_app(get_router: Callable[[], Router]) -> FastAPI:
         exposition = get_router().metrics.expose(request.headers.get("accept", ""))
         return Response(exposition.body, headers={"content-type": exposition.content_type})
 
+    app.include_router(make_dashboard(get_router))
     return app

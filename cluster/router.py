@@ -35,6 +35,7 @@ from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
+from specdec.detokenizer import IncrementalDetokenizer
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
 from specdec.proposers import DraftVocabulary, make_proposer
@@ -300,6 +301,10 @@ class Router:
     def spell(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it. At once, and from any thread."""
         return self._tokenizer.token_strings(token_ids)
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """Turns the tokens of an answer into text, one by one."""
+        return IncrementalDetokenizer(self._tokenizer)
 
     async def detokenize(self, call: DetokenizeCall) -> str:
         """The text of some ids, special tokens left out."""
