@@ -96,14 +96,17 @@ async def _events(
 
 def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes:
     """What a step brought: the text of each token, empty where it is part of a character yet."""
-    spelled = []
-    for position, token_id in enumerate(output.token_ids):
+    texts = []
+    for token_id in output.token_ids:
         detokenizer.append(token_id)
-        accepted = position < output.num_accepted_tokens
-        spelled.append({"text": detokenizer.take(), "accepted": accepted})
-    if output.is_last and spelled:
-        spelled[-1]["text"] += detokenizer.flush()
-    return _event("tokens", {"tokens": spelled, "usage": _usage(output)})
+        texts.append(detokenizer.take())
+    if output.is_last and texts:
+        texts[-1] += detokenizer.flush()
+    tokens = [
+        {"text": text, "accepted": position < output.num_accepted_tokens}
+        for position, text in enumerate(texts)
+    ]
+    return _event("tokens", {"tokens": tokens, "usage": _usage(output)})
 
 
 def _usage(output: RequestOutput) -> dict[str, Any]:
