@@ -7,14 +7,18 @@ import threading
 import time
 from collections.abc import Callable
 from collections.abc import Sequence as Many
+from typing import TypeVar
 
 from cluster.backoff import Backoff
 from cluster.draft_group import DraftGroup
 from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError
 from specdec.proposers import DraftModelProposer, DraftRequest, DraftVocabulary, Proposal
+from specdec.runner import DraftWorker
 
 logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 
 class DraftSupervisor:
@@ -79,6 +83,19 @@ class DraftSupervisor:
                 self._worker.check_alive()
             except DraftFailedError as error:
                 self._lose(error)
+
+    def measure(self, measure: Callable[[DraftWorker], Result]) -> Result | None:
+        """What `measure` finds out about the worker, before it is told of any sequence.
+
+        None where it is lost meanwhile.
+        """
+        if self._worker is None:
+            return None
+        try:
+            return measure(self._worker)
+        except Exception as error:
+            self._lose(error)
+            return None
 
     def close(self) -> None:
         """Ends the worker, after the engine's last call."""

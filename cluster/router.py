@@ -31,6 +31,7 @@ from cluster.resources import (
     threads_per_shard,
 )
 from cluster.shard_group import GroupSpec
+from cluster.speculation_policy import make_policy
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
@@ -104,16 +105,30 @@ class Router:
         finally:
             self._draft = await draft
         await asyncio.to_thread(self._grammars.wait_until_ready)
+        policy = await asyncio.to_thread(self._make_policy)
         engine = Engine(
             self._plan.engine,
             self._model,
             self._target.current,
             self._tokenizer,
             proposer=make_proposer(self._plan.engine.speculation, self._draft),
-            policy=SpeculationPolicy(self._control, time.monotonic) if self._control else None,
+            policy=policy,
         )
         self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
+
+    def _make_policy(self) -> SpeculationPolicy | None:
+        assert self._target is not None, "a policy measures the target"
+        if self._control is None:
+            return None
+        return make_policy(
+            self._control,
+            self._plan.engine,
+            self._target.current,
+            self._draft,
+            self._plan.draft,
+            lambda: self._can_draft,
+        )
 
     @property
     def is_ready(self) -> bool:

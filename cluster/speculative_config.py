@@ -38,11 +38,6 @@ _OLDER_SPELLINGS: Mapping[str, str] = MappingProxyType(
 )
 """Of keys, in texts about earlier versions of vLLM."""
 
-_NOT_OFFERED: Mapping[str, str] = MappingProxyType(
-    {"num_speculative_tokens_per_batch_size": "left out; speculation_threshold goes by load"}
-)
-"""Keys of vLLM whose meaning there is nothing for here."""
-
 
 def _is_speculation(value: object) -> bool:
     from specdec.config import SpeculativeConfig
@@ -90,8 +85,6 @@ def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
     """Replaces older spellings of keys, with a line in the log for each."""
     values: dict[Any, Any] = {}
     for key, value in mapping.items():
-        if key in _NOT_OFFERED:
-            raise InvalidValueError(f"speculative_config.{key}", value, _NOT_OFFERED[key])
         name = _OLDER_SPELLINGS.get(key, key)
         if name != key:
             _warn(f"key {key}", name)

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 import torch
 
+from specdec.batch_size_table import BatchSizeTable
 from specdec.draft_length import LengthRule
 from specdec.errors import InvalidValueError
 from specdec.sampling_params import (
@@ -22,8 +23,10 @@ from specdec.sampling_params import (
     VerifierName,
 )
 from specdec.speculation import (
+    DEFAULT_GOODPUT_THRESHOLD,
     DEFAULT_SPECULATION_THRESHOLD,
     MAX_SPECULATION_THRESHOLD,
+    PolicyName,
     SpeculationControl,
 )
 
@@ -99,7 +102,11 @@ class SpeculativeConfig:
     draft_confidence_threshold: `draft_model` ends a draft where no token has this probability of
         being the next one; 0 for never.
     speculation_threshold: largest number of decoding requests to draft for, until an operator says
-        otherwise.
+        otherwise; None for 32, or 256 where the policy is goodput, which sees for itself.
+    policy: what decides below the threshold (`specdec.speculation`): goodput; table, by the rows
+        below; threshold for nothing further. None takes table where there are rows, else goodput.
+    num_speculative_tokens_per_batch_size: rows of `BatchSizeTable`, of policy table; none of them
+        goes beyond num_speculative_tokens.
     verifier, typical_epsilon, typical_delta, acceptance_threshold, scale_draft_temperature: as in
         SpeculationOptions, for requests that leave them out. A lossy verifier here makes every such
         request lossy; each answer says so.
@@ -129,7 +136,9 @@ class SpeculativeConfig:
     draft_tensor_parallel_size: int = 1
     max_model_len: int | None = None
     draft_confidence_threshold: float = 0.0
-    speculation_threshold: int = DEFAULT_SPECULATION_THRESHOLD
+    speculation_threshold: int | None = None
+    policy: PolicyName | None = None
+    num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
     verifier: VerifierName = "coupled"
     typical_epsilon: float = DEFAULT_TYPICAL_EPSILON
     typical_delta: float = DEFAULT_TYPICAL_DELTA
@@ -160,12 +169,7 @@ class SpeculativeConfig:
             1,
             1024,
         )
-        require_range(
-            "speculative_config.speculation_threshold",
-            self.speculation_threshold,
-            0,
-            MAX_SPECULATION_THRESHOLD,
-        )
+        self._check_policy()
         if self.max_model_len is not None:
             require_range("speculative_config.max_model_len", self.max_model_len, 2, 2**24)
         require_quantization(self.quantization, "speculative_config.quantization")
@@ -177,6 +181,23 @@ class SpeculativeConfig:
         self._check_sizes()
         self._check_combination()
         self._refuse_keys_of_other_methods()
+
+    def _check_policy(self) -> None:
+        if self.speculation_threshold is not None:
+            name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold
+            require_range(name, threshold, 0, MAX_SPECULATION_THRESHOLD)
+        if self.policy not in (None, *get_args(PolicyName)):
+            limit = f"one of {', '.join(get_args(PolicyName))}, or left out"
+            raise InvalidValueError("speculative_config.policy", self.policy, limit)
+        rows = self.num_speculative_tokens_per_batch_size
+        if bool(rows) != (self.chosen_policy == "table"):
+            limit = "given where policy is table, and there alone"
+            name = "speculative_config.num_speculative_tokens_per_batch_size"
+            raise InvalidValueError(name, rows, limit)
+        if rows and BatchSizeTable(rows).most > self.num_speculative_tokens:
+            limit = f"rows of at most num_speculative_tokens ({self.num_speculative_tokens})"
+            name = "speculative_config.num_speculative_tokens_per_batch_size"
+            raise InvalidValueError(name, rows, limit)
 
     def _check_lengths(self) -> None:
         rule = self._length_rule
@@ -271,7 +292,28 @@ class SpeculativeConfig:
     @property
     def control(self) -> SpeculationControl:
         """What is in force until an operator says otherwise."""
-        return SpeculationControl("auto", self.speculation_threshold, self.num_speculative_tokens)
+        is_goodput = self.chosen_policy == "goodput"
+        default = DEFAULT_GOODPUT_THRESHOLD if is_goodput else DEFAULT_SPECULATION_THRESHOLD
+        threshold = default if self.speculation_threshold is None else self.speculation_threshold
+        return SpeculationControl(
+            "auto",
+            threshold,
+            self.num_speculative_tokens,
+            allowed_verifiers=self.allowed_verifiers,
+        )
+
+    @property
+    def chosen_policy(self) -> PolicyName:
+        """`policy`, or what it stands for where it is left out."""
+        if self.policy is not None:
+            return self.policy
+        return "table" if self.num_speculative_tokens_per_batch_size else "goodput"
+
+    @property
+    def batch_size_table(self) -> BatchSizeTable | None:
+        """The rows of policy table; None of another."""
+        rows = self.num_speculative_tokens_per_batch_size
+        return BatchSizeTable(rows) if rows else None
 
 
 @dataclass(frozen=True)

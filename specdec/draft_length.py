@@ -66,6 +66,11 @@ class LengthRule:
         return DraftLength(length.start, num_tokens)
 
 
+def draft_budget(num_batched_tokens: int, num_decoding: int) -> int:
+    """Most guesses of a step: half of what is left over, so that prefill always moves on."""
+    return (num_batched_tokens - num_decoding) // 2
+
+
 def share_budget(wanted: Sequence[int], budget: int) -> list[int]:
     """Divides `budget` tokens: nobody gets more than is wanted, nor less than others with a wish.
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
+from specdec.decisions import Decision, DecisionReason
 from specdec.ending import ending_after_last_token
 from specdec.errors import BadLogitsError, GrammarError, InvalidValueError, SpecdecError
 from specdec.model_config import ModelConfig
@@ -17,9 +18,10 @@ from specdec.proposers import DraftRequest, Proposal, Proposer, make_proposer
 from specdec.request_intake import RequestIntake
 from specdec.request_output import RequestOutput
 from specdec.runner import Target
+from specdec.sampling_params import SpeculationMethod
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Choices, Lookahead, Request, Sequence, SequenceStatus
-from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.speculation import SpeculationControl, SpeculationPolicy, StepDrafts
 from specdec.stats import EngineCounters, EngineStats
 from specdec.step import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
@@ -59,6 +61,7 @@ class Engine:
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
         self._in_flight: list[tuple[Sequence, StepRow]] = []
+        self._num_asked: dict[int, int] = {}  # draft tokens by sequence, of the step in flight
         self._ledger = WorkerLedger(self._blocks)
         self._counters = EngineCounters()
 
@@ -85,6 +88,8 @@ class Engine:
         """Takes over what an operator wants, from the next step on. Needs a policy."""
         assert self._policy is not None, "an engine without a policy cannot be told"
         self._policy.update(control)
+        self._scheduler.heeds_requests = control.allow_request_override
+        self._intake.allowed_verifiers = control.allowed_verifiers
 
     def expire(self, now_s: float) -> list[str]:
         """Ends the requests that have waited past their deadline, and returns their ids."""
@@ -100,6 +105,8 @@ class Engine:
         """
         self._target = target
         self._in_flight = []
+        if self._policy is not None:
+            self._policy.forget_step()
         for seq in self._scheduler.preempt_all():
             self._forget(seq)
         self._blocks.clear()
@@ -116,11 +123,11 @@ class Engine:
         So whoever delivers the outputs does it while the next forward pass runs.
         """
         outputs = self._commit(self._target.collect()) if self._in_flight else []
-        num_draft_tokens = self._num_draft_tokens()
-        rows = self._scheduler.schedule(num_draft_tokens)
+        decision = self._decide()
+        rows = self._scheduler.schedule(decision)
         for seq in self._scheduler.preempted:
             self._forget(seq)
-        failed = self._begin(rows, self._propose(rows) if num_draft_tokens else {})
+        failed = self._begin(rows, self._propose(rows) if decision.num_draft_tokens else {})
         return outputs + failed
 
     def stats(self) -> EngineStats:
@@ -139,6 +146,9 @@ class Engine:
             num_generated_tokens=self._counters.num_generated_tokens,
             is_speculation_on=self._is_speculation_on,
             num_speculation_flips=self._policy.num_flips if self._policy else 0,
+            decision=self._policy.decision if self._policy else None,
+            decisions=self._policy.log.counts if self._policy else {},
+            decision_changes=self._policy.log.changes if self._policy else (),
             speculation=replace(self._counters.speculation),
             accepted_by_position=self._counters.accepted_by_position.counts,
         )
@@ -154,21 +164,26 @@ class Engine:
     def _is_speculation_on(self) -> bool:
         return self._policy.is_on if self._policy else self._proposer is not None
 
-    def _num_draft_tokens(self) -> int:
+    def _decide(self) -> Decision:
         """What a sequence may draft in the coming step."""
+        self._num_asked.clear()
         if self._proposer is None or self.config.speculation is None:
-            return 0
+            return Decision(0, DecisionReason.OPERATOR)
         if self._policy is None:
-            return self.config.speculation.num_speculative_tokens
-        return self._policy.num_draft_tokens(self._scheduler.num_decoding)
+            count = self.config.speculation.num_speculative_tokens
+            return Decision(count, DecisionReason.OPERATOR)
+        return self._policy.decide(self._scheduler.num_decoding, self._scheduler.num_willing)
 
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
         """Drafts for the rows that have room for some; the others' turn will come."""
         requests = [
-            DraftRequest(row.seq, row.num_draft_tokens, row.num_lookahead_tokens)
+            DraftRequest(
+                row.seq, row.num_draft_tokens, row.num_lookahead_tokens, self._method(row.seq)
+            )
             for row in rows
-            if row.seq.params.speculation.enabled is not False
+            if self._scheduler.may_draft(row.seq)
         ]
+        self._num_asked = {each.seq.seq_id: each.max_tokens for each in requests}
         if not requests or self._proposer is None:
             return {}
         self._proposer.begin(requests)
@@ -201,6 +216,7 @@ class Engine:
         )
         self._counters.num_steps += 1
         self._in_flight = rows
+        self._tell_policy(rows)
         self._target.begin(step)
 
     def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
@@ -222,6 +238,8 @@ class Engine:
                 self._counters.num_prefill_chunks += 1
                 self._publish(seq)
         self._in_flight = []
+        if self._policy is not None:
+            self._policy.end_step()
         return outputs
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
@@ -258,6 +276,7 @@ class Engine:
         ):
             stats.record(row.num_draft_tokens, num_accepted)
         self._adapt_length(seq, row.num_draft_tokens, len(token_ids) - 1)
+        self._judge_draft(seq, row.num_draft_tokens, len(token_ids) - 1)
         if ending is None:
             seq.lookahead = _seen(row, verified)
             self._drop_rejected(seq)
@@ -269,6 +288,31 @@ class Engine:
     def _adapt_length(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
         if self._length_rule is not None and seq.draft_length is not None:
             seq.draft_length = self._length_rule.after(seq.draft_length, num_drafted, num_accepted)
+
+    def _judge_draft(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
+        """Tells the policy what came of a draft, unless its request chose another method."""
+        if self._policy is not None and self._method(seq) == self._policy.control.method:
+            num_asked = self._num_asked.get(seq.seq_id, 0)
+            self._policy.observe_row(num_asked, num_drafted, num_accepted)
+
+    def _method(self, seq: Sequence) -> SpeculationMethod | None:
+        """What is to draft for a sequence; None for all that is loaded, in its order."""
+        control = self._policy.control if self._policy else None
+        if control is None or control.allow_request_override:
+            asked = seq.params.speculation.method
+            if asked is not None:
+                return asked
+        return control.method if control else None
+
+    def _tell_policy(self, rows: list[tuple[Sequence, StepRow]]) -> None:
+        """What the step that begins has of drafts; a step of prompts alone has nothing of them."""
+        decoding = [row for _, row in rows if row.samples and row.num_known_tokens == 1]
+        if self._policy is None or not decoding:
+            return
+        num_asked = sum(self._num_asked.get(row.seq_id, 0) > 0 for row in decoding)
+        num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
+        has_prefill = len(decoding) < len(rows)
+        self._policy.begin_step(StepDrafts(num_asked, num_drafted, has_prefill))
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from specdec.config import EngineConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.ending import stop_at
 from specdec.errors import GrammarError, InvalidValueError
 from specdec.model_config import ModelConfig
 from specdec.request_limits import check_request
+from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules, resolve
 from specdec.sequence import Request, Sequence
 from specdec.tokenizer import Tokenizer
@@ -20,6 +23,7 @@ class RequestIntake:
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
+        self.allowed_verifiers: tuple[VerifierName, ...] | None = None  # None: as configured
 
     def sequences(self, request: Request, first_seq_id: int) -> list[Sequence]:
         """One for each choice, numbered from `first_seq_id` on. Raises InvalidValueError.
@@ -38,12 +42,15 @@ class RequestIntake:
         return [leader, *others]
 
     def _rules(self, request: Request) -> SamplingRules:
+        service = self._config.speculation
+        if service is not None and self.allowed_verifiers is not None:
+            service = replace(service, allowed_verifiers=self.allowed_verifiers)
         return resolve(
             request.params,
             request.seed,
             self._model,
             self._tokenizer,
-            self._config.speculation,
+            service,
             request.prompt_token_ids,
         )
 

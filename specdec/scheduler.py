@@ -9,7 +9,8 @@ from operator import attrgetter
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
-from specdec.draft_length import share_budget
+from specdec.decisions import Decision, DecisionReason
+from specdec.draft_length import draft_budget, share_budget
 from specdec.errors import InvalidValueError, OverloadedError
 from specdec.proposers import Proposal
 from specdec.sequence import Sequence, SequenceStatus
@@ -72,6 +73,8 @@ def _continues(proposal: Proposal, seq: Sequence) -> bool:
 
 _by_rank = attrgetter("rank")
 
+_NO_DRAFTS = Decision(0, DecisionReason.OPERATOR)
+
 
 class Scheduler:
     """Continuous batching: decoding sequences first, then prefill in chunks, each by rank.
@@ -90,11 +93,12 @@ class Scheduler:
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
         self._rows: dict[int, ScheduledRow] = {}
-        self._num_draft_tokens = 0
+        self._decision = _NO_DRAFTS
         self._lookahead_window = _lookahead_window(config)
         self._preempted: list[Sequence] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
+        self.heeds_requests = True
 
     @property
     def num_waiting(self) -> int:
@@ -142,15 +146,25 @@ class Scheduler:
         """Running sequences of which only the last token is left to run."""
         return sum(seq.is_decoding for seq in self._running)
 
-    def schedule(self, num_draft_tokens: int) -> list[ScheduledRow]:
+    @property
+    def num_willing(self) -> int:
+        """Those of them that drafts may be made for, if the step has any."""
+        return sum(seq.is_decoding and self.may_draft(seq) for seq in self._running)
+
+    def may_draft(self, seq: Sequence) -> bool:
+        """Whether neither a sequence's request nor what came of its drafts speaks against them."""
+        has_opted_out = self.heeds_requests and seq.params.speculation.enabled is False
+        return seq.may_draft and not has_opted_out
+
+    def schedule(self, decision: Decision) -> list[ScheduledRow]:
         """The rows of the next step; every one has its blocks reserved.
 
-        num_draft_tokens: what a sequence may draft unless its request says otherwise; 0 turns
-        drafting off for all.
+        decision: what a sequence may draft unless its request says otherwise; with 0 draft tokens
+        nobody drafts.
         """
         self._rows = {}
         self._preempted = []
-        self._num_draft_tokens = num_draft_tokens
+        self._decision = decision
         budget = self._schedule_decodes(self._config.max_num_batched_tokens)
         budget = self._schedule_prefills(budget)
         self._admit_waiting(budget)
@@ -163,11 +177,10 @@ class Scheduler:
 
     def _schedule_decodes(self, budget: int) -> int:
         decoding = [seq for seq in self._running if seq.is_decoding]
-        # Guesses take at most half of what is left over, so that prefill always moves on.
-        draft_budget = (budget - len(decoding)) // 2
+        num_guesses_left = draft_budget(budget, len(decoding))
         wanted = [self._max_draft_tokens(seq) for seq in decoding]
-        shares = share_budget(wanted, draft_budget)
-        num_left = draft_budget - sum(shares)
+        shares = share_budget(wanted, num_guesses_left)
+        num_left = num_guesses_left - sum(shares)
         for index, (seq, share) in enumerate(zip(decoding, shares, strict=True)):
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # preempted for an older one, just now
@@ -256,20 +269,23 @@ class Scheduler:
 
     def _max_draft_tokens(self, seq: Sequence) -> int:
         """What the step and the request allow."""
-        options = seq.params.speculation
-        if self._num_draft_tokens == 0 or options.enabled is False or not seq.may_draft:
+        if self._decision.num_draft_tokens == 0 or not self.may_draft(seq):
             return 0
-        count = options.num_speculative_tokens
-        if count is None:
+        count = seq.params.speculation.num_speculative_tokens
+        if count is None or not self.heeds_requests:
             count = self._draft_length(seq)
         return min(count, self._num_useful_guesses(seq))
 
     def _draft_length(self, seq: Sequence) -> int:
         """The step's number of draft tokens, or what the sequence's acceptance made of it."""
+        most, first = self._decision.num_draft_tokens, self._decision.first_length
         if self._length_rule is None:
-            return self._num_draft_tokens
-        seq.draft_length = self._length_rule.begin(seq.draft_length, self._num_draft_tokens)
-        return seq.draft_length.num_tokens
+            return most
+        start = most if first is None else first
+        seq.draft_length = self._length_rule.begin(seq.draft_length, start)
+        return (
+            seq.draft_length.num_tokens if first is None else min(most, seq.draft_length.num_tokens)
+        )
 
     def _num_useful_guesses(self, seq: Sequence) -> int:
         """How many tokens behind the last could still be kept, with one of the target's own."""

@@ -1,59 +1,81 @@
 """How many tokens to draft, by the load of the moment and by what an operator has said.
 
 Drafts pay while the target waits for memory, that is in small batches, and cost once it waits for
-arithmetic. So the policy compares the number of decoding requests with a threshold, every step.
+arithmetic. So every step is decided anew: by a threshold on the number of decoding requests, and
+below it by a policy.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
+from specdec.batch_size_table import BatchSizeTable
+from specdec.decisions import Decision, DecisionLog, DecisionReason
+from specdec.draft_length import draft_budget
 from specdec.errors import InvalidValueError
-from specdec.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
+from specdec.goodput import GoodputChooser
+from specdec.load_threshold import LoadThreshold
+from specdec.sampling_params import SpeculationMethod
+from specdec.speculation_control import (
+    MAX_SPECULATION_THRESHOLD,
+    SPECULATION_MODES,
+    SpeculationControl,
+    SpeculationMode,
+    require_count,
+)
 
-SpeculationMode = Literal["auto", "on", "off"]
-SPECULATION_MODES: tuple[SpeculationMode, ...] = ("auto", "on", "off")
+__all__ = [
+    "DEFAULT_GOODPUT_THRESHOLD",
+    "DEFAULT_SPECULATION_THRESHOLD",
+    "MAX_SPECULATION_THRESHOLD",
+    "SPECULATION_MODES",
+    "PolicyName",
+    "SpeculationControl",
+    "SpeculationMode",
+    "SpeculationPolicy",
+    "StepDrafts",
+]
+
+PolicyName = Literal["threshold", "table", "goodput"]
 
 DEFAULT_SPECULATION_THRESHOLD = 32
-MAX_SPECULATION_THRESHOLD = 4096
-"""As many requests as an engine may be told to run at once."""
+DEFAULT_GOODPUT_THRESHOLD = 256
+"""Goodput turns drafts off by itself; its bound stands for loads that no estimate covers."""
 
 DEFAULT_HYSTERESIS = 2
 DEFAULT_DWELL_S = 1.0
 
+_SETTLING_S = 1.0
+"""After drafts come on, a draft model is given so long to catch up before its silence counts."""
+
+MAX_BATCHED_TOKENS = 2**20
+
+_NO_CHOOSERS: Mapping[SpeculationMethod | None, GoodputChooser] = MappingProxyType({})
+
 
 @dataclass(frozen=True)
-class SpeculationControl:
-    """What is wanted of speculation. It changes how fast a service answers, never what.
+class StepDrafts:
+    """What a step that begins has of drafts.
 
-    mode: on and off hold at every load; auto goes by the threshold.
-    threshold: largest number of decoding requests that mode auto drafts for.
-    num_speculative_tokens: draft tokens a step for requests that do not choose; 0 drafts for none.
+    num_asked: rows that were to draft. num_drafted: rows that did. has_prefill: whether it also
+    computes a part of a prompt, so that its time says nothing of decoding.
     """
 
-    mode: SpeculationMode
-    threshold: int
-    num_speculative_tokens: int
-
-    def __post_init__(self) -> None:
-        if self.mode not in SPECULATION_MODES:
-            raise InvalidValueError("mode", self.mode, f"one of {', '.join(SPECULATION_MODES)}")
-        _require_count("threshold", self.threshold, MAX_SPECULATION_THRESHOLD)
-        _require_count(
-            "num_speculative_tokens", self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS
-        )
+    num_asked: int
+    num_drafted: int
+    has_prefill: bool
 
 
 class SpeculationPolicy:
-    """Turns speculation off above a load, and on again well below it.
+    """Decides each step how much to draft, and says why.
 
-    In mode auto it goes off when more than `threshold` requests decode, and comes back when at most
-    `threshold - hysteresis` have for `dwell_s` seconds; a threshold so low that this is none comes
-    back at one. So requests that end together, and are followed by as many, are no quiet time. It
-    stays on for at least `dwell_s` too. What an operator changes holds from the next step.
+    In mode auto, drafts go off while the load is above the threshold (`LoadThreshold`). Below it
+    decides, where there is one, a table or goodput; without either the number is the control's.
+    What an operator changes holds from the next step.
     """
 
     def __init__(
@@ -63,20 +85,42 @@ class SpeculationPolicy:
         *,
         hysteresis: int = DEFAULT_HYSTERESIS,
         dwell_s: float = DEFAULT_DWELL_S,
+        table: BatchSizeTable | None = None,
+        choosers: Mapping[SpeculationMethod | None, GoodputChooser] = _NO_CHOOSERS,
+        max_adaptive_tokens: int = 0,
+        max_num_batched_tokens: int = MAX_BATCHED_TOKENS,
+        is_drafter_available: Callable[[], bool] = lambda: True,
+        catches_up: bool = False,
     ) -> None:
-        """`clock` tells seconds and never goes back; `hysteresis` is a number of requests."""
-        _require_count("hysteresis", hysteresis, MAX_SPECULATION_THRESHOLD)
+        """`clock` tells seconds and never goes back; `hysteresis` is a number of requests.
+
+        choosers: of goodput, for each method that an operator may choose, None included; or none.
+        max_adaptive_tokens: longest draft of a sequence whose length follows its acceptance.
+        max_num_batched_tokens: of a step; goodput promises nobody more than an even share of it.
+        is_drafter_available: asked each step. catches_up: whether a draft model has to read a text
+            before it can continue it.
+        """
+        require_count("hysteresis", hysteresis, MAX_SPECULATION_THRESHOLD)
         if not 0 <= dwell_s < math.inf:
             raise InvalidValueError("dwell_s", dwell_s, "a number of seconds, 0 or more")
         self._control = control
         self._clock = clock
-        self._hysteresis = hysteresis
-        self._dwell_s = dwell_s
-        self._num_decoding = 0  # in the last step that had any
-        self._is_within = True  # the load, as mode auto judges it
-        self._is_judged = False  # whether a step was judged by the present control
-        self._turned_at_s = -math.inf
-        self._quiet_since_s = math.inf  # how long the load has been low enough to come back
+        self._load = LoadThreshold(control.threshold, hysteresis, dwell_s)
+        self._table = table
+        self._choosers = choosers
+        self._max_adaptive_tokens = max_adaptive_tokens
+        self._max_num_batched_tokens = max_num_batched_tokens
+        self._is_drafter_available = is_drafter_available
+        self._catches_up = catches_up
+        self._log = DecisionLog(clock)
+        self._promises = True  # whether table or goodput were for drafts when they were last asked
+        self._decision = self._unjudged()
+        self._num_decoding = 0
+        self._decided_at_s = -math.inf
+        self._drafts_since_s: float | None = None  # None while there are none
+        self._step: StepDrafts | None = None
+        self._judged = self._chooser  # whose choice the step's drafts and time tell about
+        self._was_on = self.is_on
         self._num_flips = 0
 
     @property
@@ -86,59 +130,148 @@ class SpeculationPolicy:
 
     @property
     def is_on(self) -> bool:
-        """Whether a request that says nothing about it gets drafts."""
+        """Whether a request that says nothing about it gets drafts; a probe does not count."""
         mode, count = self._control.mode, self._control.num_speculative_tokens
-        return count > 0 and (mode == "on" or (mode == "auto" and self._is_within))
+        is_for_it = mode == "on" or (mode == "auto" and self._load.is_within and self._promises)
+        return count > 0 and is_for_it
 
     @property
     def num_flips(self) -> int:
         """Times that `is_on` has changed, by load or by an operator."""
         return self._num_flips
 
+    @property
+    def decision(self) -> Decision:
+        """The last one."""
+        return self._decision
+
+    @property
+    def log(self) -> DecisionLog:
+        """Decisions by reason, and when they changed."""
+        return self._log
+
     def update(self, control: SpeculationControl) -> None:
         """Takes over what an operator wants. The same again changes nothing."""
         if control == self._control:
             return
-        was_on = self.is_on
         if (control.mode, control.threshold) != (self._control.mode, self._control.threshold):
-            self._is_within = self._num_decoding <= control.threshold
-            self._is_judged = False
+            self._load.reset(control.threshold)
         self._control = control
-        self._num_flips += self.is_on != was_on
+        self._promises = True
+        self._decision = self._unjudged()
+        self._note_flip()
 
-    def num_draft_tokens(self, num_decoding: int) -> int:
+    def decide(self, num_decoding: int, num_willing: int | None = None) -> Decision:
         """What a sequence may draft in the coming step; to be called once a step.
 
         num_decoding: requests that decode in it. Those in prefill do not count, and a step that
-        decodes nothing says nothing about the load.
+        decodes nothing says nothing about the load. num_willing: those that have not opted out;
+        None for all.
         """
-        if num_decoding > 0:
-            self._num_decoding = num_decoding
-            if self._control.mode == "auto":
-                self._judge(num_decoding)
-        return self._control.num_speculative_tokens if self.is_on else 0
+        self._step, self._judged = None, self._chooser
+        if num_decoding == 0:
+            return self._decision
+        now_s = self._decided_at_s = self._clock()
+        self._num_decoding = num_decoding
+        decision = self._wanted(num_decoding, now_s)
+        self._note_flip()
+        if decision.num_draft_tokens:
+            if num_willing == 0:
+                decision = Decision(0, DecisionReason.REQUEST)
+            elif not self._is_drafter_available():
+                decision = Decision(0, DecisionReason.DRAFTER_AWAY)
+        if not decision.num_draft_tokens:
+            self._drafts_since_s = None
+        elif self._drafts_since_s is None:
+            self._drafts_since_s = now_s
+        self._decision = decision
+        return decision
 
-    def _judge(self, num_decoding: int) -> None:
-        now_s, is_within = self._clock(), num_decoding <= self._limit()
-        self._quiet_since_s = min(self._quiet_since_s, now_s) if is_within else math.inf
-        if is_within == self._is_within:
-            self._is_judged = True
+    def begin_step(self, drafts: StepDrafts) -> None:
+        """The step that was decided on begins; one that decodes nothing is not to be told."""
+        decision = self._decision
+        is_behind = self._catches_up and drafts.num_asked > 0 and drafts.num_drafted == 0
+        reason = DecisionReason.CATCHING_UP if is_behind else decision.reason
+        self._log.record(decision.num_draft_tokens, reason, self._num_decoding)
+        self._step = drafts
+
+    def observe_row(self, num_asked: int, num_drafted: int, num_accepted: int) -> None:
+        """Takes in what came of one sequence's draft of the step."""
+        chooser = self._judged
+        if chooser is None or num_asked == 0 or (num_drafted == 0 and self._is_settling):
             return
-        since_s = self._quiet_since_s if is_within else self._turned_at_s
-        if self._is_judged and now_s - since_s < self._dwell_s:
+        chooser.observe_drafts(num_asked, num_accepted, self._decided_at_s)
+
+    def end_step(self) -> None:
+        """The step has been verified and committed."""
+        step, self._step = self._step, None
+        if step is None or step.has_prefill or self._judged is None:
             return
-        was_on = self.is_on
-        self._is_within, self._is_judged, self._turned_at_s = is_within, True, now_s
-        self._num_flips += self.is_on != was_on
+        now_s = self._clock()
+        seconds, count = now_s - self._decided_at_s, self._decision.num_draft_tokens
+        self._judged.observe_step(self._num_decoding, count, seconds, now_s)
 
-    def _limit(self) -> int:
-        """Most decoding requests with which speculation is on after the coming step."""
-        threshold = self._control.threshold
-        if self._is_within or not self._is_judged:
-            return threshold
-        return max(threshold - self._hysteresis, min(threshold, 1))
+    def forget_step(self) -> None:
+        """The step is lost; neither its time nor its drafts say anything."""
+        self._step = None
 
+    @property
+    def _chooser(self) -> GoodputChooser | None:
+        return self._choosers.get(self._control.method)
 
-def _require_count(name: str, value: int, high: int) -> None:
-    if type(value) is not int or not 0 <= value <= high:  # to isinstance, True is an int
-        raise InvalidValueError(name, value, f"a whole number from 0 to {high}")
+    def _unjudged(self) -> Decision:
+        """What holds under a new control until something decodes."""
+        count = self._control.num_speculative_tokens if self.is_on else 0
+        reason = DecisionReason.THRESHOLD if self._control.mode == "auto" else self._fixed_reason
+        return Decision(count, reason)
+
+    @property
+    def _fixed_reason(self) -> DecisionReason:
+        return DecisionReason.RULE if self._control.is_by_rule else DecisionReason.OPERATOR
+
+    @property
+    def _is_settling(self) -> bool:
+        """Whether a draft model may not have caught up with anyone yet."""
+        since_s = self._drafts_since_s
+        return (
+            self._catches_up and since_s is not None and self._decided_at_s - since_s < _SETTLING_S
+        )
+
+    def _wanted(self, num_decoding: int, now_s: float) -> Decision:
+        """By control and load alone, whoever drafts."""
+        control = self._control
+        if control.mode == "auto":
+            self._load.judge(num_decoding, now_s)
+        else:
+            self._load.note(num_decoding)
+        if control.mode != "auto" or control.num_speculative_tokens == 0:
+            count = 0 if control.mode == "off" else control.num_speculative_tokens
+            return self._paused(count, self._fixed_reason)
+        if not self._load.is_within:
+            return self._paused(0, DecisionReason.THRESHOLD)
+        return self._by_policy(num_decoding, now_s)
+
+    def _paused(self, num_draft_tokens: int, reason: DecisionReason) -> Decision:
+        """A decision in which goodput has no say."""
+        if self._chooser is not None:
+            self._chooser.pause(self._decided_at_s)
+        return Decision(num_draft_tokens, reason)
+
+    def _by_policy(self, num_decoding: int, now_s: float) -> Decision:
+        most, chooser = self._control.num_speculative_tokens, self._chooser
+        if self._table is not None:
+            count = min(most, self._table.num_draft_tokens(num_decoding))
+            self._promises = count > 0
+            return Decision(count, DecisionReason.TABLE_ROW, most)
+        if chooser is None:
+            return Decision(most, DecisionReason.THRESHOLD)
+        budget = draft_budget(self._max_num_batched_tokens, num_decoding)
+        room = min(max(most, self._max_adaptive_tokens), budget // num_decoding)
+        choice = chooser.choose(now_s, num_decoding, max(0, room))
+        if choice.reason is DecisionReason.GOODPUT:
+            self._promises = choice.num_draft_tokens > 0
+        return Decision(choice.num_draft_tokens, choice.reason, most)
+
+    def _note_flip(self) -> None:
+        self._num_flips += self.is_on != self._was_on
+        self._was_on = self.is_on

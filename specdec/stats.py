@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from specdec.decisions import Decision, DecisionChange, DecisionReason
 
 
 @dataclass
@@ -80,6 +83,8 @@ class EngineStats:
     num_prefill_chunks: rows that ended before the end of what was to be computed.
     is_speculation_on: whether a request that says nothing about it gets drafts.
     num_speculation_flips: times that this has changed.
+    decision: on the last step that decoded something; None where no policy decides.
+    decisions: such steps by reason. decision_changes: the latest changes, the oldest first.
     """
 
     num_running: int
@@ -97,3 +102,6 @@ class EngineStats:
     num_speculation_flips: int
     speculation: SpeculationStats
     accepted_by_position: tuple[int, ...]
+    decision: Decision | None = None
+    decisions: Mapping[DecisionReason, int] = field(default_factory=dict)
+    decision_changes: tuple[DecisionChange, ...] = ()

@@ -6,6 +6,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from typing import Protocol
 
+from specdec.sampling_params import SpeculationMethod
 from specdec.sequence import Sequence
 from specdec.step import DraftProbs
 
@@ -16,11 +17,13 @@ class DraftRequest:
 
     max_lookahead_tokens: how many guesses may be run behind the drafts to see what follows them;
         `seq.lookahead` tells it after the step.
+    method: what alone is to draft for it, where several methods are loaded; None for all of them.
     """
 
     seq: Sequence
     max_tokens: int
     max_lookahead_tokens: int = 0
+    method: SpeculationMethod | None = None
 
 
 @dataclass(frozen=True)

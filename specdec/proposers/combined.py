@@ -70,7 +70,7 @@ class CombinedProposer:
         """Who may be drafted for by a method; who has a draft, or a full one, needs no tokens."""
         left = []
         for request in self._requests:
-            if request.seq.params.speculation.method in (None, method):
+            if request.method in (None, method):
                 num_wanted = request.max_tokens if until_full else 1
                 is_served = self._num_drafted(request) >= num_wanted
                 left.append(replace(request, max_tokens=0) if is_served else request)

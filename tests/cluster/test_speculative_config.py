@@ -132,7 +132,15 @@ DRAFT = {"method": "draft_model"}
         ({"method": "lookahead", "lookahead_window_size": 2.5}, "it must be a whole number"),
         ({**DRAFT, "first": "lookahead"}, "one of ngram, suffix, or left out"),
         ({"disable_by_batch_size": 2, "speculation_threshold": 3}, "speculation_threshold alone"),
-        ({"num_speculative_tokens_per_batch_size": [[1, 2, 3]]}, "it must be left out"),
+        ({"num_speculative_tokens_per_batch_size": [[2, 3, 3]]}, "a row that begins with 1"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 3, 4]]}, "at most num_speculative_tokens"),
+        ({"num_speculative_tokens_per_batch_size": [3]}, "size[0] is 3; it must be a list"),
+        ({"policy": "table"}, "given where policy is table, and there alone"),
+        (
+            {"policy": "goodput", "num_speculative_tokens_per_batch_size": [[1, 2, 3]]},
+            "given where policy is table, and there alone",
+        ),
+        ({"policy": "luck"}, "one of threshold, table, goodput, or left out"),
     ],
 )
 def test_wrong_configurations_get_one_clear_line(mapping, message):
@@ -140,3 +148,17 @@ def test_wrong_configurations_get_one_clear_line(mapping, message):
         read_speculation(mapping)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "policy", "threshold"),
+    [
+        ({}, "goodput", 256),
+        ({"policy": "threshold"}, "threshold", 32),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 9, 0]]}, "table", 32),
+        ({"speculation_threshold": 7}, "goodput", 7),
+    ],
+)
+def test_what_decides_below_which_threshold(mapping, policy, threshold):
+    read = read_speculation(mapping)
+    assert (read.chosen_policy, read.control.threshold) == (policy, threshold)

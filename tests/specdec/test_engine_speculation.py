@@ -1,8 +1,16 @@
 """Speculation turned by load and by an operator, in the engine on a target without a model."""
 
+import dataclasses
+
 import pytest
 
+from specdec.config import SpeculativeConfig
+from specdec.decisions import Decision, DecisionReason
+from specdec.errors import InvalidValueError
+from specdec.goodput import GoodputChooser
+from specdec.sampling_params import SpeculationOptions
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.step_costs import CostTable, StepCosts
 from tests.specdec.engines import (
     HashTarget,
     ScriptedProposer,
@@ -110,3 +118,72 @@ def test_an_operator_turns_it_at_the_next_step(make, target, proposer):
         go(1)
     assert said == target.continuation(PROMPT, 100)
     assert engine.stats().num_speculation_flips == 2
+
+
+@pytest.mark.parametrize("may_override", [True, False])
+def test_an_operator_may_forbid_requests_to_choose(make, target, may_override):
+    engine = make(ON)
+    engine.set_speculation(dataclasses.replace(ON, allow_request_override=may_override))
+    asked = {
+        "opts out": SpeculationOptions(enabled=False),
+        "asks for one": SpeculationOptions(num_speculative_tokens=1),
+        "says nothing": SpeculationOptions(),
+    }
+    requests = [request(name, PROMPT, speculation=each) for name, each in asked.items()]
+    transcripts = run(engine, requests)
+    longest = {
+        seq_id: max(
+            row.num_draft_tokens
+            for step in target.steps
+            for row in step.rows
+            if row.seq_id == seq_id
+        )
+        for seq_id in range(3)
+    }
+    assert longest == ({0: 0, 1: 1, 2: 3} if may_override else {0: 3, 1: 3, 2: 3})
+    assert {tuple(each.token_ids) for each in transcripts.values()} == {
+        tuple(target.continuation(PROMPT, 24))
+    }
+
+
+def test_an_operator_says_which_verifiers_new_requests_may_name(make):
+    engine = make(ON)
+    engine.set_speculation(dataclasses.replace(ON, allowed_verifiers=("coupled",)))
+    named = request("r", PROMPT, speculation=SpeculationOptions(verifier="rejection"))
+    with pytest.raises(InvalidValueError, match=r"speculation\.verifier is 'rejection'"):
+        engine.add(named)
+    engine.set_speculation(ON)
+    engine.add(named)
+
+
+def test_where_everyone_opted_out_no_proposer_is_asked_and_the_stats_say_why(make, proposer):
+    engine = make(ON)
+    run(engine, [request("r", PROMPT, speculation=SpeculationOptions(enabled=False))])
+    assert proposer.num_calls <= 1, "the prompt's step, in which nothing decodes, is not judged"
+    assert set(engine.stats().decisions) == {DecisionReason.REQUEST}
+
+
+def test_decisions_and_their_changes_are_in_the_stats(make):
+    engine = make(ON)
+    run(engine, [request("r", PROMPT, max_tokens=30)])
+    num_steps = sum(engine.stats().decisions.values())
+    assert engine.stats().decisions == {DecisionReason.OPERATOR: num_steps}
+    [change] = engine.stats().decision_changes
+    assert (change.num_draft_tokens, change.num_decoding) == (3, 1)
+    assert engine.stats().decision == Decision(3, DecisionReason.OPERATOR)
+
+
+def test_goodput_bounds_lengths_that_follow_acceptance(tiny_model_dir, target, proposer):
+    """Costs under which one draft token pays and two do not, whatever comes of them."""
+    table = CostTable((1, 8), (0, 1, 2, 8), ((1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0)))
+    chooser = GoodputChooser(StepCosts(table))
+    speculation = SpeculativeConfig(num_speculative_tokens=3, adaptive_length=True)
+    config = engine_config(speculation=speculation)
+    control = SpeculationControl("auto", 8, 3)
+    policy = SpeculationPolicy(
+        control, lambda: 0.0, choosers={None: chooser}, max_adaptive_tokens=8
+    )
+    engine = make_engine(tiny_model_dir, config, target, proposer, policy)
+    said = run(engine, [request("r", PROMPT, max_tokens=40)])
+    assert said["r"].token_ids == target.continuation(PROMPT, 40)
+    assert max(drafted(target.steps)) == 1

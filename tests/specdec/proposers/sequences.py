@@ -16,7 +16,7 @@ def sequence(seq_id, prompt, output=(), *, tenant="", method=None):
 
 def drafts(proposer, *seqs, count=7):
     """What is drafted for each sequence, in order."""
-    proposer.begin([DraftRequest(seq, count) for seq in seqs])
+    proposer.begin([DraftRequest(seq, count, method=seq.params.speculation.method) for seq in seqs])
     made = {proposal.seq_id: proposal for proposal in proposer.collect()}
     for seq in seqs:
         proposal = made.get(seq.seq_id)

@@ -1,0 +1,84 @@
+"""Makes the policy that a configuration asks for, with what its models cost on this machine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from cluster.draft_supervisor import DraftSupervisor
+from specdec.config import DraftLimits, EngineConfig, SpeculativeConfig
+from specdec.cost_measurement import measure_drafting, measure_verification, with_drafting
+from specdec.goodput import GoodputChooser
+from specdec.runner import Target
+from specdec.sampling_params import SpeculationMethod
+from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.step_costs import CostTable, StepCosts
+
+logger = logging.getLogger(__name__)
+
+_VERIFICATION_BUDGET_S = 2.0
+_DRAFTING_BUDGET_S = 1.0
+
+
+def make_policy(
+    control: SpeculationControl,
+    config: EngineConfig,
+    target: Target,
+    draft: DraftSupervisor | None,
+    draft_limits: DraftLimits | None,
+    is_drafter_available: Callable[[], bool],
+) -> SpeculationPolicy | None:
+    """None where nothing drafts. With goodput it first measures, for some three seconds.
+
+    `target` and `draft` know of no sequence yet. control: what is in force by now.
+    """
+    speculation = config.speculation
+    if speculation is None:
+        return None
+    rule = speculation.length_rule
+    choosers: Mapping[SpeculationMethod | None, GoodputChooser] = {}
+    if speculation.chosen_policy == "goodput":
+        choosers = _choosers(speculation, config, target, draft, draft_limits)
+    return SpeculationPolicy(
+        control,
+        time.monotonic,
+        table=speculation.batch_size_table,
+        choosers=choosers,
+        max_adaptive_tokens=rule.max_tokens if rule else 0,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        is_drafter_available=is_drafter_available,
+        catches_up=draft is not None,
+    )
+
+
+def _choosers(
+    speculation: SpeculativeConfig,
+    config: EngineConfig,
+    target: Target,
+    draft: DraftSupervisor | None,
+    draft_limits: DraftLimits | None,
+) -> dict[SpeculationMethod | None, GoodputChooser]:
+    """One for each method that may be chosen, and one for all together: their costs differ."""
+    rule = speculation.length_rule
+    most = max(speculation.num_speculative_tokens, rule.max_tokens if rule else 0)
+    clock = time.perf_counter
+    verification = measure_verification(target, config, most, clock, _VERIFICATION_BUDGET_S)
+    whole = verification
+    if draft is not None and draft_limits is not None:
+        measure = partial(
+            measure_drafting,
+            config=config,
+            num_blocks=draft_limits.num_blocks,
+            most=most,
+            clock=clock,
+            budget_s=_DRAFTING_BUDGET_S,
+        )
+        drafting = draft.measure(measure)
+        whole = verification if drafting is None else with_drafting(verification, drafting)
+    logger.info("seconds of a step: %s", whole)
+    by_method: dict[SpeculationMethod | None, CostTable] = {None: whole}
+    for method in speculation.methods:
+        by_method[method] = whole if method == "draft_model" else verification
+    return {method: GoodputChooser(StepCosts(table)) for method, table in by_method.items()}

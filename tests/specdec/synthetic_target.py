@@ -1,0 +1,105 @@
+"""A target and a drafter that cost and accept what a test says, on a clock that they wind.
+
+So a policy can be run for minutes of service in a moment, against what a fixed number would yield.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from specdec.goodput import GoodputChooser, GoodputSettings
+from specdec.speculation import SpeculationControl, SpeculationPolicy, StepDrafts
+from specdec.step_costs import CostTable, StepCosts
+from tests.clock import Clock
+
+
+@dataclass(frozen=True)
+class CostCurve:
+    """Seconds of a step: the weights are read once, then rows are computed beside that.
+
+    weights_s: to read them. row_s: to compute one row; the larger of the two counts, rounded off by
+    a fifth of the smaller. draft_s: of each draft token, for the whole batch.
+    """
+
+    weights_s: float
+    row_s: float
+    draft_s: float
+
+    def step_s(self, num_decoding: int, num_draft_tokens: int) -> float:
+        compute_s = self.row_s * num_decoding * (1 + num_draft_tokens)
+        large, small = max(compute_s, self.weights_s), min(compute_s, self.weights_s)
+        return large + 0.2 * small + self.draft_s * num_draft_tokens
+
+    def table(self, most: int, wrong_by: float = 1.0) -> CostTable:
+        """As a start-up measurement would have it; `wrong_by` multiplies what drafts add."""
+        sizes, lengths = (1, 4, 16, 64, 256), tuple(sorted({0, 1, most // 2, most}))
+        plain = [self.step_s(size, 0) for size in sizes]
+        seconds = tuple(
+            tuple(base + wrong_by * (self.step_s(size, count) - base) for count in lengths)
+            for size, base in zip(sizes, plain, strict=True)
+        )
+        return CostTable(sizes, lengths, seconds)
+
+
+class SyntheticService:
+    """Runs steps of a batch whose drafts are accepted by chance, as a policy decides."""
+
+    def __init__(
+        self,
+        curve: CostCurve,
+        acceptance: Sequence[float] | Callable[[float], Sequence[float]],
+        clock: Clock,
+        *,
+        seed: int = 0,
+        noise: float = 0.05,
+    ) -> None:
+        """acceptance: of each position, given those before; or that by the clock's time."""
+        self.curve = curve
+        self.clock = clock
+        self._acceptance = acceptance if callable(acceptance) else lambda _: acceptance
+        self._random = random.Random(seed)
+        self._noise = noise
+        self.num_tokens = 0
+        self.num_steps = 0
+
+    def step(self, policy: SpeculationPolicy, num_decoding: int) -> int:
+        """One step; returns the number of draft tokens that was chosen."""
+        count = policy.decide(num_decoding).num_draft_tokens
+        drafted = num_decoding if count else 0
+        policy.begin_step(StepDrafts(drafted, drafted, has_prefill=False))
+        rates = self._acceptance(self.clock.now_s)[:count]
+        noise = 1 + self._noise * self._random.random()
+        if self._random.random() < 0.01:
+            noise += 5  # somebody else wanted the machine
+        self.clock.now_s += noise * self.curve.step_s(num_decoding, count)
+        for _ in range(num_decoding):
+            accepted = 0
+            while accepted < count and self._random.random() < rates[accepted]:
+                accepted += 1
+            self.num_tokens += 1 + accepted
+            policy.observe_row(count, count, accepted)
+        policy.end_step()
+        self.num_steps += 1
+        return count
+
+    def run(self, policy: SpeculationPolicy, num_decoding: int, seconds: float) -> float:
+        """Tokens a second while so many decode for so long."""
+        start_s, before = self.clock.now_s, self.num_tokens
+        while self.clock.now_s - start_s < seconds:
+            self.step(policy, num_decoding)
+        return (self.num_tokens - before) / (self.clock.now_s - start_s)
+
+
+def auto_policy(
+    clock: Clock, table: CostTable, most: int, threshold: int = 256, **settings: float
+) -> SpeculationPolicy:
+    chooser = GoodputChooser(StepCosts(table), GoodputSettings(**settings))
+    control = SpeculationControl("auto", threshold, most)
+    return SpeculationPolicy(control, clock, choosers={None: chooser})
+
+
+def fixed_policy(clock: Clock, count: int) -> SpeculationPolicy:
+    """The same number at every load."""
+    return SpeculationPolicy(SpeculationControl("on" if count else "off", 0, count), clock)
