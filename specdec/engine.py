@@ -149,6 +149,8 @@ class Engine:
             decision=self._policy.decision if self._policy else None,
             decisions=self._policy.log.counts if self._policy else {},
             decision_changes=self._policy.log.changes if self._policy else (),
+            drafted_by_position=self._counters.accepted_by_position.drafted,
+            estimated_speedup=self._policy.estimated_speedup if self._policy else None,
             speculation=replace(self._counters.speculation),
             accepted_by_position=self._counters.accepted_by_position.counts,
         )
