@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cluster.fleet_figures import Figures, Load, ReplicaCounts, counted_between, figures_of
+from cluster.fleet_figures import Figures, figures_of
+from specdec.client import Counts, FleetStatistics
 
 KEPT_S = 900.0
 _PERIOD_S = 0.9
@@ -18,52 +19,70 @@ _POSITION_WINDOW_S = 60.0
 
 @dataclass(frozen=True)
 class _Snapshot:
+    """counts: since the history began."""
+
     time_s: float
-    counts: Mapping[str, ReplicaCounts]
+    counts: Counts
 
 
 class FleetHistory:
     """Turns what replicas have counted, told from time to time, into points of charts.
 
-    Rates go by the last ten seconds, or by the time since the point before where that is longer:
-    at rest points are far apart.
+    A replica counts from its first report here on, so one that comes, goes, or is heard of again
+    makes no jump. Rates go by the last ten seconds, or by the time since the point before where
+    that is longer: at rest points are far apart.
     """
 
     def __init__(self) -> None:
+        self._counted: Mapping[str, Counts] = {}
         self._snapshots: deque[_Snapshot] = deque()
         self._figures: deque[Figures] = deque()
 
-    def add(
-        self, time_s: float, loads: Mapping[str, Load], counts: Mapping[str, ReplicaCounts]
-    ) -> None:
-        """Takes in how the replicas are, by replica id. Too soon after the last time it is ignored.
+    def is_due(self, time_s: float) -> bool:
+        """Whether another point may be added. time_s: seconds since 1970."""
+        return not self._snapshots or not 0 <= time_s - self._snapshots[-1].time_s < _PERIOD_S
 
-        time_s: seconds since 1970. A clock that was set back begins the history anew.
-        """
-        if self._snapshots and time_s < self._snapshots[-1].time_s:
+    def add(self, now: FleetStatistics) -> None:
+        """Takes in how the fleet is. A clock that was set back begins the history anew."""
+        time_s = now.at.timestamp()
+        if self._snapshots and time_s <= self._snapshots[-1].time_s:
             self._snapshots.clear()
             self._figures.clear()
-        if self._snapshots and time_s - self._snapshots[-1].time_s < _PERIOD_S:
-            return
-        self._snapshots.append(_Snapshot(time_s, dict(counts)))
+        total = self._count(now)
+        self._snapshots.append(_Snapshot(time_s, total))
         if len(self._snapshots) > 1:
-            self._figures.append(self._point(time_s, loads))
+            self._figures.append(self._point(now))
         self._forget(time_s)
 
     def since(self, time_s: float) -> tuple[Figures, ...]:
         """The points after `time_s`, the oldest first."""
         return tuple(point for point in self._figures if point.time_s > time_s)
 
-    def _point(self, time_s: float, loads: Mapping[str, Load]) -> Figures:
-        begin = self._snapshot_before(time_s - _RATE_WINDOW_S)
-        recent = counted_between(begin.counts, self._snapshots[-1].counts)
-        first = self._snapshot_before(time_s - _POSITION_WINDOW_S)
-        last_minute = counted_between(first.counts, self._snapshots[-1].counts)
-        seconds = time_s - begin.time_s
-        return figures_of(time_s, list(loads.values()), recent, seconds, last_minute)
+    def _count(self, now: FleetStatistics) -> Counts:
+        """The last total, and what each replica has counted since."""
+        before = self._counted
+        self._counted = {each.report.replica_id: each.report.counts for each in now.status.replicas}
+        total = self._snapshots[-1].counts if self._snapshots else Counts()
+        new = (
+            counts.minus(before[replica_id])
+            for replica_id, counts in self._counted.items()
+            if replica_id in before
+        )
+        return total.plus(Counts.sum(new))
+
+    def _point(self, now: FleetStatistics) -> Figures:
+        last = self._snapshots[-1]
+        begin = self._snapshot_before(last.time_s - _RATE_WINDOW_S)
+        minute_ago = self._snapshot_before(last.time_s - _POSITION_WINDOW_S)
+        return figures_of(
+            now,
+            recent=last.counts.minus(begin.counts),
+            seconds=last.time_s - begin.time_s,
+            last_minute=last.counts.minus(minute_ago.counts),
+        )
 
     def _snapshot_before(self, time_s: float) -> _Snapshot:
-        """The latest that is so old; of younger ones the oldest."""
+        """The latest that is so old; the oldest where none is."""
         old = [each for each in self._snapshots if each.time_s <= time_s]
         return old[-1] if old else self._snapshots[0]
 

@@ -5,7 +5,7 @@ import { percent, seconds, short } from "./format.js";
 import { Plot } from "./plot.js";
 
 const LONGEST_S = 900;
-const GAP_S = 5; // a pause so long between two samples is shown as one
+const GAP_S = 45; // at rest a point comes every 30 seconds; a longer pause is shown as one
 
 const PERCENTILES = ["p50", "p95", "p99"];
 
@@ -34,7 +34,7 @@ const SPECS = [
   {
     title: "Draft length", unit: "tokens", format: short,
     lines: [
-      { label: "chosen k", read: (each) => each.num_draft_tokens, steps: true },
+      { label: "chosen k", read: (each) => each.num_chosen_tokens, steps: true },
       { label: "accepted + 1", read: (each) => each.mean_acceptance_length },
     ],
   },

@@ -48,6 +48,11 @@ export function duration(value) {
     .join(" ");
 }
 
+/** Seconds since 1970 of a moment as the service writes it. */
+export function secondsOf(isoTime) {
+  return Date.parse(isoTime) / 1e3;
+}
+
 /** Hours, minutes and seconds of the reader's own clock. */
 export function clock(unixSeconds) {
   return new Date(unixSeconds * 1e3).toLocaleTimeString([], { hourCycle: "h23" });
