@@ -5,23 +5,30 @@ from __future__ import annotations
 import getpass
 import json
 import socket
-from collections.abc import Sequence
-from dataclasses import asdict
-from datetime import datetime
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any, TypeVar
 
 import click
 
-from cluster.cli_connection import connection_flags
+from cluster.admin_json import to_json
+from cluster.cli_connection import ADMIN_FLAG_NAMES, admin_client, admin_flags
 from specdec.client import (
-    AdminClient,
+    CONTROL_VALUES,
+    MAX_AUDIT_PAGE,
+    AuditPage,
+    FleetStatistics,
     ReplicaStatus,
     ServiceStatus,
     SpeculationChange,
     SpeculationState,
 )
-from specdec.speculation import SPECULATION_MODES
+from specdec.errors import InvalidValueError
+from specdec.sampling_params import SPECULATION_METHODS, VERIFIERS, VerifierName
+from specdec.speculation_control import SPECULATION_MODES
+from specdec.speculation_rules import SpeculationRule
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _SILENT_AFTER_S = 40.0  # an idle replica reports every 30
 
@@ -30,13 +37,13 @@ _json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSO
 
 @click.command()
 @_json_flag
-@connection_flags
-def status(as_json: bool, address: str, tls_ca_file: Path | None) -> None:
+@admin_flags
+def status(as_json: bool, **connection: Any) -> None:
     """Show every replica with its load, and what is wanted of speculation."""
-    with AdminClient(address, tls_ca_file=tls_ca_file) as client:
+    with admin_client(**connection) as client:
         answer = client.status()
     if as_json:
-        click.echo(_json(answer))
+        click.echo(to_json(answer))
         return
     click.echo(_replica_table(answer))
     click.echo()
@@ -50,18 +57,34 @@ def speculation() -> None:
 
 @speculation.command("get")
 @_json_flag
-@connection_flags
-def get_speculation(as_json: bool, address: str, tls_ca_file: Path | None) -> None:
+@admin_flags
+def get_speculation(as_json: bool, **connection: Any) -> None:
     """Show what is in force, what is configured, and who changed it last."""
-    with AdminClient(address, tls_ca_file=tls_ca_file) as client:
+    with admin_client(**connection) as client:
         _show(client.get_speculation(), as_json)
+
+
+_who_flags = (
+    click.option("--reason", default="", help="Why, for whoever looks at it later."),
+    click.option(
+        "--expected-version",
+        type=int,
+        help="Change nothing unless this is the present version. Default: any is.",
+    ),
+)
+
+
+def _change_flags(command: _Command) -> _Command:
+    for flag in _who_flags:
+        command = flag(command)
+    return _json_flag(admin_flags(command))
 
 
 @speculation.command("set")
 @click.option(
     "--mode",
     type=click.Choice(SPECULATION_MODES),
-    help="auto drafts up to the threshold; on at every load; off at none.",
+    help="auto drafts up to the threshold, as much as pays; on at every load; off at none.",
 )
 @click.option(
     "--threshold",
@@ -71,22 +94,116 @@ def get_speculation(as_json: bool, address: str, tls_ca_file: Path | None) -> No
 @click.option(
     "--num-speculative-tokens",
     type=int,
-    help="Draft tokens a step for requests that do not choose, from 0 to 32.",
+    help="Draft tokens a step for requests that do not choose, and most that the policy may "
+    "choose; from 0 to 32.",
+)
+@click.option(
+    "--method",
+    type=click.Choice(SPECULATION_METHODS),
+    help="What drafts for requests that do not choose, where several methods are loaded.",
+)
+@click.option(
+    "--allow-request-override/--no-allow-request-override",
+    default=None,
+    help="Whether requests may choose method and number, and opt out.",
+)
+@click.option(
+    "--allowed-verifier",
+    "allowed_verifiers",
+    type=click.Choice(VERIFIERS),
+    multiple=True,
+    help="A verifier that new requests may name; again for each. Default: no change.",
+)
+@click.option(
+    "--rule",
+    "rules",
+    multiple=True,
+    metavar="RPS:WHAT",
+    help="From so many requests a second over the service on, a mode or a number of draft tokens, "
+    "such as 20:off or 5:2; again for each, by ascending rate. They replace those that there are.",
+)
+@click.option("--no-rules", is_flag=True, help="Take all rules away.")
+@click.option(
+    "--ttl",
+    "ttl_s",
+    type=float,
+    help="Seconds after which all that operators have set ends; 0 for never.",
 )
 @click.option("--reset", is_flag=True, help="First go back to the configured values.")
-@click.option("--reason", default="", help="Why, for whoever looks at it later.")
-@click.option(
-    "--expected-version",
-    type=int,
-    help="Change nothing unless this is the present version. Default: any is.",
-)
-@_json_flag
-@connection_flags
-def set_speculation(as_json: bool, address: str, tls_ca_file: Path | None, **change: Any) -> None:
+@_change_flags
+def set_speculation(
+    as_json: bool,
+    rules: tuple[str, ...],
+    no_rules: bool,
+    allowed_verifiers: tuple[VerifierName, ...],
+    **words: Any,
+) -> None:
     """Change what is given, on every replica within a second. It outlasts a restart."""
-    wanted = SpeculationChange(updated_by=_who(), **change)
-    with AdminClient(address, tls_ca_file=tls_ca_file) as client:
+    connection = {name: words.pop(name) for name in ADMIN_FLAG_NAMES}
+    wanted = SpeculationChange(
+        updated_by=_who(),
+        rules=_rules(rules, no_rules),
+        allowed_verifiers=allowed_verifiers or None,
+        **words,
+    )
+    with admin_client(**connection) as client:
         _show(client.set_speculation(wanted), as_json)
+
+
+@speculation.command("reset")
+@_change_flags
+def reset_speculation(
+    as_json: bool, reason: str, expected_version: int | None, **connection: Any
+) -> None:
+    """Go back to the configured values: take back all that operators have set."""
+    wanted = SpeculationChange(
+        reset=True, updated_by=_who(), reason=reason, expected_version=expected_version
+    )
+    with admin_client(**connection) as client:
+        _show(client.set_speculation(wanted), as_json)
+
+
+@speculation.command("watch")
+@click.option("--interval", "interval_s", type=float, default=1.0, help="Seconds, from 0.2 to 60.")
+@click.option("--count", type=click.IntRange(min=1), help="End after so many. Default: go on.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@admin_flags
+def watch_speculation(
+    interval_s: float, count: int | None, as_json: bool, **connection: Any
+) -> None:
+    """Show what is drafted and why, a line a moment, until Ctrl-C."""
+    with admin_client(**connection) as client:
+        for fleet in islice(client.watch(interval_s), count):
+            click.echo(to_json(fleet) if as_json else _moment_line(fleet))
+
+
+@speculation.command("log")
+@click.option("--count", type=click.IntRange(1, MAX_AUDIT_PAGE), default=20, show_default=True)
+@_json_flag
+@admin_flags
+def audit_log(count: int, as_json: bool, **connection: Any) -> None:
+    """Show the latest changes, the newest first: who, when, what and why."""
+    with admin_client(**connection) as client:
+        page = client.audit_log(count)
+    click.echo(to_json(page) if as_json else _audit_table(page))
+
+
+def _rules(texts: tuple[str, ...], no_rules: bool) -> tuple[SpeculationRule, ...] | None:
+    if no_rules and texts:
+        raise click.UsageError("--rule and --no-rules exclude each other")
+    return tuple(map(_rule, texts)) if texts or no_rules else None
+
+
+def _rule(text: str) -> SpeculationRule:
+    """RPS:MODE or RPS:NUMBER."""
+    rate, _, what = text.partition(":")
+    try:
+        if what in SPECULATION_MODES:
+            return SpeculationRule(float(rate), mode=what)
+        return SpeculationRule(float(rate), num_speculative_tokens=int(what))
+    except ValueError as error:
+        limit = "a rate, a colon, and a mode or a number, such as 20:off"
+        raise InvalidValueError("rule", text, limit) from error
 
 
 def _who() -> str:
@@ -98,25 +215,87 @@ def _who() -> str:
 
 
 def _show(state: SpeculationState, as_json: bool) -> None:
-    click.echo(_json(state) if as_json else _state_table(state))
-
-
-def _json(value: SpeculationState | ServiceStatus) -> str:
-    return json.dumps(asdict(value), ensure_ascii=False, default=datetime.isoformat)
+    click.echo(to_json(state) if as_json else _state_table(state))
 
 
 def _state_table(state: SpeculationState) -> str:
-    """A line for each value, and one for who changed it."""
-    configured = asdict(state.configured)
+    """A line for each value and rule, and one for who changed it."""
     rows = [
-        [name, str(value), _origin(name in state.overridden, configured[name])]
-        for name, value in asdict(state.in_force).items()
+        [name, _shown(getattr(state.in_force, name)), _origin(name, state)]
+        for name in CONTROL_VALUES
     ]
-    return "\n".join([*_aligned(rows), _last_change(state)])
+    rules = [_rule_line(state, index) for index in range(len(state.rules))]
+    expiry = [] if state.expires_at is None else [f"until {state.expires_at:%Y-%m-%d %H:%M:%S} UTC"]
+    return "\n".join([*_aligned(rows), *rules, _last_change(state), *expiry])
 
 
-def _origin(is_overridden: bool, configured: object) -> str:
-    return f"set by an operator; configured: {configured}" if is_overridden else "as configured"
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return "all" if value == VERIFIERS else ",".join(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "all" if value is None else str(value)
+
+
+def _rule_line(state: SpeculationState, index: int) -> str:
+    rule = state.rules[index]
+    count = rule.num_speculative_tokens
+    parts = [] if rule.mode is None else [f"mode {rule.mode}"]
+    parts += [] if count is None else [f"num_speculative_tokens {count}"]
+    holds = " (holds now)" if index == state.active_rule else ""
+    return f"from {rule.min_requests_per_s:g} requests/s: {', '.join(parts)}{holds}"
+
+
+def _origin(name: str, state: SpeculationState) -> str:
+    value, configured = getattr(state.in_force, name), getattr(state.configured, name)
+    if state.in_force.is_by_rule and _by_rule(name, state):
+        return f"by a rule; configured: {_shown(configured)}"
+    if name in state.overridden:
+        return f"set by an operator; configured: {_shown(configured)}"
+    assert value == configured, "another value than the configured, and nobody's"
+    return "as configured"
+
+
+def _by_rule(name: str, state: SpeculationState) -> bool:
+    if state.active_rule is None:
+        return False
+    return getattr(state.rules[state.active_rule], name, None) is not None
+
+
+def _moment_line(fleet: FleetStatistics) -> str:
+    """Time, load, and of each replica what is drafted and why."""
+    reports = [replica.report for replica in fleet.status.replicas]
+    speculation = fleet.totals.speculation
+    drafts = ", ".join(
+        f"{each.replica_id} k={each.num_chosen_tokens} ({each.decision_reason or 'idle'})"
+        for each in reports
+    )
+    decoding, waiting = (
+        sum(getattr(each, name) for each in reports) for name in ("num_decoding", "num_waiting")
+    )
+    return (
+        f"{fleet.at:%H:%M:%S}  {fleet.requests_per_s:.1f} requests/s  {decoding} decoding  "
+        f"{waiting} waiting  acceptance {speculation.acceptance_rate:.0%}  {drafts}"
+    )
+
+
+def _audit_table(page: AuditPage) -> str:
+    if not page.entries:
+        return "never changed"
+    return "\n".join(
+        _aligned(
+            [
+                [
+                    str(entry.version),
+                    f"{entry.at:%Y-%m-%d %H:%M:%S} UTC",
+                    entry.updated_by or "-",
+                    json.dumps(dict(entry.change), ensure_ascii=False),
+                    entry.reason,
+                ]
+                for entry in page.entries
+            ]
+        )
+    )
 
 
 def _last_change(state: SpeculationState) -> str:

@@ -8,6 +8,9 @@ from typing import Any, TypeVar
 
 import click
 
+from cluster.admin_access import TOKEN_VARIABLE, read_token
+from specdec.client import AdminClient
+
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -25,3 +28,23 @@ _tls_ca_file = click.option(
 def connection_flags(command: _Command) -> _Command:
     """Gives a command `address` and `tls_ca_file`."""
     return _address(_tls_ca_file(command))
+
+
+ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file")
+
+_token_file = click.option(
+    "--token-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"File with the operators' token. Default: ${TOKEN_VARIABLE}, or none.",
+)
+
+
+def admin_flags(command: _Command) -> _Command:
+    """Gives a command what `admin_client` takes."""
+    return connection_flags(_token_file(command))
+
+
+def admin_client(address: str, tls_ca_file: Path | None, token_file: Path | None) -> AdminClient:
+    """A client with the operators' token, where there is one. Raises InvalidValueError."""
+    token = read_token("token_file", token_file)
+    return AdminClient(address, tls_ca_file=tls_ca_file, token=token)

@@ -191,6 +191,16 @@ class ServeConfig:
             )
         },
     )
+    admin_token_file: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                FILE,
+                "File with the token that AdminService and /v1/admin ask for",
+                "$SPECDEC_ADMIN_TOKEN, or none: whoever reaches the service may steer it",
+            )
+        },
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
@@ -222,7 +232,7 @@ class ServeConfig:
         values = dict(mapping)
         if "speculative_config" in values:
             values["speculative_config"] = read_speculation(values["speculative_config"])
-        for name in ("tls_cert_file", "tls_key_file", "state_dir"):
+        for name in ("tls_cert_file", "tls_key_file", "state_dir", "admin_token_file"):
             if isinstance(values.get(name), str):
                 values[name] = Path(values[name]).absolute()
         return cls(**values)

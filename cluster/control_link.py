@@ -16,7 +16,17 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
-from specdec.client import ReplicaReport, ServiceStatus, SpeculationChange, SpeculationState
+from cluster.fleet_figures import Figures
+from specdec.client import (
+    AuditPage,
+    FleetStatistics,
+    ReplicaReport,
+    ServiceStatus,
+    SpeculationChange,
+    SpeculationPreview,
+    SpeculationState,
+    StateStamp,
+)
 from specdec.errors import NotReadyError
 
 logger = logging.getLogger(__name__)
@@ -89,31 +99,51 @@ class ControlLink:
         status: ServiceStatus = await self._call(self._plane.status)
         return status
 
+    async def fleet(self) -> FleetStatistics:
+        """All replicas at this moment, as they last reported. Raises NotReadyError as above."""
+        fleet: FleetStatistics = await self._call(self._plane.fleet)
+        return fleet
+
+    async def history(self, after_s: float) -> tuple[Figures, ...]:
+        """The points of charts after a time, in seconds since 1970. Raises NotReadyError."""
+        figures: tuple[Figures, ...] = await self._call(self._plane.history, after_s)
+        return figures
+
+    async def preview(self, change: SpeculationChange | None) -> SpeculationPreview:
+        """What a change would mean now. Raises InvalidValueError and NotReadyError."""
+        preview: SpeculationPreview = await self._call(self._plane.preview, change)
+        return preview
+
+    async def audit_log(self, page_size: int, page_token: str) -> AuditPage:
+        """A page of changes, the newest first. Raises InvalidValueError and NotReadyError."""
+        page: AuditPage = await self._call(self._plane.audit_log, page_size, page_token)
+        return page
+
     async def _watch_on(self) -> None:
-        known_version: int | None = None
+        known: StateStamp | None = None
         retry_s = _FIRST_RETRY_S
         while True:
             try:
-                state = await self._watch(known_version)
+                state = await self._watch(known)
             except Exception as error:
                 if not isinstance(error, NotReadyError):
                     logger.exception("watching the control plane failed")
                 elif retry_s == _FIRST_RETRY_S:
                     logger.warning("the control plane does not answer; speculation stays as it is")
-                known_version = None  # another ControlPlane may count from elsewhere
+                known = None  # another ControlPlane may count from elsewhere
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
                 continue
             retry_s = _FIRST_RETRY_S
-            if state.version != known_version:
-                known_version = state.version
+            if state.stamp != known:
+                known = state.stamp
                 await self._apply(state)
 
-    async def _watch(self, known_version: int | None) -> SpeculationState:
+    async def _watch(self, known: StateStamp | None) -> SpeculationState:
         """The state at once where none is known, else when it changes or after a while."""
         state: SpeculationState = await self._call(
             self._plane.watch,
-            known_version,
+            known,
             _WATCH_S,
             timeout_s=_WATCH_S + self._call_timeout_s,
         )

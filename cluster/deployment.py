@@ -12,6 +12,7 @@ from ray import serve
 from ray.serve.config import gRPCOptions
 
 from cluster import logs
+from cluster.admin_access import AdminAccess, read_token
 from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
@@ -20,9 +21,11 @@ from cluster.control_store import state_dir
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.models import ModelDirectories
+from cluster.overrides import OverrideLimits
 from cluster.resources import CPUS_PER_ROUTER, placement_bundles
 from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
+from cluster.watches import Watches
 from specdec.errors import TargetFailedError
 
 APPLICATION = "specdec"
@@ -39,11 +42,11 @@ _MAX_ONGOING_REQUESTS = 100_000
 def _serve_app() -> FastAPI:
     """The HTTP application on Serve's ingress; Serve builds it beside the replica's object."""
 
-    def get_router() -> Router:
-        router: Router = serve.get_replica_context().servable_object.router
-        return router
+    def get_replica() -> RouterReplica:
+        replica: RouterReplica = serve.get_replica_context().servable_object
+        return replica
 
-    return make_app(get_router)
+    return make_app(lambda: get_replica().router, get_replica)
 
 
 class RouterReplica(InferenceServicer, AdminServicer):
@@ -64,9 +67,10 @@ class RouterReplica(InferenceServicer, AdminServicer):
         report = partial(router.report, self._replica_id)
         control = ControlLink(control_plane, router.apply_speculation, report)
         InferenceServicer.__init__(self, router)
-        AdminServicer.__init__(self, control)
+        access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
+        AdminServicer.__init__(self, control, access, Watches(control.fleet))
         self._ingress = (
-            EmbeddedIngress(router, control, serve_config)
+            EmbeddedIngress(router, self, serve_config)
             if serve_config.ingress == "embedded"
             else None
         )
@@ -94,6 +98,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
 
     async def drain(self) -> None:
         """Not ready any more; returns when no request runs, within the time that there is."""
+        self.watches.drain()
         if self._ingress is not None:
             await self._ingress.set_ready(False)
         await self.router.drain()
@@ -147,8 +152,14 @@ def _control_plane(config: ServeConfig) -> serve.Application:
         graceful_shutdown_timeout_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,
     )
+    limits = (
+        OverrideLimits(speculation.methods, speculation.verifier)
+        if speculation
+        else OverrideLimits()
+    )
     return deployment.bind(
         speculation.control if speculation else None,
+        limits,
         state_dir(config.state_dir),
         config.served_model_name,
     )

@@ -58,7 +58,7 @@ class Figures:
 def figures_of(
     now: FleetStatistics, recent: Counts, seconds: float, last_minute: Counts
 ) -> Figures:
-    """The point of `now`. recent: what was counted in the `seconds` before it, which are above 0."""
+    """The point of `now`. recent: counted in the `seconds` before it, which are above 0."""
     reports = [each.report for each in now.status.replicas]
     drafted = recent.speculation
     return Figures(

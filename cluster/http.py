@@ -8,12 +8,16 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 
 from cluster.dashboard import make_dashboard
+from cluster.http_admin import admin_routes
 from cluster.router import Router
+from cluster.servicers import AdminServicer
 
 
-def make_app(get_router: Callable[[], Router]) -> FastAPI:
-    """The ASGI application; `get_router` is asked at each request, after start-up."""
+def make_app(get_router: Callable[[], Router], get_admin: Callable[[], AdminServicer]) -> FastAPI:
+    """The ASGI application; what it is given is asked at each request, after start-up."""
     app = FastAPI(title="specdec", docs_url=None, redoc_url=None, openapi_url=None)
+    app.include_router(admin_routes(get_admin))
+    app.include_router(make_dashboard(get_router, get_admin))
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -35,5 +39,4 @@ def make_app(get_router: Callable[[], Router]) -> FastAPI:
         exposition = get_router().metrics.expose(request.headers.get("accept", ""))
         return Response(exposition.body, headers={"content-type": exposition.content_type})
 
-    app.include_router(make_dashboard(get_router))
     return app

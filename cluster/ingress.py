@@ -18,7 +18,6 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster.config import ServeConfig, address_of
-from cluster.control_link import ControlLink
 from cluster.http import make_app
 from cluster.router import Router
 from cluster.servicers import (
@@ -48,9 +47,9 @@ class _HttpServer(uvicorn.Server):
 class EmbeddedIngress:
     """Both servers. They listen while the model loads: alive, but not ready."""
 
-    def __init__(self, router: Router, control: ControlLink, config: ServeConfig) -> None:
+    def __init__(self, router: Router, admin: AdminServicer, config: ServeConfig) -> None:
         self._router = router
-        self._control = control
+        self._admin = admin
         self._config = config
         self._health = health.aio.HealthServicer()
         self._grpc = grpc.aio.server(
@@ -60,7 +59,7 @@ class EmbeddedIngress:
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                make_app(lambda: router),
+                make_app(lambda: router, lambda: admin),
                 host=config.host,
                 port=config.http_port,
                 log_config=None,  # or it would give its loggers handlers of their own
@@ -75,7 +74,7 @@ class EmbeddedIngress:
     async def start(self) -> None:
         """Opens both ports. Raises RuntimeError or OSError when one can't be had."""
         add_inference_service(InferenceServicer(self._router), self._grpc)
-        add_admin_service(AdminServicer(self._control), self._grpc)
+        add_admin_service(self._admin, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection(
             (*SERVICE_NAMES, health.SERVICE_NAME, reflection.SERVICE_NAME), self._grpc

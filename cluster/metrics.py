@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 from grpc import StatusCode
 from prometheus_client import CollectorRegistry, Counter, Histogram, exposition
@@ -16,12 +17,16 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector
 
+from specdec.client import HistogramCounts
 from specdec.finish_reason import FinishReason
 from specdec.stats import EngineStats
 
 PREFIX = "specdec:"
 ABORTED = "abort"
 """The finish reason of a request whose client left."""
+
+FIRST_TOKEN = "time_to_first_token_seconds"
+INTER_TOKEN = "inter_token_latency_seconds"
 
 _OPEN_METRICS = "application/openmetrics-text"
 _LABELS = ("model_name", "replica")
@@ -60,12 +65,12 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(self._label_values, snapshot))
         self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds",
+            FIRST_TOKEN,
             "From a request's arrival to its first token.",
             _FIRST_TOKEN_BUCKETS_S,
         )
         self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds",
+            INTER_TOKEN,
             "Between two outputs of a choice, each of one token or more.",
             _INTER_TOKEN_BUCKETS_S,
         )
@@ -107,6 +112,16 @@ class Metrics:
         body = exposition.generate_latest(self._registry)
         return Exposition(body, exposition.CONTENT_TYPE_PLAIN_0_0_4)
 
+    def histogram_counts(self) -> dict[str, HistogramCounts]:
+        """The histograms as plain numbers, by name without the prefix, to be added up."""
+        histograms = {
+            FIRST_TOKEN: self.time_to_first_token,
+            INTER_TOKEN: self.inter_token_latency,
+            "e2e_request_latency_seconds": self.request_latency,
+            "batch_size": self.batch_size,
+        }
+        return {name: _plain(histogram) for name, histogram in histograms.items()}
+
     def _histogram(self, name: str, meaning: str, buckets: tuple[float, ...]) -> Histogram:
         histogram = Histogram(
             PREFIX + name, meaning, _LABELS, buckets=buckets, registry=self._registry
@@ -115,6 +130,20 @@ class Metrics:
 
     def _counter(self, name: str, meaning: str, label: str) -> Counter:
         return Counter(PREFIX + name, meaning, (*_LABELS, label), registry=self._registry)
+
+
+def _plain(histogram: Histogram) -> HistogramCounts:
+    """Of one without labels left to give. A sample of Prometheus counts those below it too."""
+    bounds, cumulative, total = [], [], 0.0
+    [metric] = histogram.collect()
+    for sample in metric.samples:
+        if sample.name.endswith("_bucket"):
+            bounds.append(float(sample.labels["le"]))
+            cumulative.append(int(sample.value))
+        elif sample.name.endswith("_sum"):
+            total = float(sample.value)
+    counts = [after - before for before, after in pairwise([0, *cumulative])]
+    return HistogramCounts(tuple(bounds[:-1]), tuple(counts), total)
 
 
 _Reading = tuple[str, str, Callable[[EngineStats], float]]

@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from cluster.engine_loop import EngineLoop
 from cluster.logs import current_request_id
 from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
+from cluster.replica_report import counts_of, decision_fields
 from cluster.request_observer import RequestObserver
 from cluster.resources import (
     DRAFT_BUNDLE,
@@ -96,6 +98,7 @@ class Router:
         speculation = config.speculative_config
         self._control = speculation.control if speculation else None
         self._speculation_version: int | None = None
+        self.num_requests = 0
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
@@ -263,8 +266,9 @@ class Router:
             kv_cache_usage=1 - stats.num_free_blocks / stats.num_blocks,
             is_speculation_on=stats.is_speculation_on and self._can_draft,
             speculation_version=self._speculation_version,
-            num_generated_tokens=stats.num_generated_tokens,
-            speculation=stats.speculation,
+            **decision_fields(stats, time.monotonic(), datetime.now(UTC)),
+            estimated_speedup=stats.estimated_speedup,
+            counts=counts_of(stats, self.num_requests, self.metrics.histogram_counts()),
         )
 
     @property
@@ -289,6 +293,7 @@ class Router:
         if self._loop is None:
             raise NotReadyError("the model is still loading")
         self._loop.require_room(call.params.n)
+        self.num_requests += call.params.n
         seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
         request = Request(
             request_id=request_id,

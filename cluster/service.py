@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from cluster.admin_access import read_token
 from cluster.config import ServeConfig, address_of
 from cluster.control_store import ControlStore, state_dir
 from cluster.models import ModelDirectories, resolve_models
@@ -75,6 +76,7 @@ def running_service(
     Then running requests may end within drain_timeout_s, unless `hurry` is set.
     """
     started_at = time.monotonic()
+    read_token("admin_token_file", config.admin_token_file)  # what is wrong with it is told here
     for port in (config.grpc_port, config.http_port):
         _require_free_port(config.host, port)
     directories = resolve_models(config, report)
@@ -128,7 +130,7 @@ def _report_overrides(config: ServeConfig, report: Report) -> None:
     if config.speculative_config is not None and stored.overrides:
         values = ", ".join(f"{name} {value}" for name, value in stored.overrides.items())
         by = f" by {stored.updated_by}" if stored.updated_by else ""
-        report(f"speculation as set{by}: {values}; `specdec speculation set --reset` takes it back")
+        report(f"speculation as set{by}: {values}; `specdec speculation reset` takes it back")
 
 
 def _start_ray(config: ServeConfig) -> None:

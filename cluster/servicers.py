@@ -18,10 +18,12 @@ from grpc_health.v1 import health_pb2
 from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster import admin_codec, codec
+from cluster.admin_access import AdminAccess
 from cluster.control_link import ControlLink
 from cluster.errors import status_of
 from cluster.output_codec import encode_completion, encode_stream_chunk
 from cluster.router import Router
+from cluster.watches import Watches
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.request_limits import check_answer_in_one_message
@@ -125,14 +127,17 @@ class InferenceServicer:
 class AdminServicer:
     """AdminService on any Router: it passes everything on to the ControlPlane."""
 
-    def __init__(self, control: ControlLink) -> None:
+    def __init__(self, control: ControlLink, access: AdminAccess, watches: Watches) -> None:
         self.control = control
+        self.access = access
+        self.watches = watches
 
     async def GetSpeculation(
         self, request: admin_pb2.GetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.GetSpeculationResponse:
         """What is wanted of speculation, and who wanted it."""
         with _reporting_to(grpc_context):
+            self._check_access(grpc_context)
             state = await self.control.speculation()
             return admin_pb2.GetSpeculationResponse(state=admin_codec.encode_state(state))
         return admin_pb2.GetSpeculationResponse()
@@ -142,6 +147,7 @@ class AdminServicer:
     ) -> admin_pb2.SetSpeculationResponse:
         """Changes it for every replica."""
         with _reporting_to(grpc_context):
+            self._check_access(grpc_context)
             state = await self.control.set_speculation(admin_codec.decode_change(request))
             return admin_pb2.SetSpeculationResponse(state=admin_codec.encode_state(state))
         return admin_pb2.SetSpeculationResponse()
@@ -149,10 +155,47 @@ class AdminServicer:
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, grpc_context: Any
     ) -> admin_pb2.GetStatusResponse:
-        """Every replica with its load."""
+        """Every replica with its load, and what is in force."""
         with _reporting_to(grpc_context):
+            self._check_access(grpc_context)
             return admin_codec.encode_status(await self.control.status())
         return admin_pb2.GetStatusResponse()
+
+    async def ListReplicas(
+        self, request: admin_pb2.ListReplicasRequest, grpc_context: Any
+    ) -> admin_pb2.ListReplicasResponse:
+        """Every replica with its load."""
+        with _reporting_to(grpc_context):
+            self._check_access(grpc_context)
+            replicas = (await self.control.status()).replicas
+            encoded = map(admin_codec.encode_replica, replicas)
+            return admin_pb2.ListReplicasResponse(replicas=encoded)
+        return admin_pb2.ListReplicasResponse()
+
+    async def ListAuditLog(
+        self, request: admin_pb2.ListAuditLogRequest, grpc_context: Any
+    ) -> admin_pb2.ListAuditLogResponse:
+        """A page of changes, the newest first."""
+        with _reporting_to(grpc_context):
+            self._check_access(grpc_context)
+            page = await self.control.audit_log(request.page_size, request.page_token)
+            return admin_codec.encode_audit_page(page)
+        return admin_pb2.ListAuditLogResponse()
+
+    async def WatchStats(
+        self, request: admin_pb2.WatchStatsRequest, grpc_context: Any
+    ) -> AsyncIterator[admin_pb2.WatchStatsResponse]:
+        """The fleet's statistics at each interval; ends when the replica drains."""
+        with _reporting_to(grpc_context):
+            self._check_access(grpc_context)
+            async with aclosing(self.watches.watch(request.interval_s)) as moments:
+                async for fleet in moments:
+                    yield admin_codec.encode_fleet(fleet)
+        _raise_on_serve(grpc_context)
+
+    def _check_access(self, grpc_context: Any) -> None:
+        metadata = dict(grpc_context.invocation_metadata() or ())
+        self.access.check(metadata.get("authorization"))
 
 
 def _raise_on_serve(grpc_context: Any) -> None:

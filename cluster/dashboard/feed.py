@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import asdict
-from datetime import datetime
-from typing import Any
 
+from cluster.dashboard.server_sent import event
 from cluster.fleet_figures import Figures
 from cluster.servicers import AdminServicer
 from specdec.client import FleetStatistics
@@ -49,9 +47,3 @@ async def _events(
 def _now(fleet: FleetStatistics, figures: tuple[Figures, ...]) -> bytes:
     points = [asdict(each) for each in figures]
     return event("now", {"status": asdict(fleet.status), "figures": points})
-
-
-def event(name: str, data: Mapping[str, Any]) -> bytes:
-    """One server-sent event; JSON has no line breaks of its own."""
-    text = json.dumps(data, ensure_ascii=False, default=datetime.isoformat)
-    return f"event: {name}\ndata: {text}\n\n".encode()

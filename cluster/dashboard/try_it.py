@@ -6,13 +6,13 @@ or `error` where it ends before its time.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict
 from typing import Any
 
 from cluster.calls import GenerateCall, Prompt
+from cluster.dashboard.server_sent import event
 from cluster.errors import status_of
 from cluster.router import Generation, Router
 from cluster.settings import refuse_unknown
@@ -82,16 +82,16 @@ async def _events(
     generation: Generation, first: RequestOutput, detokenizer: IncrementalDetokenizer
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.outputs) as outputs:
-        yield _event("start", {"request_id": first.request_id, "seed": generation.seed})
+        yield event("start", {"request_id": first.request_id, "seed": generation.seed})
         try:
             yield _tokens(first, detokenizer)
             last = first
             async for last in outputs:
                 yield _tokens(last, detokenizer)
         except Exception as error:
-            yield _event("error", {"message": status_of(error).message})
+            yield event("error", {"message": status_of(error).message})
         else:
-            yield _event("end", _ending(last))
+            yield event("end", _ending(last))
 
 
 def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes:
@@ -106,7 +106,7 @@ def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes
         {"text": text, "accepted": position < output.num_accepted_tokens}
         for position, text in enumerate(texts)
     ]
-    return _event("tokens", {"tokens": tokens, "usage": _usage(output)})
+    return event("tokens", {"tokens": tokens, "usage": _usage(output)})
 
 
 def _usage(output: RequestOutput) -> dict[str, Any]:
@@ -124,8 +124,3 @@ def _ending(last: RequestOutput) -> dict[str, Any]:
         "verifier": last.verifier,
         "is_lossless": last.verifier not in LOSSY_VERIFIERS,
     }
-
-
-def _event(name: str, data: Mapping[str, Any]) -> bytes:
-    """One server-sent event; JSON has no line breaks of its own."""
-    return f"event: {name}\ndata: {json.dumps(data, ensure_ascii=False)}\n\n".encode()

@@ -2,13 +2,26 @@
 
 from specdec.client.admin_client import AdminClient
 from specdec.client.admin_messages import (
+    CONTROL_VALUES,
+    DEFAULT_AUDIT_PAGE,
+    MAX_AUDIT_PAGE,
+    AuditEntry,
+    AuditPage,
+    SpeculationChange,
+    SpeculationPreview,
+    SpeculationState,
+    StateStamp,
+)
+from specdec.client.errors import ClientError
+from specdec.client.fleet_messages import (
+    Counts,
+    DecisionNews,
+    FleetStatistics,
+    HistogramCounts,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
-    SpeculationChange,
-    SpeculationState,
 )
-from specdec.client.errors import ClientError
 from specdec.client.messages import (
     Choice,
     Completion,
@@ -23,11 +36,20 @@ from specdec.client.messages import (
 from specdec.client.sync_client import Client
 
 __all__ = [
+    "CONTROL_VALUES",
+    "DEFAULT_AUDIT_PAGE",
+    "MAX_AUDIT_PAGE",
     "AdminClient",
+    "AuditEntry",
+    "AuditPage",
     "Choice",
     "Client",
     "ClientError",
     "Completion",
+    "Counts",
+    "DecisionNews",
+    "FleetStatistics",
+    "HistogramCounts",
     "ModelInfo",
     "PositionLogprobs",
     "Prompt",
@@ -35,7 +57,9 @@ __all__ = [
     "ReplicaStatus",
     "ServiceStatus",
     "SpeculationChange",
+    "SpeculationPreview",
     "SpeculationState",
+    "StateStamp",
     "StreamChunk",
     "TokenLogprob",
     "TokenizedInput",

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from protos.specdec.v1 import admin_pb2 as pb
 from protos.specdec.v1.admin_pb2_grpc import AdminServiceStub
 from specdec.client import admin_codec as codec
-from specdec.client.admin_messages import ServiceStatus, SpeculationChange, SpeculationState
+from specdec.client.admin_messages import (
+    DEFAULT_AUDIT_PAGE,
+    AuditPage,
+    SpeculationChange,
+    SpeculationState,
+)
 from specdec.client.connection import Connection
+from specdec.client.fleet_messages import FleetStatistics, ReplicaStatus, ServiceStatus
 
 DEFAULT_ADMIN_TIMEOUT_S = 10.0
 
@@ -25,27 +33,51 @@ class AdminClient(Connection):
         *,
         timeout_s: float | None = DEFAULT_ADMIN_TIMEOUT_S,
         tls_ca_file: Path | None = None,
+        token: str | None = None,
     ) -> None:
-        """Arguments and errors are those of Connection."""
+        """Arguments and errors are those of Connection.
+
+        token: of the operators, where the service wants one; it is for a connection with TLS, or
+        one that does not leave the machine.
+        """
         super().__init__(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
         self._stub = AdminServiceStub(self._channel)
+        self._metadata = [("authorization", f"Bearer {token}")] if token else None
 
     def get_speculation(self) -> SpeculationState:
         """What is wanted of speculation, and who wanted it."""
-        with self._reported():
-            request = pb.GetSpeculationRequest()
-            response = self._stub.GetSpeculation(request, timeout=self.timeout_s)
-            return codec.decode_state(response.state)
+        response = self._call(self._stub.GetSpeculation, pb.GetSpeculationRequest())
+        return codec.decode_state(response.state)
 
     def set_speculation(self, change: SpeculationChange) -> SpeculationState:
         """Changes it on every replica within a second, and returns what is in force then."""
-        request = codec.encode_change(change)
-        with self._reported():
-            response = self._stub.SetSpeculation(request, timeout=self.timeout_s)
-            return codec.decode_state(response.state)
+        response = self._call(self._stub.SetSpeculation, codec.encode_change(change))
+        return codec.decode_state(response.state)
 
     def status(self) -> ServiceStatus:
         """Every replica with its load, and what is wanted of speculation."""
+        return codec.decode_status(self._call(self._stub.GetStatus, pb.GetStatusRequest()))
+
+    def replicas(self) -> tuple[ReplicaStatus, ...]:
+        """Every replica with its load."""
+        response = self._call(self._stub.ListReplicas, pb.ListReplicasRequest())
+        return tuple(map(codec.decode_replica, response.replicas))
+
+    def audit_log(self, page_size: int = DEFAULT_AUDIT_PAGE, page_token: str = "") -> AuditPage:
+        """A page of the changes of speculation, the newest first."""
+        request = pb.ListAuditLogRequest(page_size=page_size, page_token=page_token)
+        return codec.decode_audit_page(self._call(self._stub.ListAuditLog, request))
+
+    def watch(self, interval_s: float = 1.0) -> Iterator[FleetStatistics]:
+        """The service as it is now, and again every `interval_s` seconds, without end.
+
+        It ends with ClientError when the replica that answers drains. Without a time limit.
+        """
         with self._reported():
-            response = self._stub.GetStatus(pb.GetStatusRequest(), timeout=self.timeout_s)
-            return codec.decode_status(response)
+            request = pb.WatchStatsRequest(interval_s=interval_s)
+            for response in self._stub.WatchStats(request, metadata=self._metadata):
+                yield codec.decode_fleet(response)
+
+    def _call(self, method: Any, request: Any) -> Any:
+        with self._reported():
+            return method(request, timeout=self.timeout_s, metadata=self._metadata)

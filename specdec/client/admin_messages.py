@@ -2,125 +2,152 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
+from typing import Any
 
 from specdec.errors import InvalidValueError
-from specdec.speculation import SpeculationControl, SpeculationMode
-from specdec.stats import SpeculationStats
+from specdec.sampling_params import SpeculationMethod, VerifierName
+from specdec.speculation_control import SpeculationControl, SpeculationMode
+from specdec.speculation_rules import SpeculationRule, check_rules, is_number
 
 MAX_UPDATED_BY_CHARS = 128
 MAX_REASON_CHARS = 256
+MAX_AUDIT_PAGE = 200
+DEFAULT_AUDIT_PAGE = 50
+
+StateStamp = tuple[int, int | None]
+"""Version and active rule of a state."""
+
+CONTROL_VALUES = (
+    "mode",
+    "threshold",
+    "num_speculative_tokens",
+    "method",
+    "allow_request_override",
+    "allowed_verifiers",
+)
+"""Those of SpeculationControl that an operator sets."""
+
+
+MAX_TTL_S = 30 * 86400.0
+_NEUTRAL = SpeculationControl("auto", threshold=0, num_speculative_tokens=0)
 
 
 @dataclass(frozen=True)
 class SpeculationChange:
     """A change of what is wanted of speculation. What is None stays as it is.
 
-    reset: first takes back all that operators have set. expected_version: the version that the
-    change was made for; None changes whatever there is. updated_by, reason: who and why.
+    The values are those of SpeculationControl. rules: all that there shall be. ttl_s: seconds until
+    everything that operators have set ends; 0 for never. reset: first takes back all that operators
+    have set. expected_version: the version that the change was made for; None changes whatever
+    there is. updated_by, reason: who and why.
     """
 
     mode: SpeculationMode | None = None
     threshold: int | None = None
     num_speculative_tokens: int | None = None
+    method: SpeculationMethod | None = None
+    allow_request_override: bool | None = None
+    allowed_verifiers: tuple[VerifierName, ...] | None = None
+    rules: tuple[SpeculationRule, ...] | None = None
+    ttl_s: float | None = None
     reset: bool = False
     expected_version: int | None = None
     updated_by: str = ""
     reason: str = ""
 
     def __post_init__(self) -> None:
-        self.applied_to(SpeculationControl("auto", threshold=0, num_speculative_tokens=0))
-        if not self.values and not self.reset:
-            limit = "one of mode, threshold, num_speculative_tokens and reset, or several"
+        self.applied_to(_NEUTRAL)
+        check_rules(self.rules or ())
+        if self.ttl_s is not None:
+            _require_ttl(self.ttl_s)
+        if not self.values and self.rules is None and self.ttl_s is None and not self.reset:
+            names = (*CONTROL_VALUES, "rules", "ttl_s")
+            limit = f"one of {', '.join(names)} and reset, or several"
             raise InvalidValueError("change", {}, limit)
         _require_line("updated_by", self.updated_by, MAX_UPDATED_BY_CHARS)
         _require_line("reason", self.reason, MAX_REASON_CHARS)
 
     @property
-    def values(self) -> dict[str, str | int]:
-        """What is set, by name."""
-        values = {
-            "mode": self.mode,
-            "threshold": self.threshold,
-            "num_speculative_tokens": self.num_speculative_tokens,
-        }
+    def values(self) -> dict[str, Any]:
+        """What is set of SpeculationControl, by name."""
+        values = {name: getattr(self, name) for name in CONTROL_VALUES}
         return {name: value for name, value in values.items() if value is not None}
 
     def applied_to(self, control: SpeculationControl) -> SpeculationControl:
         """`control` with what is set here instead of its own. Raises InvalidValueError."""
-        return SpeculationControl(
-            mode=control.mode if self.mode is None else self.mode,
-            threshold=control.threshold if self.threshold is None else self.threshold,
-            num_speculative_tokens=control.num_speculative_tokens
-            if self.num_speculative_tokens is None
-            else self.num_speculative_tokens,
-        )
+        return replace(control, **self.values)
 
 
 @dataclass(frozen=True)
 class SpeculationState:
     """What is wanted of speculation, and who wanted it.
 
-    in_force: an operator's value where there is one, else the configured one.
-    overridden: names of the values that an operator has set.
+    in_force: an operator's value where there is one, else the configured one; with the rule that
+    holds, if one does. without_rules: the same, rules aside. overridden: names of the values that
+    an operator has set, rules included.
     version: counts the changes, 0 where none was made; then updated_at is None.
+    active_rule: index of the rule that holds. expires_at: when the overrides end; None for never.
     """
 
     in_force: SpeculationControl
+    without_rules: SpeculationControl
     configured: SpeculationControl
     overridden: tuple[str, ...]
     version: int
     updated_at: datetime | None
     updated_by: str
     reason: str
+    rules: tuple[SpeculationRule, ...] = ()
+    active_rule: int | None = None
+    expires_at: datetime | None = None
+
+    @property
+    def stamp(self) -> StateStamp:
+        """What differs between two states that replicas go by differently."""
+        return self.version, self.active_rule
 
 
 @dataclass(frozen=True)
-class ReplicaReport:
-    """What a replica says of itself.
+class SpeculationPreview:
+    """What a change would mean at the load of the moment.
 
-    reason: why it is not ready; empty where it is. num_decoding: what the threshold is compared
-    with. kv_cache_usage: share of the blocks taken, 0 to 1. is_speculation_on: whether a request
-    that says nothing about it gets drafts now. speculation_version: of the state that it goes by;
-    None before it has heard of one. The other counts are since it started.
+    requests_per_s, num_decoding: over all replicas. in_force: with the rule that would hold, if one
+    would. active_rule: its index.
     """
 
-    replica_id: str
-    is_ready: bool
-    reason: str = ""
-    num_running: int = 0
-    num_waiting: int = 0
-    num_decoding: int = 0
-    kv_cache_usage: float = 0.0
-    is_speculation_on: bool = False
-    speculation_version: int | None = None
-    num_generated_tokens: int = 0
-    speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    requests_per_s: float
+    num_decoding: int
+    in_force: SpeculationControl
+    active_rule: int | None
 
 
 @dataclass(frozen=True)
-class ReplicaStatus:
-    """A replica as it last reported, `age_s` seconds ago."""
+class AuditEntry:
+    """One change: the version that it made, when, who, why, and what was set by name."""
 
-    report: ReplicaReport
-    uptime_s: float
-    age_s: float
+    version: int
+    at: datetime
+    updated_by: str
+    reason: str
+    change: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class ServiceStatus:
-    """How the service runs.
+class AuditPage:
+    """Changes, the newest first. next_page_token: empty where no older one is left."""
 
-    replicas: those heard of lately, the longest-running first. num_lost_replicas: those that failed
-    or fell silent since the control plane started.
-    """
-
-    replicas: tuple[ReplicaStatus, ...]
-    speculation: SpeculationState
-    num_lost_replicas: int
+    entries: tuple[AuditEntry, ...]
+    next_page_token: str
 
 
 def _require_line(name: str, text: str, max_chars: int) -> None:
     if len(text) > max_chars or not text.isprintable():
         raise InvalidValueError(name, text, f"at most {max_chars} printable characters")
+
+
+def _require_ttl(ttl_s: float) -> None:
+    if not is_number(ttl_s) or not 0 <= ttl_s <= MAX_TTL_S:
+        raise InvalidValueError("ttl_s", ttl_s, f"a number of seconds from 0 to {MAX_TTL_S:g}")

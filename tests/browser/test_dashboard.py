@@ -70,7 +70,7 @@ def test_charts_move_under_load(fleet, visit, size):
         expect_text(tile(page, "Requests"), r"^[1-9]")
         expect_text(tile(page, "First token"), r"^\d+ ms")
         expect_text(tile(page, "Acceptance"), r"^\d\d %")
-        expect_text(page.locator(".chart", has_text="Estimated speed-up").locator("b"), "×")
+        expect_text(page.locator(".chart", has_text="Estimated speed-up").locator("b"), r"\d\S")
         page.wait_for_timeout(2500)
         after = ink(page)
         assert len(after) == 9
@@ -145,7 +145,9 @@ def test_who_was_faster_is_named_and_nothing_is_lost(fleet, visit):
         page.get_by_label("Threshold").fill("8")
         change = SpeculationChange(mode="off", updated_by="grace", reason="incident 12")
         fleet.run(fleet.plane.set_speculation(change))
-        expect_text(page.locator("#conflict-text"), "grace changed this at .*incident 12.*mode is off")
+        expect_text(
+            page.locator("#conflict-text"), "grace changed this at .*incident 12.*mode is off"
+        )
         page.get_by_role("button", name="Keep mine, over theirs").click()
         assert page.get_by_role("radio", name="Off", exact=True).is_checked()
         assert page.get_by_label("Threshold").input_value() == "8"
@@ -181,14 +183,20 @@ def test_an_answer_shows_whose_each_token_is(fleet, visit, size):
         page = opened.page
         page.get_by_label("Most tokens").fill("60")
         page.get_by_role("button", name="Generate").click()
-        expect_text(page.locator("#try-figures"), r"60 tokens .* tokens/s .* acceptance rate .*as long")
+        expect_text(
+            page.locator("#try-figures"), r"60 tokens .* tokens/s .* acceptance rate .*as long"
+        )
         tokens = page.locator("#answer .token")
         assert tokens.count() == 60
-        classes = tokens.evaluate_all("all => all.map((each) => each.classList.contains('accepted'))")
+        classes = tokens.evaluate_all(
+            "all => all.map((each) => each.classList.contains('accepted'))"
+        )
         # Steps bring 0, 1, 2 and 3 accepted tokens, and one of the target's own each.
         assert classes[:10] == [False, True, False, True, True, False, True, True, True, False]
         colours = {
-            page.locator(f"#answer .{kind}").first.evaluate("e => getComputedStyle(e).backgroundColor")
+            page.locator(f"#answer .{kind}").first.evaluate(
+                "e => getComputedStyle(e).backgroundColor"
+            )
             for kind in ("accepted", "own")
         }
         assert len(colours) == 2
@@ -267,8 +275,19 @@ def test_everything_is_reached_by_keyboard_and_fits(fleet, visit, size):
         seen = set()
         for _ in range(60):
             page.keyboard.press("Tab")
-            seen.add(page.evaluate("() => document.activeElement.id || document.activeElement.name"))
-        wanted = {"theme", "mode", "threshold", "rule-add", "reason", "reset", "decisions", "prompt"}
+            seen.add(
+                page.evaluate("() => document.activeElement.id || document.activeElement.name")
+            )
+        wanted = {
+            "theme",
+            "mode",
+            "threshold",
+            "rule-add",
+            "reason",
+            "reset",
+            "decisions",
+            "prompt",
+        }
         assert wanted <= seen
         page.locator("#theme").focus()
         ring = page.locator("#theme").evaluate("e => getComputedStyle(e).outlineStyle")

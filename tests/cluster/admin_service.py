@@ -10,9 +10,11 @@ from typing import Any
 
 import grpc
 
+from cluster.admin_access import AdminAccess
 from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlane
 from cluster.servicers import AdminServicer, add_admin_service
+from cluster.watches import Watches
 from specdec.client import ReplicaReport, SpeculationState
 
 
@@ -45,7 +47,9 @@ async def _ignore(state: SpeculationState) -> None:
 
 
 @contextmanager
-def running_admin_service(handle: LocalHandle, report: ReplicaReport) -> Iterator[str]:
+def running_admin_service(
+    handle: LocalHandle, report: ReplicaReport, token: str | None = None
+) -> Iterator[str]:
     """Serves on an event loop in a thread; yields the address."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
@@ -54,7 +58,7 @@ def running_admin_service(handle: LocalHandle, report: ReplicaReport) -> Iterato
     def run(coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
 
-    server, port = run(_start(handle, report))
+    server, port = run(_start(handle, report, token))
     try:
         yield f"127.0.0.1:{port}"
     finally:
@@ -64,10 +68,11 @@ def running_admin_service(handle: LocalHandle, report: ReplicaReport) -> Iterato
         loop.close()
 
 
-async def _start(handle: LocalHandle, report: ReplicaReport) -> tuple[Any, int]:
+async def _start(handle: LocalHandle, report: ReplicaReport, token: str | None) -> tuple[Any, int]:
     server = grpc.aio.server()
     link = ControlLink(handle, _ignore, lambda: report, call_timeout_s=0.3)
-    add_admin_service(AdminServicer(link), server)
+    servicer = AdminServicer(link, AdminAccess(token), Watches(link.fleet))
+    add_admin_service(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, port

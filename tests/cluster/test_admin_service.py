@@ -1,5 +1,7 @@
 """AdminService from the Python client to the ControlPlane and back."""
 
+from datetime import UTC, datetime
+
 import grpc
 import pytest
 
@@ -7,8 +9,16 @@ from cluster.control_plane import ControlPlane
 from cluster.control_store import ControlStore
 from protos.specdec.v1 import admin_pb2 as pb
 from protos.specdec.v1.admin_pb2_grpc import AdminServiceStub
-from specdec.client import AdminClient, ClientError, ReplicaReport, SpeculationChange
+from specdec.client import (
+    AdminClient,
+    ClientError,
+    Counts,
+    DecisionNews,
+    ReplicaReport,
+    SpeculationChange,
+)
 from specdec.speculation import SpeculationControl
+from specdec.speculation_rules import SpeculationRule
 from specdec.stats import SpeculationStats
 from tests.cluster.admin_service import LocalHandle, running_admin_service
 
@@ -22,8 +32,18 @@ REPORT = ReplicaReport(
     kv_cache_usage=0.25,
     is_speculation_on=True,
     speculation_version=0,
-    num_generated_tokens=100,
-    speculation=SpeculationStats(10, 30, 20),
+    num_chosen_tokens=3,
+    decision_reason="goodput",
+    decision_changes=(DecisionNews(datetime(2026, 1, 2, tzinfo=UTC), 3, "goodput", 4),),
+    counts=Counts(
+        num_requests=9,
+        num_prompt_tokens=50,
+        num_generated_tokens=100,
+        num_steps=40,
+        speculation=SpeculationStats(10, 30, 20),
+        accepted_by_position=(9, 7, 4),
+        decisions={"goodput": 30, "threshold": 10},
+    ),
 )
 
 
@@ -87,6 +107,9 @@ def test_without_a_control_plane_every_call_says_so(client, handle):
     calls = (
         client.get_speculation,
         client.status,
+        client.replicas,
+        client.audit_log,
+        lambda: next(client.watch()),
         lambda: client.set_speculation(SpeculationChange(mode="off")),
     )
     for call in calls:
@@ -101,6 +124,11 @@ def test_without_a_control_plane_every_call_says_so(client, handle):
         (pb.SetSpeculationRequest(), "change is {}; it must be one of mode, threshold"),
         (pb.SetSpeculationRequest(mode=9), "mode is 9; it must be one of auto, on, off"),
         (pb.SetSpeculationRequest(threshold=-1), "threshold is -1; it must be a whole number"),
+        (pb.SetSpeculationRequest(method="luck"), "method is 'luck'; it must be one of"),
+        (
+            pb.SetSpeculationRequest(rules=pb.SpeculationRules(rules=[pb.SpeculationRule()])),
+            r"rules\[0\] is",
+        ),
         (pb.SetSpeculationRequest(reset=True, reason="a\nb"), r"reason is 'a\\nb'; it must be at"),
     ],
 )
@@ -111,3 +139,77 @@ def test_the_service_itself_refuses_what_the_client_would(address, request_, mes
     ):
         AdminServiceStub(channel).SetSpeculation(request_, timeout=10)
     assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_everything_that_can_be_set_arrives(client):
+    change = SpeculationChange(
+        allow_request_override=False,
+        allowed_verifiers=("coupled", "block"),
+        rules=(SpeculationRule(0.0, num_speculative_tokens=0), SpeculationRule(9.5, mode="off")),
+        ttl_s=60,
+    )
+    state = client.set_speculation(change)
+    assert state.in_force.allow_request_override is False
+    assert state.in_force.allowed_verifiers == ("coupled", "block")
+    assert (state.rules, state.active_rule) == (change.rules, 0)
+    assert state.in_force.num_speculative_tokens == 0
+    assert state.expires_at > state.updated_at
+    state = client.set_speculation(SpeculationChange(rules=()))
+    assert (state.rules, state.active_rule) == ((), None)
+    page = client.audit_log(page_size=1)
+    assert page.entries[0].change == {"rules": []}
+    [first] = client.audit_log(page_token=page.next_page_token).entries
+    assert first.change["ttl_s"] == 60
+
+
+def test_replicas_are_listed(client):
+    client.status()
+    [replica] = client.replicas()
+    assert replica.report == REPORT
+
+
+def test_statistics_come_again_and_again(client):
+    client.status()
+    moments = client.watch(interval_s=0.2)
+    first, second = next(moments), next(moments)
+    assert first.status.replicas[0].report == REPORT
+    assert first.totals == REPORT.counts
+    assert second.at > first.at
+
+
+@pytest.mark.parametrize("interval_s", [0.1, 61, -1, float("nan")])
+def test_an_interval_that_cannot_be_is_named(client, interval_s):
+    with pytest.raises(ClientError, match=r"interval_s is .*from 0\.2 to 60") as error:
+        next(client.watch(interval_s))
+    assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.mark.parametrize("presented", [None, "wrong-horse-battery", TOKEN + "x"])
+def test_without_the_token_nothing_is_told_or_changed(handle, presented):
+    with (
+        running_admin_service(handle, REPORT, TOKEN) as address,
+        AdminClient(address, token=presented) as client,
+    ):
+        for call in (
+            client.get_speculation,
+            client.status,
+            client.replicas,
+            client.audit_log,
+            lambda: next(client.watch()),
+            lambda: client.set_speculation(SpeculationChange(mode="off")),
+        ):
+            with pytest.raises(ClientError, match="needs the operators' token") as error:
+                call()
+            assert error.value.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_with_the_token_everything_is(handle):
+    with (
+        running_admin_service(handle, REPORT, TOKEN) as address,
+        AdminClient(address, token=TOKEN) as client,
+    ):
+        assert client.set_speculation(SpeculationChange(mode="off")).version == 1
+        assert next(client.watch()).status.speculation.version == 1

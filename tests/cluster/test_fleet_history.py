@@ -21,7 +21,7 @@ from specdec.stats import SpeculationStats
 
 START_S = 1_000_000.0
 CONTROL = SpeculationControl("auto", threshold=8, num_speculative_tokens=4)
-STATE = SpeculationState(CONTROL, CONTROL, (), 0, None, "", "")
+STATE = SpeculationState(CONTROL, CONTROL, CONTROL, (), 0, None, "", "")
 
 
 def counted(times=1):

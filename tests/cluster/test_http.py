@@ -19,12 +19,12 @@ LOST = TargetFailedError("rank 1 failed: secret detail")
     ids=["loading", "ready", "lost"],
 )
 def test_liveness_and_readiness(router, health, ready):
-    client = TestClient(make_app(lambda: router))
+    client = TestClient(make_app(lambda: router, lambda: None))
     assert client.get("/health").status_code == health
     assert client.get("/ready").status_code == ready
     assert "secret" not in client.get("/health").text + client.get("/ready").text
 
 
 def test_there_is_nothing_else():
-    client = TestClient(make_app(lambda: SimpleNamespace()))
+    client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
     assert [client.get(path).status_code for path in ("/", "/docs", "/openapi.json")] == [404] * 3

@@ -16,6 +16,8 @@ import psutil
 import pytest
 
 START_TIMEOUT_S = 150.0
+# These tests are about drafts, whether they pay on a tiny model or not.
+ALWAYS_DRAFT = ["--speculative-config", '{"method": "ngram", "policy": "threshold"}']
 STOP_TIMEOUT_S = 45.0
 
 
@@ -84,6 +86,7 @@ def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """Our own ingress, two ranks."""
     log = tmp_path_factory.mktemp("embedded") / "log"
     flags = ["--tensor-parallel-size", "2", "--max-model-len", "256", "--max-queue-len", "40"]
+    flags += ALWAYS_DRAFT
     with running_service(tiny_model_dir, log, *flags) as service:
         yield service
 
@@ -93,6 +96,7 @@ def on_serve(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """Ray Serve's ingress, one rank, steps over tcp."""
     log = tmp_path_factory.mktemp("on_serve") / "log"
     flags = ["--ingress", "serve", "--transport", "tcp", "--max-model-len", "256"]
+    flags += ALWAYS_DRAFT
     with running_service(tiny_model_dir, log, *flags) as service:
         yield service
 

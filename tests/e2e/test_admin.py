@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 
+import httpx
 import psutil
 import pytest
 
@@ -45,10 +46,10 @@ def wait_until(condition, timeout_s):
 
 def drafts_while_reading(admin, chunks, count=100):
     """Draft tokens verified while `count` chunks came: more than a stream has, as it runs ahead."""
-    before = replica(admin).speculation.num_draft_tokens
+    before = replica(admin).counts.speculation.num_draft_tokens
     for _ in range(count):
         next(chunks)
-    return replica(admin).speculation.num_draft_tokens - before
+    return replica(admin).counts.speculation.num_draft_tokens - before
 
 
 def test_turned_off_and_on_again_while_streams_run(service, admin):
@@ -68,6 +69,42 @@ def test_turned_off_and_on_again_while_streams_run(service, admin):
         assert drafts_while_reading(admin, chunks) > 0
         chunks.close()
         assert client.generate(PROMPT, LONG).token_ids == plain.token_ids
+
+
+def test_http_changes_what_grpc_tells(service, admin):
+    url = f"{service.http_url}/v1/admin/speculation"
+    before = httpx.get(url)
+    change = {"num_speculative_tokens": 2, "updated_by": "ann"}
+    after = httpx.put(url, json=change, headers={"if-match": before.headers["etag"]})
+    assert after.status_code == 200
+    late = httpx.put(url, json=change, headers={"if-match": before.headers["etag"]})
+    assert late.status_code == 412
+    assert admin.get_speculation().in_force.num_speculative_tokens == 2
+    wait_until(
+        lambda: replica(admin).speculation_version == after.json()["version"], IN_FORCE_WITHIN_S
+    )
+    wrong = httpx.put(url, json={"threshold": -1})
+    assert (wrong.status_code, wrong.json()["error"]["field"]) == (400, "threshold")
+    log = httpx.get(f"{service.http_url}/v1/admin/audit-log").json()
+    assert log["entries"][0]["updated_by"] == "ann"
+
+
+def test_statistics_are_watched_while_a_stream_runs(service, admin):
+    with Client(service.grpc_address, timeout_s=60) as client:
+        moments = admin.watch(0.2)
+        before = next(moments).totals
+        client.generate(PROMPT, LONG)
+        wait_until(lambda: next(moments).totals.num_requests > before.num_requests, 5)
+        fleet = next(moments)
+    counts = fleet.status.replicas[0].report.counts
+    assert sum(counts.decisions.values()) > 0
+    assert fleet.totals.num_generated_tokens >= before.num_generated_tokens + 40
+    url = f"{service.http_url}/v1/admin/watch"
+    with httpx.stream("GET", url, params={"interval_s": 0.2}, timeout=10) as response:
+        lines = response.iter_lines()
+        assert next(lines) == "event: stats"
+        data = json.loads(next(lines).removeprefix("data: "))
+    assert data["totals"]["num_requests"] >= fleet.totals.num_requests
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ SPECULATION = {
     "method": "draft_model",
     "num_speculative_tokens": 3,
     "speculation_threshold": THRESHOLD,
+    "policy": "threshold",
 }
 MAX_NUM_SEQS, MAX_QUEUE_LEN = 16, 16
 
@@ -136,7 +137,7 @@ def test_thirty_toggles_while_eight_streams_run(service):
         f"{rounds} toggles; in force and reported after {statistics.median(elapsed_s):.2f} s, "
         f"at most {max(elapsed_s):.2f} s"
     )
-    assert report(service).speculation.num_accepted_tokens > 0
+    assert report(service).counts.speculation.num_accepted_tokens > 0
 
 
 def test_ten_times_too_many_requests(service):
@@ -185,8 +186,10 @@ def test_ten_times_too_many_requests(service):
 
 
 def wait_for_a_step(service, streams):
-    before = report(service).num_generated_tokens
-    while report(service).num_generated_tokens == before and not all(s.done() for s in streams):
+    before = report(service).counts.num_generated_tokens
+    while report(service).counts.num_generated_tokens == before and not all(
+        s.done() for s in streams
+    ):
         time.sleep(0.02)
 
 

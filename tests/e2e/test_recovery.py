@@ -15,7 +15,7 @@ from tests.e2e.conftest import running_service
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(400)]
 
 NUM_STREAMS = 8
-DRAFT = '{"method": "draft_model", "num_speculative_tokens": 3}'
+DRAFT = '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}'
 
 
 @pytest.fixture(scope="module")

@@ -81,7 +81,7 @@ export class Steer {
 
   #fill(state) {
     this.base = state;
-    const { base } = state;
+    const base = state.without_rules;
     this.form.elements.mode.value = base.mode;
     byId("num_speculative_tokens").value = base.num_speculative_tokens;
     byId("threshold").value = base.threshold;
@@ -104,7 +104,7 @@ export class Steer {
 
   /** What the form has that the base has not. */
   #change() {
-    const { base, rules } = this.base;
+    const { without_rules: base, rules } = this.base;
     const change = {};
     const mode = this.form.elements.mode.value;
     if (mode !== base.mode) change.mode = mode;
@@ -224,8 +224,8 @@ function plainRule(rule) {
 function differences(before, after) {
   const names = ["mode", "num_speculative_tokens", "threshold", "method", "allow_request_override"];
   const changed = names
-    .filter((name) => before.base[name] !== after.base[name])
-    .map((name) => `${name.replaceAll("_", " ")} is ${after.base[name] ?? "as loaded"}`);
+    .filter((name) => before.without_rules[name] !== after.without_rules[name])
+    .map((name) => `${name.replaceAll("_", " ")} is ${after.without_rules[name] ?? "as loaded"}`);
   const [was, now] = [before, after].map((state) => state.rules.map(ruleText).join(", "));
   if (was !== now) changed.push(now === "" ? "no rules" : `rules are ${now}`);
   return changed.join("; ") || "the same values again";

@@ -2,25 +2,28 @@
 
 A page anywhere can have a browser send a form to this service. Here only JSON is taken, which a
 browser does not send elsewhere without asking first; and where a browser says which page it sends
-for, as all of today's do, that has to be one of ours. Programs other than browsers say neither.
+for, that has to be one of ours. Programs other than browsers say nothing of it.
 """
 
 from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from fastapi import HTTPException, Request
+from fastapi import Request
 
-_OURS = ("same-origin", "none")  # none: typed into the address bar
+from specdec.errors import ForeignPageError, InvalidValueError
+
+_JSON = "application/json"
+_OURS = ("same-origin", "none")  # none: no page has sent it
 
 
 def require_own_page(request: Request) -> None:
-    """A dependency of routes that change something. Raises HTTPException: 403 or 415."""
+    """To be called where something changes. Raises ForeignPageError and InvalidValueError."""
     if not _is_own(request):
-        raise HTTPException(403, "the request comes from another site's page")
+        raise ForeignPageError
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if content_type != "application/json":
-        raise HTTPException(415, f"content-type is {content_type!r}; it must be application/json")
+    if content_type != _JSON:
+        raise InvalidValueError("content-type", content_type, _JSON)
 
 
 def _is_own(request: Request) -> bool:
