@@ -178,7 +178,7 @@ class ScriptedRouter:
                     num_accepted_tokens=accepted,
                     is_last=is_last,
                 )
-        except GeneratorExit:
+        except (GeneratorExit, asyncio.CancelledError):
             self.num_left += 1
             raise
 

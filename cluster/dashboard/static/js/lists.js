@@ -6,15 +6,15 @@ import { ruleText } from "./rules.js";
 
 /** What a decision's reason means to an operator; the names are those of DecisionReason. */
 const REASONS = {
-  threshold: "so many requests decode",
-  table_row: "the configured row for so many requests",
-  goodput: "it promises most tokens a second",
-  probe: "a short look whether drafts would pay",
-  operator: "an operator or the configuration says so",
-  rule: "a rule on the rate of requests",
+  threshold: "threshold on decoding requests",
+  table_row: "configured row for the batch size",
+  goodput: "most tokens a second expected",
+  probe: "probe whether drafts would pay",
+  operator: "set by an operator, or configured",
+  rule: "rule on requests per second",
   request: "all requests have opted out",
-  drafter_away: "the draft model is being started again",
-  catching_up: "the draft model is catching up",
+  drafter_away: "draft model is being restarted",
+  catching_up: "draft model is catching up",
 };
 
 export function reasonText(reason) {

@@ -11,6 +11,7 @@ import { Tiles } from "./tiles.js";
 import { askForToken, startTokenDialog, tokenProblem } from "./token.js";
 import { startTryIt } from "./try_it.js";
 
+byId("main").hidden = false; // not before its parts can be made: nothing shall move once it is seen
 const charts = new Charts();
 const tiles = new Tiles();
 const steer = new Steer(() => {});

@@ -87,7 +87,7 @@ export class Plot {
       cursor: { y: false, sync: { key: "specdec" }, points: { size: 6 }, drag: { setScale: false } },
       scales: { x: { time: true }, y: { range: this.spec.range ?? fromZero } },
       axes: [
-        { ...axis, size: 22, space: 70, values: (_, splits) => splits.map((split) => clock(split).slice(0, 5)) },
+        { ...axis, size: 22, space: 70, values: timesOf },
         { ...axis, size: 46, space: 28, values: (_, splits) => splits.map((split) => this.spec.format(split)) },
       ],
       series: [{}, ...this.spec.lines.map((line, index) => this.#series(line, index))],
@@ -114,6 +114,11 @@ export class Plot {
       paths: line.steps ? uPlot.paths.stepped({ align: 1 }) : undefined,
     };
   }
+}
+
+/** Hours and minutes, and seconds where ticks are closer than a minute. */
+function timesOf(_chart, splits, _axis, _space, incrementS) {
+  return splits.map((split) => (incrementS < 60 ? clock(split) : clock(split).slice(0, 5)));
 }
 
 /** From zero to a little above the largest value; something where there is none. */
