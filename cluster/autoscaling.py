@@ -11,9 +11,10 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from cluster.config import ServeConfig
 
 OPEN_REQUESTS = "open_requests"
-"""The load that a replica reports: requests that it decodes, prefills or keeps waiting.
+"""The load that a replica reports (`cluster.replica_load`): requests that it decodes, prefills or
+keeps waiting, or as many as its rate of tokens is worth.
 
-Serve's own count would take in calls that cost the engine nothing.
+Serve's own count would take in calls that cost the engine nothing, such as watches.
 """
 
 _LOOK_BACK_S = 10.0

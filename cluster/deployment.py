@@ -94,7 +94,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Asked by Serve every few seconds; the load that cluster.autoscaling judges."""
-        return {OPEN_REQUESTS: float(self.router.num_open_requests)}
+        return {OPEN_REQUESTS: self.router.load_in_requests()}
 
     async def drain(self) -> None:
         """Not ready any more; returns when no request runs, within the time that there is."""

@@ -23,6 +23,7 @@ from cluster.engine_loop import EngineLoop
 from cluster.logs import current_request_id
 from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
+from cluster.replica_load import ReplicaLoad
 from cluster.replica_report import counts_of, decision_fields
 from cluster.request_observer import RequestObserver
 from cluster.resources import (
@@ -99,6 +100,7 @@ class Router:
         self._control = speculation.control if speculation else None
         self._speculation_version: int | None = None
         self.num_requests = 0
+        self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
@@ -131,6 +133,7 @@ class Router:
             self._draft,
             self._plan.draft,
             lambda: self._can_draft,
+            max(1, min(self.config.max_num_seqs, round(self.config.target_requests_per_replica))),
         )
 
     @property
@@ -148,6 +151,15 @@ class Router:
         Known without asking the engine.
         """
         return 0 if self._loop is None else self._loop.num_sequences
+
+    def load_in_requests(self) -> float:
+        """How much of this replica the load takes; to be asked every few seconds."""
+        if self._loop is None:
+            return 0.0
+        stats = self._loop.last_stats
+        return self._load.requests(
+            self.num_open_requests, stats.num_generated_tokens, stats.capacity_tokens_per_s
+        )
 
     @property
     def failure(self) -> TargetFailedError | None:

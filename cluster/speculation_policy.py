@@ -29,10 +29,12 @@ def make_policy(
     draft: DraftSupervisor | None,
     draft_limits: DraftLimits | None,
     is_drafter_available: Callable[[], bool],
+    full_batch: int,
 ) -> SpeculationPolicy | None:
     """None where nothing drafts. With goodput it first measures, for some three seconds.
 
-    `target` and `draft` know of no sequence yet. control: what is in force by now.
+    `target` and `draft` know of no sequence yet. control: what is in force by now. full_batch: as
+    many decoding requests as a replica is meant to have.
     """
     speculation = config.speculation
     if speculation is None:
@@ -48,6 +50,7 @@ def make_policy(
         choosers=choosers,
         max_adaptive_tokens=rule.max_tokens if rule else 0,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        full_batch=full_batch,
         is_drafter_available=is_drafter_available,
         catches_up=draft is not None,
     )

@@ -151,6 +151,7 @@ class Engine:
             decision_changes=self._policy.log.changes if self._policy else (),
             drafted_by_position=self._counters.accepted_by_position.drafted,
             estimated_speedup=self._policy.estimated_speedup if self._policy else None,
+            capacity_tokens_per_s=self._policy.capacity_tokens_per_s if self._policy else None,
             speculation=replace(self._counters.speculation),
             accepted_by_position=self._counters.accepted_by_position.counts,
         )

@@ -52,6 +52,8 @@ DEFAULT_DWELL_S = 1.0
 _SETTLING_S = 1.0
 """After drafts come on, a draft model is given so long to catch up before its silence counts."""
 
+_CAPACITY_PERIOD_S = 1.0
+
 MAX_BATCHED_TOKENS = 2**20
 
 _NO_CHOOSERS: Mapping[SpeculationMethod | None, GoodputChooser] = MappingProxyType({})
@@ -89,6 +91,7 @@ class SpeculationPolicy:
         choosers: Mapping[SpeculationMethod | None, GoodputChooser] = _NO_CHOOSERS,
         max_adaptive_tokens: int = 0,
         max_num_batched_tokens: int = MAX_BATCHED_TOKENS,
+        full_batch: int = 1,
         is_drafter_available: Callable[[], bool] = lambda: True,
         catches_up: bool = False,
     ) -> None:
@@ -97,6 +100,7 @@ class SpeculationPolicy:
         choosers: of goodput, for each method that an operator may choose, None included; or none.
         max_adaptive_tokens: longest draft of a sequence whose length follows its acceptance.
         max_num_batched_tokens: of a step; goodput promises nobody more than an even share of it.
+        full_batch: as many decoding requests as are meant to be, for `capacity_tokens_per_s`.
         is_drafter_available: asked each step. catches_up: whether a draft model has to read a text
             before it can continue it.
         """
@@ -110,6 +114,9 @@ class SpeculationPolicy:
         self._choosers = choosers
         self._max_adaptive_tokens = max_adaptive_tokens
         self._max_num_batched_tokens = max_num_batched_tokens
+        self._full_batch = full_batch
+        self._capacity_tokens_per_s: float | None = None
+        self._capacity_at_s = -math.inf
         self._is_drafter_available = is_drafter_available
         self._catches_up = catches_up
         self._log = DecisionLog(clock)
@@ -158,6 +165,11 @@ class SpeculationPolicy:
         """Decisions by reason, and when they changed."""
         return self._log
 
+    @property
+    def capacity_tokens_per_s(self) -> float | None:
+        """The most that a full batch is expected to yield; None where nothing was measured."""
+        return self._capacity_tokens_per_s
+
     def update(self, control: SpeculationControl) -> None:
         """Takes over what an operator wants. The same again changes nothing."""
         if control == self._control:
@@ -183,6 +195,8 @@ class SpeculationPolicy:
         self._num_decoding = num_decoding
         decision = self._wanted(num_decoding, now_s)
         self._note_flip()
+        if now_s - self._capacity_at_s >= _CAPACITY_PERIOD_S:
+            self._estimate_capacity(now_s)
         if decision.num_draft_tokens:
             if num_willing == 0:
                 decision = Decision(0, DecisionReason.REQUEST)
@@ -273,12 +287,22 @@ class SpeculationPolicy:
             return Decision(count, DecisionReason.TABLE_ROW, most)
         if chooser is None:
             return Decision(most, DecisionReason.THRESHOLD)
-        budget = draft_budget(self._max_num_batched_tokens, num_decoding)
-        room = min(max(most, self._max_adaptive_tokens), budget // num_decoding)
-        choice = chooser.choose(now_s, num_decoding, max(0, room))
+        choice = chooser.choose(now_s, num_decoding, self._room(num_decoding))
         if choice.reason is DecisionReason.GOODPUT:
             self._promises = choice.num_draft_tokens > 0
         return Decision(choice.num_draft_tokens, choice.reason, most)
+
+    def _room(self, num_decoding: int) -> int:
+        """Most draft tokens of each of so many sequences."""
+        budget = draft_budget(self._max_num_batched_tokens, num_decoding)
+        most = max(self._control.num_speculative_tokens, self._max_adaptive_tokens)
+        return max(0, min(most, budget // num_decoding))
+
+    def _estimate_capacity(self, now_s: float) -> None:
+        self._capacity_at_s = now_s
+        if self._chooser is not None:
+            goodputs = self._chooser.goodputs(now_s, self._full_batch, self._room(self._full_batch))
+            self._capacity_tokens_per_s = max(goodputs)
 
     def _note_flip(self) -> None:
         self._num_flips += self.is_on != self._was_on

@@ -97,6 +97,7 @@ class EngineStats:
     estimated_speedup: over no speculation, by the decision and batch of that step; None where no
         costs are known.
     decisions: such steps by reason. decision_changes: the latest changes, the oldest first.
+    capacity_tokens_per_s: the most that a full batch is expected to yield; None if not measured.
     """
 
     num_running: int
@@ -119,3 +120,4 @@ class EngineStats:
     decision_changes: tuple[DecisionChange, ...] = ()
     drafted_by_position: tuple[int, ...] = ()
     estimated_speedup: float | None = None
+    capacity_tokens_per_s: float | None = None

@@ -93,11 +93,16 @@ class SyntheticService:
 
 
 def auto_policy(
-    clock: Clock, table: CostTable, most: int, threshold: int = 256, **settings: float
+    clock: Clock,
+    table: CostTable,
+    most: int,
+    threshold: int = 256,
+    full_batch: int = 1,
+    **settings: float,
 ) -> SpeculationPolicy:
     chooser = GoodputChooser(StepCosts(table), GoodputSettings(**settings))
     control = SpeculationControl("auto", threshold, most)
-    return SpeculationPolicy(control, clock, choosers={None: chooser})
+    return SpeculationPolicy(control, clock, choosers={None: chooser}, full_batch=full_batch)
 
 
 def fixed_policy(clock: Clock, count: int) -> SpeculationPolicy:
