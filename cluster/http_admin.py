@@ -69,7 +69,9 @@ def error_response(error: Exception) -> Response:
     elif isinstance(error, VersionConflictError):
         told |= {"field": "expected_version", "value": error.expected, "limit": error.present}
     body = json.dumps({"error": told}, ensure_ascii=False, default=str)
-    headers = {"www-authenticate": "Bearer"} if status.http_code == 401 else {}
+    headers = dict(status.headers)
+    if status.http_code == 401:
+        headers["www-authenticate"] = "Bearer"
     return Response(body, status.http_code, headers, _JSON)
 
 

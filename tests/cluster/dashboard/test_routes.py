@@ -1,15 +1,18 @@
 """What the page's files are served with, and what is refused."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
+from cluster.admin_access import AdminAccess
 from cluster.dashboard import make_dashboard
 from cluster.dashboard.assets import load_assets
 from specdec.errors import OverloadedError
 
+TOKEN = "a-token-of-the-operators"
 QUESTION = {"prompt": "Hi", "max_tokens": 4}
 
 
@@ -18,11 +21,16 @@ class RefusingRouter:
         raise OverloadedError("256 requests wait; try again later")
 
 
+def application(token=None):
+    app = FastAPI()
+    admin = SimpleNamespace(access=AdminAccess(token))
+    app.include_router(make_dashboard(RefusingRouter, lambda: admin))
+    return TestClient(app, base_url="http://service:8000")
+
+
 @pytest.fixture
 def client():
-    app = FastAPI()
-    app.include_router(make_dashboard(RefusingRouter))
-    return TestClient(app, base_url="http://service:8000")
+    return application()
 
 
 def test_the_page_is_there_with_everything_that_it_names(client):
@@ -88,13 +96,25 @@ def test_only_the_page_itself_may_ask(client, headers, status):
 
 def test_a_form_is_not_taken(client):
     answer = client.post("/dashboard/generate", data={"prompt": "Hi"})
-    assert answer.status_code == 415
-    assert "application/json" in answer.json()["detail"]
+    assert answer.status_code == 400
+    assert answer.json()["error"]["field"] == "content-type"
+
+
+def test_the_files_are_for_everyone_and_the_rest_for_operators():
+    client = application(token=TOKEN)
+    assert client.get("/dashboard/").status_code == 200
+    assert client.get("/dashboard/events").status_code == 401
+    assert client.post("/dashboard/generate", json=QUESTION).status_code == 401
+    for presented, status in (("wrong", 401), (TOKEN, 429)):
+        headers = {"authorization": f"Bearer {presented}"}
+        answer = client.post("/dashboard/generate", json=QUESTION, headers=headers)
+        assert answer.status_code == status
+        assert TOKEN not in answer.text
 
 
 def test_a_refusal_says_what_and_when_to_try_again(client):
     answer = client.post("/dashboard/generate", json=QUESTION)
-    assert answer.json()["error"]["code"] == "RESOURCE_EXHAUSTED"
+    assert answer.json()["error"]["message"] == "256 requests wait; try again later"
     assert answer.headers["retry-after"] == "1"
 
 
