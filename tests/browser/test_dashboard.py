@@ -41,7 +41,7 @@ def test_turning_it_off_is_seen_everywhere(fleet, visit, size):
         expect_text(tile(page, "Draft tokens"), r"^0 ")
         expect_text(page.locator("#audit li").first, r"mode.*off.*version 1, ada: load test")
         expect_text(page.locator("#decisions li").first, "no drafts")
-        expect_text(page.locator("#steer-version"), "version 1 · ada")
+        expect_text(page.locator("#steer-version"), "Version 1 · ada")
     state = fleet.run(fleet.plane.speculation())
     assert (state.in_force.mode, state.updated_by, state.reason) == ("off", "ada", "load test")
 
@@ -82,7 +82,7 @@ def test_rules_are_previewed_applied_and_taken_back(fleet, visit, size):
         page = opened.page
         expect_text(tile(page, "Requests"), r"^(1[5-9]|2\d)")
         page.get_by_role("button", name="Add a rule").click()
-        page.get_by_label("from (per s)").fill("5")
+        page.get_by_label("from (/s)").fill("5")
         page.get_by_label("mode", exact=True).select_option("on")
         page.get_by_label("tokens", exact=True).fill("3")
         expect_text(page.locator("#preview"), r"\d requests/s.* means k = 3\. Rule 1 holds")
@@ -122,7 +122,7 @@ def test_who_was_faster_is_named_and_nothing_is_lost(fleet, visit):
         assert page.get_by_role("radio", name="Off", exact=True).is_checked()
         assert page.get_by_label("Threshold").input_value() == "8"
         page.get_by_role("button", name="Apply").click()
-        expect_text(page.locator("#steer-version"), "version 2")
+        expect_text(page.locator("#steer-version"), "Version 2")
     state = fleet.run(fleet.plane.speculation())
     assert (state.in_force.mode, state.in_force.threshold) == ("off", 8)
 
@@ -155,7 +155,7 @@ def test_an_answer_shows_whose_each_token_is(fleet, visit, size):
         page.get_by_label("Most tokens").fill("60")
         page.get_by_role("button", name="Generate").click()
         expect_text(
-            page.locator("#try-figures"), r"60 tokens .* tokens/s .* acceptance rate .*as long"
+            page.locator("#try-figures"), r"60 tokens .* tokens/s .* acceptance rate .*reached the most"
         )
         tokens = page.locator("#answer .token")
         assert tokens.count() == 60
@@ -231,7 +231,7 @@ def test_a_token_is_asked_for_and_a_wrong_one_is_called_wrong(tiny_model_dir, tm
             assert TOKEN not in stored
             set_mode(page, "Off")
             page.get_by_role("button", name="Apply").click()
-            expect_text(page.locator("#steer-version"), "version 1")
+            expect_text(page.locator("#steer-version"), "Version 1")
         with visit(fleet.url) as opened:
             opened.page.get_by_label("Token", exact=True).wait_for()
 
@@ -314,3 +314,27 @@ def test_the_switch_overrules_the_system_and_is_remembered(fleet, visit):
         assert background(page) == light
         page.get_by_role("button", name="Theme: light").click()
         assert background(page) == dark
+
+
+def test_older_changes_are_a_button_away(fleet, visit):
+    for number in range(1, 61):
+        change = SpeculationChange(threshold=number, updated_by="ada", ttl_s=3600.0)
+        fleet.run(fleet.plane.set_speculation(change))
+    with visit(fleet.url) as opened:
+        page = opened.page
+        expect_text(page.locator("#audit li").first, r"threshold: 60, .*1 h.*version 60")
+        assert page.locator("#audit li").count() == 50
+        expect_text(page.locator("#steer-version"), r"Version 60 · ada.* · until ")
+        page.get_by_role("button", name="Older").click()
+        expect_text(page.locator("#audit li").last, r"threshold: 1,.*version 1")
+        assert page.locator("#audit li").count() == 60
+        assert not page.get_by_role("button", name="Older").is_visible()
+
+
+def test_whether_requests_may_choose_is_set_too(fleet, visit):
+    with visit(fleet.url) as opened:
+        page = opened.page
+        page.get_by_label("Requests may choose for themselves").uncheck()
+        page.get_by_role("button", name="Apply").click()
+        expect_text(page.locator("#steer-version"), "Version 1")
+    assert not fleet.run(fleet.plane.speculation()).in_force.allow_request_override

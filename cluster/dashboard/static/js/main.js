@@ -14,8 +14,9 @@ import { startTryIt } from "./try_it.js";
 byId("main").hidden = false; // not before its parts can be made: nothing shall move once it is seen
 const charts = new Charts();
 const tiles = new Tiles();
-const steer = new Steer(() => {});
+const steer = new Steer();
 let lastVersion = null;
+let auditEntries = [];
 let lastPreviewMs = 0;
 
 startTheme(() => charts.restyle());
@@ -57,9 +58,14 @@ function decisionsOf(replicas) {
   return all.sort((one, other) => Date.parse(other.at) - Date.parse(one.at)).slice(0, 100);
 }
 
-async function loadAudit() {
-  const page = await callJson("../v1/admin/audit-log").catch(() => null);
-  if (page !== null) showAudit(page.entries);
+/** The newest changes, or with a token those before the ones that are shown. */
+async function loadAudit(pageToken = "") {
+  const page = await callJson(`../v1/admin/audit-log?page_token=${pageToken}`).catch(() => null);
+  if (page === null) return;
+  auditEntries = pageToken === "" ? page.entries : [...auditEntries, ...page.entries];
+  showAudit(auditEntries);
+  byId("audit-more").hidden = page.next_page_token === "";
+  byId("audit-more").onclick = () => loadAudit(page.next_page_token);
 }
 
 async function onLink(state, error) {

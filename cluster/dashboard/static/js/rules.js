@@ -72,7 +72,7 @@ export class RuleEditor {
     const row = make(
       "li",
       {},
-      make("div", {}, make("label", { for: rate.id }, "from (per s)"), rate),
+      make("div", {}, make("label", { for: rate.id }, "from (/s)"), rate),
       make("div", {}, make("label", { for: mode.id }, "mode"), mode),
       make("div", {}, make("label", { for: tokens.id }, "tokens"), tokens),
       remove,

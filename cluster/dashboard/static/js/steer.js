@@ -1,6 +1,6 @@
 // The control panel: what holds, what shall hold instead, and who was faster.
 
-import { call, callJson } from "./api.js";
+import { callJson } from "./api.js";
 import { byId, say } from "./dom.js";
 import { moment, secondsOf, short } from "./format.js";
 import { reasonText } from "./lists.js";
@@ -16,9 +16,7 @@ const MODE_HINTS = {
 
 /** Everything between the panel's form and the service's state. */
 export class Steer {
-  /** @param {() => void} onApplied called when a change of this page's is in force */
-  constructor(onApplied) {
-    this.onApplied = onApplied;
+  constructor() {
     this.form = byId("steer");
     this.rules = new RuleEditor(() => this.#edited());
     this.state = null; // as the service told last
@@ -71,12 +69,11 @@ export class Steer {
 
   #showState() {
     const { version, updated_at: at, updated_by: who, reason, expires_at: until } = this.state;
-    const parts = [`version ${version}`];
+    const parts = [`Version ${version}`];
     if (at !== null) parts.push(`${who || "somebody"}, ${moment(secondsOf(at))}`);
     if (reason) parts.push(reason);
     if (until !== null) parts.push(`until ${moment(secondsOf(until))}`);
     say(byId("steer-version"), parts.join(" · "));
-    byId("steer-version").title = parts.join(" · ");
   }
 
   #fill(state) {
@@ -85,6 +82,7 @@ export class Steer {
     this.form.elements.mode.value = base.mode;
     byId("num_speculative_tokens").value = base.num_speculative_tokens;
     byId("threshold").value = base.threshold;
+    byId("allow_request_override").checked = base.allow_request_override;
     this.rules.fill(state.rules);
     byId("expiry").value = "";
     byId("reason").value = "";
@@ -112,6 +110,8 @@ export class Steer {
       const value = byId(name).value === "" ? null : Number(byId(name).value);
       if (value !== base[name]) change[name] = value;
     }
+    const mayChoose = byId("allow_request_override").checked;
+    if (mayChoose !== base.allow_request_override) change.allow_request_override = mayChoose;
     const wanted = this.rules.read();
     if (JSON.stringify(wanted) !== JSON.stringify(rules.map(plainRule))) change.rules = wanted;
     if (byId("expiry").value !== "") change.ttl_s = Number(byId("expiry").value);
@@ -158,7 +158,6 @@ export class Steer {
       this.isBusy = false;
       this.update(state);
       this.#fill(state);
-      this.onApplied();
     } catch (error) {
       this.isBusy = false;
       this.#edited();
@@ -168,7 +167,7 @@ export class Steer {
   }
 
   async #onConflict() {
-    this.state = await (await call(SPECULATION)).json();
+    this.state = await callJson(SPECULATION);
     this.#showState();
     this.#showConflict();
   }
@@ -192,6 +191,7 @@ export class Steer {
     for (const name of ["num_speculative_tokens", "threshold"]) {
       if (mine[name] !== undefined) byId(name).value = mine[name] ?? "";
     }
+    if (mine.allow_request_override !== undefined) byId("allow_request_override").checked = mine.allow_request_override;
     if (mine.rules !== undefined) this.rules.fill(mine.rules);
     byId("expiry").value = ttl;
     byId("reason").value = reason;

@@ -96,7 +96,7 @@ class Answer {
     if (name === "tokens") this.#add(data);
     if (name === "error") showError(new Error(data.message));
     if (name === "end") {
-      this.ending = data.finish_reason === "length" ? "as long as allowed" : "complete";
+      this.ending = data.finish_reason === "length" ? "reached the most tokens" : "complete";
       if (!data.is_lossless) this.ending += `, lossy verifier ${data.verifier}`;
       this.tell(this.ending);
     }
