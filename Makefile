@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-browser third-party check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output gpu-check clean
+.PHONY: help setup protos serve test test-slow test-browser third-party check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-control gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,6 +62,9 @@ bench-sampling: .make/setup ## measure what sampling and verification cost of a 
 
 bench-drafting: .make/setup ## count what the drafts of each method yield
 	$(BIN)/python -m benchmarks.drafting $(ARGS)
+
+bench-control: .make/setup ## compare goodput's choice of draft tokens with the best fixed number
+	$(BIN)/python -m benchmarks.control $(ARGS)
 
 gpu-check: .make/setup ## check the engine on a GPU and measure its steps; skips without one
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)

@@ -16,12 +16,12 @@ from ray.serve._private.common import DeploymentID
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingContext
 
+from benchmarks.synthetic_service import CostCurve, auto_policy
 from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
 from cluster.config import ServeConfig
 from cluster.replica_load import ReplicaLoad
 from specdec.speculation import StepDrafts
 from tests.clock import Clock
-from tests.specdec.synthetic_target import CostCurve, auto_policy
 
 _LOOK_BACK_S = 10
 _PERIOD_S = 2

@@ -4,12 +4,12 @@ import time
 
 import pytest
 
+from benchmarks.synthetic_service import CostCurve, SyntheticService, auto_policy, fixed_policy
 from specdec.decisions import DecisionReason
 from specdec.errors import InvalidValueError
 from specdec.goodput import GoodputChooser, GoodputSettings
 from specdec.step_costs import CostTable, StepCosts
 from tests.clock import Clock
-from tests.specdec.synthetic_target import CostCurve, SyntheticService, auto_policy, fixed_policy
 
 MOST = 5
 GPU = CostCurve(weights_s=0.010, row_s=0.0001, draft_s=0.0008)

@@ -6,13 +6,24 @@ So a policy can be run for minutes of service in a moment, against what a fixed 
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specdec.goodput import GoodputChooser, GoodputSettings
+from specdec.goodput import GoodputChooser
 from specdec.speculation import SpeculationControl, SpeculationPolicy, StepDrafts
 from specdec.step_costs import CostTable, StepCosts
-from tests.clock import Clock
+
+
+@dataclass
+class Clock:
+    """Tells `now_s`, which only a simulation moves on."""
+
+    now_s: float = 100.0
+
+    def __call__(self) -> float:
+        """What a policy asks."""
+        return self.now_s
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,7 @@ class CostCurve:
     draft_s: float
 
     def step_s(self, num_decoding: int, num_draft_tokens: int) -> float:
+        """Without noise."""
         compute_s = self.row_s * num_decoding * (1 + num_draft_tokens)
         large, small = max(compute_s, self.weights_s), min(compute_s, self.weights_s)
         return large + 0.2 * small + self.draft_s * num_draft_tokens
@@ -58,15 +70,17 @@ class SyntheticService:
         """acceptance: of each position, given those before; or that by the clock's time."""
         self.curve = curve
         self.clock = clock
-        self._acceptance = acceptance if callable(acceptance) else lambda _: acceptance
+        self._acceptance = acceptance if callable(acceptance) else _always(acceptance)
         self._random = random.Random(seed)
         self._noise = noise
         self.num_tokens = 0
         self.num_steps = 0
+        self.chosen: Counter[int] = Counter()  # steps by the number that was decided
 
     def step(self, policy: SpeculationPolicy, num_decoding: int) -> int:
         """One step; returns the number of draft tokens that was chosen."""
         count = policy.decide(num_decoding).num_draft_tokens
+        self.chosen[count] += 1
         drafted = num_decoding if count else 0
         policy.begin_step(StepDrafts(drafted, drafted, has_prefill=False))
         rates = self._acceptance(self.clock.now_s)[:count]
@@ -93,18 +107,22 @@ class SyntheticService:
 
 
 def auto_policy(
-    clock: Clock,
+    clock: Callable[[], float],
     table: CostTable,
     most: int,
     threshold: int = 256,
     full_batch: int = 1,
-    **settings: float,
 ) -> SpeculationPolicy:
-    chooser = GoodputChooser(StepCosts(table), GoodputSettings(**settings))
+    """The default one: goodput, with a threshold that lets it decide."""
+    chooser = GoodputChooser(StepCosts(table))
     control = SpeculationControl("auto", threshold, most)
     return SpeculationPolicy(control, clock, choosers={None: chooser}, full_batch=full_batch)
 
 
-def fixed_policy(clock: Clock, count: int) -> SpeculationPolicy:
+def fixed_policy(clock: Callable[[], float], count: int) -> SpeculationPolicy:
     """The same number at every load."""
     return SpeculationPolicy(SpeculationControl("on" if count else "off", 0, count), clock)
+
+
+def _always(acceptance: Sequence[float]) -> Callable[[float], Sequence[float]]:
+    return lambda now_s: acceptance
