@@ -155,11 +155,16 @@ class GoodputChooser:
         ]
 
     def speedup(self, now_s: float, num_decoding: int, num_draft_tokens: int) -> float:
-        """Goodput with so many draft tokens over goodput with none; reckoned twice a second."""
+        """Goodput with so many draft tokens over goodput with none; reckoned twice a second.
+
+        No step with drafts is taken to be shorter than one without, whatever noise has it look so.
+        """
         known = self._speedup
         if known is None or now_s - known.at_s >= _SPEEDUP_HOLDS_S:
-            goodputs = self.goodputs(now_s, num_decoding, num_draft_tokens)
-            known = self._speedup = _Speedup(now_s, goodputs[-1] / goodputs[0])
+            plain_s = self._costs.step_s(num_decoding, 0, now_s)
+            step_s = self._costs.step_s(num_decoding, num_draft_tokens, now_s)
+            tokens = self._window.expected_tokens(num_draft_tokens, now_s)[-1]
+            known = self._speedup = _Speedup(now_s, tokens * min(1.0, plain_s / step_s))
         return known.factor
 
     def _best(self, now_s: float, num_decoding: int, most: int) -> int:

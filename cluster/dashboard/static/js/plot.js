@@ -83,7 +83,7 @@ export class Plot {
       width: Math.max(this.plot.clientWidth, 100),
       height: HEIGHT,
       legend: { show: false },
-      padding: [8, 6, 0, 0],
+      padding: [8, 26, 0, 0],
       cursor: { y: false, sync: { key: "specdec" }, points: { size: 6 }, drag: { setScale: false } },
       scales: { x: { time: true }, y: { range: this.spec.range ?? fromZero } },
       axes: [

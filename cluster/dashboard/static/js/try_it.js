@@ -129,6 +129,6 @@ class Answer {
     if (this.usage.num_draft_tokens === 0) return [...parts, "nothing drafted"];
     const rate = percent(this.usage.num_accepted_tokens / this.usage.num_draft_tokens);
     const length = 1 + this.usage.num_accepted_tokens / this.usage.num_drafts;
-    return [...parts, `acceptance rate ${rate}`, `${short(length)} tokens a pass`];
+    return [...parts, `acceptance rate ${rate}`, `${short(length)} tokens a draft`];
   }
 }
