@@ -287,9 +287,12 @@ class ServeConfig:
     def warnings(self) -> tuple[str, ...]:
         """What is allowed, but should be known to whoever starts the service; one line each."""
         if self.ingress == "serve":
+            steer = (
+                "" if self.admin_token_file else ", and lets whoever reaches it steer the service"
+            )
             return (
                 "Ray Serve's gRPC ingress listens on all interfaces, without TLS, takes messages "
-                "of up to 2 GiB, and lets whoever reaches it change speculation",
+                f"of up to 2 GiB{steer}",
             )
         if self.tls_cert_file is None and not _is_loopback(self.host):
             return (f"{self.host} can be reached from other machines, and TLS is off",)

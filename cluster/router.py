@@ -119,6 +119,8 @@ class Router:
             proposer=make_proposer(self._plan.engine.speculation, self._draft),
             policy=policy,
         )
+        if self._control is not None:  # it may have changed while steps were measured
+            engine.set_speculation(self._control)
         self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
 

@@ -127,7 +127,8 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_
 def _report_overrides(config: ServeConfig, report: Report) -> None:
     """Says what an operator has set in an earlier run, since it wins over the configuration."""
     stored = ControlStore(state_dir(config.state_dir), config.served_model_name).read()
-    if config.speculative_config is not None and stored.overrides:
+    has_expired = stored.expires_at_s is not None and stored.expires_at_s <= time.time()
+    if config.speculative_config is not None and stored.overrides and not has_expired:
         values = ", ".join(f"{name} {value}" for name, value in stored.overrides.items())
         by = f" by {stored.updated_by}" if stored.updated_by else ""
         report(f"speculation as set{by}: {values}; `specdec speculation reset` takes it back")

@@ -64,6 +64,8 @@ class Engine:
         self._num_asked: dict[int, int] = {}  # draft tokens by sequence, of the step in flight
         self._ledger = WorkerLedger(self._blocks)
         self._counters = EngineCounters()
+        if policy is not None:
+            self.set_speculation(policy.control)
 
     def add(self, request: Request) -> None:
         """Queues a request. Raises InvalidValueError or OverloadedError, and then keeps nothing."""

@@ -12,7 +12,8 @@ from benchmarks.control import ACCEPTANCE, AIM, CURVES, STREAMS, Settings, measu
 @pytest.mark.parametrize("acceptance", ACCEPTANCE)
 @pytest.mark.parametrize("num_streams", [1, 8, 64])
 def test_auto_regrets_little(curve, acceptance, num_streams):
-    result = measure(curve, acceptance, num_streams, Settings(num_rounds=4, round_s=12.0, round_steps=1000))
+    settings = Settings(num_rounds=4, round_s=12.0, round_steps=1000)
+    result = measure(curve, acceptance, num_streams, settings)
     assert result.best_share >= AIM
     assert result.off_share >= AIM
 

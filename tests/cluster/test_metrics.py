@@ -213,7 +213,8 @@ async def test_labels_stay_as_they_are_however_many_requests_come(replica):
 
 
 def test_over_http_in_both_formats():
-    client = TestClient(make_app(lambda: SimpleNamespace(metrics=Metrics("m", "r", lambda: None))))
+    router = SimpleNamespace(metrics=Metrics("m", "r", lambda: None))
+    client = TestClient(make_app(lambda: router, lambda: None))
     plain = client.get("/metrics")
     assert plain.status_code == 200
     assert plain.headers["content-type"].startswith("text/plain")
@@ -221,3 +222,13 @@ def test_over_http_in_both_formats():
     opened = client.get("/metrics", headers={"accept": OPEN_METRICS})
     assert opened.headers["content-type"].startswith("application/openmetrics-text")
     assert "specdec:batch_size" in {family.name for family in parse_open(opened.text)}
+
+
+def test_histograms_as_plain_numbers():
+    metrics = Metrics("tiny", "r1", lambda: None)
+    for size in (1, 2, 2, 3, 5000):
+        metrics.batch_size.observe(size)
+    counts = metrics.histogram_counts()["batch_size"]
+    assert counts.bounds[:3] == (1, 2, 4)
+    assert counts.counts[:3] == (1, 2, 1)
+    assert (counts.counts[-1], sum(counts.counts), counts.total) == (1, 5, 5008)

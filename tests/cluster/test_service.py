@@ -77,11 +77,11 @@ def test_what_an_operator_has_set_is_told(start, lines, monkeypatch, tiny_model_
         start(**served)
     assert not any(line.startswith("speculation") for line in lines)
     stored = StoredSpeculation(1, {"mode": "off", "threshold": 4}, 1000.5, "ann@host", "a test")
-    assert ControlStore(tmp_path / "state", "tiny").replace(stored)
+    assert ControlStore(tmp_path / "state", "tiny").replace(stored, {})
     with pytest.raises(RayWouldStartError):
         start(**served)
     line = "speculation as set by ann@host: mode off, threshold 4; "
-    assert line + "`specdec speculation set --reset` takes it back" in lines
+    assert line + "`specdec speculation reset` takes it back" in lines
 
 
 def test_a_state_directory_that_cannot_be(start, tiny_model_dir, tmp_path):

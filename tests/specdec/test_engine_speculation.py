@@ -1,6 +1,8 @@
 """Speculation turned by load and by an operator, in the engine on a target without a model."""
 
 import dataclasses
+import random
+from itertools import pairwise
 
 import pytest
 
@@ -11,9 +13,11 @@ from specdec.goodput import GoodputChooser
 from specdec.sampling_params import SpeculationOptions
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.step_costs import CostTable, StepCosts
+from tests.clock import Clock
 from tests.specdec.engines import (
     HashTarget,
     ScriptedProposer,
+    Transcript,
     engine_config,
     make_engine,
     request,
@@ -43,6 +47,18 @@ def make(tiny_model_dir, target, proposer):
         return make_engine(tiny_model_dir, engine_config(3), target, proposer, policy)
 
     return make
+
+
+def random_control(generator):
+    return SpeculationControl(
+        generator.choice(("auto", "auto", "on", "off")),
+        threshold=generator.randrange(9),
+        num_speculative_tokens=generator.randrange(6),
+    )
+
+
+def num_ended(said):
+    return sum(each.finish_reason is not None for each in said.values())
 
 
 def drafted(steps):
@@ -146,6 +162,12 @@ def test_an_operator_may_forbid_requests_to_choose(make, target, may_override):
     }
 
 
+def test_what_an_operator_forbade_before_the_start_is_forbidden(make):
+    engine = make(dataclasses.replace(ON, allowed_verifiers=("coupled",)))
+    with pytest.raises(InvalidValueError, match="what the service allows: coupled"):
+        engine.add(request("r", PROMPT, speculation=SpeculationOptions(verifier="block")))
+
+
 def test_an_operator_says_which_verifiers_new_requests_may_name(make):
     engine = make(ON)
     engine.set_speculation(dataclasses.replace(ON, allowed_verifiers=("coupled",)))
@@ -187,3 +209,39 @@ def test_goodput_bounds_lengths_that_follow_acceptance(tiny_model_dir, target, p
     said = run(engine, [request("r", PROMPT, max_tokens=40)])
     assert said["r"].token_ids == target.continuation(PROMPT, 40)
     assert max(drafted(target.steps)) == 1
+
+
+def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, proposer):
+    """Whoever decides: an operator in turn with mode, number, threshold and goodput's probes."""
+    table = CostTable((1, 8), (0, 1, 3), ((1.0, 1.1, 1.3), (1.0, 1.9, 3.3)))
+    clock = Clock()
+    chooser = GoodputChooser(StepCosts(table))
+    config = engine_config(3, max_num_seqs=8)
+    policy = SpeculationPolicy(AUTO, clock, dwell_s=0.0, choosers={None: chooser})
+    engine = make_engine(tiny_model_dir, config, target, proposer, policy)
+    generator, num_toggles = random.Random(3), 0
+    said, prompts = {}, {}
+    while num_toggles < 200 or engine.has_work:
+        if num_toggles < 200 and len(said) - num_ended(said) < 6:
+            name = f"r{len(said)}"
+            said[name], prompts[name] = (
+                Transcript(),
+                [10 + generator.randrange(5) for _ in range(6)],
+            )
+            engine.add(request(name, prompts[name], max_tokens=generator.randrange(5, 40)))
+        if num_toggles < 200 and generator.random() < 0.7:
+            engine.set_speculation(random_control(generator))
+            num_toggles += 1
+        for output in engine.step():
+            said[output.request_id].add(output)
+        engine.check_integrity()
+        clock.now_s += generator.random()
+    assert len(said) > 20
+    for name, transcript in said.items():
+        assert transcript.error is None
+        expected = target.continuation(prompts[name], len(transcript.token_ids))
+        assert transcript.token_ids == expected
+    reasons = set(engine.stats().decisions)
+    assert {DecisionReason.OPERATOR, DecisionReason.THRESHOLD, DecisionReason.GOODPUT} <= reasons
+    for change, after in pairwise(engine.stats().decision_changes):
+        assert change.at_s <= after.at_s

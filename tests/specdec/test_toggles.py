@@ -90,7 +90,7 @@ def random_toggles(count):
 
 
 @pytest.mark.parametrize("draft", ["itself", "another"])
-def test_thirty_toggles_change_neither_tokens_nor_drafts(tiny_model_dir, other_model_dir, draft):
+def test_toggles_change_neither_tokens_nor_drafts(tiny_model_dir, other_model_dir, draft):
     draft_dir = tiny_model_dir if draft == "itself" else other_model_dir
     proposer = RecordingProposer(draft_model(draft_dir))
     policy = SpeculationPolicy(ON, clock=lambda: 0.0)

@@ -9,7 +9,7 @@ const REASONS = {
   threshold: "threshold on decoding requests",
   table_row: "configured row for the batch size",
   goodput: "most tokens a second expected",
-  probe: "probe whether drafts would pay",
+  probe: "a look at another number",
   operator: "set by an operator, or configured",
   rule: "rule on requests per second",
   request: "all requests have opted out",
