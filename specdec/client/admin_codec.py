@@ -115,6 +115,7 @@ def decode_fleet(response: pb.WatchStatsResponse) -> FleetStatistics:
 def decode_replica(replica: pb.ReplicaStatus) -> ReplicaStatus:
     """Reads a replica as it last reported."""
     has_version = replica.HasField("speculation_version")
+    has_speedup = replica.HasField("estimated_speedup")
     report = ReplicaReport(
         replica_id=replica.replica_id,
         is_ready=replica.is_ready,
@@ -134,6 +135,7 @@ def decode_replica(replica: pb.ReplicaStatus) -> ReplicaStatus:
             for each in replica.decision_changes
         ),
         counts=_decode_counts(replica),
+        estimated_speedup=replica.estimated_speedup if has_speedup else None,
     )
     return ReplicaStatus(report, replica.uptime_s, replica.age_s)
 
@@ -150,6 +152,7 @@ def _decode_counts(counts: pb.ReplicaStatus | pb.FleetTotals) -> Counts:
             num_accepted_tokens=counts.num_accepted_tokens,
         ),
         accepted_by_position=tuple(counts.accepted_by_position),
+        drafted_by_position=tuple(counts.drafted_by_position),
         decisions=dict(counts.decisions),
     )
 

@@ -154,9 +154,8 @@ def test_an_answer_shows_whose_each_token_is(fleet, visit, size):
         page = opened.page
         page.get_by_label("Most tokens").fill("60")
         page.get_by_role("button", name="Generate").click()
-        expect_text(
-            page.locator("#try-figures"), r"60 tokens .* tokens/s .* acceptance rate .*reached the most"
-        )
+        told = r"60 tokens .* tokens/s .* acceptance rate .*reached the most"
+        expect_text(page.locator("#try-figures"), told)
         tokens = page.locator("#answer .token")
         assert tokens.count() == 60
         classes = tokens.evaluate_all(
