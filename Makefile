@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control gpu-check clean
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control test-browser third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,6 +27,12 @@ test: .make/setup ## run the tests that are not slow; ARGS go to pytest
 
 test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+test-browser: .make/setup .make/axe ## run the tests of the dashboard in Chromium, as the system has it
+	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+third-party: .make/tools ## check what the dashboard takes from npm; ARGS=update fetches it anew
+	$(BIN)/python -m tools.third_party $(or $(ARGS),check)
 
 check: .make/setup ## lint, formatting, types, import rules, protos
 	$(BIN)/ruff check .
@@ -103,6 +109,11 @@ clean: ## remove what was built; the environment stays
 .make/tools: constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools grpcio-tools
+	@mkdir -p $(@D) && touch $@
+
+# Without npm the test that needs axe-core skips, and says so.
+.make/axe: tests/browser/package-lock.json
+	command -v npm && npm ci --silent --prefix tests/browser || true
 	@mkdir -p $(@D) && touch $@
 
 .make/setup: .make/tools pyproject.toml setup.py $(PROTOS)

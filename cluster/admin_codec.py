@@ -52,6 +52,7 @@ def encode_state(state: SpeculationState) -> pb.SpeculationState:
     """What is wanted of speculation."""
     return pb.SpeculationState(
         in_force=_encode_values(state.in_force),
+        without_rules=_encode_values(state.without_rules),
         configured=_encode_values(state.configured),
         overridden=state.overridden,
         version=state.version,
@@ -119,6 +120,7 @@ def encode_replica(replica: ReplicaStatus) -> pb.ReplicaStatus:
         age_s=replica.age_s,
         num_requests=counts.num_requests,
         num_chosen_tokens=report.num_chosen_tokens,
+        estimated_speedup=report.estimated_speedup,
         decision_reason=report.decision_reason,
         decisions=counts.decisions,
         decision_changes=[
@@ -131,6 +133,7 @@ def encode_replica(replica: ReplicaStatus) -> pb.ReplicaStatus:
             for change in report.decision_changes
         ],
         accepted_by_position=counts.accepted_by_position,
+        drafted_by_position=counts.drafted_by_position,
         num_prompt_tokens=counts.num_prompt_tokens,
         num_steps=counts.num_steps,
     )
@@ -146,6 +149,7 @@ def _encode_totals(counts: Counts) -> pb.FleetTotals:
         num_draft_tokens=counts.speculation.num_draft_tokens,
         num_accepted_tokens=counts.speculation.num_accepted_tokens,
         accepted_by_position=counts.accepted_by_position,
+        drafted_by_position=counts.drafted_by_position,
         decisions=counts.decisions,
     )
 

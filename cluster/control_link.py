@@ -16,12 +16,14 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
+from cluster.fleet_figures import Figures
 from specdec.client import (
     AuditPage,
     FleetStatistics,
     ReplicaReport,
     ServiceStatus,
     SpeculationChange,
+    SpeculationPreview,
     SpeculationState,
     StateStamp,
 )
@@ -101,6 +103,16 @@ class ControlLink:
         """All replicas at this moment, as they last reported. Raises NotReadyError as above."""
         fleet: FleetStatistics = await self._call(self._plane.fleet)
         return fleet
+
+    async def history(self, after_s: float) -> tuple[Figures, ...]:
+        """The points of charts after a time, in seconds since 1970. Raises NotReadyError."""
+        figures: tuple[Figures, ...] = await self._call(self._plane.history, after_s)
+        return figures
+
+    async def preview(self, change: SpeculationChange | None) -> SpeculationPreview:
+        """What a change would mean now. Raises InvalidValueError and NotReadyError."""
+        preview: SpeculationPreview = await self._call(self._plane.preview, change)
+        return preview
 
     async def audit_log(self, page_size: int, page_token: str) -> AuditPage:
         """A page of changes, the newest first. Raises InvalidValueError and NotReadyError."""

@@ -16,6 +16,8 @@ from pathlib import Path
 
 from cluster.arrivals import ArrivalRate
 from cluster.control_store import ControlStore, StoredSpeculation
+from cluster.fleet_figures import Figures
+from cluster.fleet_history import FleetHistory
 from cluster.overrides import OverrideLimits, after_change, plain_change, state_of
 from specdec.client import (
     DEFAULT_AUDIT_PAGE,
@@ -28,6 +30,7 @@ from specdec.client import (
     ReplicaStatus,
     ServiceStatus,
     SpeculationChange,
+    SpeculationPreview,
     SpeculationState,
     StateStamp,
 )
@@ -86,6 +89,7 @@ class ControlPlane:
         self._changed = asyncio.Event()
         self._heard: dict[str, _Heard] = {}
         self._departed = Counts()
+        self._history = FleetHistory()
         self._num_lost = 0
         self._ticking: asyncio.Task[None] | None = None
         self.tick()
@@ -101,10 +105,7 @@ class ControlPlane:
         Raises VersionConflictError when the state is not of the expected version, and
         InvalidValueError when the service was started without speculation, or lacks what is named.
         """
-        if self._configured is None:
-            limit = "one that drafts, for speculation to be changed; the service has none"
-            raise InvalidValueError("speculative_config", "none", limit)
-        self._limits.check(change)
+        self._require_speculation(change)
         self.tick()
         before = self._store.read()
         expected = change.expected_version
@@ -115,6 +116,22 @@ class ControlPlane:
             raise VersionConflictError(before.version, self._store.read().version)
         self._adopt(after)
         return self._state
+
+    async def preview(self, change: SpeculationChange | None) -> SpeculationPreview:
+        """What a change would mean at the load of the moment; None: what holds already does.
+
+        Raises InvalidValueError as set_speculation does.
+        """
+        after = self._stored
+        if change is not None:
+            self._require_speculation(change)
+            after = after_change(after, change, self._wall_clock())
+        rate = self._arrivals.per_s()
+        rules = state_of(after, self._configured, self._limits, None).rules
+        active = active_rule(rules, rate, self._active_rule if change is None else None)
+        state = state_of(after, self._configured, self._limits, active)
+        num_decoding = sum(each.report.num_decoding for each in self._heard.values())
+        return SpeculationPreview(rate, num_decoding, state.in_force, state.active_rule)
 
     async def audit_log(self, page_size: int, page_token: str) -> AuditPage:
         """The latest changes, the newest first. Raises InvalidValueError."""
@@ -151,6 +168,8 @@ class ControlPlane:
         self._heard[report.replica_id] = _Heard(report, now_s - uptime_s, now_s)
         self._arrivals.report(report.replica_id, report.counts.num_requests)
         self.tick()
+        if self._history.is_due(self._wall_clock()):
+            await self.fleet()
 
     async def leave(self, replica_id: str, *, has_failed: bool) -> None:
         """Forgets a replica that ends."""
@@ -174,12 +193,19 @@ class ControlPlane:
     async def fleet(self) -> FleetStatistics:
         """All replicas at this moment, and what they have done together."""
         status = await self.status()
-        return FleetStatistics(
+        fleet = FleetStatistics(
             datetime.fromtimestamp(self._wall_clock(), UTC),
             status,
             self._arrivals.per_s(),
             Counts.sum((self._departed, *(each.report.counts for each in status.replicas))),
         )
+        if self._history.is_due(fleet.at.timestamp()):
+            self._history.add(fleet)
+        return fleet
+
+    async def history(self, after_s: float) -> tuple[Figures, ...]:
+        """The points of the charts after a time, in seconds since 1970; the oldest first."""
+        return self._history.since(after_s)
 
     def tick(self) -> None:
         """Ends what has expired, and judges the rules by the present rate of requests.
@@ -193,6 +219,12 @@ class ControlPlane:
         if active != self._active_rule:
             self._active_rule = active
             self._announce()
+
+    def _require_speculation(self, change: SpeculationChange) -> None:
+        if self._configured is None:
+            limit = "one that drafts, for speculation to be changed; the service has none"
+            raise InvalidValueError("speculative_config", "none", limit)
+        self._limits.check(change)
 
     def _tick_on(self) -> None:
         """Keeps ticking, from the first watcher on. At rest that costs a look at two fields."""

@@ -12,6 +12,7 @@ from grpc import StatusCode
 from specdec.errors import (
     BadLogitsError,
     DraftFailedError,
+    ForeignPageError,
     GrammarError,
     InvalidValueError,
     ModelNotFoundError,
@@ -51,6 +52,7 @@ _SETUP = _Rule(StatusCode.FAILED_PRECONDITION, 400)
 _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
     {
         InvalidValueError: _Rule(StatusCode.INVALID_ARGUMENT, 400),
+        ForeignPageError: _Rule(StatusCode.PERMISSION_DENIED, 403),
         UnauthenticatedError: _Rule(StatusCode.UNAUTHENTICATED, 401),
         UnknownModelError: _Rule(StatusCode.NOT_FOUND, 404),
         VersionConflictError: _Rule(StatusCode.ABORTED, 409),

@@ -12,6 +12,7 @@ from fastapi.responses import StreamingResponse
 
 from cluster.admin_json import read_change, to_json
 from cluster.errors import status_of
+from cluster.same_origin import require_own_page
 from cluster.servicers import AdminServicer
 from specdec.client import FleetStatistics, SpeculationState
 from specdec.errors import InvalidValueError, NotReadyError, VersionConflictError
@@ -29,6 +30,7 @@ def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
     routes: tuple[tuple[str, str, Callable[[AdminServicer, Request], Awaitable[Response]]], ...] = (
         ("GET", "/speculation", _get_speculation),
         ("PUT", "/speculation", _put_speculation),
+        ("POST", "/speculation/preview", _preview),
         ("GET", "/status", _status),
         ("GET", "/replicas", _replicas),
         ("GET", "/audit-log", _audit_log),
@@ -43,12 +45,14 @@ def _guarded(
     get_admin: Callable[[], AdminServicer],
     handle: Callable[[AdminServicer, Request], Awaitable[Response]],
 ) -> _Handler:
-    """Asks for the operators' token first, and turns errors into JSON."""
+    """Asks for the operators' token first, then whose page it is; turns errors into JSON."""
 
     async def respond(request: Request) -> Response:
         admin = get_admin()
         try:
             admin.access.check(request.headers.get("authorization"))
+            if request.method != "GET":
+                require_own_page(request)
             return await handle(admin, request)
         except Exception as error:
             return error_response(error)
@@ -65,7 +69,9 @@ def error_response(error: Exception) -> Response:
     elif isinstance(error, VersionConflictError):
         told |= {"field": "expected_version", "value": error.expected, "limit": error.present}
     body = json.dumps({"error": told}, ensure_ascii=False, default=str)
-    headers = {"www-authenticate": "Bearer"} if status.http_code == 401 else {}
+    headers = dict(status.headers)
+    if status.http_code == 401:
+        headers["www-authenticate"] = "Bearer"
     return Response(body, status.http_code, headers, _JSON)
 
 
@@ -89,6 +95,13 @@ async def _put_speculation(admin: AdminServicer, request: Request) -> Response:
         response = error_response(error)
         response.status_code = _PRECONDITION_FAILED
         return response
+
+
+async def _preview(admin: AdminServicer, request: Request) -> Response:
+    """What a change would mean now; an empty one, what holds."""
+    body = await _body(request)
+    change = None if body.strip() == b"{}" else read_change(body)
+    return Response(to_json(await admin.control.preview(change)), media_type=_JSON)
 
 
 async def _status(admin: AdminServicer, request: Request) -> Response:

@@ -25,6 +25,9 @@ PREFIX = "specdec:"
 ABORTED = "abort"
 """The finish reason of a request whose client left."""
 
+FIRST_TOKEN = "time_to_first_token_seconds"
+INTER_TOKEN = "inter_token_latency_seconds"
+
 _OPEN_METRICS = "application/openmetrics-text"
 _LABELS = ("model_name", "replica")
 
@@ -62,12 +65,12 @@ class Metrics:
         self._registry = CollectorRegistry()
         self._registry.register(_EngineCollector(self._label_values, snapshot))
         self.time_to_first_token = self._histogram(
-            "time_to_first_token_seconds",
+            FIRST_TOKEN,
             "From a request's arrival to its first token.",
             _FIRST_TOKEN_BUCKETS_S,
         )
         self.inter_token_latency = self._histogram(
-            "inter_token_latency_seconds",
+            INTER_TOKEN,
             "Between two outputs of a choice, each of one token or more.",
             _INTER_TOKEN_BUCKETS_S,
         )
@@ -112,8 +115,8 @@ class Metrics:
     def histogram_counts(self) -> dict[str, HistogramCounts]:
         """The histograms as plain numbers, by name without the prefix, to be added up."""
         histograms = {
-            "time_to_first_token_seconds": self.time_to_first_token,
-            "inter_token_latency_seconds": self.inter_token_latency,
+            FIRST_TOKEN: self.time_to_first_token,
+            INTER_TOKEN: self.inter_token_latency,
             "e2e_request_latency_seconds": self.request_latency,
             "batch_size": self.batch_size,
         }

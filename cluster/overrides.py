@@ -95,6 +95,7 @@ def state_of(
     in_force = replace(configured, **values)
     return SpeculationState(
         in_force=in_force if active is None else rules[active].applied_to(in_force),
+        without_rules=in_force,
         configured=configured,
         overridden=tuple(name for name in (*CONTROL_VALUES, _RULES) if name in overrides),
         version=stored.version,

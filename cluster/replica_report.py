@@ -51,6 +51,7 @@ def counts_of(
         num_steps=stats.num_steps,
         speculation=stats.speculation,
         accepted_by_position=stats.accepted_by_position,
+        drafted_by_position=stats.drafted_by_position,
         decisions={reason.value: count for reason, count in stats.decisions.items()},
         histograms=histograms,
     )

@@ -38,6 +38,7 @@ from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
+from specdec.detokenizer import IncrementalDetokenizer
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
 from specdec.proposers import DraftVocabulary, make_proposer
@@ -273,6 +274,7 @@ class Router:
             is_speculation_on=stats.is_speculation_on and self._can_draft,
             speculation_version=self._speculation_version,
             **decision_fields(stats, time.monotonic(), datetime.now(UTC)),
+            estimated_speedup=stats.estimated_speedup,
             counts=counts_of(stats, self.num_requests, self.metrics.histogram_counts()),
         )
 
@@ -327,6 +329,10 @@ class Router:
     def spell(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it. At once, and from any thread."""
         return self._tokenizer.token_strings(token_ids)
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """Turns the tokens of an answer into text, one by one."""
+        return IncrementalDetokenizer(self._tokenizer)
 
     async def detokenize(self, call: DetokenizeCall) -> str:
         """The text of some ids, special tokens left out."""

@@ -155,6 +155,8 @@ class Engine:
             decision=self._policy.decision if self._policy else None,
             decisions=self._policy.log.counts if self._policy else {},
             decision_changes=self._policy.log.changes if self._policy else (),
+            drafted_by_position=self._counters.accepted_by_position.drafted,
+            estimated_speedup=self._policy.estimated_speedup if self._policy else None,
             capacity_tokens_per_s=self._policy.capacity_tokens_per_s if self._policy else None,
             speculation=replace(self._counters.speculation),
             accepted_by_position=self._counters.accepted_by_position.counts,
@@ -279,12 +281,13 @@ class Engine:
         self._counters.num_lookahead_tokens += row.num_lookahead_tokens
         choices = self._choices[seq.request.request_id]
         choices.num_output_tokens += num_kept
+        num_accepted = min(num_kept, len(token_ids) - 1)
         for stats in (
             choices.speculation,
             self._counters.speculation,
             self._counters.accepted_by_position,
         ):
-            stats.record(row.num_draft_tokens, min(num_kept, len(token_ids) - 1))
+            stats.record(row.num_draft_tokens, num_accepted)
         self._adapt_length(seq, row.num_draft_tokens, len(token_ids) - 1)
         self._judge_draft(seq, row.num_draft_tokens, len(token_ids) - 1)
         if ending is None:
@@ -293,7 +296,7 @@ class Engine:
         else:
             self._finish(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
-        seq.untold.add(token_ids[:num_kept], logprobs)
+        seq.untold.add(token_ids[:num_kept], logprobs, num_accepted)
         self._counters.last_batch_size += 1
         if ending is None and not seq.untold.is_due:
             return []

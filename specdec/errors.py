@@ -59,6 +59,13 @@ class VersionConflictError(SpecdecError):
         return f"expected_version is {self.expected}; it must be {self.present}, the present one"
 
 
+class ForeignPageError(SpecdecError):
+    """A browser sends what another site's page has made it send."""
+
+    def __str__(self) -> str:
+        return "the request comes from another site's page; only this service's own may send it"
+
+
 class UnauthenticatedError(SpecdecError):
     """A call that only operators may make did not present their token."""
 

@@ -19,6 +19,7 @@ class RequestOutput:
     """What one step, or several (`stream_interval`), added to one choice of a request.
 
     text: whole characters only; may be empty while a character or a stop string is incomplete.
+    is_drafted: of each of token_ids, whether it was drafted and accepted.
     finish_reason: None while the choice goes on. stop_reason: the stop string or stop token that
         ended it; None for an end-of-sequence token and for a limit of length.
     num_output_tokens, speculation: of all choices of the request so far.
@@ -39,6 +40,7 @@ class RequestOutput:
     speculation: SpeculationStats
     num_steps: int = 1
     choice: int = 0
+    is_drafted: tuple[bool, ...] = ()
     is_last: bool = False
     stop_reason: str | int | None = None
     verifier: VerifierName = "coupled"
@@ -65,6 +67,7 @@ class RequestOutput:
             speculation=replace(choices.speculation),
             num_steps=told.num_steps,
             choice=seq.choice,
+            is_drafted=told.is_drafted,
             is_last=not choices.unfinished,
             stop_reason=ending.stop_reason if ending else None,
             verifier=seq.rules.verifier.name,

@@ -153,6 +153,14 @@ class SpeculationPolicy:
         return self._decision
 
     @property
+    def estimated_speedup(self) -> float | None:
+        """Of the last decision over no drafts, at its batch; None where no costs are known."""
+        if self._chooser is None or self._num_decoding == 0:
+            return None
+        count = self._decision.num_draft_tokens
+        return self._chooser.speedup(self._decided_at_s, self._num_decoding, count)
+
+    @property
     def log(self) -> DecisionLog:
         """Decisions by reason, and when they changed."""
         return self._log

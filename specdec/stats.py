@@ -45,16 +45,25 @@ class SpeculationStats:
 
 
 class AcceptanceByPosition:
-    """How many drafts had their token at each position accepted, the first position first."""
+    """How many drafts had a token at each position, and how many had it accepted, first to last."""
 
     def __init__(self) -> None:
+        self._drafted: list[int] = []
         self._counts: list[int] = []
 
     def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
         """Counts one verified draft, of which a prefix was accepted."""
-        self._counts.extend([0] * (num_draft_tokens - len(self._counts)))
-        for position in range(min(num_draft_tokens, num_accepted_tokens)):
-            self._counts[position] += 1
+        num_new = num_draft_tokens - len(self._counts)
+        self._drafted.extend([0] * num_new)
+        self._counts.extend([0] * num_new)
+        for position in range(num_draft_tokens):
+            self._drafted[position] += 1
+            self._counts[position] += position < num_accepted_tokens
+
+    @property
+    def drafted(self) -> tuple[int, ...]:
+        """Drafts that had a token there, for each position of the longest draft so far."""
+        return tuple(self._drafted)
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -81,6 +90,7 @@ class EngineStats:
     """The engine's load at one moment, and its counters since it started.
 
     accepted_by_position: accepted draft tokens by their position in the draft.
+    drafted_by_position: verified ones, accepted or not, in the same way.
     last_batch_size: sequences that the last step brought tokens to.
     num_cached_tokens: prompt tokens whose KV the prefix cache had.
     num_prefill_chunks: rows that ended before the end of what was to be computed.
@@ -88,6 +98,8 @@ class EngineStats:
     is_speculation_on: whether a request that says nothing about it gets drafts.
     num_speculation_flips: times that this has changed.
     decision: on the last step that decoded something; None where no policy decides.
+    estimated_speedup: over no speculation, by the decision and batch of that step; None where no
+        costs are known.
     decisions: such steps by reason. decision_changes: the latest changes, the oldest first.
     capacity_tokens_per_s: the most that a full batch is expected to yield; None if not measured.
     """
@@ -112,4 +124,6 @@ class EngineStats:
     decision: Decision | None = None
     decisions: Mapping[DecisionReason, int] = field(default_factory=dict)
     decision_changes: tuple[DecisionChange, ...] = ()
+    drafted_by_position: tuple[int, ...] = ()
+    estimated_speedup: float | None = None
     capacity_tokens_per_s: float | None = None

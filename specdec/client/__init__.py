@@ -8,6 +8,7 @@ from specdec.client.admin_messages import (
     AuditEntry,
     AuditPage,
     SpeculationChange,
+    SpeculationPreview,
     SpeculationState,
     StateStamp,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "ReplicaStatus",
     "ServiceStatus",
     "SpeculationChange",
+    "SpeculationPreview",
     "SpeculationState",
     "StateStamp",
     "StreamChunk",

@@ -65,6 +65,7 @@ def decode_state(state: pb.SpeculationState) -> SpeculationState:
     in_force = _decode_values(state.in_force, is_by_rule=active is not None)
     return SpeculationState(
         in_force=in_force,
+        without_rules=_decode_values(state.without_rules),
         configured=_decode_values(state.configured),
         overridden=tuple(state.overridden),
         version=state.version,
@@ -114,6 +115,7 @@ def decode_fleet(response: pb.WatchStatsResponse) -> FleetStatistics:
 def decode_replica(replica: pb.ReplicaStatus) -> ReplicaStatus:
     """Reads a replica as it last reported."""
     has_version = replica.HasField("speculation_version")
+    has_speedup = replica.HasField("estimated_speedup")
     report = ReplicaReport(
         replica_id=replica.replica_id,
         is_ready=replica.is_ready,
@@ -133,6 +135,7 @@ def decode_replica(replica: pb.ReplicaStatus) -> ReplicaStatus:
             for each in replica.decision_changes
         ),
         counts=_decode_counts(replica),
+        estimated_speedup=replica.estimated_speedup if has_speedup else None,
     )
     return ReplicaStatus(report, replica.uptime_s, replica.age_s)
 
@@ -149,6 +152,7 @@ def _decode_counts(counts: pb.ReplicaStatus | pb.FleetTotals) -> Counts:
             num_accepted_tokens=counts.num_accepted_tokens,
         ),
         accepted_by_position=tuple(counts.accepted_by_position),
+        drafted_by_position=tuple(counts.drafted_by_position),
         decisions=dict(counts.decisions),
     )
 

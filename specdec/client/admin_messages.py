@@ -86,12 +86,14 @@ class SpeculationState:
     """What is wanted of speculation, and who wanted it.
 
     in_force: an operator's value where there is one, else the configured one; with the rule that
-    holds, if one does. overridden: names of the values that an operator has set, rules included.
+    holds, if one does. without_rules: the same, rules aside. overridden: names of the values that
+    an operator has set, rules included.
     version: counts the changes, 0 where none was made; then updated_at is None.
     active_rule: index of the rule that holds. expires_at: when the overrides end; None for never.
     """
 
     in_force: SpeculationControl
+    without_rules: SpeculationControl
     configured: SpeculationControl
     overridden: tuple[str, ...]
     version: int
@@ -106,6 +108,20 @@ class SpeculationState:
     def stamp(self) -> StateStamp:
         """What differs between two states that replicas go by differently."""
         return self.version, self.active_rule
+
+
+@dataclass(frozen=True)
+class SpeculationPreview:
+    """What a change would mean at the load of the moment.
+
+    requests_per_s, num_decoding: over all replicas. in_force: with the rule that would hold, if one
+    would. active_rule: its index.
+    """
+
+    requests_per_s: float
+    num_decoding: int
+    in_force: SpeculationControl
+    active_rule: int | None
 
 
 @dataclass(frozen=True)

@@ -42,8 +42,10 @@ REPORT = ReplicaReport(
         num_steps=40,
         speculation=SpeculationStats(10, 30, 20),
         accepted_by_position=(9, 7, 4),
+        drafted_by_position=(10, 10, 10),
         decisions={"goodput": 30, "threshold": 10},
     ),
+    estimated_speedup=1.25,
 )
 
 

@@ -260,14 +260,18 @@ def test_the_limits_themselves_are_allowed():
 
 
 def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
-    outputs = [output("a", (1,)), output("", (2, 3)), output("b", (), FinishReason.LENGTH)]
+    outputs = [
+        output("a", (1,)),
+        output("", (2, 3), is_drafted=(True, False)),
+        output("b", (), FinishReason.LENGTH),
+    ]
     chunks = [
         encode_stream_chunk(42, each, spell, is_first=index == 0)
         for index, each in enumerate(outputs)
     ]
     assert chunks == [
         pb.GenerateStreamResponse(request_id="r1", seed=42, text="a", token_ids=[1]),
-        pb.GenerateStreamResponse(request_id="r1", token_ids=[2, 3]),
+        pb.GenerateStreamResponse(request_id="r1", token_ids=[2, 3], is_drafted=[True, False]),
         pb.GenerateStreamResponse(
             request_id="r1",
             seed=42,

@@ -348,3 +348,42 @@ async def test_without_rules_or_expiry_nothing_ticks(plane, monkeypatch):
     monkeypatch.setattr(plane, "tick", lambda: ticks.append(1))
     await asyncio.sleep(0.1)
     assert ticks
+
+
+async def test_what_holds_without_rules_is_told_beside_what_holds(plane, clock):
+    rules = (SpeculationRule(0.5, mode="off", num_speculative_tokens=1),)
+    await plane.set_speculation(SpeculationChange(num_speculative_tokens=5, rules=rules))
+    await arrive(plane, clock, per_s=1, seconds=10)
+    state = await plane.speculation()
+    assert (state.in_force.mode, state.in_force.num_speculative_tokens) == ("off", 1)
+    assert state.without_rules == SpeculationControl("auto", 32, 5)
+
+
+async def test_a_preview_is_for_the_load_of_the_moment(plane, clock):
+    rules = (SpeculationRule(2.0, num_speculative_tokens=2), SpeculationRule(20.0, mode="off"))
+    change = SpeculationChange(num_speculative_tokens=7, rules=rules)
+    quiet = await plane.preview(change)
+    assert (quiet.in_force.num_speculative_tokens, quiet.active_rule) == (7, None)
+    await arrive(plane, clock, per_s=4, seconds=10)
+    busy = await plane.preview(change)
+    assert busy.requests_per_s == pytest.approx(4, abs=0.5)
+    assert (busy.in_force.mode, busy.in_force.num_speculative_tokens) == ("auto", 2)
+    assert busy.active_rule == 0
+    assert (await plane.preview(None)).in_force == CONFIGURED
+    assert (await plane.speculation()).version == 0
+    with pytest.raises(InvalidValueError, match="method"):
+        await plane.preview(SpeculationChange(method="suffix"))
+
+
+async def test_the_history_grows_by_reports_and_by_looks(plane, clock):
+    for second in range(4):
+        await plane.report(ReplicaReport("a", is_ready=True, num_decoding=second), 50.0)
+        await plane.report(ReplicaReport("b", is_ready=True, num_decoding=second), 50.0)
+        clock.now_s += 1
+    points = await plane.history(0.0)
+    # The first report has nothing before it to be a difference to, and a point has the report of
+    # one replica and what the other said a second before.
+    assert [point.num_decoding for point in points] == [1, 3, 5]
+    assert await plane.history(points[1].time_s) == points[2:]
+    await plane.fleet()
+    assert (await plane.history(points[-1].time_s))[0].num_decoding == 6

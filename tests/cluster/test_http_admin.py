@@ -22,6 +22,7 @@ from tests.cluster.admin_service import LocalHandle
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 REPORT = ReplicaReport("r1", is_ready=True, counts=Counts(num_requests=4))
 URL = "/v1/admin/speculation"
+JSON = {"content-type": "application/json"}
 
 
 async def ignore(state):
@@ -105,8 +106,40 @@ async def test_a_wrong_change_names_field_value_and_limit(http, body, field):
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 5000, b" " * (MAX_BODY_BYTES + 1)])
 async def test_a_body_that_is_no_json(http, body):
-    response = await http.put(URL, content=body)
+    response = await http.put(URL, content=body, headers=JSON)
     assert (response.status_code, response.json()["error"]["field"]) == (400, "body")
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (JSON, 200),
+        ({**JSON, "content-type": "application/json; charset=utf-8"}, 200),
+        ({**JSON, "origin": "http://test", "sec-fetch-site": "same-origin"}, 200),
+        ({**JSON, "origin": "http://elsewhere"}, 403),
+        ({**JSON, "sec-fetch-site": "cross-site"}, 403),
+        ({"content-type": "text/plain"}, 400),
+        ({}, 400),
+    ],
+)
+async def test_another_sites_page_changes_nothing(http, method, headers, status):
+    url = URL if method == "PUT" else f"{URL}/preview"
+    response = await http.request(method, url, content=b'{"mode": "off"}', headers=headers)
+    assert response.status_code == status
+    assert (await http.get(URL)).json()["version"] == (method == "PUT" and status == 200)
+
+
+async def test_a_preview_says_what_a_change_would_mean_and_changes_nothing(http):
+    change = {"num_speculative_tokens": 1, "rules": [{"min_requests_per_s": 0, "mode": "on"}]}
+    preview = (await http.post(f"{URL}/preview", json=change)).json()
+    assert (preview["in_force"]["mode"], preview["active_rule"]) == ("on", 0)
+    assert preview["in_force"]["num_speculative_tokens"] == 1
+    present = (await http.post(f"{URL}/preview", json={})).json()
+    assert (present["in_force"]["mode"], present["active_rule"]) == ("auto", None)
+    assert (await http.get(URL)).json()["version"] == 0
+    wrong = await http.post(f"{URL}/preview", json={"threshold": -1})
+    assert wrong.json()["error"]["field"] == "threshold"
 
 
 @pytest.mark.parametrize("tag", ["3", '"x"', '""', 'W/"1"', '"1" "2"'])

@@ -94,7 +94,9 @@ def test_a_stream_is_the_completion_in_steps(client):
     whole = client.generate(prompts(1)[0], params(NGRAM))
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert sum((chunk.token_ids for chunk in chunks), ()) == whole.token_ids
-    assert len(chunks) == NUM_TOKENS - whole.usage.speculation.num_accepted_tokens
+    num_accepted = sum(sum(chunk.is_drafted) for chunk in chunks)
+    assert num_accepted == whole.usage.speculation.num_accepted_tokens
+    assert len(chunks) == NUM_TOKENS - num_accepted
     assert chunks[-1].finish_reason is FinishReason.LENGTH
     assert chunks[-1].usage.completion_tokens == NUM_TOKENS
     assert chunks[-1].usage.prompt_tokens == 30

@@ -76,6 +76,7 @@ def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
     outputs = [output for _ in range(7) for output in engine.step()]
     # The first call only begins; the prompt yields one token, and each of five drafts its share.
     assert [len(output.token_ids) for output in outputs] == [1] + [num_right + 1] * 5
+    assert [sum(output.is_drafted) for output in outputs] == [0] + [num_right] * 5
     assert engine.stats().speculation == SpeculationStats(5, 15, 5 * num_right)
     assert outputs[-1].speculation == SpeculationStats(5, 15, 5 * num_right)
     assert engine.stats().accepted_by_position == tuple(5 * (i < num_right) for i in range(3))

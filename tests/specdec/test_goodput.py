@@ -43,6 +43,17 @@ def test_a_hand_worked_choice():
     assert chooser.choose(0.0, 1, 0).num_draft_tokens == 0, "no more than there is room for"
 
 
+def test_a_hand_worked_speedup_which_holds_for_half_a_second():
+    chooser = GoodputChooser(StepCosts(CostTable((1,), (0, 1), ((0.10, 0.15),))))
+    assert chooser.speedup(0.0, 1, 1) == pytest.approx(1.7 * 0.10 / 0.15)
+    assert chooser.speedup(0.4, 1, 0) == chooser.speedup(0.0, 1, 1)
+    assert chooser.speedup(0.5, 1, 0) == 1.0
+    for _ in range(5):
+        chooser.observe_step(1, 0, seconds=0.10, now_s=1.0)
+        chooser.observe_step(1, 1, seconds=0.01, now_s=1.0)
+    assert chooser.speedup(1.0, 1, 1) == pytest.approx(1.7), "cheaper than no drafts: noise"
+
+
 @pytest.mark.parametrize("curve", [GPU, SMALL], ids=["gpu", "small"])
 @pytest.mark.parametrize("acceptance", [GOOD, BAD], ids=["good", "bad"])
 @pytest.mark.parametrize("num_decoding", [1, 8, 64])

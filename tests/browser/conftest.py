@@ -1,0 +1,84 @@
+"""A real Chromium, and pages that fail a test by what they should not do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+AXE = Path(__file__).parent / "node_modules" / "axe-core" / "axe.min.js"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.browser)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Chromium as the system has it; CHROMIUM names another."""
+    reason = "needs playwright: pip install -e '.[dev]'"
+    playwright_api = pytest.importorskip("playwright.sync_api", reason=reason)
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if path is None:
+        pytest.skip("needs Chromium on the PATH, or its path in CHROMIUM")
+    with playwright_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+class Visit:
+    """A page at one address, and what went wrong on it."""
+
+    def __init__(self, page, url: str) -> None:
+        self.page = page
+        self.url = url
+        self.complaints: list[str] = []
+        self.hosts: set[str] = set()
+        page.on("console", self._on_console)
+        page.on("pageerror", lambda error: self.complaints.append(f"uncaught: {error}"))
+        page.on("request", lambda request: self.hosts.add(urlsplit(request.url).netloc))
+
+    def _on_console(self, message) -> None:
+        # The browser reports answers such as 409 there, whoever handles them.
+        if message.type in ("error", "warning") and "Failed to load resource" not in message.text:
+            self.complaints.append(message.text)
+
+
+@pytest.fixture
+def visit(browser, tmp_path):
+    """Opens a page of a given size; asserts at the end that it behaved."""
+
+    @contextmanager
+    def open_page(url: str, size: dict[str, int] = WIDE, **options: object) -> Iterator[Visit]:
+        context = browser.new_context(
+            viewport=size, has_touch=size is NARROW, is_mobile=size is NARROW, **options
+        )
+        context.set_default_timeout(15_000)
+        page = context.new_page()
+        visit = Visit(page, url)
+        try:
+            page.goto(url + "/dashboard")
+            yield visit
+            assert visit.complaints == []
+            assert visit.hosts == {urlsplit(url).netloc}, "a request to another host"
+        finally:
+            context.close()
+
+    return open_page

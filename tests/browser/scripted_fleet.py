@@ -1,0 +1,255 @@
+"""The real HTTP application and ControlPlane over replicas that a test plays.
+
+What they count grows by the wall clock while there is load, so that charts move.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import uvicorn
+
+from cluster.admin_access import AdminAccess
+from cluster.control_link import ControlLink
+from cluster.control_plane import ControlPlane
+from cluster.control_store import ControlStore
+from cluster.http import make_app
+from cluster.metrics import FIRST_TOKEN, INTER_TOKEN
+from cluster.overrides import OverrideLimits
+from cluster.router import Generation
+from cluster.servicers import AdminServicer
+from cluster.watches import Watches
+from specdec.client import Counts, DecisionNews, HistogramCounts, ReplicaReport, SpeculationState
+from specdec.detokenizer import IncrementalDetokenizer
+from specdec.errors import InvalidValueError
+from specdec.finish_reason import FinishReason
+from specdec.request_output import RequestOutput
+from specdec.speculation_control import SpeculationControl
+from specdec.stats import SpeculationStats
+from specdec.tokenizer import Tokenizer
+from tests.cluster.admin_service import LocalHandle
+
+CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=5)
+BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+ANSWER = "The river begins as a thread of cold water under the stones, and it carries boats. " * 4
+
+
+@dataclass
+class ScriptedReplica:
+    """One replica: it obeys the state that it is told, at a load that the test sets."""
+
+    replica_id: str
+    requests_per_s: float = 0.0
+    num_decoding: int = 0
+    is_ready: bool = True
+    state: SpeculationState | None = None
+    counts: Counts = field(default_factory=Counts)
+    changes: list[DecisionNews] = field(default_factory=list)
+    at_s: float = field(default_factory=time.monotonic)
+
+    async def apply(self, state: SpeculationState) -> None:
+        self.state = state
+
+    @property
+    def num_chosen_tokens(self) -> int:
+        control = CONFIGURED if self.state is None else self.state.in_force
+        is_on = control.mode == "on" or (
+            control.mode == "auto" and self.num_decoding <= control.threshold
+        )
+        return control.num_speculative_tokens if is_on else 0
+
+    @property
+    def reason(self) -> str:
+        control = CONFIGURED if self.state is None else self.state.in_force
+        if control.is_by_rule:
+            return "rule"
+        if control.mode != "auto":
+            return "operator"
+        return "goodput" if self.num_decoding <= control.threshold else "threshold"
+
+    def report(self) -> ReplicaReport:
+        self._count()
+        self._decide()
+        return ReplicaReport(
+            self.replica_id,
+            is_ready=self.is_ready,
+            reason="" if self.is_ready else "the model is starting again",
+            num_running=self.num_decoding + (self.num_decoding > 0),
+            num_waiting=max(0, self.num_decoding - 8),
+            num_decoding=self.num_decoding,
+            kv_cache_usage=min(1.0, self.num_decoding / 40),
+            is_speculation_on=self.num_chosen_tokens > 0,
+            speculation_version=None if self.state is None else self.state.version,
+            num_chosen_tokens=self.num_chosen_tokens,
+            decision_reason=self.reason,
+            decision_changes=tuple(self.changes),
+            counts=self.counts,
+            estimated_speedup=(1.0 + 0.2 * self.num_chosen_tokens) if self.num_decoding else None,
+        )
+
+    def _count(self) -> None:
+        now_s = time.monotonic()
+        seconds, self.at_s = now_s - self.at_s, now_s
+        drafts = round(12 * self.num_decoding * seconds)
+        length = self.num_chosen_tokens
+        accepted = [round(drafts * 0.85 ** (1 + i)) for i in range(length)] if drafts else []
+        drafted = [drafts] * length
+        speculation = SpeculationStats(drafts if length else 0, sum(drafted), sum(accepted))
+        new = Counts(
+            num_requests=round(self.requests_per_s * seconds),
+            num_generated_tokens=drafts + sum(accepted),
+            num_steps=drafts,
+            speculation=speculation,
+            accepted_by_position=tuple(accepted),
+            drafted_by_position=tuple(drafted),
+            histograms={
+                FIRST_TOKEN: self._histogram(self.requests_per_s * seconds, first=4),
+                INTER_TOKEN: self._histogram(drafts, first=2),
+            },
+        )
+        self.counts = self.counts.plus(new)
+
+    def _histogram(self, number: float, first: int) -> HistogramCounts:
+        shares = [0.0] * (len(BOUNDS_S) + 1)
+        shares[first : first + 3] = [0.6, 0.35, 0.05]
+        return HistogramCounts(BOUNDS_S, tuple(round(number * share) for share in shares), 0.0)
+
+    def _decide(self) -> None:
+        last = self.changes[-1] if self.changes else None
+        if last is None or (last.num_draft_tokens, last.reason) != (
+            self.num_chosen_tokens,
+            self.reason,
+        ):
+            at = datetime.now(UTC)
+            self.changes.append(
+                DecisionNews(at, self.num_chosen_tokens, self.reason, self.num_decoding)
+            )
+
+
+class ScriptedRouter:
+    """What the HTTP application asks of a Router. Its answers are a text of its own."""
+
+    is_ready = True
+    failure = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.config = SimpleNamespace(served_model_name="tiny-llama")
+        self.tokenizer = tokenizer
+        self.calls: list[Any] = []
+        self.num_left = 0
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        return IncrementalDetokenizer(self.tokenizer)
+
+    async def generate(self, call: Any) -> Generation:
+        self.calls.append(call)
+        if call.params.max_tokens > 1000:
+            raise InvalidValueError("max_tokens", call.params.max_tokens, "at most 1000")
+        return Generation(42, self._outputs(call))
+
+    async def _outputs(self, call: Any) -> AsyncGenerator[RequestOutput, None]:
+        ids = self.tokenizer.encode(ANSWER, add_special_tokens=False)[: call.params.max_tokens]
+        length = 0 if call.params.speculation.enabled is False else 3
+        stats, said, step = SpeculationStats(), 0, 0
+        try:
+            while said < len(ids):
+                await asyncio.sleep(0.02)
+                accepted = min(step % (length + 1), len(ids) - said - 1)
+                step, said = step + 1, said + accepted + 1
+                stats.record(length, accepted)
+                is_last = said == len(ids)
+                yield RequestOutput(
+                    "r1",
+                    tuple(ids[said - accepted - 1 : said]),
+                    "",
+                    FinishReason.LENGTH if is_last else None,
+                    5,
+                    said,
+                    replace(stats),
+                    is_drafted=(True,) * accepted + (False,),
+                    is_last=is_last,
+                )
+        except (GeneratorExit, asyncio.CancelledError):
+            self.num_left += 1
+            raise
+
+
+@dataclass(frozen=True)
+class RunningFleet:
+    """The application at `url`; `plane` is for calls through `run`, on its event loop."""
+
+    url: str
+    plane: ControlPlane
+    replicas: list[ScriptedReplica]
+    router: ScriptedRouter
+    loop: asyncio.AbstractEventLoop
+    server: uvicorn.Server
+
+    def run(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(10)
+
+
+@contextmanager
+def running_fleet(
+    model: Path, state_dir: Path, port: int, num_replicas: int = 2, token: str | None = None
+) -> Iterator[RunningFleet]:
+    """Serves on an event loop in a thread, until the block ends."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def run(coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, loop).result(10)
+
+    fleet = run(_start(loop, model, state_dir, port, num_replicas, token))
+    tasks = asyncio.run_coroutine_threadsafe(_play(fleet), loop)
+    try:
+        yield fleet
+    finally:
+        tasks.cancel()
+        fleet.server.should_exit = True
+        time.sleep(0.3)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+
+
+async def _start(
+    loop: asyncio.AbstractEventLoop,
+    model: Path,
+    state_dir: Path,
+    port: int,
+    num_replicas: int,
+    token: str | None,
+) -> RunningFleet:
+    limits = OverrideLimits()
+    plane = ControlPlane(CONFIGURED, ControlStore(state_dir, "tiny-llama"), limits=limits)
+    replicas = [ScriptedReplica(f"replica-{index}") for index in range(num_replicas)]
+    link = ControlLink(LocalHandle(plane), replicas[0].apply, replicas[0].report)
+    router = ScriptedRouter(Tokenizer(model))
+    admin = AdminServicer(link, AdminAccess(token), Watches(link.fleet))
+    app = make_app(lambda: router, lambda: admin)  # type: ignore[arg-type,return-value]
+    config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1)
+    server = uvicorn.Server(config)
+    loop.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.05)
+    return RunningFleet(f"http://127.0.0.1:{port}", plane, replicas, router, loop, server)
+
+
+async def _play(fleet: RunningFleet) -> None:
+    """Each replica hears of the state and reports, four times a second."""
+    while True:
+        state = await fleet.plane.speculation()
+        for replica in fleet.replicas:
+            await replica.apply(state)
+            await fleet.plane.report(replica.report(), uptime_s=time.monotonic() % 1e5)
+        await asyncio.sleep(0.25)

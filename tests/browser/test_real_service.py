@@ -1,0 +1,103 @@
+"""The dashboard on the real service, with both ingresses, under the load of real requests."""
+
+import re
+import threading
+from contextlib import contextmanager
+
+import httpx
+import pytest
+
+from specdec.client import Client
+from specdec.sampling_params import SamplingParams
+from tests.browser.conftest import NARROW, WIDE
+from tests.browser.pages import expect_text, set_mode, tile
+from tests.e2e.conftest import running_service
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+CONFIG = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}'
+PROMPT = [10 + i % 5 for i in range(30)]
+
+
+@pytest.fixture(scope="module", params=["embedded", "serve"])
+def service(request, tiny_model_dir, tmp_path_factory):
+    log = tmp_path_factory.mktemp(request.param) / "log"
+    flags = ["--ingress", request.param, "--speculative-config", CONFIG]
+    with running_service(tiny_model_dir, log, *flags) as running:
+        yield running
+
+
+@contextmanager
+def load(address, num_streams=3):
+    """Requests one after the other on each of so many threads, until the block ends."""
+    is_over = threading.Event()
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+
+    def ask():
+        with Client(address) as client:
+            while not is_over.is_set():
+                client.generate(PROMPT, params)
+
+    threads = [threading.Thread(target=ask) for _ in range(num_streams)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()
+
+
+def num_aborted(service):
+    text = httpx.get(f"{service.http_url}/metrics").text
+    found = re.search(r'request_success_total\{finished_reason="abort"[^}]*\} (\S+)', text)
+    return float(found.group(1))
+
+
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["1280", "390"])
+def test_the_page_shows_load_and_turns_speculation_off_and_on(service, visit, size):
+    with load(service.grpc_address), visit(service.http_url, size) as opened:
+        page = opened.page
+        expect_text(page.locator("#link"), "Live")
+        expect_text(tile(page, "Decoding"), "^[1-3]")
+        expect_text(tile(page, "Throughput"), r"^[1-9]\S* tokens/s")
+        expect_text(tile(page, "First token"), r"^[1-9]\S* ms")
+        set_mode(page, "On")
+        page.get_by_role("button", name="Apply").click()
+        expect_text(page.locator("#steer-state"), "^On, k = 3")
+        expect_text(tile(page, "Acceptance"), r"^\d+ %")
+        set_mode(page, "Off")
+        page.get_by_label("Reason").fill("a test")
+        page.get_by_role("button", name="Apply").click()
+        expect_text(page.locator("#steer-state"), "^Off")
+        expect_text(tile(page, "Draft tokens"), "^0 ")
+        expect_text(page.locator("#audit li").first, "mode: off.*a test")
+        expect_text(page.locator("#decisions li").first, "no drafts.*set by an operator")
+        page.get_by_role("button", name="Reset to configured").click()
+        expect_text(page.locator("#audit li").first, "reset")
+
+
+def test_an_answer_streams_and_stopping_it_ends_it_in_the_engine(service, visit):
+    with visit(service.http_url) as opened:
+        page = opened.page
+        expect_text(page.locator("#link"), "Live")
+        page.get_by_label("Prompt").fill("the water under the bridge is the water under the bridge")
+        page.get_by_label("as a chat").uncheck()
+        page.get_by_label("Temperature").fill("0")
+        page.locator("#try-speculation").select_option("on")
+        page.get_by_label("Most tokens").fill("100")
+        page.get_by_role("button", name="Generate").click()
+        expect_text(page.locator("#try-figures"), "tokens/s.*(reached the most|complete)")
+        assert page.locator("#answer .own").count() > 0
+        before = num_aborted(service)
+        page.get_by_label("Most tokens").fill("400")
+        page.get_by_role("button", name="Generate").click()
+        page.locator("#answer .token").nth(3).wait_for()
+        page.get_by_role("button", name="Stop").click()
+        expect_text(page.locator("#try-figures"), "stopped")
+        for _ in range(20):
+            if num_aborted(service) > before:
+                break
+            page.wait_for_timeout(250)
+        assert num_aborted(service) == before + 1
