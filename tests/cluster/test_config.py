@@ -317,6 +317,12 @@ def test_auto_takes_a_gpu_where_torch_finds_one(monkeypatch):
         assert ServeConfig(model="tiny").device == "cpu"
 
 
+def test_native_kernels_are_for_cpus():
+    with pytest.raises(InvalidValueError, match="kernels is 'native'; it must be auto or torch"):
+        ServeConfig(device="cuda", kernels="native")
+    assert ServeConfig(device="cuda").kernels == "auto"
+
+
 def test_quantization_is_for_cpus():
     speculation = SpeculativeConfig("draft_model", quantization="int8")
     for changes in ({"quantization": "int8"}, {"speculative_config": speculation}):
