@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-browser third-party check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-control gpu-check clean
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control test-browser third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,8 +60,38 @@ bench-structured-output: .make/setup ## hold the model to JSON schemas, with and
 bench-sampling: .make/setup ## measure what sampling and verification cost of a step
 	$(BIN)/python -m benchmarks.sampling_cost $(ARGS)
 
+bench-kernels: .make/setup ## measure the matrix products of a model beside torch's
+	$(BIN)/python -m benchmarks.kernels --output docs/benchmarks/kernels.json $(ARGS)
+
 bench-drafting: .make/setup ## count what the drafts of each method yield
 	$(BIN)/python -m benchmarks.drafting $(ARGS)
+
+bench-collectives: .make/setup ## measure what ranks of one node take to add up tensors
+	$(BIN)/python -m benchmarks.collectives $(ARGS)
+
+bench-forward: .make/setup ## measure a forward pass on the CPU: native kernels, torch's, the memory floor
+	$(BIN)/python -m benchmarks.forward_pass $(ARGS)
+
+bench-single-stream: .make/setup ## measure one stream by suite and method
+	$(BIN)/python -m benchmarks.single_stream $(ARGS)
+
+bench-load: .make/setup ## measure throughput and latency against concurrency, in process and as a service
+	$(BIN)/python -m benchmarks.load $(ARGS)
+
+bench-verification: .make/setup ## measure a forward pass by its rows, beside the memory floor
+	$(BIN)/python -m benchmarks.verification_cost $(ARGS)
+
+bench-context: .make/setup ## measure a step by the length of its context
+	$(BIN)/python -m benchmarks.context_length $(ARGS)
+
+bench-overhead: .make/setup ## measure what the service adds to the engine, and the step to the model
+	$(BIN)/python -m benchmarks.overhead $(ARGS)
+
+bench-memory: .make/setup ## measure the service's memory and start-up
+	$(BIN)/python -m benchmarks.memory $(ARGS)
+
+bench-peers: .make/setup ## set up other engines, in the cache, and compare them with ours
+	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 bench-control: .make/setup ## compare goodput's choice of draft tokens with the best fixed number
 	$(BIN)/python -m benchmarks.control $(ARGS)

@@ -26,7 +26,7 @@ from benchmarks.acceptance_page import page
 from benchmarks.draft_support import Support, Text, expected_acceptance
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
-from specdec.config import DraftLimits, EngineConfig, QuantizationMethod, SpeculativeConfig
+from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.models.store import resolve
@@ -35,6 +35,7 @@ from specdec.proposers import DraftModelProposer
 from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams, SpeculationOptions, VerifierName
 from specdec.sequence import Request
+from specdec.speculative_config import SpeculativeConfig
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import Tokenizer
 

@@ -1,78 +1,52 @@
-"""What `benchmarks.throughput` compares: transformers, our engine in process, our service.
-
-Each runs the same workload: a number of streams that all begin at once and are given the same
-prompts and numbers of tokens. Each lives in processes of its own, where idle threads of one cannot
-slow another, and all are loaded before the first is measured.
-"""
+"""Our own contenders: the engine in process, and the service over gRPC."""
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
-import torch
-from torch import Tensor
-
-from benchmarks.machine import num_usable_cores
-from benchmarks.streams import Call, speculation_options, stream_all
+from benchmarks.methods import NUM_SPECULATIVE_TOKENS, make_method
+from benchmarks.streams import Call, stream_all
 from benchmarks.timed_runner import TimedRunner
+from benchmarks.workloads import NO_METHOD, Measurement, StreamRecord, Workload
 from specdec.client import Client
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
+from specdec.proposers import DraftModelProposer, Proposer, make_proposer
 from specdec.request_output import RequestOutput
-from specdec.runner import LocalTarget, load_runner
-from specdec.sampling_params import SamplingParams
+from specdec.runner import (
+    LocalDraftWorker,
+    LocalTarget,
+    ModelRunner,
+    load_draft_runner,
+    load_runner,
+)
+from specdec.sampling_params import SamplingParams, SpeculationOptions
 from specdec.sequence import Request
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
-_STOP_TIMEOUT_S = 10.0
-_NUM_BLOCKS = 1024  # of 16 tokens: more than any workload here holds
+_BLOCK_SIZE = 16
 
 
 @dataclass(frozen=True)
-class Workload:
-    """One prompt for each stream, continued greedily by exactly `max_tokens` tokens."""
+class EngineSettings:
+    """How to run the engine in process.
 
-    prompts: tuple[tuple[int, ...], ...]
-    max_tokens: int
-    num_speculative_tokens: int = 0
-
-    def params(self) -> SamplingParams:
-        """The same for every stream."""
-        return SamplingParams(
-            temperature=0,
-            max_tokens=self.max_tokens,
-            ignore_eos=True,
-            speculation=speculation_options(self.num_speculative_tokens),
-        )
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """A workload's run, from its start to the last token of its last stream.
-
-    first_token_s: until a stream's first token, the median of the streams.
-    mean_acceptance_length: tokens a draft yielded, the target's own included; 1 without drafts.
-    others_percent: what processes that take no part used meanwhile, in percent of one core.
+    methods: those that workloads name, as in benchmarks.methods. num_blocks: of 16 tokens, of the
+    KV pool; one more holds the draft model's.
     """
 
-    num_tokens: int
-    seconds: float
-    first_token_s: float
-    mean_acceptance_length: float = 1.0
-    others_percent: float = 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.num_tokens / self.seconds
+    dtype: DTypeName = "float32"
+    quantization: QuantizationMethod | None = None
+    methods: tuple[str, ...] = (NO_METHOD,)
+    num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
+    num_blocks: int = 1024
 
 
 @dataclass(frozen=True)
@@ -87,98 +61,67 @@ class StepProfile:
     input_ms: float  # making the model's input, and keeping sequence states
     engine_ms: float  # scheduling, drafting, committing, detokenizing
 
-
-class Contender(Protocol):
-    """Something that generates."""
-
-    def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload once."""
-
-
-class TransformersContender:
-    """`generate` of transformers in fp32; several streams are a batch, padded on the left."""
-
-    def __init__(self, directory: Path) -> None:
-        from transformers import AutoModelForCausalLM
-
-        self._model: Any = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-        self._pad_token_id: int = self._model.generation_config.eos_token_id
-        self._model.generation_config.pad_token_id = self._pad_token_id
-        self._model.generation_config.eos_token_id = None  # goes on after it, as ours is told to
-
-    def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload as one batch."""
-        inputs, mask = _padded_left(workload.prompts, self._pad_token_id)
-        clock = _FirstTokenClock()
-        self._model.generate(
-            inputs,
-            attention_mask=mask,
-            do_sample=False,
-            max_new_tokens=workload.max_tokens,
-            streamer=clock,
-        )
-        seconds = time.perf_counter() - clock.started_at
-        num_tokens = len(workload.prompts) * workload.max_tokens
-        return Measurement(num_tokens, seconds, clock.first_token_s)
-
-
-class _FirstTokenClock:
-    """A streamer for `generate` that notes when the first token comes."""
-
-    def __init__(self) -> None:
-        self.started_at = time.perf_counter()
-        self.first_token_s = 0.0
-        self._num_calls = 0
-
-    def put(self, value: Tensor) -> None:
-        self._num_calls += 1
-        if self._num_calls == 2:  # the prompt comes first
-            self.first_token_s = time.perf_counter() - self.started_at
-
-    def end(self) -> None:
-        pass
+    @property
+    def outside_forward(self) -> float:
+        """The share of a step that is neither the model's layers nor its logits."""
+        outside = self.sampling_ms + self.input_ms + self.engine_ms
+        return outside / (outside + self.model_ms + self.logits_ms)
 
 
 class EngineContender:
-    """`specdec.engine.Engine` with the model in the same process."""
+    """`specdec.engine.Engine` with the model in the same process; an engine for each method.
 
-    def __init__(self, directory: Path) -> None:
-        model = ModelConfig.from_directory(directory)
-        config = EngineConfig(
-            max_model_len=model.max_position_embeddings,
-            num_blocks=_NUM_BLOCKS,
-            speculation=SpeculativeConfig(),
+    No prompt's KV is kept: benchmarks ask the same prompts again, and most peers keep none.
+    """
+
+    def __init__(self, directory: Path, settings: EngineSettings | None = None) -> None:
+        """Loads the model once, and a draft model where a method needs one."""
+        self._settings = settings or EngineSettings()
+        self._directory = directory
+        self._model = ModelConfig.from_directory(directory)
+        self._tokenizer = Tokenizer(directory)
+        self._config = EngineConfig(
+            max_model_len=min(
+                self._model.max_position_embeddings, self._settings.num_blocks * _BLOCK_SIZE
+            ),
+            num_blocks=self._settings.num_blocks,
+            block_size=_BLOCK_SIZE,
+            enable_prefix_caching=False,
         )
-        self._runner = load_runner(directory, "float32", config, TensorParallelGroup())
-        self._engine = Engine(config, model, LocalTarget(self._runner), Tokenizer(directory))
+        self._runner = load_runner(
+            directory,
+            self._settings.dtype,
+            self._config,
+            TensorParallelGroup(),
+            self._settings.quantization,
+        )
+        self._engines = {name: self._engine(name) for name in self._settings.methods}
 
     def measure(self, workload: Workload) -> Measurement:
         """Runs a workload, step by step."""
+        engine, params = self._engines[workload.method], greedy_params(workload)
+        requests = [
+            Request(str(index), prompt, params, seed=0)
+            for index, prompt in enumerate(workload.prompts)
+        ]
         started_at = time.perf_counter()
-        for index, prompt in enumerate(workload.prompts):
-            self._engine.add(Request(str(index), prompt, workload.params(), seed=0))
-        first_token_s: dict[str, float] = {}
-        finished: list[RequestOutput] = []
-        while self._engine.has_work:
-            outputs = self._engine.step()
-            for output in outputs:
-                first_token_s.setdefault(output.request_id, time.perf_counter() - started_at)
-            finished += [output for output in outputs if output.finish_reason is not None]
+        outputs = _run(engine, requests, workload.num_open)
+        seconds = time.perf_counter() - started_at
         return Measurement(
-            num_tokens=sum(output.num_output_tokens for output in finished),
-            seconds=time.perf_counter() - started_at,
-            first_token_s=statistics.median(first_token_s.values()),
+            seconds=seconds,
+            streams=tuple(_record(outputs[each.request_id]) for each in requests),
             mean_acceptance_length=statistics.fmean(
-                output.speculation.mean_acceptance_length for output in finished
+                each[-1].output.speculation.mean_acceptance_length for each in outputs.values()
             ),
         )
 
     def profile(self, workload: Workload) -> StepProfile:
-        """Runs a workload once more, with a clock around each part of a step."""
-        num_steps = self._engine.stats().num_steps
+        """Runs a workload of NO_METHOD once more, with a clock around each part of a step."""
+        engine = self._engines[NO_METHOD]
+        num_steps = engine.stats().num_steps
         with TimedRunner(self._runner) as timed:
             seconds = self.measure(workload).seconds
-        num_steps = self._engine.stats().num_steps - num_steps
+        num_steps = engine.stats().num_steps - num_steps
         spent = {name: 1000 * total / num_steps for name, total in timed.seconds.items()}
         return StepProfile(
             num_streams=len(workload.prompts),
@@ -190,6 +133,88 @@ class EngineContender:
             engine_ms=1000 * seconds / num_steps - spent["execute"],
         )
 
+    def _engine(self, name: str) -> Engine:
+        method = make_method(name, self._settings.num_speculative_tokens)
+        config = replace(self._config, speculation=method.config)
+        target = LocalTarget(self._runner if name == NO_METHOD else self._beside())
+        return Engine(
+            config,
+            self._model,
+            target,
+            self._tokenizer,
+            make_proposer(method.config, self._draft_model(method.config)),
+            method.policy(target, config),
+        )
+
+    def _beside(self) -> ModelRunner:
+        """The same model, with KV and sequences of its own."""
+        return ModelRunner(
+            self._runner.model,
+            self._runner.group,
+            num_blocks=self._config.num_blocks,
+            block_size=self._config.block_size,
+            vocab_size=self._runner.vocab_size,
+        )
+
+    def _draft_model(self, config: SpeculativeConfig | None) -> Proposer | None:
+        if config is None or config.method != "draft_model":
+            return None
+        limits = DraftLimits(
+            self._config.num_blocks,
+            self._config.block_size,
+            self._config.max_model_len,
+            self._config.max_num_batched_tokens,
+            self._config.enable_prefix_caching,
+        )
+        runner = load_draft_runner(
+            self._directory,
+            self._settings.dtype,
+            limits,
+            TensorParallelGroup(),
+            config.quantization,
+        )
+        return DraftModelProposer(LocalDraftWorker(runner), limits)
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """An output, and when it came, in seconds from its request."""
+
+    output: RequestOutput
+    at_s: float
+
+
+def _run(engine: Engine, requests: Sequence[Request], num_open: int) -> dict[str, list[_Arrival]]:
+    """The outputs of each request, with `num_open` of them under way at once."""
+    waiting = list(reversed(requests))
+    added_at: dict[str, float] = {}
+    arrived: dict[str, list[_Arrival]] = {each.request_id: [] for each in requests}
+
+    def add_next() -> None:
+        if waiting:
+            request = waiting.pop()
+            added_at[request.request_id] = time.perf_counter()
+            engine.add(request)
+
+    for _ in range(num_open):
+        add_next()
+    while engine.has_work:
+        outputs = engine.step()
+        now = time.perf_counter()
+        for output in outputs:
+            request_id = output.request_id
+            arrived[request_id].append(_Arrival(output, now - added_at[request_id]))
+            if output.finish_reason is not None:
+                add_next()
+    return arrived
+
+
+def _record(arrivals: Sequence[_Arrival]) -> StreamRecord:
+    return StreamRecord(
+        token_ids=tuple(token for each in arrivals for token in each.output.token_ids),
+        arrivals_s=tuple(each.at_s for each in arrivals if each.output.token_ids),
+    )
+
 
 class ServiceContender:
     """The running service, over gRPC, one call a stream."""
@@ -198,66 +223,25 @@ class ServiceContender:
         self._client = client
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload, a thread for each stream."""
-        calls = [Call(prompt, workload.params()) for prompt in workload.prompts]
+        """Runs a workload, a thread for each stream that is open."""
+        params = greedy_params(workload)
+        calls = [Call(prompt, params) for prompt in workload.prompts]
         started_at = time.perf_counter()
-        answers = stream_all(self._client, calls, num_streams=len(calls))
+        answers = stream_all(self._client, calls, workload.num_open)
         return Measurement(
-            num_tokens=sum(len(answer.token_ids) for answer in answers),
             seconds=time.perf_counter() - started_at,
-            first_token_s=statistics.median(answer.first_token_s for answer in answers),
+            streams=tuple(StreamRecord(each.token_ids, each.arrivals_s) for each in answers),
             mean_acceptance_length=statistics.fmean(
                 answer.speculation.mean_acceptance_length for answer in answers
             ),
         )
 
 
-class Worker:
-    """A contender in a process of its own, asleep between calls. A context manager."""
-
-    def __init__(self, factory: Callable[[Path], Any], directory: Path) -> None:
-        """`factory` makes the contender from a model directory; it must be importable."""
-        context = multiprocessing.get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_work, args=(factory, directory, theirs), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-
-    def __enter__(self) -> Worker:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._connection.close()
-        self._process.join(_STOP_TIMEOUT_S)
-
-    def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload once, in the other process."""
-        measurement: Measurement = self.call("measure", workload)
-        return measurement
-
-    def call(self, method: str, workload: Workload) -> Any:
-        """Calls any method of the contender. EOFError: the other process has died."""
-        self._connection.send((method, workload))
-        return self._connection.recv()
-
-
-def _work(factory: Callable[[Path], Any], directory: Path, connection: Connection) -> None:
-    torch.set_num_threads(num_usable_cores())
-    contender = factory(directory)
-    while True:
-        try:
-            method, workload = connection.recv()
-        except (EOFError, KeyboardInterrupt):
-            return  # the parent is done
-        connection.send(getattr(contender, method)(workload))
-
-
-def _padded_left(prompts: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
-    """Token ids and attention mask, both [num_streams, longest prompt]."""
-    longest = max(len(prompt) for prompt in prompts)
-    padding = [longest - len(prompt) for prompt in prompts]
-    ids = [[pad_token_id] * pad + list(p) for pad, p in zip(padding, prompts, strict=True)]
-    mask = [[0] * pad + [1] * (longest - pad) for pad in padding]
-    return torch.tensor(ids), torch.tensor(mask)
+def greedy_params(workload: Workload) -> SamplingParams:
+    """The same for every stream; drafts as the engine or service is configured, or none."""
+    return SamplingParams(
+        temperature=0,
+        max_tokens=workload.max_tokens,
+        ignore_eos=True,
+        speculation=SpeculationOptions(enabled=workload.method != NO_METHOD),
+    )

@@ -16,16 +16,16 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.machine import Machine, describe_machine
-from specdec.config import DraftLimits, EngineConfig
+from benchmarks.step_bench import PRECISIONS, StepBench
+from specdec.config import DraftLimits
 from specdec.parallel import TensorParallelGroup
-from specdec.runner import load_draft_runner, load_runner
+from specdec.runner import load_draft_runner
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
     BlockTableDelta,
     DraftRow,
     DraftStep,
     SequenceAdmission,
-    StepInput,
     StepRow,
 )
 
@@ -84,24 +84,18 @@ def measure_costs(directory: Path) -> CostTable:
     )
 
 
-def _verification(directory: Path) -> Callable[[int], None]:
-    config = EngineConfig(_NUM_BLOCKS * _BLOCK_SIZE, _NUM_BLOCKS, _BLOCK_SIZE)
-    runner = load_runner(directory, "float32", config, TensorParallelGroup())
-    admission, table, text = _text()
-    runner.execute(StepInput(0, (), (admission,), (table,), (text,)))
-
-    def verify(num_draft_tokens: int) -> None:
-        token_ids = (_TOKEN,) * (1 + num_draft_tokens)
-        row = StepRow(0, _TEXT_TOKENS, token_ids, num_draft_tokens, True)
-        runner.execute(StepInput(0, (), (), (), (row,)))
-
-    return verify
+def _verification(directory: Path) -> Callable[[int], object]:
+    bench = StepBench(directory, PRECISIONS["fp32"], 1, _NUM_BLOCKS * _BLOCK_SIZE)
+    bench.extend(0, _TEXT_TOKENS)
+    return lambda num_draft_tokens: bench.measure(1, num_draft_tokens)
 
 
 def _drafting(directory: Path) -> Callable[[int], None]:
     limits = DraftLimits(_NUM_BLOCKS, _BLOCK_SIZE, _NUM_BLOCKS * _BLOCK_SIZE, _TEXT_TOKENS)
     runner = load_draft_runner(directory, "float32", limits, TensorParallelGroup(), "int8")
-    admission, table, text = _text()
+    admission = SequenceAdmission(0, _TEXT_TOKENS, SamplingRules(temperature=0))
+    table = BlockTableDelta(0, 0, tuple(range(_NUM_BLOCKS)))
+    text = StepRow(0, 0, (_TOKEN,) * _TEXT_TOKENS, 0, False)
     first = DraftStep(0, (), (admission,), (table,), (text,), ())
     runner.draft(first)
     runner.catch_up(first)
@@ -113,13 +107,7 @@ def _drafting(directory: Path) -> Callable[[int], None]:
     return draft
 
 
-def _text() -> tuple[SequenceAdmission, BlockTableDelta, StepRow]:
-    admission = SequenceAdmission(0, _TEXT_TOKENS, SamplingRules(temperature=0))
-    table = BlockTableDelta(0, 0, tuple(range(_NUM_BLOCKS)))
-    return admission, table, StepRow(0, 0, (_TOKEN,) * _TEXT_TOKENS, 0, False)
-
-
-def _seconds(run: Callable[[int], None], count: int) -> float:
+def _seconds(run: Callable[[int], object], count: int) -> float:
     started_at = time.perf_counter()
     run(count)
     return time.perf_counter() - started_at

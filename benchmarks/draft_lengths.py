@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from benchmarks.cost_table import MAX_DRAFT_TOKENS, CostTable
 from benchmarks.recordings import Recording
 from benchmarks.replay import Replay
-from specdec.config import SpeculativeConfig
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
 START = 7

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.model_input import ModelInput
+from specdec.model_input import Chunk, ModelInput
 from specdec.runner import DraftRunner, ModelRunner
 
 LISTED = (8, 64, 128, 256, 1024)
@@ -72,15 +72,8 @@ def _overlaps(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 def _output_logits(runner: ModelRunner | DraftRunner, text: Text) -> Tensor:
     """The logits that each output token was drawn from, [num_output_tokens, vocab_size]."""
     token_ids = [*text.prompt_ids, *text.output_ids]
-    count = len(token_ids)
-    batch = ModelInput(
-        input_ids=torch.tensor(token_ids),
-        positions=torch.arange(count),
-        slot_mapping=torch.arange(count),
-        cu_seqlens_q=(0, count),
-        context_lens=(count,),
-        block_tables=torch.arange(-(-count // runner.block_size)).unsqueeze(0),
-    )
+    num_blocks = -(-len(token_ids) // runner.block_size)
+    batch = ModelInput.of([Chunk(token_ids, 0, range(num_blocks))], runner.block_size)
     hidden = runner.model(batch, runner.kv_cache)
     scored = hidden[len(text.prompt_ids) - 1 : -1]
     return runner.model.compute_logits(scored)[:, : runner.vocab_size].float()

@@ -29,8 +29,8 @@ from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.recordings import Recording, load, record, save
 from benchmarks.replay import Replay
 from specdec.cache import default_cache_dir
-from specdec.config import SpeculativeConfig
 from specdec.models.store import resolve
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"

@@ -16,7 +16,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,16 +27,17 @@ from torch import Tensor
 
 from benchmarks.gpu_steps import StepTimes, measure_steps
 from benchmarks.tiny_model import write_tiny_llama
-from specdec.config import DTYPES, DTypeName, EngineConfig, SpeculativeConfig
+from specdec.config import DTYPES, DTypeName, EngineConfig
 from specdec.engine import Engine
 from specdec.kernels import PagedAttention
 from specdec.model_config import ModelConfig
-from specdec.model_input import ModelInput
-from specdec.models import LlamaForCausalLM, load_model
+from specdec.model_input import Chunk, ModelInput
+from specdec.models import CausalDecoder, load_model
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, ModelRunner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
 _BLOCK_SIZE = 16
@@ -126,8 +127,8 @@ def check_attention(dtype: DTypeName, device: torch.device) -> Check:
 
     query, kv = normal(num_tokens, heads, head_dim), normal(num_tokens, 2, kv_heads, head_dim)
     cache = normal(8 * _BLOCK_SIZE, 2, kv_heads, head_dim)
-    batch = _prefill([0] * num_tokens, device, blocks=(5, 0, 3))
-    attention = PagedAttention(heads, kv_heads, head_dim, _BLOCK_SIZE)
+    batch = _prefill([0] * num_tokens, blocks=(5, 0, 3))
+    attention = PagedAttention(heads, kv_heads, head_dim, _BLOCK_SIZE, device)
     attended = attention.run(query, kv, cache, attention.plan(batch, DTYPES[dtype]))
     keys, values = kv.float().repeat_interleave(heads // kv_heads, dim=2).unbind(1)
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) / head_dim**0.5
@@ -149,9 +150,9 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
-def _load(directory: Path, dtype: DTypeName, device: torch.device) -> LlamaForCausalLM:
+def _load(directory: Path, dtype: DTypeName, device: torch.device) -> CausalDecoder:
     config = ModelConfig.from_directory(directory)
-    return load_model(
+    model = load_model(
         directory,
         config,
         TensorParallelGroup(),
@@ -159,10 +160,13 @@ def _load(directory: Path, dtype: DTypeName, device: torch.device) -> LlamaForCa
         max_model_len=_MAX_MODEL_LEN,
         block_size=_BLOCK_SIZE,
         device=device,
-    ).eval()
+        kernels="torch",
+    )
+    assert isinstance(model, CausalDecoder)
+    return model
 
 
-def _runner(model: LlamaForCausalLM) -> ModelRunner:
+def _runner(model: CausalDecoder) -> ModelRunner:
     return ModelRunner(
         model,
         TensorParallelGroup(),
@@ -173,11 +177,11 @@ def _runner(model: LlamaForCausalLM) -> ModelRunner:
 
 
 @torch.inference_mode()
-def _logits(model: LlamaForCausalLM, prompt: list[int]) -> Tensor:
+def _logits(model: CausalDecoder, prompt: list[int]) -> Tensor:
     """[num_tokens, vocab_size] of one prefill."""
     cache = model.new_kv_cache(_MAX_MODEL_LEN)
-    blocks = tuple(range(-(-len(prompt) // _BLOCK_SIZE)))
-    return model.compute_logits(model(_prefill(prompt, model.device, blocks), cache))
+    batch = _prefill(prompt, range(-(-len(prompt) // _BLOCK_SIZE)))
+    return model.compute_logits(model.forward(batch, cache))
 
 
 @torch.inference_mode()
@@ -193,20 +197,11 @@ def _reference(
     return logits
 
 
-def _prefill(prompt: list[int], device: torch.device, blocks: tuple[int, ...]) -> ModelInput:
-    positions = torch.arange(len(prompt), device=device)
-    table = torch.tensor([blocks], device=device)
-    return ModelInput(
-        input_ids=torch.tensor(prompt, device=device),
-        positions=positions,
-        slot_mapping=table[0, positions // _BLOCK_SIZE] * _BLOCK_SIZE + positions % _BLOCK_SIZE,
-        cu_seqlens_q=(0, len(prompt)),
-        context_lens=(len(prompt),),
-        block_tables=table,
-    )
+def _prefill(prompt: list[int], blocks: Sequence[int]) -> ModelInput:
+    return ModelInput.of([Chunk(prompt, 0, blocks)], _BLOCK_SIZE)
 
 
-def _share_differing(directory: Path, model: LlamaForCausalLM) -> float:
+def _share_differing(directory: Path, model: CausalDecoder) -> float:
     """Of the prompts, half of them greedy, half sampled. Raises where nothing was ever drafted."""
     plain, plain_drafts = _generate(directory, model, None)
     drafted, num_drafts = _generate(directory, model, SpeculativeConfig(num_speculative_tokens=7))
@@ -216,7 +211,7 @@ def _share_differing(directory: Path, model: LlamaForCausalLM) -> float:
 
 
 def _generate(
-    directory: Path, model: LlamaForCausalLM, speculation: SpeculativeConfig | None
+    directory: Path, model: CausalDecoder, speculation: SpeculativeConfig | None
 ) -> tuple[dict[str, list[int]], int]:
     """The tokens by request, and how many drafts were verified."""
     runner = _runner(model)
@@ -237,14 +232,14 @@ def _generate(
     return tokens, engine.stats().speculation.num_drafts
 
 
-def _request(model: LlamaForCausalLM, index: int) -> Request:
+def _request(model: CausalDecoder, index: int) -> Request:
     params = SamplingParams(
         temperature=0.8 * (index % 2), top_p=0.95, max_tokens=_MAX_TOKENS, ignore_eos=True
     )
     return Request(str(index), tuple(_prompt(model, index)), params, seed=index)
 
 
-def _prompt(model: LlamaForCausalLM, index: int) -> list[int]:
+def _prompt(model: CausalDecoder, index: int) -> list[int]:
     """Two rounds of the same random tokens, so that lookups find something."""
     generator = torch.Generator().manual_seed(index)
     half = torch.randint(0, len(model.vocab_slice), (_PROMPT_TOKENS // 2,), generator=generator)

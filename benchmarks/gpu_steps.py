@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from specdec.models import CausalDecoder
 from specdec.runner import ModelRunner
 from specdec.sampling_rules import SamplingRules
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
@@ -87,6 +88,7 @@ def _synchronize(device: torch.device) -> None:
 
 def _weight_bytes(runner: ModelRunner) -> int:
     """Everything in linear layers and head, which each step reads once; of the rest, little."""
+    assert isinstance(runner.model, CausalDecoder)
     matrices = (getattr(module, "matrix", None) for module in runner.model.modules())
     weights = (getattr(matrix, "weight", None) for matrix in matrices)
     return sum(weight.nbytes for weight in weights if isinstance(weight, torch.Tensor))

@@ -22,7 +22,7 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
-from specdec.config import EngineConfig, SpeculativeConfig
+from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.models.store import resolve
@@ -30,6 +30,7 @@ from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, ModelRunner, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
+from specdec.speculative_config import SpeculativeConfig
 from specdec.stats import EngineStats
 from specdec.tokenizer import Tokenizer
 

@@ -34,9 +34,9 @@ from benchmarks.service import ServiceProcess, started_service
 from benchmarks.streams import Answer, Call, speculation_options, stream_all
 from benchmarks.ties import Difference, Reference, argmax_differences, first_difference
 from specdec.client import Client
-from specdec.config import SpeculativeConfig
 from specdec.models.store import resolve
 from specdec.sampling_params import SamplingParams, SpeculationMethod
+from specdec.speculative_config import SpeculativeConfig
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import Tokenizer
 

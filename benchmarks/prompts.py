@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from specdec.errors import InvalidValueError
 from specdec.tokenizer import ChatMessage, Tokenizer
 
 DEFAULT_PATH = Path(__file__).with_name("prompts.jsonl")
+
+_TYPICAL_TOKENS = 70
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,27 @@ def load_prompts(path: Path, tokenizer: Tokenizer, closing: str = "") -> list[Be
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     return [_encode(json.loads(line), tokenizer, closing) for line in lines if line.strip()]
+
+
+def of_similar_length(prompts: Sequence[BenchmarkPrompt], count: int) -> list[tuple[int, ...]]:
+    """The `count` prompts whose length is nearest to 70 tokens."""
+    by_distance = sorted(prompts, key=lambda prompt: abs(len(prompt.token_ids) - _TYPICAL_TOKENS))
+    return [prompt.token_ids for prompt in by_distance[:count]]
+
+
+def by_suite(
+    prompts: Sequence[BenchmarkPrompt], suites: Sequence[str], num_each: int
+) -> dict[str, list[tuple[int, ...]]]:
+    """The first prompts of each suite. Raises InvalidValueError for a suite without any."""
+    found = {
+        suite: [each.token_ids for each in prompts if each.suite == suite][:num_each]
+        for suite in suites
+    }
+    for suite, own in found.items():
+        if not own:
+            known = sorted({prompt.suite for prompt in prompts})
+            raise InvalidValueError("suites", suite, f"one of {', '.join(known)}")
+    return found
 
 
 def _encode(record: dict[str, Any], tokenizer: Tokenizer, closing: str) -> BenchmarkPrompt:

@@ -19,8 +19,8 @@ from benchmarks.prompts import BenchmarkPrompt
 from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
-from specdec.model_input import ModelInput
-from specdec.models import LlamaForCausalLM, load_model
+from specdec.model_input import Chunk, ModelInput
+from specdec.models import load_model
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, load_runner
 from specdec.sampling_params import SamplingParams
@@ -112,7 +112,7 @@ class _DraftJudge:
 
     def __init__(self, directory: Path) -> None:
         model = ModelConfig.from_directory(directory)
-        self._model: LlamaForCausalLM = load_model(
+        self._model = load_model(
             directory,
             model,
             TensorParallelGroup(),
@@ -127,17 +127,7 @@ class _DraftJudge:
     def agrees(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[bool, ...]:
         """Whether each token of `output` is the likeliest after the tokens before it."""
         token_ids = [*prompt, *output[:-1]]
-        count = len(token_ids)
-        hidden = self._model(
-            ModelInput(
-                input_ids=torch.tensor(token_ids),
-                positions=torch.arange(count),
-                slot_mapping=torch.arange(count),
-                cu_seqlens_q=(0, count),
-                context_lens=(count,),
-                block_tables=torch.arange(-(-count // _BLOCK_SIZE))[None],
-            ),
-            self._cache,
-        )
+        chunk = Chunk(token_ids, 0, range(-(-len(token_ids) // _BLOCK_SIZE)))
+        hidden = self._model(ModelInput.of([chunk], _BLOCK_SIZE), self._cache)
         likeliest = self._model.compute_logits(hidden[-len(output) :]).argmax(-1)
         return tuple((likeliest == torch.tensor(output)).tolist())

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 
 from benchmarks.cost_table import CostTable
 from benchmarks.recordings import Recording
-from specdec.config import SpeculativeConfig
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.proposers import DraftRequest, Proposal, make_proposer
 from specdec.sampling_params import SamplingParams
 from specdec.sampling_rules import SamplingRules
 from specdec.sequence import Request, SequenceStatus
 from specdec.sequence import Sequence as EngineSequence
+from specdec.speculative_config import SpeculativeConfig
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import Tokenizer
 

@@ -23,6 +23,7 @@ from cluster.config import ServeConfig
 from specdec.models.store import print_progress
 
 _STOP_TIMEOUT_S = 60.0
+_QUEUE_TIMEOUT_S = 1200.0  # nobody is refused, however slow the machine
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,8 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
         model=model,
         grpc_port=grpc_port,
         http_port=http_port,
-        **settings,
         state_dir=Path(state.name),
+        **{"queue_timeout_s": _QUEUE_TIMEOUT_S, **settings},
     )
     # Ray is initialized once a process, and its processes are told apart by their ancestor.
     context = multiprocessing.get_context("spawn")

@@ -24,11 +24,11 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one stream brought. first_token_s: from the call to its first message."""
+    """What one stream brought. arrivals_s: from the call to each message with tokens."""
 
     token_ids: tuple[int, ...]
     speculation: SpeculationStats
-    first_token_s: float
+    arrivals_s: tuple[float, ...]
 
 
 def speculation_options(
@@ -52,11 +52,12 @@ def stream_all(
 
 def _stream(client: Client, call: Call) -> Answer:
     started_at = time.perf_counter()
-    first_token_s = 0.0
     token_ids: list[int] = []
+    arrivals_s: list[float] = []
     for chunk in client.generate_stream(call.prompt, call.params):
-        first_token_s = first_token_s or time.perf_counter() - started_at
-        token_ids.extend(chunk.token_ids)
+        if chunk.token_ids:
+            token_ids.extend(chunk.token_ids)
+            arrivals_s.append(time.perf_counter() - started_at)
         if chunk.usage is not None:
-            return Answer(tuple(token_ids), chunk.usage.speculation, first_token_s)
+            return Answer(tuple(token_ids), chunk.usage.speculation, tuple(arrivals_s))
     raise AssertionError("a stream ended without usage")

@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from benchmarks.json_schemas import CASES, SchemaCase
 from benchmarks.machine import describe_machine
-from specdec.config import DraftLimits, EngineConfig, SpeculativeConfig
+from specdec.config import DraftLimits, EngineConfig
 from specdec.engine import Engine
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
@@ -32,6 +32,7 @@ from specdec.proposers import DraftModelProposer
 from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams, SpeculationMethod, StructuredOutput
 from specdec.sequence import Request
+from specdec.speculative_config import SpeculativeConfig
 from specdec.structured_output import GrammarCompiler
 from specdec.tokenizer import ChatMessage, Tokenizer
 

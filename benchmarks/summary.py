@@ -1,25 +1,25 @@
-"""What `benchmarks.throughput` reports: rows, ratios against aims, profiles, and their table."""
+"""Medians of what was measured in rounds, and ratios against aims."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from benchmarks.contenders import Measurement, StepProfile
-from benchmarks.machine import Machine
+from benchmarks.rounds import Measured
+from benchmarks.workloads import Measurement
 
 
 @dataclass(frozen=True)
 class Row:
-    """A case over all rounds."""
+    """A case over all rounds. mean_acceptance_length: None where it is not told."""
 
     name: str
     tokens_per_s: float  # median
     slowest: float
     fastest: float
     first_token_ms: float  # median
-    mean_acceptance_length: float
+    mean_acceptance_length: float | None
     others_percent: float  # the worst round; see Measurement
 
 
@@ -36,120 +36,119 @@ class Ratio:
 
 
 @dataclass(frozen=True)
-class IdleCost:
-    """CPU of the service's processes without requests, in percent of one core."""
+class Bar:
+    """A figure with a limit."""
 
-    percent_of_core: float
-    period_s: float
-    others_percent: float
-    aim: float = 5.0  # at most this
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What was run."""
-
-    model: str
-    dtype: str
-    num_rounds: int
-    max_tokens: int
+    name: str
+    figure: float
+    limit: float
+    is_most: bool  # else the limit is the least
+    is_met: bool
 
 
-@dataclass(frozen=True)
-class Report:
-    """Everything that was measured. transport_ms: what the service adds to one stream's token."""
+def at_least(name: str, figure: float, limit: float) -> Bar:
+    """A bar from below."""
+    return Bar(name, figure, limit, is_most=False, is_met=figure >= limit)
 
-    settings: Settings
-    machine: Machine
-    rows: tuple[Row, ...]
-    ratios: tuple[Ratio, ...]
-    profiles: tuple[StepProfile, ...]
-    transport_ms: float
-    idle: IdleCost
+
+def at_most(name: str, figure: float, limit: float) -> Bar:
+    """A bar from above."""
+    return Bar(name, figure, limit, is_most=True, is_met=figure <= limit)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two cases to compare, by name."""
+    """Cases to compare, by name. Of several on a side, the total time of a round counts."""
 
     name: str
-    above: str
-    below: str
+    above: tuple[str, ...]
+    below: tuple[str, ...]
     aim: float | None = None
 
 
-COMPARISONS = (
-    Comparison("engine / transformers, 1 stream", "engine 1", "transformers 1", 1.3),
-    Comparison("service / transformers, 1 stream", "service 1", "transformers 1", 1.3),
-    Comparison("engine / transformers, 16 streams", "engine 16", "transformers 16"),
-    Comparison("service / transformers, 16 streams", "service 16", "transformers 16"),
-    Comparison("engine, 16 / 1 streams", "engine 16", "engine 1", 4.0),
-    Comparison("service, 16 / 1 streams", "service 16", "service 1", 4.0),
-    Comparison("transformers, 16 / 1 streams", "transformers 16", "transformers 1"),
-    Comparison("service / engine, 1 stream", "service 1", "engine 1", 0.9),
-    Comparison("service / engine, 16 streams", "service 16", "engine 16", 0.9),
-    Comparison("ngram / off on edits, 1 stream", "engine 1, edits, ngram", "engine 1, edits, off"),
-    Comparison(
-        "ngram / off on edits, 16 streams", "engine 16, edits, ngram", "engine 16, edits, off"
-    ),
-)
+def compare_cases(name: str, above: str, below: str, aim: float | None = None) -> Comparison:
+    """Of one case with another."""
+    return Comparison(name, (above,), (below,), aim)
 
 
 def summarize(name: str, measurements: Sequence[Measurement]) -> Row:
     """Medians and spread."""
     rates = [measurement.tokens_per_s for measurement in measurements]
+    lengths = [each.mean_acceptance_length for each in measurements]
+    told = [length for length in lengths if length is not None]
     return Row(
         name=name,
         tokens_per_s=statistics.median(rates),
         slowest=min(rates),
         fastest=max(rates),
         first_token_ms=1000 * statistics.median(each.first_token_s for each in measurements),
-        mean_acceptance_length=statistics.fmean(
-            each.mean_acceptance_length for each in measurements
-        ),
+        mean_acceptance_length=statistics.fmean(told) if told else None,
         others_percent=max(each.others_percent for each in measurements),
     )
 
 
-def compare(comparison: Comparison, measured: Mapping[str, Sequence[Measurement]]) -> Ratio:
-    """Both cases were measured in the same rounds."""
-    pairs = zip(measured[comparison.above], measured[comparison.below], strict=True)
-    ratios = [above.tokens_per_s / below.tokens_per_s for above, below in pairs]
+def compare(comparison: Comparison, measured: Measured) -> Ratio:
+    """Both sides were measured in the same rounds."""
+    pairs = zip(_rates(comparison.above, measured), _rates(comparison.below, measured), strict=True)
+    ratios = [above / below for above, below in pairs]
     median, aim = statistics.median(ratios), comparison.aim
     is_met = None if aim is None else median >= aim
     return Ratio(comparison.name, median, min(ratios), max(ratios), aim, is_met)
 
 
-def transport_ms(measured: Mapping[str, Sequence[Measurement]]) -> float:
-    """What a token of one stream takes longer through the service than in process."""
-    pairs = zip(measured["service 1"], measured["engine 1"], strict=True)
-    return 1000 * statistics.median(
-        service.seconds / service.num_tokens - engine.seconds / engine.num_tokens
-        for service, engine in pairs
+def compare_all(comparisons: Sequence[Comparison], measured: Measured) -> tuple[Ratio, ...]:
+    """Those whose cases were all measured."""
+    return tuple(
+        compare(each, measured)
+        for each in comparisons
+        if all(name in measured for name in (*each.above, *each.below))
     )
 
 
-def print_tables(report: Report) -> None:
-    """Writes everything but settings and machine to standard output."""
-    for row in report.rows:
+def num_other_outputs(measured: Measured, of: str, reference: str) -> int:
+    """How many streams of a case had other tokens than those of another in the same rounds."""
+    pairs = zip(measured[of], measured[reference], strict=True)
+    return sum(
+        stream.token_ids != expected.token_ids
+        for one, other in pairs
+        for stream, expected in zip(one.streams, other.streams, strict=True)
+    )
+
+
+def print_rows(rows: Sequence[Row]) -> None:
+    """One line each, on standard output."""
+    for row in rows:
+        length = row.mean_acceptance_length
         print(
-            f"{row.name:26s}{row.tokens_per_s:7.1f} tokens/s ({row.slowest:.1f} to "
+            f"{row.name:36s}{row.tokens_per_s:7.1f} tokens/s ({row.slowest:.1f} to "
             f"{row.fastest:.1f}), first token {row.first_token_ms:5.0f} ms, "
-            f"acceptance length {row.mean_acceptance_length:.2f}, "
+            f"acceptance length {'-' if length is None else f'{length:.2f}'}, "
             f"others {row.others_percent:.0f} %"
         )
-    for ratio in report.ratios:
-        print(
-            f"{ratio.name:36s}{ratio.median:6.2f} ({ratio.smallest:.2f} to {ratio.largest:.2f})"
-            + _verdict(ratio)
-        )
-    for profile in report.profiles:
-        print(", ".join(f"{name} {value:.4g}" for name, value in asdict(profile).items()))
-    print(f"transport {report.transport_ms:.2f} ms a token of one stream")
-    print(f"idle service {report.idle.percent_of_core:.1f} % of a core (aim {report.idle.aim:g})")
 
 
-def _verdict(ratio: Ratio) -> str:
-    if ratio.aim is None:
-        return ""
-    return f"  aim {ratio.aim:g}: {'met' if ratio.is_met else 'MISSED'}"
+def print_ratios(ratios: Sequence[Ratio]) -> None:
+    """One line each, on standard output, with what became of its aim."""
+    for ratio in ratios:
+        spread = f"({ratio.smallest:.2f} to {ratio.largest:.2f})"
+        aim = "" if ratio.aim is None else f"  aim {ratio.aim:g}: {_verdict(ratio.is_met)}"
+        print(f"{ratio.name:56s}{ratio.median:6.2f} {spread}{aim}")
+
+
+def print_bars(bars: Sequence[Bar]) -> None:
+    """One line each, on standard output."""
+    for bar in bars:
+        limit = f"at {'most' if bar.is_most else 'least'} {bar.limit:g}"
+        print(f"{bar.name}: {bar.figure:.3g}, {limit}: {_verdict(bar.is_met)}")
+
+
+def _verdict(is_met: bool | None) -> str:
+    return "met" if is_met else "MISSED"
+
+
+def _rates(names: Sequence[str], measured: Measured) -> list[float]:
+    """Tokens per second of each round, over all of the cases."""
+    rounds = zip(*(measured[name] for name in names), strict=True)
+    return [
+        sum(each.num_tokens for each in one) / sum(each.seconds for each in one) for one in rounds
+    ]

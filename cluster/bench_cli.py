@@ -68,6 +68,10 @@ def methods(
 
     PROMPTS_FILE holds JSON lines: texts, or objects with "prompt" or "turns". One request runs at a
     time. The last line printed is the report as JSON.
+
+    Answers that suffix keeps count for it and for what it is combined with: of these two, whichever
+    is asked a prompt later has the earlier one's answer. Restart the service and load suffix alone
+    to see it without.
     """
     prompts = read_prompts(prompts_file)[:num_prompts]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=_SEED)
@@ -96,7 +100,9 @@ def _table(report: MethodReport) -> str:
 
 
 def _line(result: MethodResult) -> str:
-    drafts = f"{result.acceptance_rate:>12.0%}{result.mean_acceptance_length:>13.2f}"
+    drafts = f"{'-':>12}{'-':>13}"
+    if result.num_drafts:
+        drafts = f"{result.acceptance_rate:>12.0%}{result.mean_acceptance_length:>13.2f}"
     return (
         f"{result.name:<16}{_number(result.tokens_per_s, 1):>10}{_number(result.speedup, 2):>10}"
         f"{drafts}{result.num_drafts:>8}{result.num_other_answers:>15}"

@@ -16,7 +16,7 @@ Prompt = str | tuple[int, ...] | Chat
 class GenerateCall:
     """A completion that is asked for. Empty `model`: the loaded one. Empty `request_id`: any.
 
-    priority, resume_token_ids: as in specdec.sequence.Request.
+    priority, resume_token_ids, stream_interval: as in specdec.sequence.Request.
     """
 
     model: str
@@ -25,6 +25,7 @@ class GenerateCall:
     request_id: str
     priority: int = 0
     resume_token_ids: tuple[int, ...] = ()
+    stream_interval: int | None = None
 
 
 @dataclass(frozen=True)

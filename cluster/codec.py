@@ -33,6 +33,7 @@ def decode_generate(request: pb.GenerateRequest) -> GenerateCall:
         request_id=_decode_request_id(request.request_id),
         priority=_decode_priority(request.priority),
         resume_token_ids=_decode_resumed(request),
+        stream_interval=request.stream_interval if request.HasField("stream_interval") else None,
     )
 
 

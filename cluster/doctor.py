@@ -23,6 +23,7 @@ _NEEDED_BYTES = int(2.7 * _GIB)
 processes of the service 1.2."""
 _AMPLE_BYTES = 4 * _GIB
 _OBJECT_STORE_BYTES = 100 * _MIB
+_MAX_FAULT_CHARS = 300
 _NEEDED_FILES, _AMPLE_FILES = 512, 4096
 
 _COLOURS: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
@@ -55,6 +56,14 @@ def check_torch(seen: Surroundings) -> Finding:
         advice = f"set OMP_NUM_THREADS={cores}: threads beyond the cores wait for one another"
         return Finding("warn", found, advice)
     return Finding("ok", found)
+
+
+def check_kernels(seen: Surroundings) -> Finding:
+    """That the kernels for CPUs compile; without them models run too, by torch's."""
+    if not seen.kernels_fault:
+        return Finding("ok", "compiled for this processor")
+    found = f"torch's only: {seen.kernels_fault[:_MAX_FAULT_CHARS]}"
+    return Finding("warn", found, "install g++ or clang++: without them models run slower on CPUs")
 
 
 def check_ray(seen: Surroundings) -> Finding:
@@ -149,6 +158,7 @@ def check_service(seen: Surroundings) -> Finding:
 CHECKS: dict[str, Callable[[Surroundings], Finding]] = {
     "python": check_python,
     "torch": check_torch,
+    "CPU kernels": check_kernels,
     "ray": check_ray,
     "memory": check_memory,
     "GPUs": check_gpus,

@@ -29,6 +29,11 @@ T = TypeVar("T")
 
 _RECOVERY_TICK_S = 0.5
 
+_SWITCH_INTERVAL_S = 0.0005
+"""How long the engine's thread waits for another thread of Python, several times a step.
+
+Python's own 5 ms are most of a step while the other renders a long chat, say."""
+
 _LAST_WORDS_S = 1.0
 """How long a stream that is ended by force may take to say so: its reader may have stopped."""
 
@@ -66,9 +71,11 @@ class EngineLoop:
     ) -> None:
         """Must be made on the event loop that will read the streams. Starts the thread.
 
+        Shortens the interpreter's switch interval, for all threads of the process.
+
         remake_target: called on a thread of its own; raises when no target can be had any more.
             None: the engine ends with its target.
-        observe_batch: told on the event loop how many sequences a step brought tokens to.
+        observe_batch: told on the engine's thread how many sequences a step brought tokens to.
         """
         self._engine = engine
         self._remake_target = remake_target
@@ -85,6 +92,7 @@ class EngineLoop:
         self._is_draining = False
         self._no_streams = asyncio.Event()
         self._no_streams.set()
+        sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -229,6 +237,13 @@ class EngineLoop:
             logger.exception("the engine stopped")
             self._give_up(TargetFailedError("engine error"))
         else:
+            self._tell(outputs, self._last_stats.last_batch_size)
+
+    def _tell(self, outputs: list[RequestOutput], batch_size: int) -> None:
+        """Wakes the event loop once for all that a step has to say, if it has anything."""
+        if batch_size and self._observe_batch is not None:
+            self._observe_batch(batch_size)
+        if outputs:
             self._event_loop.call_soon_threadsafe(self._deliver, outputs)
 
     def _expire(self) -> None:
@@ -302,8 +317,6 @@ class EngineLoop:
 
     def _deliver(self, outputs: list[RequestOutput]) -> None:
         delivered_at = time.perf_counter()
-        if outputs and self._observe_batch is not None:
-            self._observe_batch(len(outputs))
         for output in outputs:
             if output.finish_reason is not None and output.request_id in self._open:
                 self._open[output.request_id] -= 1

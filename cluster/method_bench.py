@@ -151,7 +151,7 @@ def _result(name: str, answers: dict[str, list[Answer]]) -> MethodResult:
 
 def _tokens_per_s(answer: Answer) -> float | None:
     """From the first tokens on, which is without the wait for them."""
-    num_first = next(len(chunk.token_ids) for chunk in answer.chunks if chunk.token_ids)
+    num_first = next((len(chunk.token_ids) for chunk in answer.chunks if chunk.token_ids), 0)
     num_tokens, seconds = answer.usage.completion_tokens, answer.total_s - answer.first_token_s
     return (num_tokens - num_first) / seconds if num_tokens > num_first else None
 

@@ -208,6 +208,11 @@ _COUNTERS: tuple[_Reading, ...] = (
         "Draft tokens that became output.",
         lambda stats: stats.speculation.num_accepted_tokens,
     ),
+    (
+        "spec_decode_num_lookahead_tokens",
+        "Guesses of lookahead decoding that were run to see what follows them.",
+        lambda stats: stats.num_lookahead_tokens,
+    ),
 )
 
 

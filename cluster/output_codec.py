@@ -30,7 +30,7 @@ def encode_stream_chunk(
         choice=output.choice,
         text=output.text,
         token_ids=output.token_ids,
-        num_accepted_tokens=output.num_accepted_tokens,
+        is_drafted=output.is_drafted,
         logprobs=_encode_logprobs([output.logprobs], spell),
         prompt_logprobs=_encode_logprobs([output.prompt_logprobs], spell),
         usage=_encode_usage(output) if output.is_last else None,

@@ -16,9 +16,10 @@ logger = logging.getLogger(__name__)
 class RequestObserver:
     """Told of each output when the engine delivers it, however slowly a client reads.
 
-    Inter-token latency is recorded as vLLM does it: one observation an output, the time since the
-    one before of the same choice, whether it brought one token or, with speculation, several. So it
-    measures the pauses that a reader sees; the time per token is its sum by the tokens generated.
+    Inter-token latency is recorded as vLLM does it: one observation a step, whether it brought one
+    token or, with speculation, several. It is the time since the output before of the same choice,
+    divided evenly among the steps whose tokens came together (`stream_interval`); the time per
+    token is its sum by the tokens generated.
     The time to the first token is that of the choice that comes first.
     """
 
@@ -40,7 +41,9 @@ class RequestObserver:
             self._first_at = at
             self._metrics.time_to_first_token.observe(at - self._arrived_at)
         elif output.choice in self._last_at:
-            self._metrics.inter_token_latency.observe(at - self._last_at[output.choice])
+            step_s = (at - self._last_at[output.choice]) / output.num_steps
+            for _ in range(output.num_steps):
+                self._metrics.inter_token_latency.observe(step_s)
         self._last_at[output.choice], self._last = at, output
         if output.is_last and output.finish_reason is not None:
             self._metrics.request_latency.observe(at - self._arrived_at)

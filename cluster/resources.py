@@ -1,8 +1,7 @@
-"""What the machine has, and what of it a configuration takes. "auto" is resolved here."""
+"""What the machine has: memory, cores, GPUs; and whether the ranks of a configuration fit."""
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +10,8 @@ import psutil
 import torch
 
 from cluster.config import ServeConfig
-from specdec.config import DTYPES, DraftLimits, EngineConfig, require_range
-from specdec.errors import InvalidValueError, OutOfMemoryError
+from specdec.errors import InvalidValueError
 from specdec.model_config import ModelConfig
-from specdec.proposers import MAX_CACHE_BYTES, NGRAM_BYTES
 
 CPUS_PER_SHARD = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
@@ -25,16 +22,7 @@ CPUS_PER_CONTROL_PLANE = 0.1
 TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
 """Indices into the placement group of a replica, whose first bundle is the Router's."""
 
-_MIB, _GIB = 2**20, 2**30
-_PROCESS_BYTES = 350 * _MIB
-"""What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
-_CONTROL_PLANE_BYTES = 150 * _MIB
-_GPU_WORKSPACE_BYTES = 2 * _GIB
-"""Left on each GPU for activations, libraries and fragments."""
-
 _CONTROL_GROUP = Path("/sys/fs/cgroup")
-_MAX_AUTO_KV_BYTES = 2 * _GIB
-_KV_SHARE_OF_FREE_MEMORY = 0.25
 
 
 def available_memory_bytes() -> int:
@@ -65,7 +53,7 @@ def memory_per_replica(config: ServeConfig) -> int:
 
 
 def threads_per_shard(tensor_parallel_size: int, num_replicas: int = 1) -> int:
-    """Ranks on one machine share its cores, and so do replicas."""
+    """Of a rank on this machine: the ranks of a group share its cores, and so do replicas."""
     return max(1, available_cpus() // (tensor_parallel_size * num_replicas))
 
 
@@ -140,106 +128,6 @@ class Models:
     draft: ModelConfig | None = None
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
-    """The limits of the engine and of the draft model, which share a machine's memory."""
-
-    engine: EngineConfig
-    draft: DraftLimits | None
-
-
-def memory_plan(config: ServeConfig, models: Models, available_bytes: int) -> MemoryPlan:
-    """Everything that was left open decided.
-
-    The draft model's pool has as many blocks as the target's: whatever runs fits into both.
-    Raises InvalidValueError for a context longer than the model's, and OutOfMemoryError when the
-    weights, the processes and the KV pools do not fit in `available_bytes`.
-    """
-    model = models.target
-    max_model_len = config.max_model_len or model.max_position_embeddings
-    require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
-    blocks_of_longest = -(-max_model_len // config.block_size)
-    if config.device == "cuda":
-        num_blocks = _gpu_blocks(config, models, blocks_of_longest, available_bytes)
-    else:
-        num_blocks = _cpu_blocks(config, models, blocks_of_longest, available_bytes)
-    engine = EngineConfig(
-        max_model_len=max_model_len,
-        num_blocks=num_blocks,
-        block_size=config.block_size,
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_queue_len=config.max_queue_len,
-        enable_prefix_caching=config.enable_prefix_caching,
-        speculation=config.speculative_config,
-    )
-    return MemoryPlan(engine, _draft_limits(engine, models.draft))
-
-
-def _draft_limits(engine: EngineConfig, draft: ModelConfig | None) -> DraftLimits | None:
-    if draft is None or engine.speculation is None:
-        return None
-    own_limit = engine.speculation.max_model_len or draft.max_position_embeddings
-    return DraftLimits(
-        num_blocks=engine.num_blocks,
-        block_size=engine.block_size,
-        max_model_len=min(engine.max_model_len, own_limit, draft.max_position_embeddings),
-        max_catch_up_tokens=engine.max_num_batched_tokens,
-        enable_prefix_caching=engine.enable_prefix_caching,
-        confidence_threshold=engine.speculation.draft_confidence_threshold,
-    )
-
-
-def _kv_bytes_per_token(config: ServeConfig, models: Models) -> int:
-    """Of both models on all their ranks."""
-    dtype, speculation = DTYPES[config.dtype], config.speculative_config
-    kv_bytes = models.target.kv_bytes_per_token(dtype, config.tensor_parallel_size)
-    if models.draft is not None and speculation is not None:
-        size = speculation.draft_tensor_parallel_size
-        kv_bytes += models.draft.kv_bytes_per_token(dtype, size)
-    return kv_bytes
-
-
-def _cpu_blocks(
-    config: ServeConfig, models: Models, blocks_of_longest: int, available_bytes: int
-) -> int:
-    """All ranks of both models share one memory."""
-    block_bytes = config.block_size * _kv_bytes_per_token(config, models)
-    free_bytes = available_bytes - _bytes_without_kv(config, models)
-    num_blocks = _num_blocks(config, block_bytes, blocks_of_longest, free_bytes)
-    _check_memory(num_blocks, block_bytes, blocks_of_longest, free_bytes, available_bytes)
-    return num_blocks
-
-
-def _gpu_blocks(
-    config: ServeConfig, models: Models, blocks_of_longest: int, available_bytes: int
-) -> int:
-    """Each rank has a memory of its own; the fullest decides for all."""
-    sizes = [(models.target, config.tensor_parallel_size)]
-    if models.draft is not None and config.speculative_config is not None:
-        sizes.append((models.draft, config.speculative_config.draft_tensor_parallel_size))
-    dtype = DTYPES[config.dtype]
-    fitting = []
-    for model, size in sizes:
-        # The fullest rank's share: KV heads are divided whole.
-        share = max(1, math.ceil(model.num_kv_heads / size)) / max(model.num_kv_heads, size)
-        block_bytes = int(config.block_size * model.kv_bytes_per_token(dtype, size) * share)
-        weight_bytes = int(model.weight_bytes(dtype) * share)
-        free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
-        if config.kv_cache_memory_gib is not None:
-            free_bytes = min(free_bytes, int(config.kv_cache_memory_gib * _GIB) // size)
-        needed_bytes = blocks_of_longest * block_bytes
-        if free_bytes < needed_bytes:
-            raise OutOfMemoryError(
-                f"a rank may take {available_bytes / _GIB:.1f} GiB of its GPU; weights and "
-                f"workspace leave {max(0, free_bytes) / _GIB:.1f} for the KV cache, and one "
-                f"sequence of max_model_len needs {needed_bytes / _GIB:.2f}: raise "
-                "tensor_parallel_size or lower max_model_len"
-            )
-        fitting.append(free_bytes // block_bytes)
-    return min(*fitting, config.max_num_seqs * blocks_of_longest)
-
-
 def _num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
@@ -250,60 +138,6 @@ def _smallest_gpu_bytes() -> int:
     if count == 0:
         raise InvalidValueError("device", "cuda", "cpu, or auto, where torch finds no GPU")
     return min(torch.cuda.mem_get_info(index)[0] for index in range(count))
-
-
-def _num_blocks(
-    config: ServeConfig, block_bytes: int, blocks_of_longest: int, free_bytes: int
-) -> int:
-    """As configured; else a share of free memory, within what could ever be used and a ceiling."""
-    if config.kv_cache_memory_gib is not None:
-        return int(config.kv_cache_memory_gib * _GIB) // block_bytes
-    share = int(min(free_bytes * _KV_SHARE_OF_FREE_MEMORY, _MAX_AUTO_KV_BYTES)) // block_bytes
-    return min(max(share, blocks_of_longest), config.max_num_seqs * blocks_of_longest)
-
-
-def _check_memory(
-    num_blocks: int,
-    block_bytes: int,
-    blocks_of_longest: int,
-    free_bytes: int,
-    available_bytes: int,
-) -> None:
-    if num_blocks < blocks_of_longest:
-        raise OutOfMemoryError(
-            f"the KV cache would have {num_blocks * block_bytes / _MIB:.1f} MiB; one sequence of "
-            f"max_model_len needs {blocks_of_longest * block_bytes / _MIB:.1f}: raise "
-            "kv_cache_memory_gib or lower max_model_len"
-        )
-    missing = num_blocks * block_bytes - free_bytes
-    if missing > 0:
-        raise OutOfMemoryError(
-            f"weights, processes and KV cache need {(available_bytes + missing) / _GIB:.1f} GiB, "
-            f"and {available_bytes / _GIB:.1f} GiB are free; lower kv_cache_memory_gib or "
-            "max_model_len, or take a smaller model"
-        )
-
-
-def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
-    dtype, speculation = DTYPES[config.dtype], config.speculative_config
-    num_processes = config.tensor_parallel_size + 1
-    weights = models.target.weight_bytes(dtype, config.quantization_method)
-    if models.draft is not None and speculation is not None:
-        num_processes += speculation.draft_tensor_parallel_size
-        weights += models.draft.weight_bytes(dtype, speculation.quantization)
-    processes = num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
-    return weights + processes + _lookup_bytes(config)
-
-
-def _lookup_bytes(config: ServeConfig) -> int:
-    """What suffix decoding may come to keep of earlier outputs, and lookahead of n-grams."""
-    speculation = config.speculative_config
-    if speculation is None:
-        return 0
-    if speculation.method == "lookahead":
-        return config.max_num_seqs * speculation.lookahead_pool_size * NGRAM_BYTES
-    has_cache = speculation.suffix_decoding_max_cached_requests > 0
-    return MAX_CACHE_BYTES if has_cache and "suffix" in speculation.methods else 0
 
 
 def _reclaimable_bytes() -> int:

@@ -21,6 +21,7 @@ from cluster.draft_group import DraftGroup
 from cluster.draft_supervisor import DraftSupervisor
 from cluster.engine_loop import EngineLoop
 from cluster.logs import current_request_id
+from cluster.memory_plan import memory_plan
 from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
 from cluster.replica_load import ReplicaLoad
@@ -30,8 +31,6 @@ from cluster.resources import (
     DRAFT_BUNDLE,
     TARGET_BUNDLE,
     available_memory_bytes,
-    memory_plan,
-    threads_per_shard,
 )
 from cluster.shard_group import GroupSpec
 from cluster.speculation_policy import make_policy
@@ -218,12 +217,6 @@ class Router:
         spec = replace(spec, vocabulary=vocabulary.shared)
         return DraftSupervisor(lambda: DraftGroup(spec, placement), limits, vocabulary)
 
-    @property
-    def _shares_cores(self) -> bool:
-        config = self.config
-        is_alone = config.tensor_parallel_size == 1 and config.most_replicas == 1
-        return not is_alone or self._plan.draft is not None
-
     def _group_spec(
         self,
         name: str,
@@ -240,10 +233,10 @@ class Router:
             dtype=self.config.dtype,
             device=self.config.device,
             quantization=quantization,
+            kernels=self.config.kernels,
             tensor_parallel_size=size,
             limits=limits,
-            num_threads=threads_per_shard(size, self.config.most_replicas),
-            shares_cores=self._shares_cores,
+            num_replicas=self.config.most_replicas,
             bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
             transport=None if self.config.transport == "auto" else self.config.transport,
             start_timeout_s=self.config.start_timeout_s,
@@ -317,6 +310,7 @@ class Router:
             priority=call.priority,
             resume_token_ids=call.resume_token_ids,
             grammar=await self._compile(call.params.structured_output),
+            stream_interval=call.stream_interval,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
         return Generation(seed, self._loop.generate(request, observer))

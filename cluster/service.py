@@ -16,8 +16,9 @@ import psutil
 from cluster.admin_access import read_token
 from cluster.config import ServeConfig, address_of
 from cluster.control_store import ControlStore, state_dir
+from cluster.memory_plan import memory_plan
 from cluster.models import ModelDirectories, resolve_models
-from cluster.resources import available_cpus, check_ranks, memory_per_replica, memory_plan
+from cluster.resources import available_cpus, check_ranks, memory_per_replica
 from cluster.surroundings import listen_error
 from specdec.errors import SpecdecError
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from cluster.router import Router
 from cluster.watches import Watches
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.config import MAX_STREAM_INTERVAL
 from specdec.request_limits import check_answer_in_one_message
 from specdec.request_output import RequestOutput
 
@@ -67,7 +69,8 @@ class InferenceServicer:
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """The whole completion as one message. Cancelling the call aborts the request."""
         with self._reporting_to(grpc_context):
-            call = codec.decode_generate(request)
+            # One message, so nothing of it is wanted before its end.
+            call = replace(codec.decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
             check_answer_in_one_message(call.params, self.router.max_tokens(call.params))
             generation = await self.router.generate(call)
             async with aclosing(generation.outputs) as outputs:

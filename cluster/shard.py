@@ -11,14 +11,14 @@ from pathlib import Path
 
 import ray
 import torch
-import torch.distributed as dist
 
 from cluster import logs, wire
 from cluster.logs import LogConfig
+from cluster.resources import threads_per_shard
 from cluster.transport import Endpoint, Listener, Transport
-from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
+from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.parallel import TensorParallelGroup
-from specdec.runner import DraftRunner, ModelRunner, load_draft_runner, load_runner
+from specdec.runner import DraftRunner, ModelRunner, Rendezvous, load_draft_runner, load_runner
 from specdec.vocabulary import VocabularyMap
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class ShardSpec:
     limits: the engine's for a target, DraftLimits for a draft model.
     directory: for the files of this group, which its Router removes. Ranks are always on one node.
     vocabulary: of a draft model, what it has in common with the target's where they differ.
-    num_threads: threads of this rank's tensor operations.
+    num_replicas: how many groups like this one share the cores of the rank's node.
     """
 
     rank: int
@@ -44,9 +44,10 @@ class ShardSpec:
     dtype: DTypeName
     device: str
     quantization: QuantizationMethod | None
+    kernels: Kernels
     limits: EngineConfig | DraftLimits
     directory: Path
-    num_threads: int
+    num_replicas: int
     logs: LogConfig
     vocabulary: VocabularyMap | None = None
 
@@ -82,7 +83,7 @@ class _Shard(ABC):
         assert self._listener is not None, "run before bind"
         socket = self._listener.socket
         try:
-            torch.set_num_threads(self._spec.num_threads)
+            torch.set_num_threads(threads_per_shard(self._spec.size, self._spec.num_replicas))
             self._load(_join_group(self._spec))
             while (frames := socket.recv_multipart()) != wire.STOP:
                 try:
@@ -122,6 +123,7 @@ class TargetShard(_Shard):
             group,
             spec.quantization,
             torch.device(spec.device),
+            spec.kernels,
         )
         self._runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
 
@@ -145,6 +147,7 @@ class DraftShard(_Shard):
             spec.quantization,
             torch.device(spec.device),
             spec.vocabulary,
+            spec.kernels,
         )
         self._runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
 
@@ -166,11 +169,9 @@ def _join_group(spec: ShardSpec) -> TensorParallelGroup:
     # made up the path may be on another one.
     spec.directory.mkdir(mode=0o700, exist_ok=True)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        "gloo" if spec.device == "cpu" else "nccl",
-        init_method=f"file://{spec.directory / 'rendezvous'}",
-        rank=spec.rank,
-        world_size=spec.size,
-        timeout=_COLLECTIVE_TIMEOUT,
-    )
-    return TensorParallelGroup(spec.rank, spec.size, dist.group.WORLD)
+    group = Rendezvous(
+        spec.rank, spec.size, spec.device, spec.directory, _COLLECTIVE_TIMEOUT
+    ).join()
+    means = type(group.collectives).__name__
+    logger.info("rank %d of %d exchanges tensors by %s", spec.rank, spec.size, means)
+    return group

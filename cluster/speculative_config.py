@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origi
 
 from cluster.settings import Limit, refuse_unknown
 from specdec.errors import InvalidValueError
+from specdec.sampling_params import VerifierName
 
 if TYPE_CHECKING:
-    from specdec.config import SpeculativeConfig
+    from specdec.speculative_config import SpeculativeConfig
 
 # specdec.config loads torch, which takes seconds. The command line reads the settings whatever it
 # is asked for, so that module is imported only where a configuration is made.
@@ -38,9 +39,42 @@ _OLDER_SPELLINGS: Mapping[str, str] = MappingProxyType(
 )
 """Of keys, in texts about earlier versions of vLLM."""
 
+_NOT_OFFERED: Mapping[str, str] = MappingProxyType(
+    {
+        "draft_sample_method": "left out; how drafts are drawn follows from verifier",
+        "use_heterogeneous_vocab": "left out; a draft model with other tokens is found to be one",
+        "revision": "left out; model takes it behind an @, as in org/name@revision",
+    }
+)
+"""Keys of vLLM whose meaning there is nothing for here."""
+
+_ONLY_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
+    {
+        "parallel_drafting": (
+            False,
+            "false or left out: no draft model is run that was trained to draft in parallel",
+        ),
+        "disable_padded_drafter_batch": (
+            True,
+            "true or left out: drafts of different lengths are never padded",
+        ),
+    }
+)
+"""Keys of vLLM that can have one value here, which says what is done anyway."""
+
+_VERIFIERS: Mapping[str, VerifierName] = MappingProxyType(
+    {
+        "standard": "rejection",
+        "block": "block",
+        "probabilistic": "rejection",  # what standard was called
+        "strict": "coupled",  # a draft token is kept if it is the one that the target draws
+    }
+)
+"""What vLLM's values of rejection_sample_method are here; the last two are of earlier versions."""
+
 
 def _is_speculation(value: object) -> bool:
-    from specdec.config import SpeculativeConfig
+    from specdec.speculative_config import SpeculativeConfig
 
     return value is None or isinstance(value, SpeculativeConfig)
 
@@ -50,8 +84,9 @@ SPECULATION = Limit("a mapping, auto, or none to turn speculation off", _is_spec
 
 def default_speculation(model: str, device: str) -> SpeculativeConfig:
     """What `auto` stands for: a copy of an alias's model that drafts for it, else n-grams."""
-    from specdec.config import SpeculativeConfig, has_quantization
+    from specdec.config import has_quantization
     from specdec.models.store import ALIASES
+    from specdec.speculative_config import SpeculativeConfig
 
     can_quantize = device == "cpu" and has_quantization()
     if model in ALIASES and ALIASES[model].drafts_for_itself and can_quantize:
@@ -61,7 +96,7 @@ def default_speculation(model: str, device: str) -> SpeculativeConfig:
 
 def read_speculation(value: object) -> SpeculativeConfig | None:
     """`value` is a mapping, the same as JSON text, or none as a word or as None."""
-    from specdec.config import SpeculativeConfig
+    from specdec.speculative_config import SpeculativeConfig
 
     if value == AUTO:
         return cast("SpeculativeConfig", AUTO)
@@ -70,7 +105,7 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
     mapping = _parse_json(value) if isinstance(value, str) else value
     if not isinstance(mapping, Mapping):
         raise InvalidValueError("speculative_config", value, SPECULATION.text)
-    mapping = _in_todays_words(mapping)
+    mapping = _in_our_words(_in_todays_words(mapping))
     known = [each.name for each in fields(SpeculativeConfig)]
     refuse_unknown("speculative_config key", mapping, known)
     types = get_type_hints(SpeculativeConfig)
@@ -92,6 +127,23 @@ def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
                 raise InvalidValueError(f"speculative_config.{key}", value, f"{name} alone")
         values[name] = value
     return _with_todays_method(values)
+
+
+def _in_our_words(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """Takes vLLM's keys that are spelled otherwise here, or say what holds anyway."""
+    values = dict(mapping)
+    for key, (only, limit) in _ONLY_VALUES.items():
+        if values.pop(key, only) is not only:
+            raise InvalidValueError(f"speculative_config.{key}", mapping[key], limit)
+    if "rejection_sample_method" not in values:
+        return values
+    field = "speculative_config.rejection_sample_method"
+    method = values.pop("rejection_sample_method")
+    if not isinstance(method, str) or method not in _VERIFIERS:
+        raise InvalidValueError(field, method, f"one of {', '.join(_VERIFIERS)}; or verifier")
+    if "verifier" in values:
+        raise InvalidValueError(field, method, "left out where verifier is given")
+    return {**values, "verifier": _VERIFIERS[method]}
 
 
 def _with_todays_method(values: dict[Any, Any]) -> dict[Any, Any]:

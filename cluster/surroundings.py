@@ -46,7 +46,8 @@ class Reached:
 class Surroundings:
     """What was found.
 
-    cores: those that this process may use. gpus: names, by torch. num_gpu_devices: by the driver.
+    cores: those that this process may use. kernels_fault: why those for CPUs do not compile.
+    gpus: names, by torch. num_gpu_devices: by the driver.
     taken_ports: of those that were asked about. cache_error: why the cache cannot be written.
     cached_models: names in the cache. shm_bytes: of /dev/shm, None where there is none.
     network: who was asked, nobody unless wanted. service: None unless one was to be asked.
@@ -55,6 +56,7 @@ class Surroundings:
     python_version: tuple[int, int, int]
     torch: Library
     num_torch_threads: int
+    kernels_fault: str
     num_cores: int
     available_memory_bytes: int
     gpus: tuple[str, ...]
@@ -82,6 +84,7 @@ def observe(
         python_version=sys.version_info[:3],
         torch=torch,
         num_torch_threads=num_threads,
+        kernels_fault=torch.error or _kernels_fault(),
         num_cores=cores,
         available_memory_bytes=memory_bytes,
         gpus=gpus,
@@ -111,6 +114,12 @@ def _torch_sees() -> tuple[int, tuple[str, ...]]:
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return torch.get_num_threads(), tuple(names)
+
+
+def _kernels_fault() -> str:
+    from specdec.runner import native_library_fault  # imports torch
+
+    return " ".join(native_library_fault().split())
 
 
 def _share_of_machine() -> tuple[int, int]:

@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from specdec.config import QuantizationMethod, require_quantization
+from specdec.config import Kernels, QuantizationMethod, require_quantization
 from specdec.dequantize import StoredTensors, WeightFormat, weight_format
 from specdec.errors import UnsupportedModelError
 
@@ -54,7 +54,8 @@ class StoredFiles:
 class CheckpointReader:
     """Slices of the tensors of one checkpoint, dequantized, converted to `dtype`, on `device`.
 
-    `quantization` says how linear layers are to hold the matrices that they read.
+    `quantization` says how linear layers are to hold the matrices that they read, and `kernels`
+    what is to multiply by them.
     `num_elements_read` counts what was read, so that a test can hold a rank to its share.
     """
 
@@ -65,10 +66,12 @@ class CheckpointReader:
         quantization: QuantizationMethod | None,
         weight_format: WeightFormat | None,
         device: torch.device = CPU,
+        kernels: Kernels = "auto",
     ) -> None:
         """weight_format: how the quantized weights among `tensors` are laid out, if any are."""
         self.dtype = dtype
         self.quantization = quantization
+        self.kernels = kernels
         self.device = device
         self.num_elements_read = 0
         self._tensors = tensors
@@ -109,6 +112,7 @@ def open_checkpoint(
     dtype: torch.dtype,
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
+    kernels: Kernels = "auto",
 ) -> Iterator[CheckpointReader]:
     """Opens the model.safetensors of a directory, or the files that its index lists.
 
@@ -125,7 +129,8 @@ def open_checkpoint(
             except (SafetensorError, OSError) as error:
                 raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
             tensors.update(dict.fromkeys(opened.keys(), opened))
-        yield CheckpointReader(StoredFiles(tensors, directory), dtype, quantization, layout, device)
+        files = StoredFiles(tensors, directory)
+        yield CheckpointReader(files, dtype, quantization, layout, device, kernels)
 
 
 def _weight_format(directory: Path) -> WeightFormat | None:

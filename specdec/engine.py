@@ -25,6 +25,7 @@ from specdec.speculation import SpeculationControl, SpeculationPolicy, StepDraft
 from specdec.stats import EngineCounters, EngineStats
 from specdec.step import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
+from specdec.untold import ToldTokens
 from specdec.worker_ledger import WorkerLedger
 
 
@@ -124,6 +125,7 @@ class Engine:
 
         So whoever delivers the outputs does it while the next forward pass runs.
         """
+        self._counters.last_batch_size = 0
         outputs = self._commit(self._target.collect()) if self._in_flight else []
         decision = self._decide()
         rows = self._scheduler.schedule(decision)
@@ -141,11 +143,13 @@ class Engine:
             num_blocks=self._blocks.num_blocks,
             num_free_blocks=self._blocks.num_free_blocks,
             num_steps=self._counters.num_steps,
+            last_batch_size=self._counters.last_batch_size,
             num_preemptions=self._scheduler.num_preemptions,
             num_prompt_tokens=self._counters.num_prompt_tokens,
             num_cached_tokens=self._scheduler.num_cached_tokens,
             num_prefill_chunks=self._counters.num_prefill_chunks,
             num_generated_tokens=self._counters.num_generated_tokens,
+            num_lookahead_tokens=self._counters.num_lookahead_tokens,
             is_speculation_on=self._is_speculation_on,
             num_speculation_flips=self._policy.num_flips if self._policy else 0,
             decision=self._policy.decision if self._policy else None,
@@ -237,7 +241,7 @@ class Engine:
             if result is not None and result.has_bad_logits:
                 outputs.extend(self._on_bad_logits(seq, row))
             elif result is not None:
-                outputs.append(self._append(seq, row, result))
+                outputs.extend(self._append(seq, row, result))
             else:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._counters.num_prefill_chunks += 1
@@ -258,8 +262,11 @@ class Engine:
             return []
         return [self._fail(seq, BadLogitsError(seq.num_output_tokens))]
 
-    def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> RequestOutput:
-        """Adds verified tokens up to the one that ends the sequence, if one does."""
+    def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> list[RequestOutput]:
+        """Adds verified tokens up to the one that ends the sequence, if one does.
+
+        Returns what is to be told by now, if anything is.
+        """
         token_ids = verified.token_ids
         ending, num_kept = None, 0
         while ending is None and num_kept < len(token_ids):
@@ -271,6 +278,7 @@ class Engine:
         seq.num_computed_tokens = seq.num_tokens - 1
         self._publish(seq)
         self._counters.num_generated_tokens += num_kept
+        self._counters.num_lookahead_tokens += row.num_lookahead_tokens
         choices = self._choices[seq.request.request_id]
         choices.num_output_tokens += num_kept
         num_accepted = min(num_kept, len(token_ids) - 1)
@@ -288,7 +296,11 @@ class Engine:
         else:
             self._finish(seq)
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
-        return RequestOutput.of(seq, choices, token_ids[:num_kept], ending, logprobs, num_accepted)
+        seq.untold.add(token_ids[:num_kept], logprobs, num_accepted)
+        self._counters.last_batch_size += 1
+        if ending is None and not seq.untold.is_due:
+            return []
+        return [RequestOutput.of(seq, choices, seq.untold.take(), ending)]
 
     def _adapt_length(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
         if self._length_rule is not None and seq.draft_length is not None:
@@ -339,7 +351,7 @@ class Engine:
         """Ends all choices of a request, one of which cannot go on; others are not concerned."""
         choices = self._choices[seq.request.request_id]
         self.abort(seq.request.request_id)
-        return replace(RequestOutput.of(seq, choices, (), None), error=error)
+        return replace(RequestOutput.of(seq, choices, ToldTokens(), None), error=error)
 
     def _forget(self, seq: Sequence) -> None:
         """Has target and proposer drop a sequence that lost its blocks."""

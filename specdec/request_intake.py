@@ -14,6 +14,7 @@ from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules, resolve
 from specdec.sequence import Request, Sequence
 from specdec.tokenizer import Tokenizer
+from specdec.untold import UntoldTokens
 
 
 class RequestIntake:
@@ -66,7 +67,9 @@ class RequestIntake:
             min_tokens=params.min_tokens,
         )
         max_tokens = params.settled(self._model.sampling_defaults).max_tokens
-        return Sequence(seq_id, request, rules, detokenizer, max_tokens, leader)
+        interval = request.stream_interval
+        untold = UntoldTokens(self._config.stream_interval if interval is None else interval)
+        return Sequence(seq_id, request, rules, detokenizer, max_tokens, leader, untold=untold)
 
     def _replay(self, seq: Sequence) -> None:
         """Brings text and grammar to where they were after the tokens that the caller has."""

@@ -5,8 +5,9 @@ Each function raises InvalidValueError, which names the field, the value and the
 
 from __future__ import annotations
 
-from specdec.config import EngineConfig
+from specdec.config import MAX_STREAM_INTERVAL, EngineConfig
 from specdec.errors import InvalidValueError
+from specdec.field_checks import require_range
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
 from specdec.tokenizer import check_token_ids
@@ -30,6 +31,7 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
         reason = f"at most {room} (max_model_len less the prompt's {length} tokens)"
         raise InvalidValueError("max_tokens", max_tokens, reason)
     _check_resumed(request, room if max_tokens is None else max_tokens, vocab_size)
+    require_range("stream_interval", request.stream_interval, 1, MAX_STREAM_INTERVAL)
     method = request.params.speculation.method
     loaded = config.speculation.methods if config.speculation else ()
     if method is not None and method not in loaded:

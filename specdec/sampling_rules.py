@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TypeVar
 
 from specdec.acceptance_preset import MAX_CHARS, preset_for
-from specdec.config import DEFAULT_TYPICAL_DELTA, DEFAULT_TYPICAL_EPSILON, SpeculativeConfig
 from specdec.errors import InvalidValueError
 from specdec.model_config import ModelConfig
 from specdec.sampling_params import (
@@ -17,6 +16,11 @@ from specdec.sampling_params import (
     AcceptancePreset,
     SamplingParams,
     VerifierName,
+)
+from specdec.speculative_config import (
+    DEFAULT_TYPICAL_DELTA,
+    DEFAULT_TYPICAL_EPSILON,
+    SpeculativeConfig,
 )
 from specdec.tokenizer import Tokenizer, check_token_ids
 

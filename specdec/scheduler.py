@@ -153,8 +153,7 @@ class Scheduler:
 
     def may_draft(self, seq: Sequence) -> bool:
         """Whether neither a sequence's request nor what came of its drafts speaks against them."""
-        has_opted_out = self.heeds_requests and seq.params.speculation.enabled is False
-        return seq.may_draft and not has_opted_out
+        return seq.may_draft and not (self.heeds_requests and seq.declines_drafts)
 
     def schedule(self, decision: Decision) -> list[ScheduledRow]:
         """The rows of the next step; every one has its blocks reserved.
@@ -166,6 +165,8 @@ class Scheduler:
         self._preempted = []
         self._decision = decision
         budget = self._schedule_decodes(self._config.max_num_batched_tokens)
+        if self._rows and self._config.max_prefill_tokens is not None:
+            budget = min(budget, self._config.max_prefill_tokens)
         budget = self._schedule_prefills(budget)
         self._admit_waiting(budget)
         return list(self._rows.values())

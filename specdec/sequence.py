@@ -13,6 +13,7 @@ from specdec.sampling_rules import SamplingRules
 from specdec.stats import SpeculationStats
 from specdec.step import Logprobs, PromptLogprobs, SequenceAdmission
 from specdec.structured_output import Grammar, OutputConstraint
+from specdec.untold import UntoldTokens
 
 MAX_DRAFT_COMPILE_S = 0.05
 """A grammar that took longer to compile is not given to draft workers, which would be held up."""
@@ -36,6 +37,8 @@ class Request:
     grammar: what params.structured_output is compiled to, by whoever has a GrammarCompiler.
     queue_deadline_s: when to give up a request that still waits, by the clock of `Engine.expire`.
     tenant: whose request it is; drafts never come from the text of another's.
+    stream_interval: of how many new tokens of a choice is told at once; None: as the engine is
+        configured. The first and the last ones never wait.
     """
 
     request_id: str
@@ -47,6 +50,7 @@ class Request:
     grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
     tenant: str = ""
+    stream_interval: int | None = None
 
 
 @dataclass(frozen=True)
@@ -104,7 +108,7 @@ class Sequence:
     it has been in a batch, as a preempted one has. constraint: what its structured output allows.
     may_draft: False once the target could make nothing of its logits beside drafts. draft_length:
     where it follows acceptance, None before the first draft. lookahead: of the last step, if it had
-    any.
+    any. untold: tokens that are to be told of, together with those that follow.
     """
 
     seq_id: int
@@ -121,6 +125,7 @@ class Sequence:
     draft_length: DraftLength | None = None
     lookahead: Lookahead | None = None
     status: SequenceStatus = SequenceStatus.WAITING
+    untold: UntoldTokens = field(default_factory=lambda: UntoldTokens(interval=1))
     constraint: OutputConstraint | None = field(init=False, default=None)
 
     prompt_report: PromptReport = field(init=False)
@@ -201,6 +206,12 @@ class Sequence:
             rules=rules,
             token_ids=tuple(self.token_ids) if rules.needs_tokens else (),
         )
+
+    @property
+    def declines_drafts(self) -> bool:
+        """Whether its request asks that nothing be drafted for it."""
+        options = self.params.speculation
+        return options.enabled is False or options.num_speculative_tokens == 0
 
     @property
     def is_decoding(self) -> bool:

@@ -76,9 +76,11 @@ class EngineCounters:
     """What an engine counts itself; see EngineStats."""
 
     num_steps: int = 0
+    last_batch_size: int = 0
     num_prompt_tokens: int = 0
     num_prefill_chunks: int = 0
     num_generated_tokens: int = 0
+    num_lookahead_tokens: int = 0
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     accepted_by_position: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
 
@@ -89,8 +91,10 @@ class EngineStats:
 
     accepted_by_position: accepted draft tokens by their position in the draft.
     drafted_by_position: verified ones, accepted or not, in the same way.
+    last_batch_size: sequences that the last step brought tokens to.
     num_cached_tokens: prompt tokens whose KV the prefix cache had.
     num_prefill_chunks: rows that ended before the end of what was to be computed.
+    num_lookahead_tokens: guesses run behind drafts, for what the target says after them.
     is_speculation_on: whether a request that says nothing about it gets drafts.
     num_speculation_flips: times that this has changed.
     decision: on the last step that decoded something; None where no policy decides.
@@ -106,11 +110,13 @@ class EngineStats:
     num_blocks: int
     num_free_blocks: int
     num_steps: int
+    last_batch_size: int
     num_preemptions: int
     num_prompt_tokens: int
     num_cached_tokens: int
     num_prefill_chunks: int
     num_generated_tokens: int
+    num_lookahead_tokens: int
     is_speculation_on: bool
     num_speculation_flips: int
     speculation: SpeculationStats

@@ -229,7 +229,10 @@ class DraftStep(StepInput):
 
 @dataclass(frozen=True)
 class DraftedRow:
-    """The draft of one sequence. draft_probs: where its verifier needs them."""
+    """The draft of one sequence, in the draft model's tokens.
+
+    draft_probs: where its verifier needs them; of the target's tokens, for the target to read.
+    """
 
     seq_id: int
     token_ids: tuple[int, ...]

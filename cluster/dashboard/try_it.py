@@ -103,8 +103,8 @@ def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes
     if output.is_last and texts:
         texts[-1] += detokenizer.flush()
     tokens = [
-        {"text": text, "accepted": position < output.num_accepted_tokens}
-        for position, text in enumerate(texts)
+        {"text": text, "accepted": is_drafted}
+        for text, is_drafted in zip(texts, output.is_drafted, strict=True)
     ]
     return event("tokens", {"tokens": tokens, "usage": _usage(output)})
 

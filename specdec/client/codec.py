@@ -29,9 +29,12 @@ def encode_generate(
     request_id: str,
     priority: int = 0,
     resume_token_ids: Sequence[int] = (),
+    stream_interval: int | None = None,
 ) -> pb.GenerateRequest:
     """The request for a completion; of `params`, what is None stays unset."""
     require_int32("priority", priority)
+    if stream_interval is not None:
+        require_int32("stream_interval", stream_interval)
     with _unicode_checked():
         request = pb.GenerateRequest(
             model=model,
@@ -40,6 +43,7 @@ def encode_generate(
             request_id=request_id,
             priority=priority,
             resume_token_ids=checked_token_ids("resume_token_ids", resume_token_ids),
+            stream_interval=stream_interval,
         )
         if isinstance(prompt, str):
             request.text = prompt

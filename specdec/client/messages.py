@@ -64,7 +64,7 @@ class StreamChunk:
         token that ended it; None for an end-of-sequence token and for a limit of length.
     seed: in the first and the last chunk of all. usage: in the last of all only.
     choice: index of the choice, from 0.
-    num_accepted_tokens: so many of token_ids, the first ones, were drafted and accepted.
+    is_drafted: of each of token_ids, whether it was drafted and accepted.
     logprobs: of token_ids, if asked for. prompt_logprobs: of the prompt's tokens from the second
         on, if asked for, in the first chunk.
     """
@@ -76,7 +76,7 @@ class StreamChunk:
     seed: int | None
     usage: Usage | None
     choice: int = 0
-    num_accepted_tokens: int = 0
+    is_drafted: tuple[bool, ...] = ()
     stop_reason: str | int | None = None
     logprobs: tuple[PositionLogprobs, ...] | None = None
     prompt_logprobs: tuple[PositionLogprobs, ...] | None = None

@@ -34,7 +34,7 @@ def decode_chunk(chunk: pb.GenerateStreamResponse) -> StreamChunk:
         request_id=chunk.request_id,
         text=chunk.text,
         token_ids=tuple(chunk.token_ids),
-        num_accepted_tokens=chunk.num_accepted_tokens,
+        is_drafted=tuple(chunk.is_drafted),
         finish_reason=_FINISH_REASONS.get(chunk.finish_reason),
         seed=chunk.seed if chunk.HasField("seed") else None,
         usage=_decode_usage(chunk.usage) if chunk.HasField("usage") else None,

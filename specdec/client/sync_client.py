@@ -68,19 +68,21 @@ class Client(Connection):
         request_id: str = "",
         priority: int = 0,
         resume_token_ids: Sequence[int] = (),
+        stream_interval: int | None = None,
         resume: bool = True,
     ) -> Iterator[StreamChunk]:
         """Completes a prompt and yields what each decoding step adds to each choice.
 
         The call begins with the first `next`; closing the iterator early ends the generation.
-        priority, resume_token_ids: as in `generate`. resume: whether a stream that broke because
-        its replica was lost or stopped goes on with another one, with the tokens that would have
-        come; nothing that has been yielded comes again. With several choices (`params.n`) it never
-        does, and raises.
+        priority, resume_token_ids: as in `generate`. stream_interval: new tokens of a choice that
+        a chunk waits for, the first and the last aside; None: as the service is configured.
+        resume: whether a stream that broke because its replica was lost or stopped goes on with
+        another one, with the tokens that would have come; nothing that has been yielded comes
+        again. With several choices (`params.n`) it never does, and raises.
         """
         params = params or SamplingParams()
         request = codec.encode_generate(
-            prompt, params, model, request_id, priority, resume_token_ids
+            prompt, params, model, request_id, priority, resume_token_ids, stream_interval
         )
         return (
             self._resumed(request)

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.model_input import ModelInput
+from specdec.model_input import ModelInput, on_device
 
 MAX_SHORT_QUERY_TOKENS = 16
 """Queries up to this length (decode, drafts) share a padded group; longer chunks stand alone."""
@@ -55,13 +55,21 @@ class _Member:
 class PagedAttention:
     """Scaled dot-product attention with grouped query heads over one rank's KV pages."""
 
-    def __init__(self, num_heads: int, num_kv_heads: int, head_dim: int, block_size: int) -> None:
+    def __init__(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        block_size: int,
+        device: torch.device,
+    ) -> None:
         """`num_heads` and `num_kv_heads` are this rank's; the first divides by the second."""
         assert num_heads % num_kv_heads == 0
         self.num_kv_heads = num_kv_heads
         self.heads_per_kv = num_heads // num_kv_heads
         self.head_dim = head_dim
         self.block_size = block_size
+        self.device = device
         self._workspace = torch.empty(0, device="cpu")  # replaced by one of the cache's
 
     def plan(
@@ -72,14 +80,14 @@ class PagedAttention:
         window: how many tokens a query sees, itself included; None for all before it.
         """
         members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
-        for index, context_len in enumerate(batch.context_lens):
+        for index, context_len in enumerate(batch.context_lens.tolist()):
             query_len = batch.query_len(index)
             member = _Member(index, self._first_block(context_len - query_len, window))
             num_seen = context_len - member.first_block * self.block_size
             is_long = query_len > MAX_SHORT_QUERY_TOKENS
             members[num_seen.bit_length(), index + 1 if is_long else 0].append(member)
         groups = tuple(self._plan_group(batch, each, window, dtype) for each in members.values())
-        return AttentionPlan(batch.slot_mapping, groups)
+        return AttentionPlan(on_device(batch.slot_mapping, self.device), groups)
 
     def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
         """Writes this pass's `kv` into its slots, then attends; returns [T, num_heads, head_dim].
@@ -105,11 +113,12 @@ class PagedAttention:
         self, batch: ModelInput, members: list[_Member], window: int | None, dtype: torch.dtype
     ) -> AttentionGroup:
         """Positions here count from the beginning of each sequence's first block."""
-        device = batch.block_tables.device
+        device = self.device
         indices = [member.index for member in members]
         query_lens = torch.tensor([batch.query_len(i) for i in indices], device=device)
-        starts = torch.tensor([batch.cu_seqlens_q[i] for i in indices], device=device)
-        contexts = torch.tensor([batch.context_lens[i] for i in indices], device=device)
+        starts = on_device(batch.cu_seqlens_q[indices], device)
+        contexts = on_device(batch.context_lens[indices], device)
+        tables = on_device(batch.block_tables[indices], device)
         first_blocks = torch.tensor([member.first_block for member in members], device=device)
         num_seen = contexts - first_blocks * self.block_size
         max_query, max_seen = int(query_lens.max()), int(num_seen.max())
@@ -118,7 +127,7 @@ class PagedAttention:
         offsets = torch.minimum(steps, query_lens[:, None] - 1)  # [G, Q]
         return AttentionGroup(
             rows=starts[:, None] + offsets,
-            slots=self._slots(batch.block_tables[indices], first_blocks, num_seen, max_seen),
+            slots=self._slots(tables, first_blocks, num_seen, max_seen),
             mask=self._mask((num_seen - query_lens)[:, None] + offsets, max_seen, window, dtype),
         )
 

@@ -6,8 +6,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.checkpoint import CheckpointReader
-from specdec.layers.quantization import FullMatrix, make_matrix, row_blocks
+from specdec.layers.matrix import FullMatrix, NativeMatrix, make_matrix, row_blocks
 from specdec.parallel import TensorParallelGroup
+
+EmbeddingTable = Tensor | NativeMatrix
+"""[V_local, hidden_size]: a row for each token."""
 
 
 class VocabHead(nn.Module):
@@ -21,15 +24,28 @@ class VocabHead(nn.Module):
         hidden_size = shape[1]
         blocks = (reader.read(name, shape, rows=rows) for rows in row_blocks(tokens, hidden_size))
         local_shape = (len(tokens), hidden_size)
-        self.matrix = make_matrix(reader.quantization, blocks, local_shape, reader.dtype)
+        self.matrix = make_matrix(
+            blocks,
+            local_shape,
+            reader.dtype,
+            quantization=reader.quantization,
+            kernels=reader.kernels,
+            device=reader.device,
+        )
 
     @property
-    def table(self) -> Tensor | None:
-        """The same numbers as a tied embedding's table, [V_local, hidden_size], without a copy.
+    def table(self) -> EmbeddingTable | None:
+        """The same numbers as a tied embedding's table, without a copy.
 
         None where the head is quantized: an embedding is not.
         """
-        return self.matrix.weight.t() if isinstance(self.matrix, FullMatrix) else None
+        match self.matrix:
+            case FullMatrix(weight=weight):
+                return weight.t()
+            case NativeMatrix(is_quantized=False):
+                return self.matrix
+            case _:
+                return None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden: [R, hidden_size]; returns [R, V_local]."""
@@ -39,7 +55,7 @@ class VocabHead(nn.Module):
 class VocabEmbedding(nn.Module):
     """Rows of the embedding; a token that another rank holds comes from there by the sum."""
 
-    def __init__(self, weight: Tensor, tokens: range, group: TensorParallelGroup) -> None:
+    def __init__(self, weight: EmbeddingTable, tokens: range, group: TensorParallelGroup) -> None:
         """weight: [V_local, hidden_size]; a tied head's `table` serves, without a copy."""
         super().__init__()
         self.weight = weight
@@ -49,8 +65,14 @@ class VocabEmbedding(nn.Module):
     def forward(self, token_ids: Tensor) -> Tensor:
         """token_ids: [T] int64; returns [T, hidden_size], equal on every rank."""
         if self.group.size == 1:
-            return F.embedding(token_ids, self.weight)
+            return self._rows(token_ids)
         local = token_ids - self.tokens.start
         is_elsewhere = (local < 0) | (local >= len(self.tokens))
-        embedded = F.embedding(local.masked_fill(is_elsewhere, 0), self.weight)
+        embedded = self._rows(local.masked_fill(is_elsewhere, 0))
         return self.group.all_reduce(embedded.masked_fill_(is_elsewhere[:, None], 0))
+
+    def _rows(self, indices: Tensor) -> Tensor:
+        """indices: [T], from 0; returns [T, hidden_size]."""
+        if isinstance(self.weight, NativeMatrix):
+            return self.weight.rows(indices)
+        return F.embedding(indices, self.weight)

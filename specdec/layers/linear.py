@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from specdec.checkpoint import CheckpointReader
-from specdec.layers.quantization import make_matrix
+from specdec.layers.matrix import make_matrix
 from specdec.parallel import TensorParallelGroup
 
 
@@ -42,7 +42,14 @@ class ColumnParallelLinear(nn.Module):
             for part in parts
         )
         shape = (total, in_features)
-        self.matrix = make_matrix(reader.quantization, weights, shape, reader.dtype)
+        self.matrix = make_matrix(
+            weights,
+            shape,
+            reader.dtype,
+            quantization=reader.quantization,
+            kernels=reader.kernels,
+            device=reader.device,
+        )
         has_bias = any(part.has_bias for part in parts)
         self.bias = torch.cat(list(_biases(reader, parts))) if has_bias else None
 
@@ -70,7 +77,14 @@ class RowParallelLinear(nn.Module):
         super().__init__()
         weight = reader.read(f"{name}.weight", shape, cols=cols)
         local_shape = (shape[0], len(cols))
-        self.matrix = make_matrix(reader.quantization, [weight], local_shape, reader.dtype)
+        self.matrix = make_matrix(
+            [weight],
+            local_shape,
+            reader.dtype,
+            quantization=reader.quantization,
+            kernels=reader.kernels,
+            device=reader.device,
+        )
         self.bias = reader.read(f"{name}.bias", shape[:1]) if has_bias and group.rank == 0 else None
         self.group = group
 

@@ -1,69 +1,17 @@
-"""The matrices of linear layers: in the model's dtype, or as 8-bit integers (docs/adr/0007).
+"""Matrices of 8-bit integers, quantized as they are loaded, and their products in torch.
 
-A layer gives a matrix its rows as they come from a checkpoint, and asks for products. What is held
-is this module's affair, so a quantized layer is divided over ranks like any other.
+The native kernels take the same integers (docs/adr/0007).
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable
-from itertools import chain
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from specdec.config import QuantizationMethod
-
-_BLOCK_ELEMENTS = 2**24
-"""Weights that are read at a time where a whole slice need not be in memory unquantized."""
-
 _SMALLEST = torch.finfo(torch.float32).tiny
-
-
-class Matrix(Protocol):
-    """A matrix of shape [out_features, in_features] that rows are multiplied by."""
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """x: [T, in_features]; returns [T, out_features] in the same dtype."""
-        ...
-
-    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
-        """The product plus `base`, which is [out_features] or [T, out_features]."""
-        ...
-
-
-class FullMatrix:
-    """A matrix in the model's dtype, stored transposed (docs/adr/0003).
-
-    weight: [in_features, out_features].
-    """
-
-    def __init__(
-        self, blocks: Iterable[Tensor], shape: tuple[int, int], dtype: torch.dtype
-    ) -> None:
-        """blocks: consecutive rows of the matrix, at least one block, on the device that is to be.
-
-        `shape` is [out_features, in_features].
-        """
-        out_features, in_features = shape
-        pieces = iter(blocks)
-        first = next(pieces)
-        self.weight = torch.empty(in_features, out_features, dtype=dtype, device=first.device)
-        end = 0
-        for block in chain([first], pieces):
-            start, end = end, end + len(block)
-            self.weight[:, start:end] = block.t()
-        assert end == out_features, "rows are missing"
-
-    def multiply(self, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return x @ self.weight
-
-    def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
-        """See Matrix."""
-        return torch.addmm(base, x, self.weight)
 
 
 class Int8Matrix:
@@ -79,18 +27,21 @@ class Int8Matrix:
     """
 
     def __init__(self, blocks: Iterable[Tensor], shape: tuple[int, int]) -> None:
-        """Takes what FullMatrix takes, and quantizes one block after the other."""
+        """blocks: consecutive rows of the matrix, quantized one block after the other.
+
+        `shape` is [out_features, in_features].
+        """
         self._packed = _pack(blocks, shape)
         # Without VNNI, FBGEMM adds pairs of products in int16, where only 7-bit digits fit.
         self._largest = 127 if torch.cpu._is_vnni_supported() else 63
 
     def multiply(self, x: Tensor) -> Tensor:
-        """See Matrix."""
+        """x: [T, in_features]; returns [T, out_features] in the same dtype."""
         scales = self._row_scales(x)
         return self._product(x, scales).mul_(scales).to(x.dtype)
 
     def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
-        """See Matrix."""
+        """The product plus `base`, which is [out_features] or [T, out_features]."""
         scales = self._row_scales(x)
         return torch.addcmul(base.float(), self._product(x, scales), scales).to(x.dtype)
 
@@ -122,28 +73,6 @@ class CoarseInt8Matrix(Int8Matrix):
 
     def _product(self, x: Tensor, scales: Tensor) -> Tensor:
         return self._multiply_digits(x / scales)
-
-
-def make_matrix(
-    quantization: QuantizationMethod | None,
-    blocks: Iterable[Tensor],
-    shape: tuple[int, int],
-    dtype: torch.dtype,
-) -> Matrix:
-    """A matrix of `shape` [out_features, in_features] from consecutive rows of it."""
-    match quantization:
-        case None:
-            return FullMatrix(blocks, shape, dtype)
-        case "int8":
-            return Int8Matrix(blocks, shape)
-        case "w8a8":
-            return CoarseInt8Matrix(blocks, shape)
-
-
-def row_blocks(rows: range, in_features: int) -> list[range]:
-    """`rows` in pieces small enough to be held unquantized."""
-    step = max(1, _BLOCK_ELEMENTS // in_features)
-    return [range(start, min(start + step, rows.stop)) for start in rows[::step]]
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

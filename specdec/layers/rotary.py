@@ -35,13 +35,20 @@ class RotaryEmbedding:
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
-        """The tables are made on the CPU, so that their bits do not depend on `device`."""
-        positions = torch.arange(max_positions, device="cpu").float()
-        angles = torch.outer(positions, frequencies(rope, head_dim))
-        scale = rope.attention_factor if isinstance(rope, YarnRope) else 1.0
-        cos, sin = angles.cos() * scale, angles.sin() * scale
+        self._head_dim, self._max_positions, self._rope = head_dim, max_positions, rope
+        cos, sin = self.tables()
         self._cos = torch.cat((cos, cos), dim=-1)[:, None].to(device=device, dtype=dtype)
         self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(device=device, dtype=dtype)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position, each [max_positions, head_dim / 2] in float32.
+
+        They are made on the CPU, so that their bits do not depend on the device.
+        """
+        positions = torch.arange(self._max_positions, device="cpu").float()
+        angles = torch.outer(positions, frequencies(self._rope, self._head_dim))
+        scale = self._rope.attention_factor if isinstance(self._rope, YarnRope) else 1.0
+        return angles.cos() * scale, angles.sin() * scale
 
     def rotation(self, positions: Tensor) -> Rotation:
         """positions: [T] int64, each below `max_positions`."""

@@ -1,5 +1,6 @@
 """Models, and where their files come from."""
 
-from specdec.models.llama import LlamaForCausalLM, load_model
+from specdec.models.decoder import CausalDecoder
+from specdec.models.loading import Decoder, load_model
 
-__all__ = ["LlamaForCausalLM", "load_model"]
+__all__ = ["CausalDecoder", "Decoder", "load_model"]

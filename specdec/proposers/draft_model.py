@@ -79,9 +79,10 @@ class DraftModelProposer:
     def begin(self, requests: Many[DraftRequest]) -> None:
         """Sends the worker what to draft, and what to catch up on while the target works."""
         self._readings = {request.seq.seq_id: self._settle(request.seq) for request in requests}
+        self._drop_those_out_of_context(requests)
         drafts = list(self._draft_rows(requests))
-        chunks = [] if self._worker.is_busy else list(self._chunks(requests))
         self._drafting = [request for request, _ in drafts]
+        chunks = [] if self._worker.is_busy else list(self._chunks(requests))
         if not drafts and not chunks:
             return
         news = self._ledger.news([each.seq for each, _ in drafts] + [seq for seq, _ in chunks])
@@ -142,7 +143,7 @@ class DraftModelProposer:
         return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], tokens, draft_probs)
 
     def _draft_rows(self, requests: Many[DraftRequest]) -> Iterator[tuple[DraftRequest, DraftRow]]:
-        for request in requests:
+        for place, request in enumerate(requests):
             seq, text = request.seq, self._readings[request.seq.seq_id]
             if not text.is_whole or request.max_tokens <= 0:
                 continue
@@ -152,25 +153,55 @@ class DraftModelProposer:
             count = min(self._translation.num_draft_tokens(seq, request.max_tokens), room)
             if count <= 0 or end - start > MAX_PENDING_TOKENS:
                 continue
-            if self._blocks.reserve(seq.seq_id, end + count - 1):
+            if self._make_room(seq, end + count - 1, requests[place + 1 :]):
                 pending = tuple(text.token_ids[start:])
                 yield request, DraftRow(seq.seq_id, start, pending, count, seq.num_tokens)
 
     def _chunks(self, requests: Many[DraftRequest]) -> Iterator[tuple[Sequence, StepRow]]:
-        """Text for the draft model to run, up to the token before each sequence's last."""
+        """Text for the draft model to run, up to the token before each sequence's last.
+
+        None of a text that there is no room for: part of it would only be in others' way.
+        """
+        drafting = {request.seq.seq_id for request in self._drafting}
+        idle = [request for request in requests if request.seq.seq_id not in drafting]
         budget = self._limits.max_catch_up_tokens
-        for seq in (request.seq for request in requests):
+        for place, seq in enumerate(request.seq for request in idle):
             text = self._readings[seq.seq_id]
             if not text.is_whole or budget == 0:
                 continue
             progress, num_tokens = self._progress[seq.seq_id], len(text.token_ids)
             start = progress.num_computed_tokens
-            if num_tokens - start <= MAX_PENDING_TOKENS:
+            if not MAX_PENDING_TOKENS < num_tokens - start <= self._limits.max_model_len - start:
                 continue
-            end = min(num_tokens - 1, start + budget, self._limits.max_model_len)
-            if end <= start or not self._blocks.reserve(seq.seq_id, end):
+            if not self._make_room(seq, num_tokens, idle[place + 1 :]):
                 continue
+            end = min(num_tokens - 1, start + budget)
             progress.num_computed_tokens = end
             budget -= end - start
             self.num_catch_up_tokens += end - start
             yield seq, StepRow(seq.seq_id, start, tuple(text.token_ids[start:end]), 0, False)
+
+    def _make_room(self, seq: Sequence, num_tokens: int, later: Many[DraftRequest]) -> bool:
+        """Reserves blocks for a sequence's first tokens, if need be by taking those of `later`.
+
+        The last of these first. So the pool serves some sequences to their end, where else all
+        might wait for the rest of their blocks.
+        """
+        for request in reversed(later):
+            if self._blocks.reserve(seq.seq_id, num_tokens):
+                return True
+            self._drop(request.seq)
+        return self._blocks.reserve(seq.seq_id, num_tokens)
+
+    def _drop_those_out_of_context(self, requests: Many[DraftRequest]) -> None:
+        """Takes the blocks of sequences that have become too long to be drafted for."""
+        for seq in (request.seq for request in requests):
+            if len(self._readings[seq.seq_id].token_ids) > self._limits.max_model_len:
+                self._drop(seq)
+
+    def _drop(self, seq: Sequence) -> None:
+        """Forgets what the draft model has computed of a sequence."""
+        if self._blocks.block_table(seq.seq_id):
+            self._blocks.release(seq.seq_id)
+            self._ledger.forget(seq.seq_id)
+            self._progress[seq.seq_id] = _Progress(0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from specdec.config import SpeculativeConfig
 from specdec.proposers.base import Proposer
 from specdec.proposers.combined import CombinedProposer, Lookup
 from specdec.proposers.lookahead import LookaheadProposer
 from specdec.proposers.ngram import NgramProposer
 from specdec.proposers.suffix import SuffixLimits, SuffixProposer
 from specdec.sampling_params import LookupMethod
+from specdec.speculative_config import SpeculativeConfig
 
 
 def make_proposer(

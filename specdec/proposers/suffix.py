@@ -15,8 +15,13 @@ from functools import lru_cache
 from specdec.proposers.base import DraftRequest, Proposal
 from specdec.proposers.growing_text import GrowingText
 from specdec.proposers.output_cache import OutputCache
+from specdec.proposers.reading_budget import ReadingBudget
 from specdec.proposers.suffix_tree import NO_CONTINUATION, Continuation, SuffixTree, Tokens
 from specdec.sequence import Sequence, SequenceStatus
+
+_MAX_NEW_TOKENS = 1024
+"""To take in in one step, of all sequences together, and as many of outputs that have ended. Each
+costs some 10 µs, and a prompt of 30,000 at once would hold up everybody for a third of a second."""
 
 
 @dataclass(frozen=True)
@@ -50,14 +55,17 @@ class SuffixProposer:
         self._limits = limits
         self._known: dict[int, _Known] = {}
         self._proposals: list[Proposal] = []
+        self._reading = ReadingBudget(0)
         self.cache = OutputCache(limits.max_tree_depth, limits.max_cached_requests)
 
     def begin(self, requests: Many[DraftRequest]) -> None:
         """Looks the drafts up at once."""
+        self.cache.tend(_MAX_NEW_TOKENS)
+        self._reading = ReadingBudget(_MAX_NEW_TOKENS)
         self._proposals = [self._propose(request) for request in requests]
 
     def collect(self) -> list[Proposal]:
-        """What `begin` found; a sequence without a match has an empty draft."""
+        """What `begin` found; a sequence without a match, or not read yet, has an empty draft."""
         return self._proposals
 
     def release(self, seq_id: int) -> None:
@@ -75,8 +83,8 @@ class SuffixProposer:
 
     def _draft(self, known: _Known, max_tokens: int) -> Continuation:
         text = known.text = known.text or GrowingText(self._limits.max_tree_depth)
-        for token in known.seq.token_ids[len(text.token_ids) :]:
-            text.append(token)
+        if not self._read(known.seq, text):
+            return NO_CONTINUATION
         context = text.token_ids[-self._limits.max_tree_depth :]
         own = self._best(text.tree, context, text.num_matched, max_tokens)
         tree = self.cache.tree(known.seq.request.tenant)
@@ -84,6 +92,14 @@ class SuffixProposer:
             return own
         others = self._best(tree, context, _num_matched(tree, context), max_tokens)
         return max(own, others, key=lambda draft: draft.score)
+
+    def _read(self, seq: Sequence, text: GrowingText) -> bool:
+        """Takes in what is new of a sequence, as far as may be; whether that is all of it."""
+        start = len(text.token_ids)
+        end = start + self._reading.grant(seq.num_tokens - start)
+        for token in seq.token_ids[start:end]:
+            text.append(token)
+        return end == seq.num_tokens
 
     def _best(
         self, tree: SuffixTree, context: Tokens, num_matched: int, max_tokens: int

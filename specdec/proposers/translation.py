@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -109,8 +109,11 @@ class EqualIds:
 
     def admission(self, seq: Sequence) -> SequenceAdmission:
         """All that a draft can be shaped by, unless the draft lacks one of the tokens."""
-        has_all = bool((self._to_draft[seq.token_ids] >= 0).all())
-        return seq.draft_admission if has_all else plain_admission(seq)
+        if (self._to_draft[seq.token_ids] < 0).any():
+            return plain_admission(seq)
+        admission = seq.draft_admission
+        token_ids = self._to_draft[list(admission.token_ids)].tolist()
+        return replace(admission, token_ids=tuple(token_ids))
 
     def release(self, seq_id: int) -> None:
         """Forgets a sequence."""

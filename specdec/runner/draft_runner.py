@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.models import LlamaForCausalLM
+from specdec.models import Decoder
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.draft_grammars import DraftGrammars
 from specdec.runner.runner import Runner
-from specdec.runner.sequences import SampledToken
-from specdec.runner.target_order import TargetOrder
+from specdec.runner.sequences import TokensToCome
+from specdec.runner.target_order import SharedTokens, TargetOrder
 from specdec.sampling import (
     Distribution,
     SamplingBatch,
@@ -79,7 +79,7 @@ class DraftRunner(Runner):
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: Decoder,
         group: TensorParallelGroup,
         *,
         num_blocks: int,
@@ -89,7 +89,7 @@ class DraftRunner(Runner):
         vocabulary: VocabularyMap | None = None,
         confidence_threshold: float = 0.0,
     ) -> None:
-        """vocabulary: how the target's tokens are the draft's, where their ids differ.
+        """vocabulary: how the target's tokens are the draft's, where the two differ.
 
         confidence_threshold: least probability, at temperature 1, of the likeliest token to go on.
         """
@@ -98,11 +98,12 @@ class DraftRunner(Runner):
         )
         self.grammars = grammars
         self._confidence_threshold = confidence_threshold
-        self._target_order = (
-            None
-            if vocabulary is None or vocabulary.has_equal_ids
-            else TargetOrder(vocabulary, group, self.kv_cache.device)
-        )
+        self._target_order: TargetOrder | None = None
+        self._shared_tokens: SharedTokens | None = None
+        if vocabulary is not None and vocabulary.has_equal_ids:
+            self._shared_tokens = SharedTokens(vocabulary, model.vocab_slice, self.kv_cache.device)
+        elif vocabulary is not None:
+            self._target_order = TargetOrder(vocabulary, group, self.kv_cache.device)
 
     @torch.inference_mode()
     def draft(self, step: DraftStep) -> DraftOutput:
@@ -117,7 +118,7 @@ class DraftRunner(Runner):
         num_drafted = 0
         while rows:
             coming = [
-                SampledToken(row.seq_id, asked[row.seq_id].first_index + num_drafted)
+                TokensToCome(row.seq_id, asked[row.seq_id].first_index + num_drafted)
                 for row in rows
             ]
             rows = self._extend(rows, coming, [drafts[row.seq_id] for row in rows], num_drafted)
@@ -166,7 +167,7 @@ class DraftRunner(Runner):
     def _extend(
         self,
         rows: Many[StepRow],
-        coming: Many[SampledToken],
+        coming: Many[TokensToCome],
         drafts: Many[_GrowingDraft],
         num_drafted: int,
     ) -> list[StepRow]:
@@ -176,9 +177,11 @@ class DraftRunner(Runner):
         """
         self._sequences.follow(rows)
         batch = self._sequences.model_input(rows)
-        last = [end - 1 for end in batch.cu_seqlens_q[1:]]
+        last = (batch.cu_seqlens_q[1:] - 1).tolist()
         logits = self._logits(self.model(batch, self.kv_cache)[last])
         logits = self._sequences.logit_edits(rows).apply(logits)
+        if self._shared_tokens is not None:
+            logits = self._shared_tokens.keep(logits)
         going_on = self._going_on(logits)
         for draw, members in self._ways_to_draw(rows, going_on).items():
             own = logits if len(members) == len(rows) else logits[members]
@@ -211,7 +214,7 @@ class DraftRunner(Runner):
             return self._draw_coupled if drafts_text(rules) else self._draw_shared
         return self._draw_listed if rules.needs_draft_probs else self._draw_coupled
 
-    def _sampling_batch(self, logits: Tensor, coming: Many[SampledToken]) -> SamplingBatch:
+    def _sampling_batch(self, logits: Tensor, coming: Many[TokensToCome]) -> SamplingBatch:
         """How to draw each of `coming`."""
         batch = self._sequences.sampling_batch(coming)
         rules = [self._sequences.rules(token.seq_id) for token in coming]
@@ -245,11 +248,16 @@ class DraftRunner(Runner):
     def _draw_listed(
         self, logits: Tensor, batch: SamplingBatch, drafts: Many[_GrowingDraft], num_drafted: int
     ) -> None:
-        """From the most likely tokens, with noise of its own, and with their chances."""
+        """From the most likely tokens, with noise of its own, and with their chances.
+
+        The chances are of the target's ids, as they are for the target alone.
+        """
         listed = Distribution.of_logits(logits, batch, self._shard).best(MAX_LISTED)
         offsets = torch.full_like(batch.noise_keys.positions, num_drafted)
         drawn = listed.draw(batch.noise_keys.of_stream(Stream.DRAFT, offsets))
         token_ids = listed.token_ids.cpu().numpy().astype(np.int32)
+        if self._shared_tokens is not None:
+            token_ids = self._shared_tokens.target_ids(token_ids)
         draft_probs = DraftProbs(token_ids, listed.probs.cpu().numpy())
         for index, (draft, token_id) in enumerate(zip(drafts, drawn.tolist(), strict=True)):
             draft.token_ids.append(token_id)

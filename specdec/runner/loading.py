@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 
 from specdec.checkpoint import CPU
-from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig, QuantizationMethod
+from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.model_config import ModelConfig
 from specdec.models import load_model
 from specdec.parallel import TensorParallelGroup
@@ -32,12 +32,13 @@ def load_runner(
     group: TensorParallelGroup,
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
+    kernels: Kernels = "auto",
 ) -> ModelRunner:
     """Loads this rank's share of the target and allocates its KV pool.
 
-    quantization: as in `load_model`; `w8a8` is for drafts alone.
+    quantization, kernels: as in `load_model`; `w8a8` is for drafts alone.
     """
-    return _load(ModelRunner, directory, dtype, config, group, quantization, device)
+    return _load(ModelRunner, directory, dtype, config, group, quantization, device, kernels)
 
 
 def load_draft_runner(
@@ -48,6 +49,7 @@ def load_draft_runner(
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
     vocabulary: VocabularyMap | None = None,
+    kernels: Kernels = "auto",
 ) -> DraftRunner:
     """Loads this rank's share of a draft model and allocates its KV pool.
 
@@ -64,7 +66,7 @@ def load_draft_runner(
         vocabulary=vocabulary,
         confidence_threshold=limits.confidence_threshold,
     )
-    return _load(kind, directory, dtype, limits, group, quantization, device)
+    return _load(kind, directory, dtype, limits, group, quantization, device, kernels)
 
 
 def _load(
@@ -75,6 +77,7 @@ def _load(
     group: TensorParallelGroup,
     quantization: QuantizationMethod | None,
     device: torch.device,
+    kernels: Kernels,
 ) -> _AnyRunner:
     model_config = ModelConfig.from_directory(directory)
     model = load_model(
@@ -86,6 +89,7 @@ def _load(
         block_size=limits.block_size,
         quantization=quantization,
         device=device,
+        kernels=kernels,
     )
     return kind(
         model,

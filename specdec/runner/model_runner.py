@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.kernels.draws import Peaks, row_peaks
 from specdec.runner.logprobs import KeptLogits, LogprobReader
 from specdec.runner.lookahead import places_of_guesses, places_to_verify
 from specdec.runner.runner import Runner
-from specdec.runner.sequences import SampledToken
-from specdec.sampling import LogitEdits, SamplingBatch, bad_rows, sample
+from specdec.runner.sequences import TokensToCome
+from specdec.sampling import SamplingBatch, bad_rows, sample
 from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
@@ -64,16 +65,20 @@ class ModelRunner(Runner):
         rows = [row for row in step_rows if row.samples]
         if not rows:
             return []
-        logits = self._logits(hidden[_scored_tokens(step_rows)])
+        scored = _scored_tokens(step_rows)
+        logits = self._logits(hidden if len(scored) == len(hidden) else hidden[scored])
         if seen_ahead := self._seen_ahead(rows, logits):
             logits = logits[places_to_verify(rows)]
         rules = [self._sequences.rules(row.seq_id) for row in rows]
         kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
-        best = logits.amax(1)
+        peaks = row_peaks(logits)
+        is_broken = peaks.is_broken
         edits = self._sequences.logit_edits(rows)
         logits = edits.apply(logits)
-        is_bad = self._bad_rows(best, logits, edits)
-        verified = self._report(rows, self._verified(rows, logits), is_bad, kept)
+        if edits.rows:
+            peaks = peaks.with_rows(edits.rows, row_peaks(logits[edits.rows]))
+        is_bad: list[bool] = bad_rows(is_broken, peaks.values, self.group).tolist()
+        verified = self._report(rows, self._verified(rows, logits, peaks), is_bad, kept)
         if not seen_ahead:
             return verified
         return [
@@ -101,18 +106,6 @@ class ModelRunner(Runner):
         best = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
         token_ids: list[int] = best.tolist()
         return token_ids
-
-    def _bad_rows(self, best: Tensor, logits: Tensor, edits: LogitEdits) -> list[bool]:
-        """Which rows of logits no token can come of, the same on every rank.
-
-        best: [R], this rank's highest logits before the edits, which have been made since.
-        """
-        best_left = best
-        if masked := edits.masked_rows:
-            best_left = best.to(torch.float32, copy=True)
-            best_left[masked] = logits[masked].amax(1)
-        is_bad: list[bool] = bad_rows(best, best_left, self.group).tolist()
-        return is_bad
 
     def _report(
         self,
@@ -155,23 +148,30 @@ class ModelRunner(Runner):
     def _logprob_reader(self) -> LogprobReader:
         return LogprobReader(self.group, self.model.vocab_slice.start, self.vocab_size)
 
-    def _verified(self, rows: Many[StepRow], logits: Tensor) -> list[tuple[int, ...]]:
-        """The new tokens of each row; logits: [sum of num_draft_tokens + 1, len(vocab_slice)]."""
+    def _verified(self, rows: Many[StepRow], logits: Tensor, peaks: Peaks) -> Many[tuple[int, ...]]:
+        """The new tokens of each row.
+
+        logits: [sum of num_draft_tokens + 1, len(vocab_slice)]; peaks: theirs.
+        """
+        members_of = self._by_verifier(rows)
+        if len(members_of) == 1:
+            return list(self._judge(next(iter(members_of)), rows, logits, peaks))
         verified: list[tuple[int, ...]] = [()] * len(rows)
         ends = np.cumsum([row.num_draft_tokens + 1 for row in rows])
         scored = np.split(np.arange(len(logits)), ends[:-1])
-        for name, members in self._by_verifier(rows).items():
+        for name, members in members_of.items():
+            places = np.concatenate([scored[member] for member in members])
+            own = torch.from_numpy(places).to(logits.device)
             judged = [rows[member] for member in members]
-            own = logits
-            if len(judged) < len(rows):
-                places = np.concatenate([scored[member] for member in members])
-                own = logits[torch.from_numpy(places).to(logits.device)]
-            for member, token_ids in zip(members, self._judge(name, judged, own), strict=True):
+            came = self._judge(name, judged, logits[own], peaks.take(own))
+            for member, token_ids in zip(members, came, strict=True):
                 verified[member] = token_ids
         return verified
 
-    def _judge(self, name: VerifierName, rows: Many[StepRow], logits: Tensor) -> VerifiedTokens:
-        batch = self._sequences.sampling_batch([token for row in rows for token in _coming(row)])
+    def _judge(
+        self, name: VerifierName, rows: Many[StepRow], logits: Tensor, peaks: Peaks
+    ) -> VerifiedTokens:
+        batch = self._sequences.sampling_batch([_coming(row) for row in rows], peaks)
         drafts = DraftBatch([self._draft(row) for row in rows], logits.device)
         return VERIFY[name](logits, batch, drafts, self._shard)
 
@@ -187,10 +187,9 @@ class ModelRunner(Runner):
         return Draft(row.drafts, self._sequences.rules(row.seq_id).verifier, row.draft_probs)
 
 
-def _coming(row: StepRow) -> list[SampledToken]:
+def _coming(row: StepRow) -> TokensToCome:
     """What the last known token of a row and its drafts define: the tokens behind their own."""
-    positions = range(row.known_end, row.known_end + row.num_draft_tokens + 1)
-    return [SampledToken(row.seq_id, position) for position in positions]
+    return TokensToCome(row.seq_id, row.known_end, row.num_draft_tokens + 1)
 
 
 def _scored_tokens(rows: Many[StepRow]) -> list[int]:

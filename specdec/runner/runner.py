@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specdec.models import LlamaForCausalLM
+from specdec.models import Decoder
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.sequences import SequenceTable
 from specdec.sampling import VocabShard
@@ -15,7 +15,7 @@ class Runner:
 
     def __init__(
         self,
-        model: LlamaForCausalLM,
+        model: Decoder,
         group: TensorParallelGroup,
         *,
         num_blocks: int,

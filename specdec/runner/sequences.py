@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from specdec.model_input import ModelInput
+from specdec.kernels.draws import DRAW, Peaks
+from specdec.model_input import Chunk, Indices, ModelInput
 from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory
 from specdec.sampling_rules import SamplingRules
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
@@ -19,13 +19,15 @@ from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 class SequenceState:
     """A sequence as its worker sees it.
 
+    draw: how its tokens are drawn, one of DRAW but for the position.
     history: its tokens, where its rules go by them; otherwise the worker does not know them.
     """
 
     admission: SequenceAdmission
     shaping: Shaping
+    draw: bytes
     history: TokenHistory | None
-    block_table: list[int] = field(default_factory=list)
+    block_table: Indices = field(default_factory=lambda: np.empty(0, np.int32))
 
     @classmethod
     def of(cls, admission: SequenceAdmission, tokens: range) -> SequenceState:
@@ -34,11 +36,12 @@ class SequenceState:
         history = None
         if rules.needs_tokens:
             history = TokenHistory(admission.token_ids, num_prompt_tokens)
-        return cls(admission, Shaping.of(rules, tokens), history)
+        return cls(admission, Shaping.of(rules, tokens), _draw_of(rules), history)
 
     def apply(self, delta: BlockTableDelta) -> None:
         """Takes over what has changed at the table's end."""
-        self.block_table[delta.start :] = delta.block_ids
+        kept, new = self.block_table[: delta.start], np.array(delta.block_ids, np.int32)
+        self.block_table = np.concatenate((kept, new))
 
     def add_edits(self, edits: LogitEdits, first_row: int, row: StepRow) -> None:
         """What its rules do to the logits of `row`, which are those from `first_row` on.
@@ -57,11 +60,12 @@ class SequenceState:
 
 
 @dataclass(frozen=True)
-class SampledToken:
-    """A token to come: the one at index `position` of a sequence's tokens."""
+class TokensToCome:
+    """The `count` tokens from index `position` of a sequence's tokens on."""
 
     seq_id: int
     position: int
+    count: int = 1
 
 
 class SequenceTable:
@@ -120,44 +124,37 @@ class SequenceTable:
 
     def model_input(self, rows: Many[StepRow]) -> ModelInput:
         """The flat batch that runs the tokens of `rows`."""
-        lengths = [len(row.token_ids) for row in rows]
-        positions = np.concatenate([np.arange(row.num_computed_tokens, row.end) for row in rows])
-        tables = self._block_tables(rows)  # [B, M]
-        row_of_token = np.repeat(np.arange(len(rows)), lengths)
-        blocks = tables[row_of_token, positions // self._block_size]
-        slots = blocks * self._block_size + positions % self._block_size
-        return ModelInput(
-            input_ids=self._tensor(np.array([token for row in rows for token in row.token_ids])),
-            positions=self._tensor(positions),
-            slot_mapping=self._tensor(slots),
-            cu_seqlens_q=tuple(np.cumsum([0, *lengths]).tolist()),
-            context_lens=tuple(row.end for row in rows),
-            block_tables=self._tensor(tables),
+        chunks = [
+            Chunk(row.token_ids, row.num_computed_tokens, self._states[row.seq_id].block_table)
+            for row in rows
+        ]
+        return ModelInput.of(chunks, self._block_size)
+
+    def sampling_batch(
+        self, tokens: Many[TokensToCome], peaks: Peaks | None = None
+    ) -> SamplingBatch:
+        """How to draw `tokens`, one row of logits each, in order; peaks: of these, where known."""
+        states = [self._states[run.seq_id] for run in tokens]
+        records = b"".join(
+            state.draw * run.count for state, run in zip(states, tokens, strict=True)
         )
+        draws = np.frombuffer(bytearray(records), dtype=DRAW)
+        draws["position"] = [
+            position - state.admission.num_prompt_tokens
+            for state, run in zip(states, tokens, strict=True)
+            for position in range(run.position, run.position + run.count)
+        ]
+        return SamplingBatch.of_draws(draws, self._device, peaks)
 
-    def sampling_batch(self, tokens: Many[SampledToken]) -> SamplingBatch:
-        """How to draw `tokens`, one row of logits each."""
-        admissions = [self._states[token.seq_id].admission for token in tokens]
-        return SamplingBatch.from_lists(
-            temperatures=[admission.rules.temperature for admission in admissions],
-            top_k=[admission.rules.top_k for admission in admissions],
-            top_p=[admission.rules.top_p for admission in admissions],
-            min_p=[admission.rules.min_p for admission in admissions],
-            seeds=[admission.rules.seed for admission in admissions],
-            choices=[admission.rules.choice for admission in admissions],
-            positions=[
-                token.position - admission.num_prompt_tokens
-                for token, admission in zip(tokens, admissions, strict=True)
-            ],
-            device=self._device,
-        )
 
-    def _block_tables(self, rows: Many[StepRow]) -> NDArray[np.int64]:
-        counts = [-(-row.end // self._block_size) for row in rows]
-        tables = np.zeros((len(rows), max(counts)), dtype=np.int64)
-        for index, (row, count) in enumerate(zip(rows, counts, strict=True)):
-            tables[index, :count] = self._states[row.seq_id].block_table[:count]
-        return tables
-
-    def _tensor(self, values: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(values).to(self._device)
+def _draw_of(rules: SamplingRules) -> bytes:
+    batch = SamplingBatch.from_lists(
+        temperatures=[rules.temperature],
+        top_k=[rules.top_k],
+        top_p=[rules.top_p],
+        min_p=[rules.min_p],
+        seeds=[rules.seed],
+        choices=[rules.choice],
+        positions=[0],
+    )
+    return batch.draws.tobytes()

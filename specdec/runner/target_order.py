@@ -1,8 +1,10 @@
-"""A draft model's logits in the order of the target's vocabulary."""
+"""A draft model's logits and draft tokens in the terms of the target's vocabulary."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.parallel import TensorParallelGroup, partition
@@ -47,3 +49,25 @@ class TargetOrder:
         padded = torch.nn.functional.pad(logits, (0, widest - logits.shape[1]))
         ranks = zip(self._group.all_gather(padded), self._shares, strict=True)
         return torch.cat([part[:, : len(share)] for part, share in ranks], dim=1)
+
+
+class SharedTokens:
+    """Keeps a draft model to the tokens that the target has too, where texts have equal ids.
+
+    A drawn token that the target lacks could only be dropped, and to drop it for what it is would
+    change the distribution of what is accepted by its chances (`specdec.verification.rejection`).
+    """
+
+    def __init__(self, vocabulary: VocabularyMap, tokens: range, device: torch.device) -> None:
+        """tokens: of the draft, those whose logits this rank computes."""
+        self._to_target = vocabulary.draft_to_target
+        is_missing = self._to_target[tokens.start : tokens.stop] < 0
+        self._is_missing = torch.from_numpy(is_missing).to(device)
+
+    def keep(self, logits: Tensor) -> Tensor:
+        """logits: [R, len(tokens)], changed in place: -inf where the target has no such token."""
+        return logits.masked_fill_(self._is_missing, -torch.inf)
+
+    def target_ids(self, token_ids: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The target's ids of the draft's; any id for one that could not be drawn."""
+        return np.maximum(self._to_target[token_ids], 0)

@@ -205,8 +205,8 @@ def scale_by_confidence(
     totals = _totals(_scaled_scores(logits[rows], temperatures, shard), shard)
     scaled = (temperatures * (1 - 1 / totals)).float()
     least = torch.finfo(torch.float32).tiny
-    return replace(
-        batch, temperatures=batch.temperatures.masked_scatter(chosen, scaled.clamp(min=least))
+    return batch.with_temperatures(
+        batch.temperatures.masked_scatter(chosen, scaled.clamp(min=least))
     )
 
 

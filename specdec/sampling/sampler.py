@@ -9,12 +9,16 @@ scores go to the lowest token id.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from specdec.kernels.draws import DRAW, Draws, Peaks, draw_tokens, row_peaks
 from specdec.parallel import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks, Winners
 from specdec.sampling.noise import (
@@ -25,27 +29,25 @@ from specdec.sampling.noise import (
     gumbel_noise,
     largest_noise,
 )
-from specdec.sampling.support import Truncation, support_floors
+from specdec.sampling.support import Truncation, min_score, support_floors
 
 # From so many chunks on it pays to compute first which of them can win.
 _MANY_CHUNKS = 256
 # More than float32 rounds off scores and noise, which are below 100 wherever it matters.
 _ROUNDING = 1e-3
+_LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class SamplingBatch:
-    """How the rows of a batch are sampled. What is on the host decides which work is left out.
+    """How the rows of a batch are sampled. It is on the host, which decides what work is left out.
 
-    temperatures, truncation and noise_keys are of the sampled rows only, in their order.
+    What is made of it for torch is of the sampled rows only, in their order.
     """
 
-    num_rows: int
-    greedy_rows: Tensor  # [num_greedy] int64
-    sampled_rows: Tensor  # [num_sampled] int64
-    temperatures: Tensor  # [num_sampled] float32, above 0
-    truncation: Truncation
-    noise_keys: NoiseKeys
+    draws: Draws  # [num_rows], the rows in order
+    device: torch.device
+    peaks: Peaks | None = None  # of the logits to be sampled, where somebody has read them already
 
     @classmethod
     def from_lists(
@@ -64,39 +66,86 @@ class SamplingBatch:
 
         positions: the index of the token to come among the output tokens of its choice.
         """
-        greedy = [row for row, temperature in enumerate(temperatures) if temperature == 0]
-        sampled = [row for row, temperature in enumerate(temperatures) if temperature != 0]
-        of_sampled = partial(_values_at, sampled, device)
-        # A temperature that float32 would round to 0 must not become a division by 0.
-        least = torch.finfo(torch.float32).tiny
-        return cls(
-            num_rows=len(temperatures),
-            greedy_rows=torch.tensor(greedy, dtype=torch.int64, device=device),
-            sampled_rows=torch.tensor(sampled, dtype=torch.int64, device=device),
-            temperatures=of_sampled(temperatures, torch.float32).clamp(min=least),
-            truncation=Truncation.from_lists(
-                [top_k[row] for row in sampled],
-                [top_p[row] for row in sampled],
-                [min_p[row] for row in sampled],
-                device,
-            ),
-            noise_keys=NoiseKeys(of_sampled(seeds), of_sampled(choices), of_sampled(positions)),
-        )
+        draws = np.empty(len(temperatures), dtype=DRAW)
+        draws["temperature"] = [_in_float32(temperature) for temperature in temperatures]
+        draws["top_k"], draws["top_p"] = top_k, top_p
+        draws["min_score"] = [min_score(each) for each in min_p]
+        draws["seed"], draws["choice"], draws["position"] = seeds, choices, positions
+        return cls.of_draws(draws, device)
+
+    @classmethod
+    def of_draws(
+        cls, draws: Draws, device: torch.device | str, peaks: Peaks | None = None
+    ) -> SamplingBatch:
+        """One for each row of logits, in order; takes them over, and numbers them."""
+        draws["row"] = np.arange(len(draws))
+        return cls(draws, torch.device(device), peaks)
 
     @classmethod
     def greedy(cls, num_rows: int, device: torch.device) -> SamplingBatch:
         """Rows that are not sampled: the likeliest token of each."""
-        zeros, nothing = [0] * num_rows, [0.0] * num_rows
-        return cls.from_lists(
-            temperatures=nothing,
-            top_k=zeros,
-            top_p=nothing,
-            min_p=nothing,
-            seeds=zeros,
-            choices=zeros,
-            positions=zeros,
-            device=device,
+        return cls.of_draws(np.zeros(num_rows, dtype=DRAW), device)
+
+    def take(self, rows: NDArray[np.int64]) -> SamplingBatch:
+        """Of some of the rows alone."""
+        return self.of_draws(self.draws[rows], self.device)
+
+    def with_temperatures(self, temperatures: Tensor) -> SamplingBatch:
+        """The same with other temperatures of the sampled rows, [num_sampled] float32, above 0."""
+        draws = self.draws.copy()
+        draws["temperature"][self._is_sampled] = temperatures.cpu().numpy()
+        return replace(self, draws=draws)
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.draws)
+
+    @cached_property
+    def greedy_rows(self) -> Tensor:
+        """[num_greedy] int64."""
+        return self._tensor(np.flatnonzero(~self._is_sampled))
+
+    @cached_property
+    def sampled_rows(self) -> Tensor:
+        """[num_sampled] int64."""
+        return self._tensor(np.flatnonzero(self._is_sampled))
+
+    @cached_property
+    def temperatures(self) -> Tensor:
+        """[num_sampled] float32, above 0."""
+        return self._tensor(self._sampled["temperature"])
+
+    @cached_property
+    def truncation(self) -> Truncation:
+        """What cuts the sampled rows."""
+        sampled = self._sampled
+        top_k, top_p, min_scores = (
+            sampled[name].tolist() for name in ("top_k", "top_p", "min_score")
         )
+        return Truncation.from_lists(top_k, top_p, min_scores, self.device)
+
+    @cached_property
+    def noise_keys(self) -> NoiseKeys:
+        """What fixes the noise of the sampled rows."""
+        sampled = self._sampled
+        choices, positions = (sampled[name].astype(np.int64) for name in ("choice", "position"))
+        return NoiseKeys(*map(self._tensor, (sampled["seed"], choices, positions)))
+
+    @property
+    def is_any_sampled(self) -> bool:
+        """Whether any row is not greedy."""
+        return bool(self._is_sampled.any())
+
+    @cached_property
+    def _is_sampled(self) -> NDArray[np.bool_]:
+        return np.asarray(self.draws["temperature"] > 0)
+
+    @cached_property
+    def _sampled(self) -> Draws:
+        return self.draws[self._is_sampled]
+
+    def _tensor(self, values: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
 
 
 def sample(
@@ -115,10 +164,33 @@ def sample(
     logits = logits[:, : vocab_size - first_token]
     assert len(logits) == batch.num_rows, (len(logits), batch.num_rows)
     assert logits.shape[1] > 0, (first_token, vocab_size)
+    if group.size == 1 and not batch.is_any_sampled:
+        return _peaks(logits, batch).token_ids
+    drawn = draw_tokens(logits, batch.draws) if group.size == 1 else None
+    if drawn is None:
+        return torch_sample(logits, batch, group, first_token, vocab_size)
+    open_rows = np.flatnonzero(drawn < 0)
+    if len(open_rows):
+        left = logits[torch.from_numpy(open_rows)], batch.take(open_rows)
+        drawn[open_rows] = torch_sample(*left, group, first_token, vocab_size).numpy()
+    return torch.from_numpy(drawn)
+
+
+def torch_sample(
+    logits: Tensor,  # [num_rows, num_tokens], of this rank, without padding
+    batch: SamplingBatch,
+    group: TensorParallelGroup,
+    first_token: int,
+    vocab_size: int,
+) -> Tensor:
+    """The reference of `sample`, and what runs over several ranks, and on other devices than a CPU.
+
+    Returns [num_rows] int64.
+    """
     best = torch.empty(batch.num_rows, 2, dtype=torch.float64, device=logits.device)
     if len(batch.greedy_rows):
-        chunks = ScoreChunks.of_logits(_take(logits, batch.greedy_rows), first_token)
-        best[batch.greedy_rows] = _pairs(chunks.winners())
+        peaks = _peaks(logits, batch).take(batch.greedy_rows)
+        best[batch.greedy_rows] = _pairs(Winners(peaks.values, first_token + peaks.token_ids))
     if len(batch.sampled_rows):
         chunks = ScoreChunks.of_logits(_take(logits, batch.sampled_rows), first_token)
         best[batch.sampled_rows] = _pairs(_sampled_winners(chunks, batch, group, vocab_size))
@@ -138,6 +210,10 @@ def draw(
     """
     pairs = _pairs(_perturbed_winners(chunks, floors, keys, vocab_size))
     return _best_of_ranks(group.all_gather(pairs))
+
+
+def _peaks(logits: Tensor, batch: SamplingBatch) -> Peaks:
+    return row_peaks(logits) if batch.peaks is None else batch.peaks
 
 
 def _sampled_winners(
@@ -220,10 +296,6 @@ def _take(logits: Tensor, rows: Tensor) -> Tensor:
     return logits if len(rows) == len(logits) else logits[rows]
 
 
-def _values_at(
-    rows: Sequence[int],
-    device: torch.device | str,
-    values: Sequence[float],
-    dtype: torch.dtype = torch.int64,
-) -> Tensor:
-    return torch.tensor([values[row] for row in rows], dtype=dtype, device=device)
+def _in_float32(temperature: float) -> float:
+    """One that float32 would round to 0 must not become a division by 0."""
+    return max(temperature, _LEAST_TEMPERATURE) if temperature > 0 else 0.0

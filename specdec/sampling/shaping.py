@@ -102,14 +102,13 @@ class LogitEdits:
         self._biased = _Entries()
         self._penalised = _Entries()
         self._masked = _Entries()
-        self._masked_rows: set[int] = set()
+        self._rows: set[int] = set()
         self._token_masks: dict[int, TokenMask] = {}
-        self._is_empty = True
 
     @property
-    def masked_rows(self) -> list[int]:
-        """Rows in which tokens are forbidden, so that perhaps none is left."""
-        return sorted(self._masked_rows)
+    def rows(self) -> list[int]:
+        """Those that are changed, on this rank or another."""
+        return sorted(self._rows)
 
     def add(
         self,
@@ -128,16 +127,16 @@ class LogitEdits:
         token_mask = _intersection(grammar_mask, shaping.allowed)
         if token_mask is not None:
             self._token_masks[row] = token_mask
-            self._note_mask(row)
+            self._rows.add(row)
         if not shaping.changes(num_output_tokens):
             return
-        self._is_empty = False
+        self._rows.add(row)
         self._biased.add(row, shaping.biased, shaping.biases)
         if num_output_tokens < rules.min_tokens and (
             # A grammar that is at its end goes before min_tokens: nothing else could come.
             grammar_mask is None or shaping.leaves_some(grammar_mask)
         ):
-            self._mask(row, shaping.ends)
+            self._masked.add(row, shaping.ends)
         if history is not None:
             self._add_by_history(row, shaping, history)
 
@@ -147,7 +146,7 @@ class LogitEdits:
         Returns them with the edits made, in float32 if there are any: all rows, as what samples
         takes them in one type, and rounding an edit to fewer bits would change the distribution.
         """
-        if not self._is_empty:
+        if self._rows:
             logits = logits.float()
             self._edit(logits)
         return logits
@@ -176,17 +175,8 @@ class LogitEdits:
             values = np.stack([factors, amounts], axis=1, dtype=np.float32, casting="same_kind")
             self._penalised.add(row, counts.token_ids[is_held] - self._tokens.start, values)
         if rules.bad_words:
-            self._mask(row, shaping.banned)
-            self._mask(row, shaping.closed_by(history))
-
-    def _mask(self, row: int, columns: Columns) -> None:
-        self._masked.add(row, columns)
-        self._note_mask(row)
-
-    def _note_mask(self, row: int) -> None:
-        """On every rank, whether or not it holds what is masked: ranks must agree."""
-        self._masked_rows.add(row)
-        self._is_empty = False
+            self._masked.add(row, shaping.banned)
+            self._masked.add(row, shaping.closed_by(history))
 
 
 def apply_token_masks(

@@ -16,6 +16,7 @@ floor can differ between two of them only where the sum meets top_p to within ab
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -98,7 +99,7 @@ class Limits:
 class Truncation:
     """Which rows are cut, and how. The rows that are not cost nothing."""
 
-    min_p: Limits
+    min_score: Limits
     top_k: Limits
     top_p: Limits  # of rows without another limit
     top_p_of_rest: Limits  # of rows that another limit cuts first
@@ -108,22 +109,27 @@ class Truncation:
         cls,
         top_k: Sequence[int],
         top_p: Sequence[float],
-        min_p: Sequence[float],
+        min_scores: Sequence[float],
         device: torch.device | str,
     ) -> Truncation:
-        """One entry a row; see SamplingParams."""
-        has_min = [p > 0 for p in min_p]
+        """One entry a row; see SamplingParams, and `min_score` for min_p."""
+        has_min = [score > -math.inf for score in min_scores]
         has_k = [k > 0 for k in top_k]
         has_p = [p < 1 for p in top_p]
         is_cut = [k or low for k, low in zip(has_k, has_min, strict=True)]
         only_p = [p and not cut for p, cut in zip(has_p, is_cut, strict=True)]
         p_of_rest = [p and cut for p, cut in zip(has_p, is_cut, strict=True)]
         return cls(
-            Limits.where(has_min, min_p, device),
+            Limits.where(has_min, min_scores, device),
             Limits.where(has_k, top_k, device),
             Limits.where(only_p, top_p, device),
             Limits.where(p_of_rest, top_p, device),
         )
+
+
+def min_score(min_p: float) -> float:
+    """The score of a token that is `min_p` times as likely as the best one."""
+    return math.log(min_p) if min_p > 0 else -math.inf
 
 
 def support_floors(
@@ -137,8 +143,8 @@ def support_floors(
     Returns [num_rows] float32, -inf for a row that is not cut, and the same on every rank.
     """
     floors = chunks.maxima.new_full((len(chunks.maxima),), -torch.inf)
-    if len(truncation.min_p):
-        floors[truncation.min_p.rows] = truncation.min_p.values.log().float()
+    if len(truncation.min_score):
+        floors[truncation.min_score.rows] = truncation.min_score.values.float()
     if len(truncation.top_k):
         rows, counts = truncation.top_k.rows, truncation.top_k.values
         counted = _floors(chunks, rows, counts, _count, group)

@@ -38,6 +38,8 @@ def longest_prefix(
     """The same, with a draft token also accepted where `is_kept` says so; a collective call."""
     drawn = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
     sampled = drawn.cpu().numpy()
+    if not len(drafts.token_ids):
+        return VerifiedTokens.without_drafts(sampled)
     is_accepted = sampled[drafts.is_drafted] == drafts.token_ids
     if is_kept is not None:
         is_accepted |= is_kept.cpu().numpy()

@@ -44,10 +44,17 @@ class VerifiedTokens:
     num_tokens: npt.NDArray[np.int32]  # [num_sequences], from 1 up
     num_accepted: npt.NDArray[np.int32]  # [num_sequences], num_tokens - 1
 
+    @classmethod
+    def without_drafts(cls, token_ids: Int64Array) -> VerifiedTokens:
+        """Of sequences for which nothing was guessed: the one token of each, [num_sequences]."""
+        ones = np.ones(len(token_ids), dtype=np.int32)
+        return cls(token_ids.astype(np.int32), ones, np.zeros_like(ones))
+
     def __iter__(self) -> Iterator[tuple[int, ...]]:
-        ends = np.cumsum(self.num_tokens)
-        for start, end in zip(ends - self.num_tokens, ends, strict=True):
-            yield tuple(self.token_ids[start:end].tolist())
+        token_ids, end = self.token_ids.tolist(), 0
+        for count in self.num_tokens.tolist():
+            start, end = end, end + count
+            yield tuple(token_ids[start:end])
 
 
 @dataclass(frozen=True)

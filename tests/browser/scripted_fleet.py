@@ -175,7 +175,7 @@ class ScriptedRouter:
                     5,
                     said,
                     replace(stats),
-                    num_accepted_tokens=accepted,
+                    is_drafted=(True,) * accepted + (False,),
                     is_last=is_last,
                 )
         except (GeneratorExit, asyncio.CancelledError):

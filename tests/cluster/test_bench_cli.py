@@ -1,12 +1,15 @@
 """`specdec bench methods` against a service that answers from a script."""
 
 import json
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner
 
 from cluster import cli
+from cluster.bench_cli import _line
+from cluster.method_bench import MethodResult, _tokens_per_s
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.specdec.client.fake_service import FakeService, running
 
@@ -76,6 +79,19 @@ def test_the_last_line_and_the_file_are_the_report(bench, prompts_file, tmp_path
     assert [line.split("  ")[0] for line in result.stdout.splitlines()[1:-1]] == names
     bars = ElementTree.parse(plot).getroot().findall("{http://www.w3.org/2000/svg}rect")
     assert len(bars) == 1 + len(names)
+
+
+def test_who_drafted_nothing_has_no_acceptance():
+    nothing = MethodResult("off", 20.0, 1.0, 0.0, 1.0, 0, 12, 0)
+    assert _line(nothing).split() == ["off", "20.0", "1.00", "-", "-", "0", "0"]
+    some = MethodResult("ngram", None, None, 0.5, 2.5, 4, 12, 1)
+    assert _line(some).split() == ["ngram", "-", "-", "50%", "2.50", "4", "1"]
+
+
+def test_an_answer_without_a_token_has_no_rate():
+    usage = SimpleNamespace(completion_tokens=0)
+    answer = SimpleNamespace(chunks=[], usage=usage, total_s=1.0, first_token_s=0.5)
+    assert _tokens_per_s(answer) is None
 
 
 @pytest.mark.parametrize("line", ["Why?", '{"question": "Why?"}', '""', '{"turns": []}', "[1]"])

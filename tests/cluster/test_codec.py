@@ -102,6 +102,12 @@ USAGE = pb.Usage(
 )
 
 
+def test_a_stream_interval_is_passed_on_and_checked_later():
+    for interval in (None, 0, 4):
+        request = pb.GenerateRequest(text="Hi", stream_interval=interval)
+        assert codec.decode_generate(request).stream_interval == interval
+
+
 def test_absent_fields_take_the_defaults():
     assert codec.decode_generate(pb.GenerateRequest(text="Hi")) == GenerateCall(
         model="", prompt="Hi", params=SamplingParams(), request_id=""
@@ -256,7 +262,7 @@ def test_the_limits_themselves_are_allowed():
 def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
     outputs = [
         output("a", (1,)),
-        output("", (2, 3), num_accepted_tokens=1),
+        output("", (2, 3), is_drafted=(True, False)),
         output("b", (), FinishReason.LENGTH),
     ]
     chunks = [
@@ -265,7 +271,7 @@ def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
     ]
     assert chunks == [
         pb.GenerateStreamResponse(request_id="r1", seed=42, text="a", token_ids=[1]),
-        pb.GenerateStreamResponse(request_id="r1", token_ids=[2, 3], num_accepted_tokens=1),
+        pb.GenerateStreamResponse(request_id="r1", token_ids=[2, 3], is_drafted=[True, False]),
         pb.GenerateStreamResponse(
             request_id="r1",
             seed=42,

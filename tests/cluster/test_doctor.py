@@ -12,6 +12,7 @@ from cluster import doctor, surroundings
 from cluster.cli import main
 from cluster.doctor import CHECKS, examine
 from cluster.surroundings import Library, Reached, Surroundings
+from specdec.runner import native_library_fault
 from tests.specdec.client.fake_service import FakeService, running
 
 GIB = 2**30
@@ -20,6 +21,7 @@ FIT = Surroundings(
     python_version=(3, 11, 7),
     torch=Library("2.13.0+cpu"),
     num_torch_threads=2,
+    kernels_fault="",
     num_cores=2,
     available_memory_bytes=16 * GIB,
     gpus=(),
@@ -53,6 +55,7 @@ def test_what_was_not_looked_at_is_not_judged():
         ("python", {"python_version": (3, 10, 12)}, "fail", "3.10.12 Python 3.11 or newer"),
         ("torch", {"torch": Library(error="OSError: no libc10")}, "fail", "no libc10 make setup"),
         ("torch", {"num_torch_threads": 8}, "warn", "8 threads on 2 cores OMP_NUM_THREADS=2"),
+        ("CPU kernels", {"kernels_fault": "no C++ compiler"}, "warn", "torch's no C++ g++ slower"),
         ("ray", {"ray": Library(error="ImportError: ray")}, "fail", "ImportError make setup"),
         ("memory", {"available_memory_bytes": GIB}, "fail", "1.0 GiB free needs 2.7 GiB"),
         ("memory", {"available_memory_bytes": 3 * GIB}, "warn", "3.0 GiB enough"),
@@ -131,6 +134,7 @@ def test_a_taken_port_and_a_service_that_is_not_there(monkeypatch, tmp_path):
     assert seen.service.error
     assert seen.torch.version
     assert seen.available_memory_bytes > 0
+    assert bool(seen.kernels_fault) == bool(native_library_fault())
 
 
 def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path):

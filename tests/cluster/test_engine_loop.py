@@ -1,6 +1,7 @@
 """The bridge between the engine's thread and asyncio."""
 
 import asyncio
+import sys
 import threading
 import time
 from contextlib import aclosing
@@ -292,3 +293,21 @@ async def test_a_reader_that_stopped_reading_takes_no_room(loop):
         await asyncio.sleep(0.01)
     loop.require_room()
     assert len([output async for output in outputs]) > 0
+
+
+async def test_a_busy_thread_does_not_hold_up_the_steps(loop, target):
+    """Each step takes Python's lock a few times, and a switch interval to get it."""
+    stop = threading.Event()
+
+    def be_busy():
+        while not stop.is_set():
+            sum(range(1000))
+
+    busy = threading.Thread(target=be_busy)
+    busy.start()
+    try:
+        assert sys.getswitchinterval() <= 0.001
+        assert await tokens_of(loop, request("r", PROMPT)) == target.continuation(PROMPT, 24)
+    finally:
+        stop.set()
+        busy.join()

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -111,6 +112,14 @@ async def test_counts_of_a_hand_worked_run(replica):
     assert per_position == [3, 3, 0]
     ends = {key[1]: value for key, value in found.items() if key[0] == "request_success_total"}
     assert ends == {"length": 1, "stop": 0, "abort": 0}
+
+
+async def test_guesses_of_lookahead_are_counted_apart_from_drafts(replica):
+    await replica.finish(request("r", PROMPT, max_tokens=10))
+    stats = replace(await replica.loop.stats(), num_lookahead_tokens=7)
+    found = values(Metrics("tiny", "r1", lambda: stats))
+    assert found["spec_decode_num_lookahead_tokens_total",] == 7
+    assert found["spec_decode_num_draft_tokens_total",] == 8
 
 
 async def test_a_request_that_runs_and_one_that_is_left(replica):
@@ -222,6 +231,15 @@ def test_over_http_in_both_formats():
     opened = client.get("/metrics", headers={"accept": OPEN_METRICS})
     assert opened.headers["content-type"].startswith("application/openmetrics-text")
     assert "specdec:batch_size" in {family.name for family in parse_open(opened.text)}
+
+
+async def test_steps_that_are_told_together_count_each(replica):
+    outputs = await replica.finish(replace(request("r", PROMPT, max_tokens=10), stream_interval=6))
+    # One token, then drafts of 3, 3 and 2 that yield 3 each: the first two are told together.
+    assert [(len(each.token_ids), each.num_steps) for each in outputs] == [(1, 1), (6, 2), (3, 1)]
+    found = values(replica.metrics)
+    assert found[("inter_token_latency_seconds_count",)] == 3
+    assert found[("batch_size_count",)] == 4
 
 
 def test_histograms_as_plain_numbers():

@@ -4,8 +4,8 @@ import pytest
 
 from cluster.config import ServeConfig
 from cluster.models import resolve_models
-from specdec.config import SpeculativeConfig
 from specdec.errors import InvalidValueError
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.tiny import tiny_llama_dir
 
 

@@ -3,10 +3,10 @@
 import pytest
 
 from cluster.speculation_policy import make_policy
-from specdec.config import SpeculativeConfig
 from specdec.decisions import DecisionReason
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, load_runner
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.engines import engine_config
 
 

@@ -7,8 +7,8 @@ from dataclasses import asdict
 import pytest
 
 from cluster.speculative_config import read_speculation
-from specdec.config import SpeculativeConfig
 from specdec.errors import InvalidValueError
+from specdec.speculative_config import SpeculativeConfig
 
 
 def test_every_key_of_suffix_decoding_with_its_default():
@@ -85,6 +85,23 @@ def test_older_spellings_are_read_with_a_warning(older, today, caplog):
     assert all("is an older spelling of" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize(
+    ("of_vllm", "ours"),
+    [
+        ({"rejection_sample_method": "standard"}, {"verifier": "rejection"}),
+        ({"rejection_sample_method": "probabilistic"}, {"verifier": "rejection"}),
+        ({"rejection_sample_method": "strict"}, {"verifier": "coupled"}),
+        ({"rejection_sample_method": "block"}, {"verifier": "block"}),
+        ({"parallel_drafting": False}, {}),
+        ({"disable_padded_drafter_batch": True}, {}),
+    ],
+)
+def test_keys_of_vllm_mean_what_they_mean_there(of_vllm, ours):
+    assert read_speculation({"model": "./a", **of_vllm}) == read_speculation(
+        {"model": "./a", **ours}
+    )
+
+
 def test_todays_spellings_are_read_without_one(caplog):
     with caplog.at_level(logging.WARNING):
         read_speculation({"model": "./small", "speculation_threshold": 8})
@@ -130,8 +147,23 @@ DRAFT = {"method": "draft_model"}
         ({"method": "lookahead", "lookahead_ngram_size": 17}, "from 2 to 16"),
         ({"method": "lookahead", "lookahead_pool_size": 0}, "from 1 to 65536"),
         ({"method": "lookahead", "lookahead_window_size": 2.5}, "it must be a whole number"),
-        ({**DRAFT, "first": "lookahead"}, "one of ngram, suffix, or left out"),
+        (
+            {**DRAFT, "first": "lookahead"},
+            "one of ngram, suffix, which need no pass of a model, or left",
+        ),
         ({"disable_by_batch_size": 2, "speculation_threshold": 3}, "speculation_threshold alone"),
+        ({"parallel_drafting": True}, "it must be false or left out"),
+        ({"parallel_drafting": 1}, "parallel_drafting is 1; it must be false or left out"),
+        ({"disable_padded_drafter_batch": False}, "it must be true or left out"),
+        ({"rejection_sample_method": "synthetic"}, "it must be one of standard, block, "),
+        ({"rejection_sample_method": ["block"]}, "it must be one of standard, block, "),
+        ({"rejection_sample_method": "block", "verifier": "block"}, "left out where verifier is"),
+        ({"rejection_sample_method": "block", "allowed_verifiers": ["coupled"]}, "verifier is 'bl"),
+        ({"draft_sample_method": "greedy"}, "left out; how drafts are drawn follows from verif"),
+        ({"use_heterogeneous_vocab": True}, "left out; a draft model with other tokens is found"),
+        ({"revision": "main"}, "left out; model takes it behind an @"),
+        ({"method": "lookahead", "first": "ngram"}, "first is 'ngram'; it must be left out unless"),
+        ({**DRAFT, "fallback": "lookahead"}, "fallback is 'lookahead'; it must be one of ngram, s"),
         ({"num_speculative_tokens_per_batch_size": [[2, 3, 3]]}, "a row that begins with 1"),
         ({"num_speculative_tokens_per_batch_size": [[1, 3, 4]]}, "at most num_speculative_tokens"),
         ({"num_speculative_tokens_per_batch_size": [3]}, "size[0] is 3; it must be a list"),

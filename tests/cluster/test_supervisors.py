@@ -7,11 +7,12 @@ import pytest
 
 from cluster.draft_supervisor import DraftSupervisor
 from cluster.target_supervisor import MAX_FAILURES, TargetSupervisor
-from specdec.config import DraftLimits, SpeculativeConfig
+from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError, TargetFailedError
 from specdec.proposers import DraftRequest, DraftVocabulary, make_proposer
 from specdec.sampling_rules import SamplingRules
 from specdec.sequence import Sequence
+from specdec.speculative_config import SpeculativeConfig
 from specdec.step import DraftedRow, DraftOutput
 from tests.specdec.engines import request
 

@@ -39,6 +39,10 @@ def params(speculation=OFF, **changes):
     return SamplingParams(speculation=speculation, **{**values, **changes})
 
 
+def is_shard(process):
+    return any("ray::TargetShard" in word for word in process.cmdline())
+
+
 def all_at_once(client, requests):
     with ThreadPoolExecutor(len(requests)) as pool:
         return list(pool.map(lambda each: client.generate(*each), requests))
@@ -90,12 +94,23 @@ def test_a_stream_is_the_completion_in_steps(client):
     whole = client.generate(prompts(1)[0], params(NGRAM))
     assert "".join(chunk.text for chunk in chunks) == whole.text
     assert sum((chunk.token_ids for chunk in chunks), ()) == whole.token_ids
-    num_accepted = sum(chunk.num_accepted_tokens for chunk in chunks)
+    num_accepted = sum(sum(chunk.is_drafted) for chunk in chunks)
     assert num_accepted == whole.usage.speculation.num_accepted_tokens
     assert len(chunks) == NUM_TOKENS - num_accepted
     assert chunks[-1].finish_reason is FinishReason.LENGTH
     assert chunks[-1].usage.completion_tokens == NUM_TOKENS
     assert chunks[-1].usage.prompt_tokens == 30
+
+
+def test_a_stream_interval_makes_fewer_chunks_of_the_same_completion(client):
+    prompt, plainly = prompts(1)[0], params(SpeculationOptions(enabled=False))
+    whole = client.generate(prompt, plainly)
+    chunks = list(client.generate_stream(prompt, plainly, stream_interval=8))
+    first, *others, _ = [len(chunk.token_ids) for chunk in chunks]
+    assert first == 1
+    assert set(others) == {8}
+    assert "".join(chunk.text for chunk in chunks) == whole.text
+    assert sum((chunk.token_ids for chunk in chunks), ()) == whole.token_ids
 
 
 def test_many_parameters_in_one_request(client):
@@ -236,6 +251,12 @@ def test_grpc_health_and_reflection(service):
         answers = stub.ServerReflectionInfo(iter([ask]), timeout=10)
         names = {each.name for each in next(answers).list_services_response.service}
     assert "specdec.v1.InferenceService" in names
+
+
+def test_idle_threads_of_a_rank_let_go_of_their_cores(service):
+    ranks = [each for each in service.descendants() if is_shard(each)]
+    assert ranks
+    assert all(each.environ()["GOMP_SPINCOUNT"] == "2000" for each in ranks)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])

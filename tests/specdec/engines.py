@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence as Many
 from pathlib import Path
 
-from specdec.config import DraftLimits, EngineConfig, QuantizationMethod, SpeculativeConfig
+from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.engine import Engine
 from specdec.errors import SpecdecError
 from specdec.finish_reason import FinishReason
@@ -24,6 +24,7 @@ from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_run
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
 from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 

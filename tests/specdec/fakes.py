@@ -40,14 +40,14 @@ class ThreadGroup(TensorParallelGroup):
     """A rank that is a thread; it also counts its collectives."""
 
     exchange: Exchange = field(default_factory=lambda: Exchange(1))
-    collectives: list[str] = field(default_factory=list)
+    called: list[str] = field(default_factory=list)
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        self.collectives.append("all_reduce")
+        self.called.append("all_reduce")
         return tensor.copy_(torch.stack(self.exchange.swap(self.rank, tensor)).sum(0))
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        self.collectives.append("all_gather")
+        self.called.append("all_gather")
         return torch.stack(self.exchange.swap(self.rank, tensor))
 
 

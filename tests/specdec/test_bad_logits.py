@@ -1,15 +1,20 @@
 """A request whose logits are no numbers ends alone: nobody else's token changes, then or later."""
 
+import shutil
+
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
-from specdec.config import DraftLimits, SpeculativeConfig
+from specdec.config import DraftLimits
 from specdec.errors import BadLogitsError
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftModelProposer
 from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.engines import ScriptedProposer, engine_config, make_engine, request, run
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.passes import weights_of
 from tests.specdec.tiny import tiny_llama_dir
 
 POISON = 300
@@ -25,15 +30,25 @@ def untied_dir(tmp_path_factory):
 
 
 def poison(model, value):
+    model = weights_of(model)
     if value is not None and POISON in model.embed_tokens.tokens:
         model.embed_tokens.weight[POISON - model.embed_tokens.tokens.start] = value
 
 
-def engine_for(directory, value, group=None, proposer=None, quantization=None, drafts=3, **changes):
+def engine_for(
+    directory,
+    value,
+    group=None,
+    proposer=None,
+    quantization=None,
+    drafts=3,
+    kernels="auto",
+    **changes,
+):
     """value: what the embedding of POISON is; None leaves it alone."""
     config = engine_config(drafts, **changes)
     group = group or TensorParallelGroup()
-    runner = load_runner(directory, "float32", config, group, quantization)
+    runner = load_runner(directory, "float32", config, group, quantization, kernels=kernels)
     poison(runner.model, value)
     return make_engine(directory, config, LocalTarget(runner), proposer)
 
@@ -156,7 +171,7 @@ def test_a_draft_cannot_end_a_request(untied_dir, undisturbed):
 def test_a_draft_model_of_no_numbers_drafts_something(untied_dir, undisturbed, value):
     limits = DraftLimits(num_blocks=200, block_size=4, max_model_len=160, max_catch_up_tokens=16)
     runner = load_draft_runner(untied_dir, "float32", limits, TensorParallelGroup())
-    runner.model.embed_tokens.weight[:] = value
+    weights_of(runner.model).embed_tokens.weight[:] = value
     proposer = DraftModelProposer(LocalDraftWorker(runner), limits)
     config = SpeculativeConfig("draft_model", 3)
     engine = engine_for(untied_dir, None, proposer=proposer, speculation=config)
@@ -176,9 +191,16 @@ def test_parameters_that_rule_out_every_token_end_their_request(untied_dir, undi
     assert texts(transcripts) == undisturbed
 
 
+@pytest.mark.parametrize("kernels", ["native", "torch"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_a_token_of_no_number_counts_where_it_may_not_come_too(tiny_model_dir, value):
+def test_a_token_of_no_number_counts_where_it_may_not_come_too(
+    tiny_model_dir, tmp_path, value, kernels
+):
     """The embedding is the head here, so that one token's logit is no number for everybody."""
-    engine = engine_for(tiny_model_dir, value)
+    directory = shutil.copytree(tiny_model_dir, tmp_path / "poisoned")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][POISON] = value
+    save_file(tensors, directory / "model.safetensors")
+    engine = engine_for(directory, None, kernels=kernels)
     said = run(engine, [request("r", text(1), allowed_token_ids=(5, 6, 7))])["r"]
     assert isinstance(said.error, BadLogitsError)

@@ -12,7 +12,7 @@ from specdec.errors import UnsupportedModelError
 from specdec.model_config import ModelConfig
 from specdec.models import load_model
 from tests.specdec.fakes import run_ranks
-from tests.specdec.models.test_llama import mixed_logits
+from tests.specdec.models.passes import mixed_logits
 from tests.specdec.packing import awq, float8, gptq, write_packed
 from tests.specdec.tiny import tiny_llama_dir
 

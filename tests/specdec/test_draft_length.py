@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.config import SpeculativeConfig
 from specdec.draft_length import DraftLength, LengthRule, share_budget
 from specdec.errors import InvalidValueError
 from specdec.sampling_params import SpeculationOptions
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.engines import (
     HashTarget,
     ScriptedProposer,

@@ -76,7 +76,7 @@ def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
     outputs = [output for _ in range(7) for output in engine.step()]
     # The first call only begins; the prompt yields one token, and each of five drafts its share.
     assert [len(output.token_ids) for output in outputs] == [1] + [num_right + 1] * 5
-    assert [output.num_accepted_tokens for output in outputs] == [0] + [num_right] * 5
+    assert [sum(output.is_drafted) for output in outputs] == [0] + [num_right] * 5
     assert engine.stats().speculation == SpeculationStats(5, 15, 5 * num_right)
     assert outputs[-1].speculation == SpeculationStats(5, 15, 5 * num_right)
     assert engine.stats().accepted_by_position == tuple(5 * (i < num_right) for i in range(3))
@@ -418,3 +418,73 @@ def test_random_operations(tiny_model_dir):
     case = machine.TestCase
     case.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
     case().runTest()
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+@pytest.mark.parametrize(("configured", "asked"), [(4, None), (1, 4), (9, 4), (4, 1), (1, None)])
+def test_tokens_are_told_in_the_intervals_asked_for(
+    tiny_model_dir, target, configured, asked, num_draft_tokens
+):
+    config = engine_config(num_draft_tokens, stream_interval=configured)
+    engine = make_engine(tiny_model_dir, config, target, perfect(target))
+    engine.add(replace(request("r", PROMPT), stream_interval=asked))
+    told = []
+    num_steps = 0
+    while engine.has_work:
+        told += engine.step()
+        num_steps += engine.stats().last_batch_size
+    interval = asked or configured
+    assert [token for each in told for token in each.token_ids] == target.continuation(PROMPT, 24)
+    first, *others, last = [len(each.token_ids) for each in told]
+    assert first == 1
+    assert all(interval <= count <= interval + num_draft_tokens for count in others)
+    assert last <= interval + num_draft_tokens
+    assert told[-1].is_last
+    assert not any(each.is_last for each in told[:-1])
+    assert sum(each.num_steps for each in told) == num_steps
+    everything = "".join(each.text for each in told)
+    assert everything == Tokenizer(tiny_model_dir).decode(target.continuation(PROMPT, 24))
+
+
+def test_held_back_tokens_outlast_the_loss_of_the_target(tiny_model_dir, target):
+    config = engine_config(stream_interval=50)
+    engine = make_engine(tiny_model_dir, config, target)
+    engine.add(request("r", PROMPT))
+    told = [output for _ in range(9) for output in engine.step()]
+    engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
+    while engine.has_work:
+        told += engine.step()
+    assert [len(each.token_ids) for each in told] == [1, 23]
+    assert [t for each in told for t in each.token_ids] == target.continuation(PROMPT, 24)
+
+
+@pytest.mark.parametrize("interval", [0, -1, 2**20 + 1])
+def test_an_interval_out_of_range_is_refused(tiny_model_dir, target, interval):
+    engine = make_engine(tiny_model_dir, engine_config(), target)
+    with pytest.raises(InvalidValueError, match=r"stream_interval is .* from 1 to 1048576"):
+        engine.add(replace(request("r", PROMPT), stream_interval=interval))
+    with pytest.raises(InvalidValueError, match="stream_interval"):
+        engine_config(stream_interval=interval)
+    assert not engine.has_work
+
+
+def prefilled(step):
+    return sum(len(row.token_ids) for row in step.rows if len(row.token_ids) > 1)
+
+
+@pytest.mark.parametrize("limit", [None, 5, 200])
+def test_prompts_take_few_tokens_of_a_step_while_others_decode(tiny_model_dir, target, limit):
+    engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=limit), target)
+    prompts = {"short": PROMPT, "long": [11 + i % 4 for i in range(90)]}
+    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert said[name].token_ids == target.continuation(prompt, 24)
+    # All of the short one and 58 tokens of the long one make the first step, in which none decodes.
+    assert prefilled(target.steps[0]) == 64
+    assert max(map(prefilled, target.steps[1:])) == min(limit or 32, 32)
+
+
+def test_prompts_take_all_of_a_step_when_nobody_decodes(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=5), target)
+    run(engine, [request("long", [11 + i % 4 for i in range(90)])])
+    assert [prefilled(step) for step in target.steps[:2]] == [64, 26]

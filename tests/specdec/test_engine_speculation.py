@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from specdec.config import SpeculativeConfig
 from specdec.decisions import Decision, DecisionReason
 from specdec.errors import InvalidValueError
 from specdec.goodput import GoodputChooser
 from specdec.sampling_params import SpeculationOptions
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
 from specdec.step_costs import CostTable, StepCosts
 from tests.clock import Clock
 from tests.specdec.engines import (
@@ -76,6 +76,14 @@ def test_off_means_no_call_and_no_slot_for_anyone(make, target, proposer):
         assert held <= -(-num_tokens // 4), "slots beyond the next token"
     assert proposer.num_calls == 0
     assert not engine.stats().is_speculation_on
+
+
+@pytest.mark.parametrize("declined", [{"enabled": False}, {"num_speculative_tokens": 0}], ids=str)
+def test_no_proposer_hears_of_a_request_that_declines(make, proposer, declined):
+    """A draft model would run the whole text of it, for nothing."""
+    engine, options = make(ON), SpeculationOptions(**declined)
+    run(engine, [request("r", PROMPT, max_tokens=30, speculation=options)])
+    assert proposer.num_calls == 0
 
 
 def test_a_threshold_turns_it_off_while_many_decode(make, target):

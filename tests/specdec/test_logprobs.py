@@ -5,8 +5,8 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from specdec.config import SpeculativeConfig
 from specdec.runner import logprobs as logprobs_module
+from specdec.speculative_config import SpeculativeConfig
 from specdec.step import Logprobs
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.config import SpeculativeConfig
 from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import Proposal
@@ -17,6 +16,7 @@ from specdec.runner import LocalTarget, load_runner
 from specdec.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.sampling_rules import SamplingRules
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.structured_output import GrammarCompiler
 from specdec.tokenizer import Tokenizer
@@ -29,6 +29,8 @@ from tests.specdec.engines import (
     run,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.passes import weights_of
+from tests.specdec.tiny import tiny_llama_dir
 
 WINDOW = 7
 PROMPT = [(5 + 7 * place) % 380 for place in range(20)]
@@ -82,6 +84,8 @@ def test_lookahead_tokens_keep_within_the_budgets(tiny_model_dir, max_num_batche
     for each, said in zip(requests, run(engine, requests).values(), strict=True):
         assert said.token_ids == target.continuation(each.prompt_token_ids, 30)
     assert max(row.num_lookahead_tokens for row in rows_of(target)) <= WINDOW
+    counted = engine.stats().num_lookahead_tokens
+    assert counted == sum(row.num_lookahead_tokens for row in rows_of(target))
     assert any(row.num_lookahead_tokens for row in rows_of(target)) == (max_num_batched_tokens > 8)
     for step in target.steps:
         num_guesses = sum(len(row.guesses) for row in step.rows)
@@ -188,14 +192,16 @@ class Poisoner:
         del seq_id
 
 
-def test_a_guess_cannot_end_a_request(tiny_model_dir):
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+def test_a_guess_cannot_end_a_request(tmp_path, kernels):
+    """Not tied: a NaN in the embedding must not be one in everybody's logits of that token."""
+    directory = tiny_llama_dir(tmp_path, tied=False)
     requests = [request(f"r{i}", PROMPT[i:], logit_bias={300: -100.0}) for i in range(3)]
     config = engine_config(speculation=lookahead())
-    runner = load_runner(tiny_model_dir, "float32", config, TensorParallelGroup())
-    plain = run(make_engine(tiny_model_dir, engine_config(0), LocalTarget(runner)), requests)
-    # Tied: whoever has a NaN in the embedding has one in everybody's logits of that token.
-    runner.model.embed_tokens.weight = runner.model.embed_tokens.weight.clone()
-    runner.model.embed_tokens.weight[300] = torch.nan
-    engine = make_engine(tiny_model_dir, config, LocalTarget(runner), Poisoner())
+    group = TensorParallelGroup()
+    runner = load_runner(directory, "float32", config, group, kernels=kernels)
+    plain = run(make_engine(directory, engine_config(0), LocalTarget(runner)), requests)
+    weights_of(runner.model).embed_tokens.weight[300] = torch.nan
+    engine = make_engine(directory, config, LocalTarget(runner), Poisoner())
     for name, said in run(engine, requests).items():
         assert (said.token_ids, said.error) == (plain[name].token_ids, None)

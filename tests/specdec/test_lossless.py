@@ -6,8 +6,11 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from specdec.kernels.native import native_library
+from specdec.parallel import TensorParallelGroup
+from specdec.runner import LocalTarget, load_runner
 from specdec.sampling_params import SpeculationOptions
-from tests.specdec.engines import engine_config, local_engine, request, run
+from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
 from tests.specdec.fakes import run_ranks
 
 NUM_TOKENS = 24
@@ -129,3 +132,30 @@ def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(tiny_
     alone = said(0, [[each] for each in requests])
     for num_draft_tokens in (0, 1, 3, 7):
         assert said(num_draft_tokens, [requests]) == alone
+
+
+@pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_kernels_leave_no_ties_to_rounding(tiny_model_dir, dtype):
+    """Log-probabilities too are the same bits, with any drafts and in any chunks."""
+    requests = [
+        request(name, prompt, seed=index, temperature=0.8 * (index % 2), logprobs=2)
+        for index, (name, prompt) in enumerate(prompts(6).items())
+    ]
+
+    def said(num_draft_tokens, batches, **changes):
+        config = engine_config(num_draft_tokens, **changes)
+        runner = load_runner(tiny_model_dir, dtype, config, TensorParallelGroup())
+        engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
+        parts = [run(engine, batch) for batch in batches]
+        return {
+            name: [row for step in each.logprobs for row in step.logprobs.tolist()]
+            for part in parts
+            for name, each in part.items()
+        }
+
+    alone = said(0, [[each] for each in requests])
+    assert all(len(each) == NUM_TOKENS for each in alone.values())
+    assert said(0, [requests]) == alone
+    assert said(7, [requests], max_num_batched_tokens=24) == alone
+    assert said(3, [requests], num_blocks=48) == alone

@@ -13,11 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import LlamaForCausalLM
 
-from specdec.config import SpeculativeConfig
 from specdec.model_config import ModelConfig
 from specdec.sampling_params import SamplingParams
 from specdec.sampling_rules import resolve
 from specdec.sequence import Request
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 from tests.specdec import plain
 from tests.specdec.engines import draft_model, engine_config, local_engine, run

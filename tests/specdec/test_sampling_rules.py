@@ -2,11 +2,11 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.config import SpeculativeConfig
 from specdec.errors import InvalidValueError
 from specdec.model_config import ModelConfig
 from specdec.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
 from specdec.sampling_rules import SamplingRules, Verifier, resolve
+from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
 
 CODE, PROSE = "def add(a, b):\n    return", "The river begins as a thread of cold water."

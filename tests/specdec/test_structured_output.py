@@ -9,6 +9,7 @@ from benchmarks.json_schemas import CASES
 from specdec.errors import GrammarError, InvalidValueError
 from specdec.finish_reason import FinishReason
 from specdec.model_config import ModelConfig
+from specdec.proposers import DraftVocabulary
 from specdec.sampling_params import SpeculationOptions, StructuredOutput
 from specdec.structured_output import GrammarCompiler
 from specdec.tokenizer import Tokenizer
@@ -23,6 +24,7 @@ from tests.specdec.engines import (
     run,
 )
 from tests.specdec.fakes import run_ranks
+from tests.specdec.tiny import shuffled_llama_dir
 
 PROMPT = list(range(40, 52))
 SHORT = [each for each in CASES if each.name not in ("name", "capital", "free_integer")][::4]
@@ -163,6 +165,24 @@ def test_masked_drafts_of_the_model_itself_are_accepted(tiny_model_dir, ask):
     run(engine, [ask(f"r{i}", REGEX, temperature=1.0, seed=i) for i in range(6)])
     stats = engine.stats().speculation
     assert stats.num_accepted_tokens >= 0.98 * stats.num_draft_tokens > 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_drafts_in_another_vocabulary_are_cut_where_the_grammar_ends(
+    tiny_model_dir, ask, tmp_path, temperature
+):
+    """Their worker knows no grammar; what there is no choice in is drafted all the same."""
+    directory = shuffled_llama_dir(tiny_model_dir, tmp_path)
+    vocabulary = DraftVocabulary.between(directory, tiny_model_dir)
+    proposer = draft_model(directory, vocabulary=vocabulary)
+    engine = local_engine(tiny_model_dir, engine_config(4), proposer=proposer)
+    asked = [ask(f"r{i}", REGEX, seed=i, temperature=temperature) for i in range(4)]
+    plain = run(local_engine(tiny_model_dir, engine_config(0)), asked)
+    for name, transcript in run(engine, asked).items():
+        assert transcript.token_ids == plain[name].token_ids
+        assert re.fullmatch(REGEX.regex, transcript.text)
+    assert engine.stats().speculation.num_accepted_tokens >= 10
+    proposer.check_integrity()
 
 
 def test_others_in_the_batch_are_left_alone(tiny_model_dir, ask):

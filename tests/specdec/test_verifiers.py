@@ -9,9 +9,9 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from specdec.config import SpeculativeConfig
 from specdec.errors import InvalidValueError
 from specdec.sampling_params import VERIFIERS, SpeculationOptions
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.engines import (
     ScriptedProposer,
     draft_model,

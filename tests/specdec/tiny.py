@@ -1,8 +1,11 @@
 """Builds whole models small enough for every test: random weights, a real tokenizer."""
 
+import json
+import shutil
 from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     LlamaConfig,
@@ -116,3 +119,34 @@ def train_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
         pad_token=END_OF_TEXT,
         chat_template=CHAT_TEMPLATE,
     )
+
+
+def shuffled_llama_dir(source: Path, directory: Path) -> Path:
+    """Writes the model in `source`, whose embedding is tied, with other ids for the same tokens."""
+    weights = load_file(source / "model.safetensors")
+    embedding = weights["model.embed_tokens.weight"]
+    ids = torch.randperm(len(embedding), generator=torch.Generator().manual_seed(2)).tolist()
+    weights["model.embed_tokens.weight"] = embedding[torch.tensor(ids).argsort()]
+    for path in source.glob("*.json"):
+        shutil.copy(path, directory)
+    tokenizer = json.loads((source / "tokenizer.json").read_text())
+    vocabulary = tokenizer["model"]["vocab"]
+    tokenizer["model"]["vocab"] = {token: ids[old] for token, old in vocabulary.items()}
+    for token in tokenizer["added_tokens"]:
+        token["id"] = ids[token["id"]]
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+def disturbed_llama_dir(source: Path, directory: Path, share: float = 0.1) -> Path:
+    """Writes the model in `source` with noise in its weights, `share` of what they vary by."""
+    for path in source.glob("*.json"):
+        shutil.copy(path, directory)
+    generator = torch.Generator().manual_seed(6)
+    weights = {
+        name: weight + share * weight.std() * torch.randn(weight.shape, generator=generator)
+        for name, weight in sorted(load_file(source / "model.safetensors").items())
+    }
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory

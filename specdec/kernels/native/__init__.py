@@ -3,6 +3,15 @@
 Every kernel stands beside a torch reference, which runs where there is no compiler.
 """
 
-from specdec.kernels.native.library import native_library
+from specdec.kernels.native.library import native_library, native_library_fault
+from specdec.kernels.native.matrix import MatrixFormat, MatrixStruct, PackedMatrix
+from specdec.kernels.native.shared_memory import SharedMemory
 
-__all__ = ["native_library"]
+__all__ = [
+    "MatrixFormat",
+    "MatrixStruct",
+    "PackedMatrix",
+    "SharedMemory",
+    "native_library",
+    "native_library_fault",
+]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -17,15 +18,32 @@ logger = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent
 
 
-@cache
 def native_library() -> ctypes.CDLL | None:
     """Compiles the kernels where that was not done yet; None where it cannot be, with a warning.
 
     Calls release the interpreter's lock. Threads are torch's: `torch.set_num_threads` applies.
     """
+    return _compiled().library
+
+
+def native_library_fault() -> str:
+    """Why there is no library, or nothing; compiles it where that was not done yet."""
+    return _compiled().fault
+
+
+@dataclass(frozen=True)
+class _Compiled:
+    """The library, or why there is none."""
+
+    library: ctypes.CDLL | None = None
+    fault: str = ""
+
+
+@cache
+def _compiled() -> _Compiled:
     sources = [*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")]
     try:
-        return ctypes.CDLL(str(build(sources, default_cache_dir() / "kernels")))
+        return _Compiled(ctypes.CDLL(str(build(sources, default_cache_dir() / "kernels"))))
     except (BuildError, OSError) as error:
         logger.warning("CPU kernels are not available, torch's run instead: %s", error)
-        return None
+        return _Compiled(fault=str(error))

@@ -1,30 +1,42 @@
 #include "matrix.h"
 
-namespace specdec {
+#include "float_product.h"
+#include "int8_product.h"
 
-int64_t scratch_bytes(const Matrix&, int64_t) { return 0; }
+namespace specdec {
+namespace {
+
+bool is_int8(const Matrix& matrix) {
+  return matrix.format == Format::kInt8 || matrix.format == Format::kW8A8;
+}
+
+}  // namespace
+
+int64_t scratch_bytes(const Matrix& matrix, int64_t rows) {
+  return is_int8(matrix) ? int8_scratch_bytes(matrix, rows) : 0;
+}
 
 void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
-              int64_t y_stride, Store store, void*, Team team) {
-  const auto* weights = static_cast<const float*>(matrix.panels);
-  const Range own = team.share(matrix.out_features);
-  for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t out = own.begin; out < own.end; ++out) {
-      float sum = matrix.bias ? matrix.bias[out] : 0.0f;
-      for (int64_t in = 0; in < matrix.in_features; ++in) {
-        sum += x[row * x_stride + in] * weights[out * matrix.in_features + in];
-      }
-      float& target = y[row * y_stride + out];
-      target = store == Store::kAdd ? target + sum : sum;
-    }
+              int64_t y_stride, Store store, void* scratch, Team team) {
+  if (is_int8(matrix)) {
+    multiply_int8(matrix, x, x_stride, rows, y, y_stride, store, scratch, team);
+  } else {
+    multiply_floats(matrix, x, x_stride, rows, y, y_stride, store, team);
   }
 }
 
 }  // namespace specdec
 
-SPECDEC_EXPORT void specdec_multiply(const specdec::Matrix* matrix, const float* x, int64_t rows,
-                                     float* y, void* scratch) {
-#pragma omp parallel
-  specdec::multiply(*matrix, x, matrix->in_features, rows, y, matrix->out_features,
-                    specdec::Store::kWrite, scratch, specdec::Team::current());
+SPECDEC_EXPORT int64_t specdec_scratch_bytes(const specdec::Matrix* matrix, int64_t rows) {
+  return specdec::scratch_bytes(*matrix, rows);
+}
+
+// See `multiply`; a team of `num_threads`, in a parallel region of its own.
+SPECDEC_EXPORT void specdec_multiply(const specdec::Matrix* matrix, const float* x,
+                                     int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
+                                     bool adds, void* scratch, int32_t num_threads) {
+  const auto store = adds ? specdec::Store::kAdd : specdec::Store::kWrite;
+  specdec::run_team(num_threads, [&](specdec::Team team) {
+    specdec::multiply(*matrix, x, x_stride, rows, y, y_stride, store, scratch, team);
+  });
 }

@@ -1,6 +1,6 @@
 // Matrices held for products with few rows, and those products.
 //
-// Every output is one sum in float32 (for 8-bit weights in int32) over the inputs in their order,
+// Every output is one sum in float32 (for 8-bit weights in int32) over the inputs in a fixed order,
 // whatever the number of rows: a row's result is the same bits alone and in any batch.
 #pragma once
 
@@ -16,7 +16,7 @@ enum class Format : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 =
 struct Matrix {
   Format format;
   int64_t out_features, in_features;
-  const void* panels;    // the weights, packed as `pack_matrix` lays them out
+  const void* panels;    // the weights, as panels.h lays them out
   const float* scales;   // [out_features] of 8-bit formats, else null
   const float* bias;     // [out_features], or null
 };
@@ -27,7 +27,8 @@ int64_t scratch_bytes(const Matrix& matrix, int64_t rows);
 enum class Store { kWrite, kAdd };
 
 // y = x W^T + bias, or y += that. Every thread of the team calls it, with the same arguments; each
-// writes its own outputs. Begins with x complete; whoever reads y waits at a barrier first.
+// writes its own outputs. Begins with x complete; whoever reads y, or uses the scratch memory again,
+// waits at a barrier first.
 // x: [rows, in_features] with stride x_stride; y: [rows, out_features] with stride y_stride.
 void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
               int64_t y_stride, Store store, void* scratch, Team team);

@@ -7,11 +7,13 @@
 
 namespace specdec {
 
-struct Reducer;  // a rank's view of the shared memory
+struct Reducer;  // a rank's view of the shared memory; SharedMemory.reducer in Python
 
 // Sums data [count] over the ranks, in place, in the order of the ranks: the same bits on each.
-// Every thread of the team calls it; `data` is complete at a barrier before and after. False once
-// a peer has not come within the reducer's deadline; the reducer is then of no further use.
+// Every thread of the team calls it, and every rank with the same count. It begins and ends with a
+// barrier: `data` need not be complete when a thread calls, and is when it returns. False, on every
+// thread, once a peer has ended or has not come within the reducer's timeout; `data` is then
+// undefined and the reducer of no further use; SharedMemory.check says why.
 bool all_reduce(Reducer* reducer, float* data, int64_t count, Team team);
 
 }  // namespace specdec

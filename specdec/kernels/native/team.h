@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "meeting.h"
+
 namespace specdec {
 
 struct Range {
@@ -14,8 +16,7 @@ struct Range {
 
 struct Team {
   int64_t index, size;
-
-  static Team current() { return {omp_get_thread_num(), omp_get_num_threads()}; }
+  Meeting* meeting = nullptr;  // where they wait for each other
 
   // This thread's part of `count` things; the parts differ by one at most.
   Range share(int64_t count) const {
@@ -24,9 +25,21 @@ struct Team {
 
   // Waits until every thread is here; all that they wrote before is then seen by all.
   void barrier() const {
-#pragma omp barrier
+    if (size > 1) meeting->wait(size);
   }
 };
+
+// Calls work(team) on `num_threads` threads and returns when all are done.
+template <typename Work>
+void run_team(int num_threads, const Work& work) {
+  Meeting meeting;
+#pragma omp parallel num_threads(num_threads)
+  {
+    const Team team = {omp_get_thread_num(), omp_get_num_threads(), &meeting};
+    work(team);
+    team.barrier();  // OpenMP has one of its own here, at which nobody should wait for long
+  }
+}
 
 }  // namespace specdec
 

@@ -59,7 +59,7 @@ def outputs_of(token_ids, sizes):
                 num_prompt_tokens=5,
                 num_output_tokens=start + size,
                 speculation=SpeculationStats(step + 1, drafted, accepted),
-                num_accepted_tokens=size - 1,
+                is_drafted=(True,) * (size - 1) + (False,),
                 is_last=is_last,
             )
         )

@@ -84,6 +84,14 @@ def test_chunks_of_several_choices_with_logprobs(client, service):
     assert (other.usage, last.usage) == (None, USAGE)
 
 
+def test_a_stream_interval_is_sent_where_there_is_one(client, service):
+    list(client.generate_stream("Why?", stream_interval=4))
+    list(client.generate_stream("Why?"))
+    asked, left_open = service.requests
+    assert asked.stream_interval == 4
+    assert not left_open.HasField("stream_interval")
+
+
 def test_a_stream_of_several_choices_is_not_resumed(client, service):
     service.error = (grpc.StatusCode.UNAVAILABLE, "the replica is lost")
     service.num_chunks_before_error = 1

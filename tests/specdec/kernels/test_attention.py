@@ -5,8 +5,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec.checkpoint import CPU
 from specdec.kernels import PagedAttention
-from specdec.model_input import ModelInput
+from specdec.model_input import Chunk, ModelInput
 
 BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 6, 2, 8
 
@@ -24,24 +25,17 @@ class Pages:
         self.lengths = lengths
         generator = torch.Generator().manual_seed(len(lengths))
         counts = [-(-context // BLOCK_SIZE) for context, _ in lengths]
-        blocks = torch.randperm(sum(counts), generator=generator)
-        tables = torch.zeros(len(lengths), max(counts), dtype=torch.int64)
-        for row, part in enumerate(blocks.split(counts)):
-            tables[row, : len(part)] = part
+        tables = torch.randperm(sum(counts), generator=generator).split(counts)
         self.slots = [
             table[torch.arange(context) // BLOCK_SIZE] * BLOCK_SIZE
             + torch.arange(context) % BLOCK_SIZE
             for table, (context, _) in zip(tables, lengths, strict=True)
         ]
-        new = [slots[-query:] for slots, (_, query) in zip(self.slots, lengths, strict=True)]
-        self.batch = ModelInput(
-            input_ids=torch.zeros(sum(map(len, new)), dtype=torch.int64),
-            positions=torch.cat([torch.arange(c - q, c) for c, q in lengths]),
-            slot_mapping=torch.cat(new),
-            cu_seqlens_q=(0, *torch.tensor([q for _, q in lengths]).cumsum(0).tolist()),
-            context_lens=tuple(context for context, _ in lengths),
-            block_tables=tables,
-        )
+        chunks = [
+            Chunk([0] * query_len, context - query_len, table.tolist())
+            for table, (context, query_len) in zip(tables, lengths, strict=True)
+        ]
+        self.batch = ModelInput.of(chunks, BLOCK_SIZE)
         shape = (sum(counts) * BLOCK_SIZE, 2, NUM_KV_HEADS, HEAD_DIM)
         self.cache = torch.randn(shape, generator=generator)
         self.query = torch.randn(
@@ -49,9 +43,9 @@ class Pages:
         )
 
     def run(self, window):
-        attention = PagedAttention(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE)
+        attention = PagedAttention(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
         plan = attention.plan(self.batch, torch.float32, window)
-        kv = self.cache[self.batch.slot_mapping]
+        kv = self.cache[torch.from_numpy(self.batch.slot_mapping)]
         return attention.run(self.query, kv, self.cache.clone(), plan)
 
     def expected(self, window):
@@ -110,7 +104,7 @@ def test_what_others_wrote_is_not_read_even_for_padding(window):
 
 def test_a_window_as_long_as_the_context_needs_no_mask():
     batch = Pages([(9, 1), (9, 1)]).batch
-    attention = PagedAttention(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE)
+    attention = PagedAttention(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
     (group,) = attention.plan(batch, torch.float32, window=9).groups
     assert group.mask is None
     (group,) = attention.plan(batch, torch.float32, window=8).groups

@@ -5,33 +5,12 @@ import torch
 
 from specdec.checkpoint import open_checkpoint
 from specdec.errors import InvalidValueError
-from specdec.layers import RowParallelLinear, VocabHead
-from specdec.layers.quantization import (
-    CoarseInt8Matrix,
-    FullMatrix,
-    Int8Matrix,
-    make_matrix,
-    quantize_rows,
-    row_blocks,
-)
+from specdec.layers import RowParallelLinear
+from specdec.layers.matrix import FullMatrix
+from specdec.layers.quantization import CoarseInt8Matrix, Int8Matrix, quantize_rows
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.fakes import run_ranks
-
-
-def random_tensor(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
-def relative_error(found, expected):
-    return ((found - expected).norm() / expected.norm()).item()
-
-
-def rows_with_outliers(num_rows, in_features):
-    """One row far larger than its neighbours, one far smaller, one of zeros."""
-    x = random_tensor(num_rows, in_features, seed=1)
-    for row, factor in zip(range(num_rows), (1.0, 1000.0, 0.0, 1e-6), strict=False):
-        x[row] *= factor
-    return x
+from tests.specdec.layers.matrices import random_tensor, relative_error, rows_with_outliers
 
 
 @pytest.mark.parametrize("shape", [(144, 200), (383, 144), (64, 17), (1, 32)])
@@ -64,14 +43,14 @@ def test_a_row_does_not_depend_on_the_number_of_threads():
         torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize(("method", "limit"), [("int8", 0.01), ("w8a8", 0.02)])
-def test_products_are_close_to_the_full_ones(method, limit):
+@pytest.mark.parametrize(("kind", "limit"), [(Int8Matrix, 0.01), (CoarseInt8Matrix, 0.02)])
+def test_products_are_close_to_the_full_ones(kind, limit):
     weight = random_tensor(200, 144)
     weight[-1] *= 1000  # has a scale of its own, so the others keep theirs
     weight[4] = 0
     x, bias = rows_with_outliers(9, 144), random_tensor(200, seed=3)
-    full = make_matrix(None, [weight], (200, 144), torch.float32)
-    quantized = make_matrix(method, [weight], (200, 144), torch.float32)
+    full = FullMatrix([weight], (200, 144), torch.float32)
+    quantized = kind([weight], (200, 144))
     for row in (0, 1, 3):
         found, expected = (each.multiply(x[row : row + 1])[:, :-1] for each in (quantized, full))
         assert relative_error(found, expected) < limit
@@ -103,31 +82,6 @@ def test_quantized_rows_are_within_half_a_step():
     assert ((values * scales[:, None] - weight).abs() <= 0.5001 * scales[:, None]).all()
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "w8a8"])
-def test_blocks_make_the_same_matrix_as_a_whole(quantization):
-    weight, x = random_tensor(200, 144), random_tensor(5, 144, seed=1)
-    whole = make_matrix(quantization, [weight], (200, 144), torch.float32)
-    parts = make_matrix(quantization, weight.split([7, 100, 93]), (200, 144), torch.float32)
-    assert torch.equal(whole.multiply(x), parts.multiply(x))
-
-
-def test_row_blocks_cover_the_rows_in_bounded_pieces():
-    pieces = row_blocks(range(5, 50_000), 1000)
-    assert [index for piece in pieces for index in piece] == list(range(5, 50_000))
-    assert max(map(len, pieces)) * 1000 <= 2**24
-    assert row_blocks(range(2, 4), 2**25) == [range(2, 3), range(3, 4)]
-
-
-def test_a_quantized_head_gives_no_table(tiny_model_dir):
-    arguments = ("model.embed_tokens.weight", (383, 144), range(100, 200))
-    with open_checkpoint(tiny_model_dir, torch.float32) as reader:
-        head = VocabHead(reader, *arguments)
-        assert isinstance(head.matrix, FullMatrix)
-        assert torch.equal(head.table, reader.read(*arguments))
-    with open_checkpoint(tiny_model_dir, torch.float32, "int8") as reader:
-        assert VocabHead(reader, *arguments).table is None
-
-
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_add_up_to_the_whole_product(tiny_model_dir, size):
     name, shape = "model.layers.0.mlp.down_proj", (144, 200)
@@ -135,11 +89,11 @@ def test_ranks_add_up_to_the_whole_product(tiny_model_dir, size):
 
     def run(group):
         cols = group.share_of(200)
-        with open_checkpoint(tiny_model_dir, torch.float32, "int8") as reader:
+        with open_checkpoint(tiny_model_dir, torch.float32, "int8", kernels="torch") as reader:
             linear = RowParallelLinear(reader, name, shape, cols, group)
             return linear(x[:, cols.start : cols.stop], residual.clone())
 
-    with open_checkpoint(tiny_model_dir, torch.float32) as reader:
+    with open_checkpoint(tiny_model_dir, torch.float32, kernels="torch") as reader:
         full = RowParallelLinear(reader, name, shape, range(200), TensorParallelGroup())
     for result in run_ranks(size, run):
         assert relative_error(result - residual, full(x, residual) - residual) < 0.02

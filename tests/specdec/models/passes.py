@@ -3,33 +3,25 @@
 import torch
 
 from specdec.model_config import ModelConfig
-from specdec.model_input import ModelInput
+from specdec.model_input import Chunk, ModelInput
 from specdec.models import load_model
+from specdec.models.native_decoder import NativeDecoder
 
 BLOCK_SIZE = 4
 
 
 def batch_of(parts):
     """parts: (token_ids, start, block_table) of each sequence; tokens before start have KV."""
-    positions = [p for ids, start, _ in parts for p in range(start, len(ids))]
-    tables = [table for ids, start, table in parts for _ in range(start, len(ids))]
-    slots = [
-        table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE
-        for p, table in zip(positions, tables, strict=True)
-    ]
-    lengths = [len(ids) - start for ids, start, _ in parts]
-    width = max(len(table) for _, _, table in parts)
-    return ModelInput(
-        input_ids=torch.tensor([token for ids, start, _ in parts for token in ids[start:]]),
-        positions=torch.tensor(positions),
-        slot_mapping=torch.tensor(slots),
-        cu_seqlens_q=(0, *torch.tensor(lengths).cumsum(0).tolist()),
-        context_lens=tuple(len(ids) for ids, _, _ in parts),
-        block_tables=torch.tensor([table + [0] * (width - len(table)) for _, _, table in parts]),
-    )
+    chunks = [Chunk(ids[start:], start, table) for ids, start, table in parts]
+    return ModelInput.of(chunks, BLOCK_SIZE)
 
 
-def load(directory, group, dtype=torch.float32, quantization=None):
+def weights_of(model):
+    """The layers that a model is made of, whatever runs it."""
+    return model.torch_decoder if isinstance(model, NativeDecoder) else model
+
+
+def load(directory, group, dtype=torch.float32, quantization=None, kernels="auto"):
     config = ModelConfig.from_directory(directory)
     return load_model(
         directory,
@@ -39,12 +31,13 @@ def load(directory, group, dtype=torch.float32, quantization=None):
         max_model_len=128,
         block_size=BLOCK_SIZE,
         quantization=quantization,
+        kernels=kernels,
     )
 
 
-def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None):
+def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None, kernels="auto"):
     """Logits of two sequences, by way of chunks, decode rows and several rows at once."""
-    model = load(directory, group, dtype, quantization)
+    model = load(directory, group, dtype, quantization, kernels)
     cache = model.new_kv_cache(40 * BLOCK_SIZE)
     first, second = list(range(3, 20)), list(range(39, 24, -1))
     a, b = ids

@@ -8,14 +8,16 @@ import torch
 import transformers
 
 from specdec.checkpoint import open_checkpoint
+from specdec.kernels.native import native_library
 from specdec.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
-from specdec.models import LlamaForCausalLM as Decoder
+from specdec.models import CausalDecoder
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, mixed_logits
 from tests.specdec.tiny import random_model, train_tokenizer
 
+NO_NATIVE = native_library() is None
 TOLERANCE = 1e-4
 WINDOW = 7
 """Shorter than every sequence, and no multiple of a block."""
@@ -109,10 +111,11 @@ def test_every_architecture_is_tested():
     assert tested == set(SUPPORTED_ARCHITECTURES)
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_logits_equal_transformers(family, ids, size):
+def test_logits_equal_transformers(family, ids, size, kernels):
     directory, expected = family
-    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group))
+    parts = run_ranks(size, lambda group: mixed_logits(directory, ids, group, kernels=kernels))
     torch.testing.assert_close(
         torch.cat(parts, dim=1), in_pass_order(expected), atol=TOLERANCE, rtol=TOLERANCE
     )
@@ -122,7 +125,7 @@ def test_every_parameter_is_read_and_counted(family):
     directory, _ = family
     config = ModelConfig.from_directory(directory)
     with open_checkpoint(directory, torch.float32) as reader:
-        Decoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
+        CausalDecoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
     expected = reference(directory).num_parameters()
     assert config.num_parameters == reader.num_elements_read == expected
 
@@ -145,11 +148,12 @@ def test_the_engine_says_what_transformers_would(family):
         assert (steps.amax(1) - chosen).max() < 1e-3
 
 
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_types_stay_near(family, ids, dtype):
+def test_narrow_types_stay_near(family, ids, dtype, kernels):
     directory, expected = family
-    logits = mixed_logits(directory, ids, TensorParallelGroup(), dtype)
-    assert logits.dtype == dtype
+    logits = mixed_logits(directory, ids, TensorParallelGroup(), dtype, kernels=kernels)
+    assert logits.dtype == (dtype if kernels == "torch" or NO_NATIVE else torch.float32)
     similarity = torch.nn.functional.cosine_similarity(logits.float(), in_pass_order(expected))
     assert similarity.min() > (0.99 if dtype == torch.bfloat16 else 0.999)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from specdec.config import SpeculativeConfig
 from specdec.proposers import Proposal, make_proposer
 from specdec.proposers.combined import CombinedProposer, Lookup
 from specdec.proposers.draft_model import MAX_PENDING_TOKENS
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.engines import draft_model
 from tests.specdec.proposers.sequences import drafts, sequence
 

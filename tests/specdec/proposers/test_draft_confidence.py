@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.config import SpeculativeConfig
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.tiny import tiny_llama_dir

@@ -116,6 +116,41 @@ def test_a_draft_pool_that_is_too_small_means_fewer_drafts(tiny_model_dir, refer
     assert engine.stats().speculation.num_draft_tokens > 0
 
 
+def test_a_pool_for_one_long_sequence_serves_the_first_to_its_end(tiny_model_dir):
+    """Else both would hold half of it, and wait for the other half."""
+    proposer = draft_model(tiny_model_dir, num_blocks=30)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    generator = torch.Generator().manual_seed(2)
+    prompts = torch.randint(3, 383, (2, 60), generator=generator).tolist()
+    asked = [request(f"r{i}", prompt, max_tokens=50) for i, prompt in enumerate(prompts)]
+    for each in asked:
+        engine.add(each)
+    drafted_for, num_steps = 0, 0
+    while engine.has_work:
+        engine.step()
+        proposer.check_integrity()
+        served = {row.seq_id for _, row in engine._in_flight if row.num_draft_tokens}
+        drafted_for += 0 in served
+        num_steps += any(row.seq_id == 0 for _, row in engine._in_flight)
+    assert drafted_for >= 50 // 4
+    assert num_steps < 25, "the first had to wait for the second"
+    assert engine.stats().speculation.acceptance_rate >= 0.98
+
+
+def test_no_text_beyond_its_context_is_run_or_keeps_blocks(tiny_model_dir):
+    proposer = draft_model(tiny_model_dir, max_model_len=40)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    run_checked(engine, proposer, [request("long", range(5, 50), max_tokens=20)])
+    assert proposer.num_catch_up_tokens == 0
+    engine.add(request("grows", range(5, 30), max_tokens=60))
+    held = []
+    while engine.has_work:
+        engine.step()
+        held.append(proposer._blocks.num_blocks - proposer._blocks.num_free_blocks)
+    assert max(held) >= 9
+    assert held[-10:] == [0] * 10
+
+
 def test_a_sequence_longer_than_the_draft_models_context_goes_on_without(tiny_model_dir, reference):
     proposer = draft_model(tiny_model_dir, max_model_len=40)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)

@@ -1,7 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.proposers.ngram import NgramIndex, copy_from
+from specdec.proposers.ngram import _MAX_NEW_ENTRIES, NgramIndex, NgramProposer, copy_from
+from specdec.proposers.reading_budget import ReadingBudget
+from tests.specdec.proposers.sequences import drafts, sequence
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -20,8 +22,8 @@ def test_index_finds_what_a_scan_finds(
     tokens: list[int], min_n: int, extra: int, split: int
 ) -> None:
     index = NgramIndex(min_n, min_n + extra)
-    index.update(tokens[:split])
-    index.update(tokens)
+    assert index.update(tokens[:split], ReadingBudget(100))
+    assert index.update(tokens, ReadingBudget(100))
     assert index.follower(tokens) == scanned_follower(tokens, min_n, min_n + extra)
 
 
@@ -29,3 +31,12 @@ def test_copy_goes_on_with_itself() -> None:
     assert copy_from([9, 1, 2, 3], 1, 7) == (1, 2, 3, 1, 2, 3, 1)
     assert copy_from([5, 6, 7], 2, 3) == (7, 7, 7)
     assert copy_from([5, 6, 7, 8], 0, 2) == (5, 6)
+
+
+def test_a_long_prompt_is_read_in_parts_and_holds_up_nobody() -> None:
+    made, short = NgramProposer(2, 5), sequence(1, [1, 2, 3, 4, 1, 2])
+    prompt = [(7 * i) % 9973 + 20 for i in range(2 * _MAX_NEW_ENTRIES // 4)]
+    long = sequence(2, [*prompt, 1, 2, 3, 4, 1, 2])
+    assert drafts(made, long, short, count=2) == [(), (3, 4)]
+    assert drafts(made, long, short, count=2) == [(), (3, 4)]
+    assert drafts(made, long, short, count=2) == [(3, 4), (3, 4)]

@@ -1,18 +1,13 @@
 """Draft models with tokenizers of their own: right often enough, and never heard of otherwise."""
 
-import json
-import shutil
-
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
 
 from specdec.proposers import DraftVocabulary
 from specdec.proposers.draft_model import MAX_PENDING_TOKENS
 from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
-from tests.specdec.tiny import TEXT, tiny_llama_dir, train_tokenizer
+from tests.specdec.tiny import TEXT, shuffled_llama_dir, tiny_llama_dir, train_tokenizer
 from tests.specdec.trained import byte_level, sentencepiece, trained_llama_dir
 
 GREEDY, SAMPLED = 0.0, 0.8
@@ -85,30 +80,12 @@ def test_the_target_with_its_ids_shuffled_draws_the_same(
     target_dir, reference, tmp_path, temperature
 ):
     """The noise is of the target's ids and positions, and the tokens' texts are all that counts."""
-    directory = shuffled(target_dir, tmp_path)
+    directory = shuffled_llama_dir(target_dir, tmp_path)
     vocabulary = DraftVocabulary.between(directory, target_dir)
     proposer = draft_model(directory, vocabulary=vocabulary)
     engine = local_engine(target_dir, engine_config(4), proposer=proposer)
     assert said(engine, target_dir, temperature) == reference[temperature]
     assert engine.stats().speculation.acceptance_rate >= 0.9
-
-
-def shuffled(source, directory):
-    """The model in `source` with other ids for the same tokens."""
-    ids = torch.randperm(480, generator=torch.Generator().manual_seed(2)).tolist()
-    for path in source.glob("*.json"):
-        shutil.copy(path, directory)
-    tokenizer = json.loads((source / "tokenizer.json").read_text())
-    vocabulary = tokenizer["model"]["vocab"]
-    tokenizer["model"]["vocab"] = {token: ids[old] for token, old in vocabulary.items()}
-    for token in tokenizer["added_tokens"]:
-        token["id"] = ids[token["id"]]
-    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
-    weights = load_file(source / "model.safetensors")
-    embedding = weights["model.embed_tokens.weight"]
-    weights["model.embed_tokens.weight"] = embedding[torch.tensor(ids).argsort()]
-    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
-    return directory
 
 
 def test_draft_ranks_agree_with_one(target_dir, draft_dirs, reference):

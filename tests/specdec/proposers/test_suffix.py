@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.proposers.suffix import SuffixLimits, SuffixProposer
+from specdec.proposers.suffix import _MAX_NEW_TOKENS, SuffixLimits, SuffixProposer
 from tests.specdec.proposers.sequences import drafts, end, sequence
 
 STORY = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
@@ -47,6 +47,16 @@ def test_a_sequence_is_followed_as_it_grows():
     assert drafts(made, seq) == [(14, *STORY[:6])]
 
 
+def test_a_long_prompt_is_read_in_parts_and_holds_up_nobody():
+    made, short = proposer(), sequence(1, [*STORY, *STORY[:2]])
+    long = sequence(
+        2, [(7 * i) % 1999 + 20 for i in range(3 * _MAX_NEW_TOKENS)] + STORY + STORY[:2]
+    )
+    for _ in range(3):
+        assert drafts(made, long, short) == [(), tuple(STORY[2:4])]
+    assert drafts(made, long, short) == [tuple(STORY[2:4])] * 2
+
+
 def test_earlier_outputs_are_drafted_from_but_no_prompts():
     made = proposer()
     earlier = sequence(1, STORY, [21, 22, 23, 24, 25, 26])
@@ -70,6 +80,7 @@ def test_zero_earlier_outputs_turn_the_cache_off():
     earlier = sequence(1, [0], STORY)
     drafts(made, earlier)
     end(made, earlier)
+    made.begin([])
     assert made.cache.num_nodes == 0
     assert drafts(made, sequence(2, [99, *STORY[:4]])) == [()]
 
@@ -84,6 +95,7 @@ def test_a_preempted_sequence_is_kept_once():
     drafts(made, seq)
     end(made, seq)
     made.release(1)
+    made.begin([])
     assert made.cache.num_outputs == 1
 
 
@@ -91,6 +103,7 @@ def test_a_sequence_that_nobody_asked_about_leaves_nothing():
     made = proposer()
     made.release(7)
     drafts(made, sequence(1, STORY), count=0)
+    made.begin([])
     assert made.cache.num_outputs == 0
 
 

@@ -15,8 +15,8 @@ from tests.specdec.tiny import CHAT_TEMPLATE, TEXT, train_tokenizer
 from tests.specdec.trained import byte_level, sentencepiece
 
 
-def sequence(token_ids, temperature=0.0):
-    rules = SamplingRules(temperature=temperature)
+def sequence(token_ids, temperature=0.0, **rules):
+    rules = SamplingRules(temperature=temperature, **rules)
     return Sequence(0, request("r", token_ids), rules, detokenizer=None)
 
 
@@ -127,6 +127,15 @@ def test_tokens_that_only_one_model_has_are_stood_in_for():
     reading = translation.read(seq)
     assert (reading.token_ids, reading.num_kept) == ([2, 0, 1, 0, 2], 3)
     assert translation.write(seq, [1, 2, 3, 1], 4) == (1, 2)
+
+
+def test_a_draft_worker_is_told_of_tokens_by_its_own_ids():
+    """Special ones may have others, with all tokens of text equal."""
+    to_draft = np.array([0, 1, 2, 4, 3], dtype=np.int32)
+    translation = EqualIds(VocabularyMap(to_draft, to_draft, has_equal_ids=True))
+    seq = sequence([2, 4, 1], repetition_penalty=1.1)
+    assert translation.admission(seq).token_ids == (2, 3, 1)
+    assert translation.admission(sequence([2, 4, 1])).token_ids == ()
 
 
 def test_the_least_that_is_needed_lies_between(tmp_path):

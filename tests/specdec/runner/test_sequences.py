@@ -126,7 +126,7 @@ def test_edits_follow_the_drafts_row_by_row():
         for token in range(9):
             assert row[token] == -expected.get(token, 0)
     assert logits[1:, 9].isneginf().tolist() == [True, True, False, False]
-    assert edits.masked_rows == [1, 2]
+    assert edits.rows == [1, 2, 3, 4]
 
 
 def test_sequences_whose_rules_need_no_tokens_are_not_followed():

@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from specdec.kernels.draws import row_peaks
 from specdec.parallel import partition
 from specdec.sampling import bad_rows
 from tests.specdec.fakes import run_ranks
@@ -32,6 +33,7 @@ def test_every_rank_knows_which_rows_are_bad(num_ranks, row, left, expected):
 
     def of_rank(group):
         own = slice(shares[group.rank].start, shares[group.rank].stop)
-        return bad_rows(logits[:, own].amax(1), logits_left[:, own].amax(1), group).tolist()
+        is_broken = row_peaks(logits[:, own]).is_broken
+        return bad_rows(is_broken, row_peaks(logits_left[:, own]).values, group).tolist()
 
     assert run_ranks(num_ranks, of_rank) == [[False, expected]] * num_ranks

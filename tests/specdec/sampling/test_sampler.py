@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from specdec.kernels.draws import row_peaks
 from specdec.parallel import TensorParallelGroup, partition
 from specdec.sampling import SamplingBatch, sample
 from specdec.sampling import sampler as sampler_module
@@ -99,7 +102,7 @@ def test_any_division_of_the_vocabulary_gives_the_same_tokens(num_ranks, limits,
     def of_rank(group):
         share = shares[group.rank]
         part = logits[:, share.start : share.stop]
-        return sample(part, batch, group, share.start, vocab_size), group.collectives
+        return sample(part, batch, group, share.start, vocab_size), group.called
 
     expected = sample_whole(logits, batch)
     results = run_ranks(num_ranks, of_rank)
@@ -254,3 +257,18 @@ def test_chi_square_notices_a_distribution_that_is_slightly_wrong():
     tokens = drawn(logits, 40_000, 1.0, 0, 1.0)
     assert chi_square_p_value(tokens, target_probs(logits, 1.05, 0, 1.0)) < FALSE_ALARM
     assert chi_square_p_value(tokens, target_probs(logits, 1.0, 40, 1.0)) < FALSE_ALARM
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_peaks_that_are_known_are_not_looked_for_again(num_ranks, monkeypatch):
+    logits, temperatures = random_logits(4, 100), [0.0, 0.7, 0.0, 0.7]
+    plain = sample_whole(logits, batch_of(4, temperatures))
+    shares = partition(100, num_ranks)
+
+    def of_rank(group):
+        own = logits[:, shares[group.rank].start : shares[group.rank].stop]
+        batch = replace(batch_of(4, temperatures), peaks=row_peaks(own))
+        monkeypatch.setattr(sampler_module, "row_peaks", None)
+        return sample(own, batch, group, shares[group.rank].start, 100)
+
+    assert all(torch.equal(tokens, plain) for tokens in run_ranks(num_ranks, of_rank))

@@ -10,7 +10,7 @@ from transformers import MinPLogitsWarper
 
 from specdec.parallel import TensorParallelGroup, partition
 from specdec.sampling.chunks import ScoreChunks
-from specdec.sampling.support import Truncation, support_floors
+from specdec.sampling.support import Truncation, min_score, support_floors
 from tests.specdec.fakes import run_ranks
 
 # Sums of float64 probabilities are compared with this, so that the order of addition is free.
@@ -25,7 +25,8 @@ def kept(
     min_p: list[float] | None = None,
 ) -> Tensor:
     """Which tokens stay at temperature 1; each rank holds a part of the columns."""
-    truncation = Truncation.from_lists(top_k, top_p, min_p or [0.0] * len(top_k), "cpu")
+    min_scores = [min_score(each) for each in min_p or [0.0] * len(top_k)]
+    truncation = Truncation.from_lists(top_k, top_p, min_scores, "cpu")
     shares = partition(logits.shape[1], num_ranks)
 
     def of_rank(group: TensorParallelGroup) -> Tensor:
@@ -148,8 +149,10 @@ def test_rows_do_not_touch_each_other():
 def test_rows_that_are_not_cut_need_no_collective():
     def collectives(group):
         chunks = ScoreChunks.of_logits(torch.randn(2, 100), 0)
-        support_floors(chunks, Truncation.from_lists([0, 0], [1.0, 1.0], [0.0, 0.0], "cpu"), group)
-        return group.collectives
+        support_floors(
+            chunks, Truncation.from_lists([0, 0], [1.0, 1.0], [-math.inf] * 2, "cpu"), group
+        )
+        return group.called
 
     assert run_ranks(1, collectives) == [[]]
 

@@ -1,4 +1,4 @@
-"""The real engine on the tiny model: no way to look up changes a token.
+"""The real engine on the tiny model: no way to draft changes a token.
 
 In every run sequences are preempted, prompts come in chunks, and come again: the prefix cache has
 them then, and suffix decoding their outputs.
@@ -8,15 +8,16 @@ from functools import cache
 
 import pytest
 
-from specdec.config import SpeculativeConfig
-from specdec.proposers import make_proposer
+from specdec.proposers import DraftVocabulary, make_proposer
 from specdec.sampling_params import SpeculationOptions
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
-from tests.specdec.tiny import tiny_llama_dir
+from tests.specdec.tiny import disturbed_llama_dir, shuffled_llama_dir, tiny_llama_dir
 
 METHODS = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1},
     "suffix": {"method": "suffix"},
     "suffix, eager": {
         "method": "suffix",
@@ -24,6 +25,8 @@ METHODS = {
         "suffix_decoding_min_token_prob": 0.0,
     },
     "lookahead": {"method": "lookahead"},
+    "draft_model": {"method": "draft_model"},
+    "other vocabulary": {"method": "draft_model", "model": "of another tokenizer"},
     "ngram first": {"method": "draft_model", "first": "ngram"},
     "suffix first": {"method": "draft_model", "first": "suffix"},
     "ngram last": {"method": "draft_model", "fallback": "ngram"},
@@ -33,8 +36,13 @@ GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8}
 
 
 @pytest.fixture(scope="module")
-def other_model_dir(tmp_path_factory):
-    return tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
+def draft_dirs(tiny_model_dir, tmp_path_factory):
+    """A model that hardly ever agrees with the target, one that mostly does, and that one again,
+    with other ids for its tokens."""
+    other = tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
+    near = disturbed_llama_dir(tiny_model_dir, tmp_path_factory.mktemp("near"))
+    shuffled = shuffled_llama_dir(near, tmp_path_factory.mktemp("shuffled"))
+    return {"other": other, "draft_model": near, "other vocabulary": shuffled}
 
 
 def requests(**params):
@@ -42,11 +50,15 @@ def requests(**params):
     return [request(f"r{i}", prompt, seed=i, **params) for i, prompt in enumerate(prompts)]
 
 
-def engine_for(directory, draft_dir, method, k, group=None, **changes):
+def engine_for(directory, draft_dirs, method, k, group=None, **changes):
     speculation = SpeculativeConfig(num_speculative_tokens=k, **METHODS[method])
     model = None
     if speculation.method == "draft_model":
-        model = draft_model(draft_dir, group, max_model_len=90)  # shorter than the longest
+        draft_dir = draft_dirs.get(method, draft_dirs["other"])
+        vocabulary = DraftVocabulary.between(draft_dir, directory)
+        assert (vocabulary.draft is not None) == (method == "other vocabulary")
+        # Shorter than the longest text.
+        model = draft_model(draft_dir, group, vocabulary=vocabulary, max_model_len=90)
     config = engine_config(speculation=speculation, **{"num_blocks": 60, **changes})
     proposer = make_proposer(speculation, model)
     policy = SpeculationPolicy(SpeculationControl("on", 32, k), clock=lambda: 0.0)
@@ -62,9 +74,9 @@ def reference(directory, temperature):
     return said_by(local_engine(directory, engine_config(0)), requests(temperature=temperature))
 
 
-def check(directory, draft_dir, method, sampling, k, group=None, batch_size=8):
+def check(directory, draft_dirs, method, sampling, k, group=None, batch_size=8):
     """Twice the same, by an engine that knows it the second time; the latest is known best."""
-    engine = engine_for(directory, draft_dir, method, k, group, max_num_seqs=batch_size)
+    engine = engine_for(directory, draft_dirs, method, k, group, max_num_seqs=batch_size)
     for order in (1, -1):
         assert said_by(engine, requests(**sampling)[::order]) == reference(directory, **sampling)
     stats = engine.stats()
@@ -75,13 +87,13 @@ def check(directory, draft_dir, method, sampling, k, group=None, batch_size=8):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_tokens_are_those_without_speculation(tiny_model_dir, other_model_dir, method):
-    check(tiny_model_dir, other_model_dir, method, SAMPLED, k=3)
+def test_tokens_are_those_without_speculation(tiny_model_dir, draft_dirs, method):
+    check(tiny_model_dir, draft_dirs, method, SAMPLED, k=3)
 
 
-@pytest.mark.parametrize("method", ["suffix", "lookahead", "all"])
-def test_greedy_tokens_too(tiny_model_dir, other_model_dir, method):
-    check(tiny_model_dir, other_model_dir, method, GREEDY, k=5)
+@pytest.mark.parametrize("method", ["suffix", "lookahead", "other vocabulary", "all"])
+def test_greedy_tokens_too(tiny_model_dir, draft_dirs, method):
+    check(tiny_model_dir, draft_dirs, method, GREEDY, k=5)
 
 
 @pytest.mark.slow
@@ -91,26 +103,24 @@ def test_greedy_tokens_too(tiny_model_dir, other_model_dir, method):
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", METHODS)
 def test_every_length_batch_and_size(
-    tiny_model_dir, other_model_dir, method, sampling, k, batch_size, size
+    tiny_model_dir, draft_dirs, method, sampling, k, batch_size, size
 ):
     reference(tiny_model_dir, **sampling)  # before there are ranks
     run_ranks(
         size,
-        lambda group: check(
-            tiny_model_dir, other_model_dir, method, sampling, k, group, batch_size
-        ),
+        lambda group: check(tiny_model_dir, draft_dirs, method, sampling, k, group, batch_size),
     )
 
 
 @pytest.mark.parametrize("method", ["lookahead", "all"])
-def test_two_ranks_agree(tiny_model_dir, other_model_dir, method):
+def test_two_ranks_agree(tiny_model_dir, draft_dirs, method):
     reference(tiny_model_dir, **SAMPLED)
-    run_ranks(2, lambda group: check(tiny_model_dir, other_model_dir, method, SAMPLED, 5, group))
+    run_ranks(2, lambda group: check(tiny_model_dir, draft_dirs, method, SAMPLED, 5, group))
 
 
 @pytest.mark.parametrize("method", ["suffix", "lookahead", "all"])
-def test_turned_off_and_on(tiny_model_dir, other_model_dir, method):
-    engine = engine_for(tiny_model_dir, other_model_dir, method, 3)
+def test_turned_off_and_on(tiny_model_dir, draft_dirs, method):
+    engine = engine_for(tiny_model_dir, draft_dirs, method, 3)
     said = {each.request_id: [] for each in requests(**SAMPLED)}
     for each in requests(**SAMPLED):
         engine.add(each)
@@ -137,8 +147,8 @@ def test_outputs_said_once_are_drafted_the_second_time(tiny_model_dir):
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_a_request_may_name_what_is_loaded(tiny_model_dir, other_model_dir, method):
-    engine = engine_for(tiny_model_dir, other_model_dir, "ngram first", 3, num_blocks=400)
+def test_a_request_may_name_what_is_loaded(tiny_model_dir, draft_dirs, method):
+    engine = engine_for(tiny_model_dir, draft_dirs, "ngram first", 3, num_blocks=400)
     options = SpeculationOptions(method=method)
     said = said_by(engine, requests(speculation=options, **SAMPLED))
     assert said == reference(tiny_model_dir, **SAMPLED)

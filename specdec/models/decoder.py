@@ -9,15 +9,12 @@ vocabulary, and reads only those from the checkpoint. Hidden states are equal on
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.checkpoint import CPU, CheckpointReader, open_checkpoint
-from specdec.config import QuantizationMethod, require_range
-from specdec.errors import UnsupportedModelError
+from specdec.checkpoint import CheckpointReader
+from specdec.field_checks import require_range
 from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.layers import (
     ColumnParallelLinear,
@@ -32,7 +29,7 @@ from specdec.layers import (
     head_rows,
 )
 from specdec.model_config import ModelConfig
-from specdec.model_input import ModelInput
+from specdec.model_input import ModelInput, on_device
 from specdec.parallel import TensorParallelGroup
 
 
@@ -160,7 +157,7 @@ class DecoderLayer(nn.Module):
         return output
 
 
-class LlamaForCausalLM(nn.Module):
+class CausalDecoder(nn.Module):
     """One rank of the decoder. `forward` and `compute_logits` are collective calls."""
 
     def __init__(
@@ -200,7 +197,7 @@ class LlamaForCausalLM(nn.Module):
             config.head_dim, max_model_len, config.rope, reader.dtype, reader.device
         )
         self.attention = PagedAttention(
-            len(self.heads.query), len(self.heads.kv), config.head_dim, block_size
+            len(self.heads.query), len(self.heads.kv), config.head_dim, block_size, reader.device
         )
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
@@ -213,8 +210,8 @@ class LlamaForCausalLM(nn.Module):
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }
-        rotation = self.rotary.rotation(batch.positions)
-        x = self.embed_tokens(batch.input_ids)
+        rotation = self.rotary.rotation(on_device(batch.positions, self.device))
+        x = self.embed_tokens(on_device(batch.input_ids, self.device))
         for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
             x = layer(x, rotation, kv_cache[index], self.attention, plans[window])
         hidden: Tensor = self.norm(x)
@@ -224,25 +221,3 @@ class LlamaForCausalLM(nn.Module):
         """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
         logits: Tensor = self.lm_head(hidden)
         return logits
-
-
-def load_model(
-    directory: Path,
-    config: ModelConfig,
-    group: TensorParallelGroup,
-    *,
-    dtype: torch.dtype,
-    max_model_len: int,
-    block_size: int,
-    quantization: QuantizationMethod | None = None,
-    device: torch.device = CPU,
-) -> LlamaForCausalLM:
-    """One rank of the model in a Hugging Face directory.
-
-    quantization: how the matrices of its linear layers are held; None in `dtype`, like the rest.
-    device: where the model runs. Raises UnsupportedModelError where the quantization cannot.
-    """
-    if quantization is not None and device.type != "cpu":
-        raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
-    with open_checkpoint(directory, dtype, quantization, device) as reader:
-        return LlamaForCausalLM(config, reader, group, max_model_len, block_size)

@@ -1,0 +1,31 @@
+"""What a forward pass must read, computed from the model's shape: the least that any could move.
+
+The matrices of all layers and of the head once, whatever the number of rows, and the KV of each
+sequence once. Embeddings are a row a token, and norms a vector: neither counts.
+"""
+
+from __future__ import annotations
+
+from specdec.model_config import ModelConfig
+
+_WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0}
+_KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 4}  # int8 weights stand beside fp32 activations and KV
+
+
+def weight_bytes(config: ModelConfig, precision: str) -> int:
+    """Of the matrices that every pass reads; scales of quantized ones, a number a row, aside."""
+    attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
+    mlp = 3 * config.hidden_size * config.intermediate_size
+    head = config.vocab_size * config.hidden_size
+    return int(_WEIGHT_BYTES[precision] * (config.num_layers * (attention + mlp) + head))
+
+
+def kv_bytes(config: ModelConfig, precision: str, num_tokens: int) -> int:
+    """Keys and values of so many tokens, in all layers."""
+    heads = 2 * config.num_kv_heads * config.head_dim
+    return num_tokens * config.num_layers * heads * _KV_BYTES[precision]
+
+
+def pass_bytes(config: ModelConfig, precision: str, num_seqs: int, length: int) -> int:
+    """Of a pass over so many sequences of that length."""
+    return weight_bytes(config, precision) + num_seqs * kv_bytes(config, precision, length)

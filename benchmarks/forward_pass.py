@@ -1,0 +1,200 @@
+"""Measures a forward pass on the CPU: native kernels, torch's, and the floor that memory sets.
+
+Each case is a batch of SmolLM2 with random KV; the two ways take turns, and a figure is the median
+over the rounds. The floor is what reading all that a pass reads takes, weights of its linear layers
+and KV, at the bandwidth of a sum over a large buffer, measured in every round. The output head is
+left out. The last line printed is JSON.
+
+    python -m benchmarks.forward_pass [--dtype float32] [--quantization int8] [--threads 2]
+        [--rounds 15] [--cpu-time] [--output FILE]
+
+With --cpu-time, on one thread and a machine that others use, what counts is the time on the core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from benchmarks.bystanders import CpuUsage
+from benchmarks.machine import Machine, describe_machine
+from specdec.config import DTYPES, DTypeName, Kernels, QuantizationMethod
+from specdec.model_config import ModelConfig
+from specdec.model_input import Chunk, ModelInput
+from specdec.models import Decoder, load_model
+from specdec.models.store import resolve
+from specdec.parallel import TensorParallelGroup
+
+_BLOCK_SIZE = 16
+_MAX_MODEL_LEN = 8192
+_POOL_TOKENS = 16 * 2112
+_BUFFER = 2**27  # floats
+
+
+@dataclass(frozen=True)
+class Case:
+    """So many sequences, each with `num_rows` tokens to run behind `num_computed` others."""
+
+    num_sequences: int
+    num_computed: int
+    num_rows: int
+
+    def batch(self) -> ModelInput:
+        """Blocks lie all over the pool."""
+        blocks = torch.randperm(_POOL_TOKENS // _BLOCK_SIZE).split(
+            -(-(self.num_computed + self.num_rows) // _BLOCK_SIZE)
+        )
+        token_ids = list(range(100, 100 + self.num_rows))
+        chunks = [
+            Chunk(token_ids, self.num_computed, table.tolist())
+            for table in blocks[: self.num_sequences]
+        ]
+        return ModelInput.of(chunks, _BLOCK_SIZE)
+
+    def num_bytes(self, config: ModelConfig, weight_bytes: float, kv_bytes: int) -> float:
+        """Read by a pass, of weights and KV of so many bytes each."""
+        matrices = config.num_parameters - config.vocab_size * config.hidden_size
+        kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
+        context = self.num_sequences * (self.num_computed + self.num_rows)
+        return matrices * weight_bytes + context * kv * kv_bytes
+
+
+CASES = {
+    "1 row behind 128": Case(1, 128, 1),
+    "8 rows behind 128": Case(1, 128, 8),
+    "16 rows behind 128": Case(1, 128, 16),
+    "1 row behind 2000": Case(1, 2000, 1),
+    "8 rows behind 2000": Case(1, 2000, 8),
+    "1 row behind 8000": Case(1, 8000, 1),
+    "8 rows behind 8000": Case(1, 8000, 8),
+    "16 sequences behind 128": Case(16, 128, 1),
+    "16 sequences behind 2000": Case(16, 2000, 1),
+    "prefill of 256": Case(1, 0, 256),
+    "512 rows behind 2000": Case(1, 2000, 512),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Medians of one case."""
+
+    case: str
+    native_ms: float
+    torch_ms: float
+    floor_ms: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """What is printed as JSON. others_percent: what strangers used of a core."""
+
+    machine: Machine
+    dtype: DTypeName
+    quantization: QuantizationMethod | None
+    num_threads: int
+    is_cpu_time: bool
+    others_percent: float
+    rows: tuple[Row, ...]
+
+
+class Bench:
+    """The model in both kernels, each with a pool of its own."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        directory = resolve("smollm2-135m-instruct")
+        self._dtype: DTypeName = options.dtype
+        self._quantization: QuantizationMethod | None = options.quantization
+        self._clock = time.thread_time if options.cpu_time else time.perf_counter
+        self._config = ModelConfig.from_directory(directory)
+        self._native = self._load(directory, "native")
+        self._torch = self._load(directory, "torch")
+        self._buffer = torch.ones(_BUFFER)
+
+    @torch.inference_mode()
+    def measure(self, name: str, case: Case, rounds: int) -> Row:
+        """Medians, the first round left out."""
+        batch = case.batch()
+        ways: dict[str, Callable[[], Tensor]] = {
+            "native": self._pass(self._native, batch),
+            "torch": self._pass(self._torch, batch),
+            "read": lambda: self._buffer.sum(),
+        }
+        times: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(rounds + 1):
+            for way, work in ways.items():
+                began_at = self._clock()
+                work()
+                times[way].append(self._clock() - began_at)
+        ms = {way: 1e3 * statistics.median(values[1:]) for way, values in times.items()}
+        kv_bytes = DTYPES[self._dtype].itemsize
+        num_bytes = case.num_bytes(self._config, 1 if self._quantization else kv_bytes, kv_bytes)
+        floor_ms = ms["read"] * num_bytes / self._buffer.nbytes
+        return Row(name, round(ms["native"], 2), round(ms["torch"], 2), round(floor_ms, 2))
+
+    def _load(self, directory: Path, kernels: Kernels) -> tuple[Decoder, Tensor]:
+        model = load_model(
+            directory,
+            self._config,
+            TensorParallelGroup(),
+            dtype=DTYPES[self._dtype],
+            max_model_len=_MAX_MODEL_LEN,
+            block_size=_BLOCK_SIZE,
+            quantization=self._quantization,
+            kernels=kernels,
+        )
+        return model, model.new_kv_cache(_POOL_TOKENS).normal_()
+
+    def _pass(self, loaded: tuple[Decoder, Tensor], batch: ModelInput) -> Callable[[], Tensor]:
+        model, cache = loaded
+        return lambda: model(batch, cache)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Prints a table and one JSON line."""
+    options = _options(arguments)
+    torch.set_num_threads(options.threads)
+    bench, before, rows = Bench(options), CpuUsage.now(), []
+    print(f"{'':26}{'native':>10}{'torch':>10}{'floor':>10}  ms")
+    for name, case in CASES.items():
+        rows.append(row := bench.measure(name, case, options.rounds))
+        print(f"{name:26}{row.native_ms:10.2f}{row.torch_ms:10.2f}{row.floor_ms:10.2f}")
+    report = Report(
+        describe_machine(),
+        options.dtype,
+        options.quantization,
+        options.threads,
+        options.cpu_time,
+        CpuUsage.now().others_percent_since(before),
+        tuple(rows),
+    )
+    line = json.dumps(asdict(report))
+    if options.output:
+        options.output.write_text(line + "\n")
+    print(line)
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--dtype", choices=get_args(DTypeName), default="float32")
+    parser.add_argument("--quantization", choices=get_args(QuantizationMethod))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--cpu-time", action="store_true", help="of one thread, not of the clock")
+    parser.add_argument("--output", type=Path, help="file for the JSON line")
+    options = parser.parse_args(arguments)
+    if options.cpu_time and options.threads != 1:
+        parser.error("--cpu-time needs --threads 1")
+    return options
+
+
+if __name__ == "__main__":
+    main()

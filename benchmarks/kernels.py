@@ -1,0 +1,158 @@
+"""Measures the matrix products of a model: the native kernels beside what torch has to offer.
+
+A pass multiplies some rows by every matrix of SmolLM2-135M, output head included, with random
+weights. Passes of all contenders take turns, in another order each round; a figure is the median of
+the rounds. The floor is the time that reading a contender's weights takes at the bandwidth that was
+measured between them. On one thread CPU time counts, which others on the machine hardly touch; on
+several it is time on the clock.
+
+    python -m benchmarks.kernels [--rows 1 8 ...] [--rounds 15] [--threads 1 2] [--layers 30]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.bystanders import CpuUsage, wait_until_quiet
+from benchmarks.machine import Machine, describe_machine, num_usable_cores
+from benchmarks.matrix_contenders import CONTENDERS, Shape
+from specdec.models.store import print_progress
+
+_LAYER: tuple[Shape, ...] = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+"""[out_features, in_features]: QKV, attention output, gate and up, down."""
+
+_HEAD: Shape = (49152, 576)
+_NUM_LAYERS = 30
+
+_ROWS = (1, 2, 4, 8, 16, 32, 256)
+_FEW_ROWS = 32
+_QUIET_LIMIT_S = 120.0
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A contender's passes over all matrices. floor_ms: of reading its weights."""
+
+    contender: str
+    num_threads: int
+    rows: int
+    median_ms: float
+    fastest_ms: float
+    floor_ms: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything that was measured; others_percent: of a core, by other processes."""
+
+    machine: Machine
+    num_layers: int
+    others_percent: float
+    figures: tuple[Figure, ...]
+
+
+def measure(
+    shapes: Sequence[Shape], rows: int, num_rounds: int, names: Sequence[str], num_threads: int
+) -> tuple[Figure, ...]:
+    """One for each contender of these names."""
+    torch.set_num_threads(num_threads)
+    passes = {name: CONTENDERS[name](shapes, rows) for name in names}
+    memory = torch.ones(2**27, device="cpu")  # 512 MiB, as much as the model in float32
+    runs: dict[str, Callable[[], object]] = {
+        "": memory.sum,
+        **{name: each.run for name, each in passes.items()},
+    }
+    seconds = _alternate(
+        runs, num_rounds, time.thread_time if num_threads == 1 else time.perf_counter
+    )
+    s_per_byte = min(seconds[""]) / memory.nbytes
+    return tuple(
+        Figure(
+            contender=name,
+            num_threads=num_threads,
+            rows=rows,
+            median_ms=1000 * statistics.median(seconds[name]),
+            fastest_ms=1000 * min(seconds[name]),
+            floor_ms=1000 * s_per_byte * passes[name].weight_bytes,
+        )
+        for name in names
+    )
+
+
+def _alternate(
+    runs: Mapping[str, Callable[[], object]], num_rounds: int, clock: Callable[[], float]
+) -> Mapping[str, Sequence[float]]:
+    """Seconds of each round, after one that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in runs}
+    for index in range(num_rounds + 1):
+        for name in random.sample(list(runs), len(runs)):
+            started_at = clock()
+            runs[name]()
+            if index > 0:
+                seconds[name].append(clock() - started_at)
+    return seconds
+
+
+def print_table(report: Report) -> None:
+    """Medians in milliseconds, a contender a line; behind them the floor."""
+    for num_threads in sorted({figure.num_threads for figure in report.figures}):
+        figures = [figure for figure in report.figures if figure.num_threads == num_threads]
+        rows = sorted({figure.rows for figure in figures})
+        title = f"ms, {num_threads} threads, by rows"
+        print(f"{title:28}" + "".join(f"{each:>8}" for each in rows) + f"{'floor':>8}")
+        for name in dict.fromkeys(figure.contender for figure in figures):
+            own = {figure.rows: figure for figure in figures if figure.contender == name}
+            medians = "".join(f"{own[each].median_ms:8.1f}" for each in rows)
+            floor_ms = min(figure.floor_ms for figure in own.values())
+            print(f"{name:28}{medians}{floor_ms:8.1f}")
+    print(f"others used {report.others_percent:.0f} % of a core")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status; figures are shown, not judged."""
+    options = _parser().parse_args(arguments)
+    wait_until_quiet(_QUIET_LIMIT_S)
+    before = CpuUsage.now()
+    figures: list[Figure] = []
+    shapes = [*_LAYER * options.layers, _HEAD]
+    for num_threads, rows in itertools.product(options.threads, options.rows):
+        print_progress(f"measuring {rows} rows, threads: {num_threads}")
+        rounds = options.rounds if rows <= _FEW_ROWS else -(-options.rounds // 3)
+        with torch.inference_mode():
+            figures += measure(shapes, rows, rounds, options.contenders, num_threads)
+    others_percent = CpuUsage.now().others_percent_since(before)
+    report = Report(describe_machine(), options.layers, others_percent, tuple(figures))
+    print_table(report)
+    line = json.dumps(asdict(report))
+    if options.output is not None:
+        options.output.write_text(line + "\n", encoding="utf-8")
+    print(line)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.kernels", description="Measure the matrix products of a model."
+    )
+    parser.add_argument("--rows", type=int, nargs="+", default=_ROWS)
+    parser.add_argument("--layers", type=int, default=_NUM_LAYERS, help="all take 8 GB of memory")
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--threads", type=int, nargs="+", default=(1, num_usable_cores()))
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=tuple(CONTENDERS))
+    parser.add_argument("--output", type=Path, help="for the JSON")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,89 @@
+"""The ways to draft that benchmarks compare, each by a name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from benchmarks.workloads import NO_METHOD
+from specdec.config import EngineConfig
+from specdec.cost_measurement import measure_verification
+from specdec.goodput import GoodputChooser
+from specdec.runner import Target
+from specdec.speculation import SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
+from specdec.step_costs import StepCosts
+
+NUM_SPECULATIVE_TOKENS = 7
+
+_MEASURING_BUDGET_S = 2.0
+
+
+@dataclass(frozen=True)
+class Method:
+    """How to draft. is_automatic: a policy decides each step whether to, and how much."""
+
+    config: SpeculativeConfig | None
+    is_automatic: bool = False
+
+    def policy(self, target: Target, config: EngineConfig) -> SpeculationPolicy | None:
+        """What decides how much to draft; None drafts as configured, in every step.
+
+        It is goodput's, which first measures the steps of `target`, an idle one.
+        """
+        if not self.is_automatic or self.config is None:
+            return None
+        rule, most = self.config.length_rule, self.config.num_speculative_tokens
+        most = max(most, rule.max_tokens if rule else 0)
+        table = measure_verification(target, config, most, time.perf_counter, _MEASURING_BUDGET_S)
+        return SpeculationPolicy(
+            self.config.control,
+            time.monotonic,
+            choosers={None: GoodputChooser(StepCosts(table))},
+            max_adaptive_tokens=rule.max_tokens if rule else 0,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+
+
+# Suffix decoding looks at no earlier answers: the benchmarks ask the same prompts again and again.
+_MAKERS: Mapping[str, Callable[[int], Method]] = MappingProxyType(
+    {
+        NO_METHOD: lambda count: Method(None),
+        "ngram": lambda count: Method(SpeculativeConfig("ngram", count)),
+        "suffix": lambda count: Method(
+            SpeculativeConfig("suffix", count, suffix_decoding_max_cached_requests=0)
+        ),
+        "lookahead": lambda count: Method(SpeculativeConfig("lookahead", count)),
+        "draft_model": lambda count: Method(
+            SpeculativeConfig("draft_model", count, quantization="int8")
+        ),
+        "suffix+draft_model": lambda count: Method(
+            SpeculativeConfig(
+                "draft_model",
+                count,
+                quantization="int8",
+                first="suffix",
+                suffix_decoding_max_cached_requests=0,
+            )
+        ),
+        "auto": lambda count: Method(
+            SpeculativeConfig(
+                "suffix",
+                count,
+                adaptive_length=True,
+                adaptive_length_max=max(count, SpeculativeConfig.adaptive_length_max),
+                suffix_decoding_max_cached_requests=0,
+            ),
+            is_automatic=True,
+        ),
+    }
+)
+
+METHODS: tuple[str, ...] = tuple(_MAKERS)
+
+
+def make_method(name: str, num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS) -> Method:
+    """The method called `name`, one of METHODS, with so many draft tokens a step."""
+    return _MAKERS[name](num_speculative_tokens)

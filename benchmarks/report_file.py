@@ -1,0 +1,39 @@
+"""How a benchmark tells what it measured: a file of JSON, and the same as the last line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+DOCS = Path("docs/benchmarks")
+
+
+def command_line(module: str, arguments: Sequence[str]) -> str:
+    """What to type to run a benchmark again."""
+    return shlex.join(["python", "-m", module, *arguments])
+
+
+def write_report(report: DataclassInstance, path: Path) -> None:
+    """Writes the file, and the line to standard output."""
+    write_text(path, json.dumps(asdict(report), indent=1) + "\n")
+    print(json.dumps(asdict(report)))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file, in a directory that is made unless it is there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def add_output(parser: argparse.ArgumentParser, name: str) -> None:
+    """The option `--output`; plots and pages go beside that file."""
+    path = DOCS / f"{name}.json"
+    parser.add_argument("--output", type=Path, default=path, help=f"for the JSON; {path}")

@@ -1,0 +1,95 @@
+"""Cases that take turns: each once a round, every round begun by another.
+
+Ratios are made within a round, so a machine that slows down for a while favours nobody.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from tqdm import tqdm
+
+from benchmarks.bystanders import MAX_OTHERS_PERCENT, CpuUsage, wait_until_quiet
+from benchmarks.workloads import Contender, Measurement, Workload
+from specdec.models.store import print_progress
+
+DEFAULT_QUIET_LIMIT_S = 120.0
+_MAX_ATTEMPTS = 3
+_WARM_UP_TOKENS = 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing to measure in every round. `workloads` holds one a round, used in turn."""
+
+    name: str
+    contender: str
+    workloads: tuple[Workload, ...]
+
+
+Measured = Mapping[str, Sequence[Measurement]]
+"""By the case's name, a measurement for each round."""
+
+
+def warm_up(contenders: Mapping[str, Contender], cases: Sequence[Case]) -> None:
+    """Runs the beginning of each case once."""
+    for case in tqdm(cases, "warming up", leave=False):
+        workload = replace(case.workloads[0], max_tokens=_WARM_UP_TOKENS)
+        contenders[case.contender].measure(workload)
+
+
+def measure_rounds(
+    contenders: Mapping[str, Contender],
+    cases: Sequence[Case],
+    num_rounds: int,
+    quiet_limit_s: float = DEFAULT_QUIET_LIMIT_S,
+) -> dict[str, list[Measurement]]:
+    """All cases in every round. quiet_limit_s: how long to wait for a quiet machine each time."""
+    measured: dict[str, list[Measurement]] = {case.name: [] for case in cases}
+    turns = [(index, case) for index in range(num_rounds) for case in _from(cases, index)]
+    with tqdm(turns, "measuring", leave=False) as shown:
+        for index, case in shown:
+            shown.set_postfix_str(f"round {index + 1}/{num_rounds} {case.name}")
+            workload = case.workloads[index % len(case.workloads)]
+            result = measure_undisturbed(contenders[case.contender], workload, quiet_limit_s)
+            measured[case.name].append(result)
+    return measured
+
+
+def measure_undisturbed(
+    contender: Contender, workload: Workload, quiet_limit_s: float = DEFAULT_QUIET_LIMIT_S
+) -> Measurement:
+    """Waits for a quiet machine, and tries again when it did not stay quiet.
+
+    With a limit of 0 it does neither, and only tells what others used.
+    """
+    for _ in range(_MAX_ATTEMPTS if quiet_limit_s else 1):
+        if quiet_limit_s:
+            wait_until_quiet(quiet_limit_s)  # a second at least: spinning threads go to sleep
+        before = CpuUsage.now()
+        measurement = contender.measure(workload)
+        percent = CpuUsage.now().others_percent_since(before)
+        if percent <= MAX_OTHERS_PERCENT:
+            break
+        if quiet_limit_s:
+            print_progress(f"disturbed: other processes used {percent:.0f} % of a core")
+    return replace(measurement, others_percent=percent)
+
+
+def add_round_options(parser: argparse.ArgumentParser, num_rounds: int) -> None:
+    """How often to measure, and how patiently."""
+    parser.add_argument("--rounds", type=int, default=num_rounds)
+    parser.add_argument("--max-tokens", type=int, default=96, help="to generate, a stream")
+    parser.add_argument(
+        "--quiet-limit-s",
+        type=float,
+        default=DEFAULT_QUIET_LIMIT_S,
+        help="how long to wait for a quiet machine before each measurement; 0 does not look",
+    )
+
+
+def _from(cases: Sequence[Case], index: int) -> list[Case]:
+    start = index % len(cases)
+    return [*cases[start:], *cases[:start]]

@@ -1,0 +1,175 @@
+"""Measures one stream by suite and method: tokens per second, and the ratio to no speculation.
+
+The engine runs in process, all methods over one copy of the model. They take turns on the same
+prompt, and each round asks another one of the suite, so `--rounds` is the number of prompts.
+
+    python -m benchmarks.single_stream [--quantization int8] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from benchmarks.charts import BarChart, bar_charts
+from benchmarks.contenders import EngineContender, EngineSettings
+from benchmarks.machine import Machine, describe_machine
+from benchmarks.methods import METHODS, NUM_SPECULATIVE_TOKENS
+from benchmarks.prompts import DEFAULT_PATH, by_suite, load_prompts
+from benchmarks.report_file import add_output, command_line, write_report, write_text
+from benchmarks.rounds import Case, add_round_options, measure_rounds, warm_up
+from benchmarks.summary import (
+    Comparison,
+    Ratio,
+    Row,
+    compare_all,
+    compare_cases,
+    num_other_outputs,
+    print_ratios,
+    print_rows,
+    summarize,
+)
+from benchmarks.worker import Worker
+from benchmarks.workloads import NO_METHOD, Contender, one_by_one
+from specdec.config import DTYPES, QUANTIZATION_METHODS
+from specdec.models.store import resolve
+from specdec.tokenizer import Tokenizer
+
+_MODEL = "smollm2-135m-instruct"
+_SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")
+_METHODS = (NO_METHOD, "ngram", "suffix", "draft_model", "suffix+draft_model", "auto")
+_NUM_BLOCKS = 128  # of 16 tokens; each method has its own
+
+_LEAST_GAIN: Mapping[str, float] = {"edit": 1.3, "humaneval": 1.15}
+"""Of the better lookup over no speculation."""
+_LEAST_AUTOMATIC = 0.97
+"""Of the automatic control over no speculation, on every suite."""
+
+
+@dataclass(frozen=True)
+class SingleStreamReport:
+    """Everything that was measured.
+
+    num_other_outputs: by case, outputs with other tokens than without speculation: ties, in fp32.
+    """
+
+    command: str
+    machine: Machine
+    model: str
+    settings: EngineSettings
+    num_rounds: int
+    max_tokens: int
+    rows: tuple[Row, ...]
+    ratios: tuple[Ratio, ...]
+    num_other_outputs: Mapping[str, int]
+
+
+def case_name(suite: str, method: str) -> str:
+    """As rows and ratios call it."""
+    return f"{suite}, {method}"
+
+
+def comparisons(suites: Sequence[str], methods: Sequence[str]) -> list[Comparison]:
+    """Each method with none, by suite. Aims are those of automatic control and of lookups."""
+    return [
+        compare_cases(
+            f"{method} / {NO_METHOD}, {suite}",
+            case_name(suite, method),
+            case_name(suite, NO_METHOD),
+            _aim(suite, method),
+        )
+        for suite in suites
+        for method in methods
+        if method != NO_METHOD
+    ]
+
+
+def _aim(suite: str, method: str) -> float | None:
+    if method == "auto":
+        return _LEAST_AUTOMATIC
+    return _LEAST_GAIN.get(suite) if method in ("ngram", "suffix") else None
+
+
+def chart(report: SingleStreamReport) -> str:
+    """The ratios, a group of bars for each suite."""
+    groups: dict[str, dict[str, float]] = {}
+    for ratio in report.ratios:
+        names, _, suite = ratio.name.partition(", ")
+        groups.setdefault(suite, {})[names.partition(" / ")[0]] = ratio.median
+    title = f"{report.model}, one stream: tokens per second over those without speculation"
+    return bar_charts([BarChart(title, groups)])
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status, which does not depend on the aims: machines differ."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(given)
+    report = measure(options, command_line("benchmarks.single_stream", given))
+    print_rows(report.rows)
+    print_ratios(report.ratios)
+    for name, count in report.num_other_outputs.items():
+        if count:
+            print(f"{name}: {count} outputs with other tokens than without speculation")
+    if report.ratios:
+        write_text(options.output.with_suffix(".svg"), chart(report))
+    write_report(report, options.output)
+    return 0
+
+
+def measure(options: argparse.Namespace, command: str) -> SingleStreamReport:
+    """Loads the model in a process of its own, and measures in rounds."""
+    directory = resolve(_MODEL)
+    prompts = load_prompts(options.prompts, Tokenizer(directory))
+    methods = tuple(dict.fromkeys((NO_METHOD, *options.methods)))
+    cases = [
+        Case(case_name(suite, method), "engine", one_by_one(own, options.max_tokens, method))
+        for suite, own in by_suite(prompts, options.suites, options.rounds).items()
+        for method in methods
+    ]
+    settings = EngineSettings(
+        options.dtype, options.quantization, methods, options.num_speculative_tokens, _NUM_BLOCKS
+    )
+    with Worker(partial(EngineContender, settings=settings), directory) as engine:
+        contenders: dict[str, Contender] = {"engine": engine}
+        warm_up(contenders, cases)
+        measured = measure_rounds(contenders, cases, options.rounds, options.quiet_limit_s)
+    return SingleStreamReport(
+        command=command,
+        machine=describe_machine(),
+        model=_MODEL,
+        settings=settings,
+        num_rounds=options.rounds,
+        max_tokens=options.max_tokens,
+        rows=tuple(summarize(name, each) for name, each in measured.items()),
+        ratios=compare_all(comparisons(options.suites, methods), measured),
+        num_other_outputs={
+            case_name(suite, method): num_other_outputs(
+                measured, case_name(suite, method), case_name(suite, NO_METHOD)
+            )
+            for suite in options.suites
+            for method in methods
+        },
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.single_stream", description="Compare methods on one stream."
+    )
+    parser.add_argument("--suites", nargs="+", default=_SUITES)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=_METHODS)
+    parser.add_argument("--num-speculative-tokens", type=int, default=NUM_SPECULATIVE_TOKENS)
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--quantization", choices=QUANTIZATION_METHODS)
+    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_round_options(parser, num_rounds=10)
+    add_output(parser, "single-stream")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,151 @@
+"""One rank of a model in this process, and steps of any shape for it to run."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+
+from benchmarks.machine import num_usable_cores
+from benchmarks.timed_runner import TimedRunner
+from specdec.config import DTypeName, EngineConfig, QuantizationMethod
+from specdec.model_config import ModelConfig
+from specdec.parallel import TensorParallelGroup
+from specdec.runner import load_runner
+from specdec.sampling_rules import SamplingRules
+from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+
+_BLOCK_SIZE = 16
+_PREFILL_TOKENS = 256
+_TOKEN = 100
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How a model is held, and the name of it."""
+
+    name: str
+    dtype: DTypeName
+    quantization: QuantizationMethod | None = None
+
+
+PRECISIONS: Mapping[str, Precision] = {
+    each.name: each
+    for each in (
+        Precision("fp32", "float32"),
+        Precision("bf16", "bfloat16"),
+        Precision("int8", "float32", "int8"),
+    )
+}
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one step: in all, and in the model's layers and logits."""
+
+    step_s: float
+    forward_s: float
+
+
+class StepBench:
+    """A target with `num_seqs` sequences of equal length, whose last tokens run again and again."""
+
+    def __init__(
+        self, directory: Path, precision: Precision, num_seqs: int, max_tokens: int
+    ) -> None:
+        """Loads the model. max_tokens: most tokens of a sequence, those of a step included."""
+        torch.set_num_threads(num_usable_cores())
+        self._blocks_each = -(-max_tokens // _BLOCK_SIZE)
+        self.model_config = ModelConfig.from_directory(directory)
+        config = EngineConfig(
+            max_model_len=self._blocks_each * _BLOCK_SIZE,
+            num_blocks=self._blocks_each * num_seqs,
+            block_size=_BLOCK_SIZE,
+        )
+        group = TensorParallelGroup()
+        self._runner = load_runner(
+            directory, precision.dtype, config, group, precision.quantization
+        )
+        self._lengths = [0] * num_seqs
+        for seq_id in range(num_seqs):
+            self._admit(seq_id)
+
+    def extend(self, seq_id: int, length: int) -> None:
+        """Runs a sequence on to so many tokens, in chunks, unless it is as long already."""
+        while (start := self._lengths[seq_id]) < length:
+            end = min(length, start + _PREFILL_TOKENS)
+            row = StepRow(seq_id, start, (_TOKEN,) * (end - start), 0, False)
+            self._runner.execute(StepInput(0, (), (), (), (row,)))
+            self._lengths[seq_id] = end
+
+    def measure(self, num_seqs: int, num_drafts: int) -> StepTime:
+        """One step of the first sequences, each with so many drafts, which leave no trace."""
+        tokens = (_TOKEN,) * (1 + num_drafts)
+        rows = tuple(
+            StepRow(seq_id, length, tokens, num_drafts, True)
+            for seq_id, length in enumerate(self._lengths[:num_seqs])
+        )
+        with TimedRunner(self._runner) as timed:
+            self._runner.execute(StepInput(0, (), (), (), rows))
+        forward_s = timed.seconds["model.forward"] + timed.seconds["model.compute_logits"]
+        return StepTime(timed.seconds["execute"], forward_s)
+
+    def _admit(self, seq_id: int) -> None:
+        first = seq_id * self._blocks_each
+        table = BlockTableDelta(seq_id, 0, tuple(range(first, first + self._blocks_each)))
+        admission = SequenceAdmission(seq_id, 1, SamplingRules(temperature=0.0))
+        self._runner.execute(StepInput(0, (), (admission,), (table,), ()))
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A step of so many sequences, each with so many draft tokens."""
+
+    num_seqs: int
+    num_drafts: int = 0
+
+    @property
+    def num_rows(self) -> int:
+        return self.num_seqs * (1 + self.num_drafts)
+
+
+@dataclass(frozen=True)
+class ShapeTime:
+    """A shape over all rounds, in milliseconds. Of others' work the best time is freest."""
+
+    shape: Shape
+    best_ms: float
+    median_ms: float
+    forward_ms: float  # of the best step: in layers and logits
+
+    @property
+    def outside_forward(self) -> float:
+        """The share of the best step that is not the model's."""
+        return 1 - self.forward_ms / self.best_ms
+
+
+def measure_shapes(
+    bench: StepBench, shapes: Sequence[Shape], num_rounds: int, name: str
+) -> tuple[ShapeTime, ...]:
+    """All shapes in turn, every round, after one round that does not count."""
+    times: dict[Shape, list[StepTime]] = {shape: [] for shape in shapes}
+    for index in tqdm(range(num_rounds + 1), name, leave=False):
+        for shape in shapes:
+            time_ = bench.measure(shape.num_seqs, shape.num_drafts)
+            if index > 0:
+                times[shape].append(time_)
+    return tuple(_summed_up(shape, each) for shape, each in times.items())
+
+
+def _summed_up(shape: Shape, times: Sequence[StepTime]) -> ShapeTime:
+    best = min(times, key=lambda each: each.step_s)
+    return ShapeTime(
+        shape=shape,
+        best_ms=1000 * best.step_s,
+        median_ms=1000 * statistics.median(each.step_s for each in times),
+        forward_ms=1000 * best.forward_s,
+    )

@@ -1,0 +1,204 @@
+"""Measures what a forward pass costs by its number of rows, and how near it is to the memory floor.
+
+Rows of one sequence's drafts, as verification has them, and of as many sequences; in fp32, bf16 and
+int8. All shapes take turns. The ratio is that of the best times to the best with one row; the
+roofline fraction is the time in which the memory, as measured in the same run, gives the bytes that
+a pass must read, over the best time of the pass.
+
+    python -m benchmarks.verification_cost [--rounds 20] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.bandwidth import memory_bandwidth, read_bandwidth
+from benchmarks.bytes_moved import pass_bytes
+from benchmarks.charts import LineChart, line_charts
+from benchmarks.machine import Machine, describe_machine
+from benchmarks.report_file import add_output, command_line, write_report, write_text
+from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
+from benchmarks.summary import Bar, at_least, at_most, print_bars
+from specdec.models.store import print_progress, resolve
+
+_MODEL = "smollm2-135m-instruct"
+_NUM_ROWS = (1, 2, 4, 8, 16, 32)
+_CONTEXT_TOKENS = 128
+_VERIFIED_ROWS, _MOST_RATIO = 8, 1.6
+_LEAST_ROOFLINE = 0.75
+
+
+@dataclass(frozen=True)
+class CostRow:
+    """A shape in a precision.
+
+    kind: `drafts` of one sequence, or as many `sequences`. ratio: to the best one-row time.
+    roofline: bytes that the pass must read, by bandwidth, over its best time.
+    """
+
+    precision: str
+    kind: str
+    num_rows: int
+    time: ShapeTime
+    ratio: float
+    roofline: float
+    outside_forward: float
+
+
+@dataclass(frozen=True)
+class Bandwidth:
+    """Bytes a second, reading so many bytes again and again, as the passes of a model do."""
+
+    precision: str
+    num_bytes: int
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """Everything that was measured. memory_bytes_per_s: of a buffer that no cache holds."""
+
+    command: str
+    machine: Machine
+    model: str
+    memory_bytes_per_s: float
+    bandwidths: tuple[Bandwidth, ...]
+    rows: tuple[CostRow, ...]
+    bars: tuple[Bar, ...]
+
+
+def measure_precision(
+    directory: Path, name: str, num_rounds: int, num_rows: Sequence[int]
+) -> tuple[Bandwidth, tuple[CostRow, ...]]:
+    """Loads the model in a precision, and measures all shapes with it."""
+    length = _CONTEXT_TOKENS + max(num_rows)
+    bench = StepBench(directory, PRECISIONS[name], max(num_rows), length)
+    for seq_id in range(max(num_rows)):
+        bench.extend(seq_id, _CONTEXT_TOKENS)
+    shapes = [Shape(1, count - 1) for count in num_rows]
+    shapes += [Shape(count) for count in num_rows if count > 1]
+    num_bytes = pass_bytes(bench.model_config, name, 1, _CONTEXT_TOKENS)
+    bandwidth = Bandwidth(name, num_bytes, read_bandwidth(num_bytes))
+    times = measure_shapes(bench, shapes, num_rounds, name)
+    one_row_ms = next(each.best_ms for each in times if each.shape.num_rows == 1)
+    rows = tuple(
+        _row(
+            name,
+            each,
+            one_row_ms,
+            1000
+            * pass_bytes(bench.model_config, name, each.shape.num_seqs, _CONTEXT_TOKENS)
+            / bandwidth.bytes_per_s,
+        )
+        for each in times
+    )
+    return bandwidth, rows
+
+
+def _row(precision: str, time: ShapeTime, one_row_ms: float, floor_ms: float) -> CostRow:
+    return CostRow(
+        precision=precision,
+        kind="sequences" if time.shape.num_seqs > 1 else "drafts",
+        num_rows=time.shape.num_rows,
+        time=time,
+        ratio=time.best_ms / one_row_ms,
+        roofline=floor_ms / time.best_ms,
+        outside_forward=time.outside_forward,
+    )
+
+
+def bars(rows: Sequence[CostRow]) -> tuple[Bar, ...]:
+    """Verification of 8 rows in fp32 and int8, and fp32's one row against the memory floor."""
+    found = []
+    for row in rows:
+        if row.kind == "drafts" and row.num_rows == _VERIFIED_ROWS and row.precision != "bf16":
+            name = f"{row.precision}, {row.num_rows} rows over one row"
+            found.append(at_most(name, row.ratio, _MOST_RATIO))
+        if row.num_rows == 1 and row.precision == "fp32":
+            found.append(at_least("fp32, of the memory floor", row.roofline, _LEAST_ROOFLINE))
+    return tuple(found)
+
+
+def charts(report: VerificationReport) -> str:
+    """Milliseconds and ratios by rows."""
+    counts = sorted({row.num_rows for row in report.rows})
+    series: dict[str, dict[int, CostRow]] = {}
+    for row in report.rows:
+        kinds = ("drafts", "sequences") if row.num_rows == 1 else (row.kind,)
+        for kind in kinds:
+            series.setdefault(f"{row.precision}, {kind}", {})[row.num_rows] = row
+    milliseconds = {
+        name: [each[count].time.best_ms for count in counts] for name, each in series.items()
+    }
+    ratios = {name: [each[count].ratio for count in counts] for name, each in series.items()}
+    title = f"{report.model}: a step of so many rows"
+    return line_charts(
+        [
+            LineChart(f"{title}, best of all rounds, ms", "rows", counts, milliseconds),
+            LineChart(f"{title}, over one row", "rows", counts, ratios),
+        ]
+    )
+
+
+def print_report(report: VerificationReport) -> None:
+    """Bandwidths, rows and bars, on standard output."""
+    print(f"memory gives {report.memory_bytes_per_s / 1e9:.1f} GB/s")
+    for each in report.bandwidths:
+        print(
+            f"{each.precision}: a pass reads {each.num_bytes / 1e6:.0f} MB, which memory gives at "
+            f"{each.bytes_per_s / 1e9:.1f} GB/s: {1000 * each.num_bytes / each.bytes_per_s:.1f} ms"
+        )
+    for row in report.rows:
+        print(
+            f"{row.precision:5} {row.num_rows:3} rows of {row.kind:10}"
+            f"{row.time.best_ms:8.1f} ms (median {row.time.median_ms:.1f}), "
+            f"{row.ratio:5.2f} x one row, {row.roofline:4.0%} of the floor, "
+            f"{row.outside_forward:4.0%} outside the model"
+        )
+    print_bars(report.bars)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status, which does not depend on the aims: machines differ."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(given)
+    directory = resolve(_MODEL)
+    print_progress("measuring the memory")
+    memory = memory_bandwidth()
+    measured = [
+        measure_precision(directory, name, options.rounds, options.num_rows)
+        for name in options.precisions
+    ]
+    rows = tuple(row for _, own in measured for row in own)
+    report = VerificationReport(
+        command=command_line("benchmarks.verification_cost", given),
+        machine=describe_machine(),
+        model=_MODEL,
+        memory_bytes_per_s=memory,
+        bandwidths=tuple(bandwidth for bandwidth, _ in measured),
+        rows=rows,
+        bars=bars(rows),
+    )
+    print_report(report)
+    write_text(options.output.with_suffix(".svg"), charts(report))
+    write_report(report, options.output)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.verification_cost", description="Measure a pass by its rows."
+    )
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=tuple(PRECISIONS))
+    parser.add_argument("--num-rows", nargs="+", type=int, default=_NUM_ROWS)
+    parser.add_argument("--rounds", type=int, default=20)
+    add_output(parser, "verification-cost")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

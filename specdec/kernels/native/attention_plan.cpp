@@ -1,0 +1,70 @@
+// How the attention of a batch is divided: evenly by cost, between any two segments.
+#include "attention.h"
+
+namespace specdec {
+
+namespace {
+
+constexpr int64_t kCostOfKv = 4;  // reading and unpacking a position costs as much as 4 queries
+
+}  // namespace
+
+AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, int64_t window,
+                             int64_t num_shares)
+    : batch_(batch), shape_(shape), window_(window), num_shares_(num_shares) {
+  for (int64_t sequence = 0; sequence < batch.num_sequences; ++sequence) add_chains(sequence);
+  for (int64_t share = 0; share <= num_shares; ++share) boundaries_.push_back(boundary(share));
+  for (int64_t share = 0; share < num_shares; ++share) {
+    const Boundary begin = boundaries_[share];
+    if (begin.segment == 0) continue;
+    const Range segments = segments_of(share, begin.chain);
+    most_apart_ = std::max(most_apart_, segments.end - segments.begin);
+  }
+}
+
+void AttentionPlan::add_chains(int64_t sequence) {
+  const int64_t begin = batch_.query_starts[sequence], end = batch_.query_starts[sequence + 1];
+  const int64_t num_computed = batch_.context_lens[sequence] - (end - begin);
+  for (int64_t first = begin; first < end; first += shape_.tokens_per_block()) {
+    const int64_t num_tokens = std::min(shape_.tokens_per_block(), end - first);
+    const int64_t position = num_computed + first - begin;
+    const int64_t first_seen = window_ ? std::max<int64_t>(0, position - window_ + 1) : 0;
+    const int64_t first_segment = first_seen / kSegment;
+    const int64_t num_segments = (position + num_tokens - 1) / kSegment - first_segment + 1;
+    const int64_t num_seen = (position + num_tokens - first_seen) / num_segments;
+    const int64_t cost = num_seen * (num_tokens * shape_.heads_per_kv() + kCostOfKv);
+    for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
+      chains_.push_back({sequence, head, first, num_tokens, position, first_segment, num_segments,
+                         cost, total_cost_});
+      total_cost_ += num_segments * cost;
+    }
+  }
+}
+
+Boundary AttentionPlan::boundary(int64_t share) const {
+  const int64_t num_chains = chains_.size();
+  if (share == num_shares_) return {num_chains, 0};
+  const int64_t cost = total_cost_ * share / num_shares_;
+  const auto later = std::upper_bound(
+      chains_.begin(), chains_.end(), cost,
+      [](int64_t value, const Chain& chain) { return value < chain.cost_before; });
+  const int64_t index = later - chains_.begin() - 1;
+  const Chain& chain = chains_[index];
+  const int64_t segment = (cost - chain.cost_before + chain.segment_cost / 2) / chain.segment_cost;
+  return segment < chain.num_segments ? Boundary{index, segment} : Boundary{index + 1, 0};
+}
+
+Range AttentionPlan::segments_of(int64_t share, int64_t chain) const {
+  const Boundary begin = boundaries_[share], end = boundaries_[share + 1];
+  if (chain < begin.chain || chain > end.chain || chain == int64_t(chains_.size())) return {0, 0};
+  return {chain == begin.chain ? begin.segment : 0,
+          chain == end.chain ? end.segment : chains_[chain].num_segments};
+}
+
+int64_t AttentionPlan::left_open(int64_t share) const {
+  const int64_t chain = boundaries_[share + 1].chain;
+  const Range segments = segments_of(share, chain);
+  return segments.begin == 0 && segments.end > 0 ? chain : -1;
+}
+
+}  // namespace specdec

@@ -1,0 +1,277 @@
+#include "decoder.h"
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "attention.h"
+#include "elementwise.h"
+#include "panels.h"
+
+namespace specdec {
+
+namespace {
+
+// Rows whose hidden units are computed together, so that they stay near the processor.
+constexpr int64_t kMlpRows = 128;
+
+// A plan for each window that some layer has, and one more where the passes' memory begins.
+std::vector<AttentionPlan> plans_of(const Decoder& model, const Batch& batch, int num_threads) {
+  std::vector<AttentionPlan> plans;
+  const AttentionShape shape = {model.num_heads, model.num_kv_heads, model.head_dim};
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const int64_t window = model.layers[layer].window;
+    const auto has_window = [&](const AttentionPlan& plan) { return plan.window() == window; };
+    if (std::none_of(plans.begin(), plans.end(), has_window)) {
+      plans.emplace_back(batch, shape, window, num_threads);
+    }
+  }
+  return plans;
+}
+
+// Hands out a block of memory piece by piece, each beginning at a cache line.
+class Arena {
+ public:
+  explicit Arena(void* memory) : begin_(static_cast<char*>(memory)) {}
+
+  void* take(int64_t bytes) {
+    void* piece = begin_ ? begin_ + used_ : nullptr;
+    used_ += round_up(bytes, 64);
+    return piece;
+  }
+  float* take_floats(int64_t count) { return static_cast<float*>(take(count * sizeof(float))); }
+  int64_t used() const { return used_; }
+
+ private:
+  char* begin_;
+  int64_t used_ = 0;
+};
+
+// One forward pass. All threads of a team call its parts in the same order.
+class Pass {
+ public:
+  Pass(const Decoder& model, const Batch& batch, KvCache cache, void* memory, int num_threads)
+      : model_(model), batch_(batch), cache_(cache), plans_(plans_of(model, batch, num_threads)) {
+    Arena arena(memory);
+    x_ = arena.take_floats(batch.num_tokens * model.hidden_size);
+    normed_ = arena.take_floats(batch.num_tokens * model.hidden_size);
+    heads_ = arena.take_floats(batch.num_tokens * heads_stride());
+    attended_ = arena.take_floats(batch.num_tokens * attended_stride());
+    units_ = arena.take_floats(mlp_rows() * units_stride());
+    matrix_scratch_ = arena.take(matrix_scratch_bytes());
+    attention_scratch_ = arena.take_floats(attention_scratch_floats());
+    memory_bytes_ = arena.used();
+  }
+
+  int64_t memory_bytes() const { return memory_bytes_; }
+  bool has_failed() const { return has_failed_; }
+
+  void run(float* hidden, Team team) {
+    embed(team);
+    for (int64_t index = 0; index < model_.num_layers && !has_failed_; ++index) {
+      const Layer& layer = model_.layers[index];
+      attention(layer, index, team);
+      if (!has_failed_) mlp(layer, team);
+    }
+    norm(model_.final_norm, hidden, team);
+  }
+
+ private:
+  const Decoder& model_;
+  const Batch& batch_;
+  KvCache cache_;
+  std::vector<AttentionPlan> plans_;
+  std::atomic<bool> has_failed_{false};
+  int64_t memory_bytes_;
+  float* x_;         // [num_tokens, hidden_size], the residual stream
+  float* normed_;    // [num_tokens, hidden_size]
+  float* heads_;     // [num_tokens, query heads, then key and value heads, head_dim]
+  float* attended_;  // [num_tokens, num_heads, head_dim]
+  float* units_;     // [mlp_rows, 2, num_units], gates before what they gate
+  void* matrix_scratch_;
+  float* attention_scratch_;
+
+  int64_t num_all_heads() const { return model_.num_heads + 2 * model_.num_kv_heads; }
+  int64_t heads_stride() const { return num_all_heads() * model_.head_dim; }
+  int64_t attended_stride() const { return model_.num_heads * model_.head_dim; }
+  int64_t units_stride() const { return 2 * model_.num_units; }
+  int64_t mlp_rows() const { return std::min(batch_.num_tokens, kMlpRows); }
+
+  int64_t matrix_scratch_bytes() const {
+    int64_t most = 0;
+    for (int64_t index = 0; index < model_.num_layers; ++index) {
+      const Layer& layer = model_.layers[index];
+      for (const Matrix* matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+        most = std::max(most, scratch_bytes(*matrix, batch_.num_tokens));
+      }
+    }
+    return most;
+  }
+
+  int64_t attention_scratch_floats() const {
+    int64_t most = 0;
+    for (const AttentionPlan& plan : plans_) most = std::max(most, plan.scratch_floats());
+    return most;
+  }
+
+  const AttentionPlan& plan_of(const Layer& layer) const {
+    return *std::find_if(plans_.begin(), plans_.end(), [&](const AttentionPlan& plan) {
+      return plan.window() == layer.window;
+    });
+  }
+
+  KvLayer kv_of(int64_t layer) const {
+    KvLayer kv = {cache_.data,       cache_.format,     model_.num_kv_heads,
+                  cache_.num_blocks, batch_.block_size, model_.head_dim};
+    kv.data += layer * kv.num_bytes();
+    return kv;
+  }
+
+  void embed(Team team) {
+    const Embedding& embedding = model_.embedding;
+    const Range own = team.share(batch_.num_tokens);
+    for (int64_t token = own.begin; token < own.end; ++token) {
+      float* to = x_ + token * model_.hidden_size;
+      const int64_t row = batch_.input_ids[token] - embedding.first_token;
+      if (row < 0 || row >= embedding.num_tokens) {
+        std::fill(to, to + model_.hidden_size, 0.0f);  // another rank's
+      } else if (embedding.table) {
+        copy_row(embedding.table, row * model_.hidden_size, 1, to);
+      } else {
+        const int64_t panel = row / kPanel;
+        copy_row(embedding.panels, panel * kPanel * model_.hidden_size + row % kPanel, kPanel, to);
+      }
+    }
+    reduce(batch_.num_tokens, x_, team);
+  }
+
+  // A row of the embedding, which begins at element `first` and goes on every `stride` elements.
+  void copy_row(const void* elements, int64_t first, int64_t stride, float* to) {
+    with_format(model_.embedding.format, [&](auto format) {
+      const auto* from = static_cast<const typename Numbers<format>::Element*>(elements) + first;
+      for (int64_t i = 0; i < model_.hidden_size; ++i) {
+        to[i] = read_part<format>(from + i * stride, 1)[0];
+      }
+    });
+  }
+
+  // Writes the normalised hidden states of all tokens to `to` [num_tokens, hidden_size].
+  void norm(const float* weight, float* to, Team team) {
+    const int64_t size = model_.hidden_size;
+    const Range own = team.share(batch_.num_tokens);
+    for (int64_t token = own.begin; token < own.end; ++token) {
+      rms_norm(x_ + token * size, weight, model_.norm_eps, size, to + token * size);
+    }
+    team.barrier();
+  }
+
+  void attention(const Layer& layer, int64_t index, Team team) {
+    const KvLayer kv = kv_of(index);
+    norm(layer.input_norm, normed_, team);
+    multiply(layer.qkv, normed_, model_.hidden_size, batch_.num_tokens, heads_, heads_stride(),
+             Store::kWrite, matrix_scratch_, team);
+    team.barrier();
+    prepare_heads(layer, kv, team);
+    team.barrier();
+    plan_of(layer).attend(heads_, heads_stride(), kv, attended_, attended_stride(),
+                          attention_scratch_, team);
+    team.barrier();
+    add_to_stream(layer.output, attended_, attended_stride(), {0, batch_.num_tokens}, team);
+  }
+
+  // Normalises and rotates queries and keys, and puts keys and values into the cache.
+  void prepare_heads(const Layer& layer, const KvLayer& kv, Team team) {
+    const Range own = team.share(batch_.num_tokens * num_all_heads());
+    for (int64_t i = own.begin; i < own.end; ++i) {
+      const int64_t token = i / num_all_heads(), head = i % num_all_heads();
+      prepare_head(layer, kv, token, head, heads_ + i * model_.head_dim);
+    }
+  }
+
+  void prepare_head(const Layer& layer, const KvLayer& kv, int64_t token, int64_t head,
+                    float* values) {
+    const int64_t dim = model_.head_dim, half = dim / 2;
+    const int64_t slot = batch_.slot_mapping[token], kv_head = head - model_.num_heads;
+    if (kv_head >= model_.num_kv_heads) {
+      kv.write_value(kv_head - model_.num_kv_heads, slot, values);
+      return;
+    }
+    const float* weight = kv_head < 0 ? layer.query_norm : layer.key_norm;
+    if (weight) rms_norm(values, weight, model_.norm_eps, dim, values);
+    const int64_t position = batch_.positions[token];
+    rotate(values, model_.cos + position * half, model_.sin + position * half, dim);
+    if (kv_head >= 0) kv.write_key(kv_head, slot, values);
+  }
+
+  void mlp(const Layer& layer, Team team) {
+    norm(layer.mlp_norm, normed_, team);
+    for (int64_t first = 0; first < batch_.num_tokens && !has_failed_; first += kMlpRows) {
+      const Range rows = {first, std::min(first + kMlpRows, batch_.num_tokens)};
+      multiply(layer.gate_up, normed_ + first * model_.hidden_size, model_.hidden_size,
+               rows.end - first, units_, units_stride(), Store::kWrite, matrix_scratch_, team);
+      team.barrier();
+      gate(rows.end - first, team);
+      team.barrier();
+      add_to_stream(layer.down, units_, units_stride(), rows, team);
+    }
+  }
+
+  // Vectors of hidden units are divided among the threads, so that a single row is too.
+  void gate(int64_t num_rows, Team team) {
+    const int64_t per_row = round_up(model_.num_units, kLanes) / kLanes;
+    const Range own = team.share(num_rows * per_row);
+    for (int64_t i = own.begin; i < own.end;) {
+      const int64_t row = i / per_row, begin = i % per_row;
+      const int64_t end = std::min(per_row, begin + own.end - i);
+      float* gates = units_ + row * units_stride() + begin * kLanes;
+      gate_units(gates, gates + model_.num_units,
+                 std::min(end * kLanes, model_.num_units) - begin * kLanes);
+      i += end - begin;
+    }
+  }
+
+  // Adds a projection, its partial results summed over the ranks, to the stream. What the stream
+  // held, equal on every rank, is the first one's to bring to the sum; so is the bias.
+  void add_to_stream(const Matrix& matrix, const float* input, int64_t stride, Range rows,
+                     Team team) {
+    const int64_t size = model_.hidden_size, count = rows.end - rows.begin;
+    multiply(matrix, input, stride, count, x_ + rows.begin * size, size,
+             model_.rank == 0 ? Store::kAdd : Store::kWrite, matrix_scratch_, team);
+    reduce(count, x_ + rows.begin * size, team);
+  }
+
+  // Sums rows of the stream over the ranks. They need not be complete yet, and are afterwards.
+  void reduce(int64_t num_rows, float* data, Team team) {
+    const int64_t count = num_rows * model_.hidden_size;
+    if (model_.reducer) {
+      if (!specdec::all_reduce(model_.reducer, data, count, team)) has_failed_ = true;
+      return;
+    }
+    team.barrier();
+    if (!model_.all_reduce) return;
+    if (team.index == 0 && !model_.all_reduce(data, count)) has_failed_ = true;
+    team.barrier();
+  }
+};
+
+}  // namespace
+
+}  // namespace specdec
+
+// Bytes of memory that the forward pass of a batch needs besides what it reads and writes.
+SPECDEC_EXPORT int64_t specdec_decoder_memory_bytes(const specdec::Decoder* model,
+                                                    const specdec::Batch* batch,
+                                                    int32_t num_threads) {
+  return specdec::Pass(*model, *batch, {}, nullptr, num_threads).memory_bytes();
+}
+
+// Writes the batch's KV into the cache and its hidden states to `hidden` [num_tokens, hidden_size].
+// False when a peer was lost; what was written is then of no use.
+SPECDEC_EXPORT bool specdec_decoder_forward(const specdec::Decoder* model,
+                                            const specdec::Batch* batch,
+                                            const specdec::KvCache* cache, void* memory,
+                                            float* hidden, int32_t num_threads) {
+  specdec::Pass pass(*model, *batch, *cache, memory, num_threads);
+  specdec::run_team(num_threads, [&](specdec::Team team) { pass.run(hidden, team); });
+  return !pass.has_failed();
+}

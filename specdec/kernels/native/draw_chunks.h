@@ -1,0 +1,48 @@
+// Rows of logits in float32 or bfloat16, read in chunks of 64 tokens.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "draw_lanes.h"
+
+namespace specdec::draws {
+
+constexpr int64_t kChunkTokens = 64;
+
+inline int64_t num_chunks_of(int64_t num_tokens) {
+  return (num_tokens + kChunkTokens - 1) / kChunkTokens;
+}
+
+// Writes chunk `chunk` of a row to values [kChunkTokens], with -inf behind the row's end.
+template <typename T>
+inline void load_chunk(const T* row, int64_t chunk, int64_t num_tokens, float* values) {
+  const int64_t start = chunk * kChunkTokens, count = std::min(kChunkTokens, num_tokens - start);
+  const T* source = row + start;
+  T padded[kChunkTokens] = {};
+  if (count < kChunkTokens) {
+    std::copy_n(source, count, padded);
+    source = padded;
+  }
+  for (int64_t i = 0; i < kChunkTokens; i += kFloatLanes) {
+    const FloatLanes lanes = load_floats(source + i);
+    std::memcpy(values + i, &lanes, sizeof lanes);
+  }
+  std::fill(values + count, values + kChunkTokens, -kInfinity);
+}
+
+// The largest numbers of a chunk and of `best`, in lanes. NaN counts as -inf, as long as best has
+// none. Notes in is_broken where there is NaN or +inf.
+inline FloatLanes largest(const float* chunk, FloatLanes best, IntLanes& is_broken) {
+  for (int64_t i = 0; i < kChunkTokens; i += kFloatLanes) {
+    const auto lanes = load<FloatLanes>(chunk + i);
+    best = lanes > best ? lanes : best;
+    is_broken |= ~(lanes < kInfinity);
+  }
+  return best;
+}
+
+inline FloatLanes nothing() { return FloatLanes{} - kInfinity; }
+
+}  // namespace specdec::draws

@@ -1,0 +1,28 @@
+#include <cstdint>
+
+#include "draw_peak.h"
+#include "team.h"
+
+namespace specdec::draws {
+namespace {
+
+template <typename T>
+void peaks(const T* logits, int64_t num_rows, int64_t stride, int64_t num_tokens, Peak* out) {
+#pragma omp parallel for if (num_rows > 1)
+  for (int64_t row = 0; row < num_rows; ++row) out[row] = peak_of(logits + row * stride, num_tokens);
+}
+
+}  // namespace
+
+// logits: [num_rows, num_tokens] with the rows `stride` apart, float32 or bfloat16. The best token
+// of each, to out [num_rows].
+SPECDEC_EXPORT void specdec_peaks(const void* logits, int32_t is_bfloat16, int64_t num_rows,
+                                  int64_t stride, int64_t num_tokens, Peak* out) {
+  if (is_bfloat16) {
+    peaks(static_cast<const uint16_t*>(logits), num_rows, stride, num_tokens, out);
+  } else {
+    peaks(static_cast<const float*>(logits), num_rows, stride, num_tokens, out);
+  }
+}
+
+}  // namespace specdec::draws

@@ -1,0 +1,52 @@
+// Dot products of four unsigned and four signed bytes, the step of which 8-bit products consist.
+#pragma once
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "vector.h"
+
+namespace specdec {
+
+#if defined(__AVX512VNNI__)
+
+// In each lane: sums + the four bytes of `weights` by those of `digits`, modulo 2^32.
+inline Ints add_dots(Ints sums, Ints weights, Ints digits) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)digits);
+}
+
+#elif defined(__AVXVNNI__) && !defined(__AVX512F__)
+
+inline Ints add_dots(Ints sums, Ints weights, Ints digits) {
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)digits);
+}
+
+#else
+
+using Shorts = int16_t __attribute__((vector_size(kVectorBytes)));
+using Bytes = uint16_t __attribute__((vector_size(kVectorBytes)));  // two in each lane of 16 bits
+
+// In each lane of 32 bits, the sum of the two products of 16 bits.
+inline Bits add_pairs(Shorts a, Shorts b) {
+#if defined(__AVX512BW__)
+  return (Bits)_mm512_madd_epi16((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__) && !defined(__AVX512F__)
+  return (Bits)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+#else
+  const Ints x = (Ints)a, y = (Ints)b;
+  return (Bits)((x << 16 >> 16) * (y << 16 >> 16)) + (Bits)((x >> 16) * (y >> 16));
+#endif
+}
+
+inline Ints add_dots(Ints sums, Ints weights, Ints digits) {
+  const Bytes bytes = (Bytes)weights;
+  const Shorts signs = (Shorts)digits;
+  const Bits even = add_pairs((Shorts)(bytes & 0xff), (Shorts)((Bytes)signs << 8) >> 8);
+  const Bits odd = add_pairs((Shorts)(bytes >> 8), signs >> 8);
+  return (Ints)((Bits)sums + even + odd);
+}
+
+#endif
+
+}  // namespace specdec

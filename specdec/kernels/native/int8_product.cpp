@@ -1,0 +1,156 @@
+#include "int8_product.h"
+
+#include "int8_dot.h"
+#include "int8_rows.h"
+#include "tiles.h"
+
+namespace specdec {
+namespace {
+
+constexpr int64_t kBlockRows = 64;  // their digits stay in the second-level cache
+
+inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
+
+// Four digits in every lane.
+inline Ints spread(const int8_t* quad) {
+  int32_t bits;
+  std::memcpy(&bits, quad, sizeof(bits));
+  return bits - Ints{};
+}
+
+// A few rows, and the panels that they are multiplied by.
+struct Int8Tile {
+  const uint8_t* weights;
+  int64_t panel_bytes;  // from one panel to the next
+  int64_t panel_outputs;
+  int64_t quads;  // of inputs
+  const DigitRow* rows;
+  const int8_t* digits;
+  int64_t digit_stride;
+  float* y;
+  int64_t y_stride;
+  int64_t outputs;      // from the first of the tile to the last of the matrix
+  const float* scales;  // of the outputs
+  const float* bias;    // or null
+  Store store;
+};
+
+template <int kDigits>
+struct Int8Kernels {
+  using Tile = Int8Tile;
+  static constexpr int kMaxRows = kTileSums / kTileVectors / kDigits;
+
+  template <int kRows, int kPanels>
+  static void run(const Tile& tile) {
+    constexpr int kVectors = kPanels * kPanelVectors, kDigitRows = kRows * kDigits;
+    Ints sums[kDigitRows][kVectors];
+    SPECDEC_UNROLL
+    for (int row = 0; row < kDigitRows; ++row) {
+      const int32_t begin = tile.rows[row / kDigits].corrections[row % kDigits];
+      SPECDEC_UNROLL
+      for (int vector = 0; vector < kVectors; ++vector) sums[row][vector] = begin - Ints{};
+    }
+    for (int64_t quad = 0; quad < tile.quads; ++quad) {
+      Ints weights[kVectors];
+      SPECDEC_UNROLL
+      for (int vector = 0; vector < kVectors; ++vector) {
+        const uint8_t* panel = tile.weights + vector / kPanelVectors * tile.panel_bytes;
+        const uint8_t* source = panel + (quad * kPanel + vector % kPanelVectors * kLanes) * kQuad;
+        weights[vector] = load<Ints>(source);
+        __builtin_prefetch(source + kPrefetchBytes);
+      }
+      SPECDEC_UNROLL
+      for (int row = 0; row < kDigitRows; ++row) {
+        const Ints digits = spread(tile.digits + row * tile.digit_stride + quad * kQuad);
+        SPECDEC_UNROLL
+        for (int vector = 0; vector < kVectors; ++vector) {
+          sums[row][vector] = add_dots(sums[row][vector], weights[vector], digits);
+        }
+      }
+    }
+    SPECDEC_UNROLL
+    for (int row = 0; row < kRows; ++row) {
+      SPECDEC_UNROLL
+      for (int vector = 0; vector < kVectors; ++vector) {
+        Floats sum = to_floats(sums[row * kDigits][vector]);
+        if constexpr (kDigits == 2) {
+          sum += to_floats(sums[row * kDigits + 1][vector]) * (1 / kStepsOfSecond);
+        }
+        finish(tile, row, vector, sum);
+      }
+    }
+  }
+
+ private:
+  static void finish(const Tile& tile, int row, int vector, Floats sum) {
+    const int64_t first =
+        vector / kPanelVectors * tile.panel_outputs + vector % kPanelVectors * kLanes;
+    const int64_t count = tile.outputs - first;
+    float* const y = tile.y + row * tile.y_stride + first;
+    Floats value = sum * (read(tile.scales + first, count) * tile.rows[row].scale);
+    if (tile.bias) value += read(tile.bias + first, count);
+    if (tile.store == Store::kAdd) value += read(y, count);
+    write(y, value, count);
+  }
+};
+
+// The products of some rows with some panels, tile by tile of the rows.
+template <int kDigits>
+void multiply_group(const Matrix& matrix, PanelGroup panels, const DigitRows& batch, Range rows,
+                    float* y, int64_t y_stride, Store store) {
+  using Family = Int8Kernels<kDigits>;
+  const int64_t first = panels.first_output();
+  const int64_t quads = (matrix.in_features + kQuad - 1) / kQuad;
+  const int64_t panel_bytes = quads * kQuad * kPanel;
+  Int8Tile tile;
+  tile.weights = static_cast<const uint8_t*>(matrix.panels) + panels.first * panel_bytes;
+  tile.panel_bytes = panels.step * panel_bytes;
+  tile.panel_outputs = panels.step * kPanel;
+  tile.quads = quads;
+  tile.digit_stride = batch.stride;
+  tile.y_stride = y_stride;
+  tile.outputs = matrix.out_features - first;
+  tile.scales = matrix.scales + first;
+  tile.bias = matrix.bias ? matrix.bias + first : nullptr;
+  tile.store = store;
+  for_each_part(rows, Family::kMaxRows, [&](Range part) {
+    tile.rows = batch.rows + part.begin;
+    tile.digits = batch.digits + part.begin * kDigits * batch.stride;
+    tile.y = y + part.begin * y_stride + first;
+    Kernels<Family>::of(part.end - part.begin, panels.count)(tile);
+  });
+}
+
+template <int kDigits>
+void multiply_digits(const Matrix& matrix, const DigitRows& batch, int64_t rows, float* y,
+                     int64_t y_stride, Store store, Team team) {
+  const Range own = team.share(num_panels(matrix));
+  for_each_part({0, rows}, kBlockRows, [&](Range block) {
+    for_each_group(own, rows, [&](PanelGroup panels) {
+      multiply_group<kDigits>(matrix, panels, batch, block, y, y_stride, store);
+    });
+  });
+}
+
+}  // namespace
+
+int64_t int8_scratch_bytes(const Matrix& matrix, int64_t rows) {
+  return DigitRows::bytes(matrix, rows);
+}
+
+void multiply_int8(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
+                   int64_t y_stride, Store store, void* scratch, Team team) {
+  DigitRows batch(matrix, rows, scratch);
+  const Range own = team.share(rows);
+  for (int64_t row = own.begin; row < own.end; ++row) {
+    batch.fill(row, x + row * x_stride, matrix.in_features);
+  }
+  team.barrier();
+  if (matrix.format == Format::kInt8) {
+    multiply_digits<2>(matrix, batch, rows, y, y_stride, store, team);
+  } else {
+    multiply_digits<1>(matrix, batch, rows, y, y_stride, store, team);
+  }
+}
+
+}  // namespace specdec

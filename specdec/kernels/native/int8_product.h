@@ -1,0 +1,19 @@
+// Products with 8-bit weights, in exact integers (docs/adr/0007 and 0014).
+//
+// A row is scaled so that its largest magnitude is 127, and rounded to integers: the first digit.
+// With kInt8 what rounding left is a second digit, in steps of 1/254. Digits are multiplied by the
+// weights in int32, which is exact, and scaled back.
+#pragma once
+
+#include "matrix.h"
+
+namespace specdec {
+
+int64_t int8_scratch_bytes(const Matrix& matrix, int64_t rows);
+
+// See `multiply` in matrix.h, for kInt8 and kW8A8. A row that holds a NaN or an infinity becomes
+// NaN.
+void multiply_int8(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
+                   int64_t y_stride, Store store, void* scratch, Team team);
+
+}  // namespace specdec

@@ -1,0 +1,91 @@
+// What kernels do with vectors of floats beside arithmetic: ends of rows, sums, e^x, transposition.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <utility>
+
+#include "vector.h"
+
+namespace specdec {
+
+#define SPECDEC_INLINE inline __attribute__((always_inline))
+
+constexpr int64_t round_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
+SPECDEC_INLINE Floats load(const float* from) { return load<Floats>(from); }
+
+// The first `count` lanes, the others zero.
+SPECDEC_INLINE Floats load_part(const float* from, int64_t count) {
+  Floats value = {};
+  std::memcpy(&value, from, count * sizeof(float));
+  return value;
+}
+
+SPECDEC_INLINE void store_part(float* to, Floats value, int64_t count) {
+  std::memcpy(to, &value, count * sizeof(float));
+}
+
+SPECDEC_INLINE Floats broadcast(float value) { return value - Floats{}; }
+
+// The sum of all lanes, halves added first: one order, whatever the caller.
+SPECDEC_INLINE float sum_of(Floats value) {
+  float part[kLanes];
+  store(part, value);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) part[lane] += part[lane + width];
+  }
+  return part[0];
+}
+
+SPECDEC_INLINE float max_of(Floats value) {
+  float largest = value[0];
+  for (int lane = 1; lane < kLanes; ++lane) largest = value[lane] > largest ? value[lane] : largest;
+  return largest;
+}
+
+SPECDEC_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// e^x to about 1 ulp: e^x = 2^n e^r with |r| <= ln(2) / 2, and a Taylor-like polynomial of e^r
+// fitted by minimax (Cephes' coefficients). Below -87 it is 0, above 88 it is e^88. NaN is NaN.
+SPECDEC_INLINE Floats exp_of(Floats x) {
+  const Floats lowest = broadcast(-87.0f), highest = broadcast(88.0f);
+  const Floats clamped = x < lowest ? lowest : (x > highest ? highest : x);
+  // Adding 1.5 * 2^23 leaves the rounded number in the lowest bits of the sum.
+  const Floats rounder = broadcast(12582912.0f);
+  const Floats shifted = clamped * 1.44269504088896341f + rounder;
+  const Floats n = shifted - rounder;
+  Floats r = clamped - n * 0.693359375f;
+  r = r + n * 2.12194440e-4f;
+  Floats p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.0f);
+  const Ints exponent = ((Ints)shifted - (Ints)rounder + 127) << 23;
+  const Floats result = p * (Floats)exponent;
+  return x < lowest ? Floats{} : result;
+}
+
+template <int... I>
+SPECDEC_INLINE void interleave(Floats a, Floats b, Floats& low, Floats& high,
+                               std::integer_sequence<int, I...>) {
+  low = __builtin_shufflevector(a, b, (I / 2 + I % 2 * kLanes)...);
+  high = __builtin_shufflevector(a, b, (I / 2 + I % 2 * kLanes + kLanes / 2)...);
+}
+
+// Transposes a square of lanes. Interleaving the upper half of the rows with the lower one moves
+// each element's position, row and column written as one number, round by one bit.
+SPECDEC_INLINE void transpose(Floats (&rows)[kLanes]) {
+  for (int round = 1; round < kLanes; round *= 2) {
+    Floats next[kLanes];
+    for (int row = 0; row < kLanes / 2; ++row) {
+      interleave(rows[row], rows[row + kLanes / 2], next[2 * row], next[2 * row + 1],
+                 std::make_integer_sequence<int, kLanes>());
+    }
+    for (int row = 0; row < kLanes; ++row) rows[row] = next[row];
+  }
+}
+
+}  // namespace specdec

@@ -1,0 +1,66 @@
+// Where the threads of one kernel wait for each other.
+#pragma once
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace specdec {
+
+// A barrier that stays awake for a moment, in which the others nearly always come, and then sleeps.
+// OpenMP's stays awake for some 15 ms: where other processes want the cores, that keeps from
+// running the very thread that is waited for, at each of the some 300 barriers of a forward pass.
+class Meeting {
+ public:
+  // Returns when `size` threads have come; all that they wrote before is then seen by all.
+  void wait(int64_t size) {
+    const uint32_t round = round_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
+      arrived_.store(0, std::memory_order_relaxed);
+      round_.store(round + 1, std::memory_order_seq_cst);
+      if (sleepers_.load(std::memory_order_seq_cst) != 0) {
+        syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+      }
+      return;
+    }
+    if (await_briefly(round)) return;
+    // No wake-up can be lost: either the last thread sees the sleeper, or the kernel sees that the
+    // word has changed.
+    sleepers_.fetch_add(1, std::memory_order_seq_cst);
+    while (round_.load(std::memory_order_seq_cst) == round) {
+      syscall(SYS_futex, &round_, FUTEX_WAIT_PRIVATE, round, nullptr, nullptr, 0);
+    }
+    sleepers_.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+ private:
+  static constexpr auto kAwake = std::chrono::microseconds(50);
+  static constexpr int kChecksPerYield = 64;
+
+  alignas(128) std::atomic<int64_t> arrived_{0};
+  alignas(128) std::atomic<uint32_t> round_{0};
+  std::atomic<uint32_t> sleepers_{0};
+
+  bool await_briefly(uint32_t round) const {
+    const auto end = std::chrono::steady_clock::now() + kAwake;
+    do {
+      for (int i = 0; i < kChecksPerYield; ++i) {
+        if (round_.load(std::memory_order_acquire) != round) return true;
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        asm volatile("yield");
+#endif
+      }
+      sched_yield();
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
+  }
+};
+
+}  // namespace specdec

@@ -1,0 +1,45 @@
+// Vectors of the widest kind that the processor has, in the compiler's portable notation.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+// Before a loop over an array that is to live in registers: only what is unrolled early can.
+#define SPECDEC_UNROLL _Pragma("GCC unroll 16")
+
+namespace specdec {
+
+#if defined(__AVX512F__)
+constexpr int kVectorBytes = 64;
+constexpr int kNumRegisters = 32;
+#elif defined(__AVX__)
+constexpr int kVectorBytes = 32;
+constexpr int kNumRegisters = 16;
+#elif defined(__aarch64__)
+constexpr int kVectorBytes = 16;
+constexpr int kNumRegisters = 32;
+#else
+constexpr int kVectorBytes = 16;
+constexpr int kNumRegisters = 16;
+#endif
+
+constexpr int kLanes = kVectorBytes / 4;  // of 32 bits
+
+using Floats = float __attribute__((vector_size(kVectorBytes)));
+using Ints = int32_t __attribute__((vector_size(kVectorBytes)));
+using Bits = uint32_t __attribute__((vector_size(kVectorBytes)));
+using Halves = uint16_t __attribute__((vector_size(kVectorBytes / 2)));  // kLanes of 16 bits
+
+template <class Vector>
+inline Vector load(const void* memory) {
+  Vector value;
+  std::memcpy(&value, memory, sizeof(value));
+  return value;
+}
+
+template <class Vector>
+inline void store(void* memory, Vector value) {
+  std::memcpy(memory, &value, sizeof(value));
+}
+
+}  // namespace specdec

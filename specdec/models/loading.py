@@ -1,0 +1,67 @@
+"""Makes one rank of a model from a checkpoint: in torch, or in native kernels where they run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.checkpoint import CPU, open_checkpoint
+from specdec.config import Kernels, QuantizationMethod
+from specdec.errors import UnsupportedModelError
+from specdec.model_config import ModelConfig
+from specdec.model_input import ModelInput
+from specdec.models.decoder import CausalDecoder
+from specdec.models.native_decoder import native_decoder
+from specdec.parallel import TensorParallelGroup
+
+
+class Decoder(Protocol):
+    """One rank of a decoder. The two calls that compute are collective ones."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def vocab_slice(self) -> range:
+        """The tokens whose logits this rank computes."""
+        ...
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """[num_layers, num_slots, 2, this rank's KV heads, head_dim], zero."""
+        ...
+
+    def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+        """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size]."""
+        ...
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
+        ...
+
+
+def load_model(
+    directory: Path,
+    config: ModelConfig,
+    group: TensorParallelGroup,
+    *,
+    dtype: torch.dtype,
+    max_model_len: int,
+    block_size: int,
+    quantization: QuantizationMethod | None = None,
+    device: torch.device = CPU,
+    kernels: Kernels = "auto",
+) -> Decoder:
+    """One rank of the model in a Hugging Face directory.
+
+    quantization: how the matrices of its linear layers are held; None in `dtype`, like the rest.
+    device: where the model runs. Raises UnsupportedModelError where the quantization cannot.
+    kernels: what the model is computed by. Raises InvalidValueError where "native" cannot be had.
+    """
+    if quantization is not None and device.type != "cpu":
+        raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
+    with open_checkpoint(directory, dtype, quantization, device, kernels) as reader:
+        model = CausalDecoder(config, reader, group, max_model_len, block_size)
+    return native_decoder(model) or model

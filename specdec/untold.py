@@ -1,0 +1,67 @@
+"""Tokens of a choice that are held back, to be told together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from dataclasses import dataclass, field
+
+from specdec.step import Logprobs
+
+
+@dataclass(frozen=True)
+class ToldTokens:
+    """What is told of a choice at once.
+
+    logprobs: of token_ids, where asked for. num_steps: how many steps brought them. is_drafted: of
+    each of token_ids, whether it was drafted and accepted.
+    """
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: Logprobs | None = None
+    num_steps: int = 0
+    is_drafted: tuple[bool, ...] = ()
+
+
+@dataclass(eq=False)
+class UntoldTokens:
+    """Collects what steps bring, until there are `interval` tokens.
+
+    The first ones are due at once, since a reader waits for them; the last are taken by whoever
+    knows that they are.
+    """
+
+    interval: int
+    _has_told: bool = False
+    _token_ids: list[int] = field(default_factory=list)
+    _logprobs: list[Logprobs] = field(default_factory=list)
+    _num_steps: int = 0
+    _is_drafted: list[bool] = field(default_factory=list)
+
+    def add(self, token_ids: Many[int], logprobs: Logprobs | None, num_accepted: int) -> None:
+        """Takes in what one step brought.
+
+        logprobs: of token_ids, where asked for. num_accepted: so many of token_ids, the first ones,
+        were drafted.
+        """
+        self._token_ids.extend(token_ids)
+        self._is_drafted.extend(index < num_accepted for index in range(len(token_ids)))
+        self._num_steps += 1
+        if logprobs is not None:
+            self._logprobs.append(logprobs)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to tell them."""
+        return not self._has_told or len(self._token_ids) >= self.interval
+
+    def take(self) -> ToldTokens:
+        """Everything that was held back; nothing is, from now on."""
+        logprobs = Logprobs.join(self._logprobs) if self._logprobs else None
+        token_ids, is_drafted = tuple(self._token_ids), tuple(self._is_drafted)
+        told = ToldTokens(token_ids, logprobs, self._num_steps, is_drafted)
+        self._has_told = True
+        self._token_ids.clear()
+        self._is_drafted.clear()
+        self._logprobs.clear()
+        self._num_steps = 0
+        return told

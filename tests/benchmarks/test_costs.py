@@ -1,0 +1,157 @@
+"""What passes cost: bytes, shapes, bars, and the pieces of the reports."""
+
+import pytest
+
+from benchmarks import load, memory, overhead, single_stream, verification_cost
+from benchmarks.bandwidth import read_bandwidth
+from benchmarks.bytes_moved import kv_bytes, pass_bytes, weight_bytes
+from benchmarks.charts import BarChart, LineChart, bar_charts, line_charts, nice_ceiling
+from benchmarks.machine import describe_machine
+from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
+from benchmarks.verification_cost import CostRow, VerificationReport
+from benchmarks.workloads import Measurement, StreamRecord
+from specdec.checkpoint import CPU
+from specdec.config import EngineConfig
+from specdec.model_config import ModelConfig
+from specdec.parallel import TensorParallelGroup
+from specdec.runner import load_runner
+
+
+def test_bytes_of_a_pass_are_those_of_the_loaded_matrices(tiny_model_dir):
+    config = ModelConfig.from_directory(tiny_model_dir)
+    limits = EngineConfig(max_model_len=32, num_blocks=2)
+    runner = load_runner(tiny_model_dir, "float32", limits, TensorParallelGroup(), None, CPU)
+    in_layers = sum(
+        parameter.numel()
+        for name, parameter in _matrices(tiny_model_dir).items()
+        if parameter.dim() == 2 and "embed" not in name
+    )
+    head = 0 if "lm_head.weight" in _matrices(tiny_model_dir) else 1
+    expected = in_layers + head * config.vocab_size * config.hidden_size
+    assert weight_bytes(config, "fp32") == 4 * expected
+    assert weight_bytes(config, "int8") == expected
+    assert kv_bytes(config, "fp32", 32) == runner.kv_cache.nbytes
+    assert pass_bytes(config, "fp32", 2, 16) == 4 * expected + runner.kv_cache.nbytes
+
+
+def _matrices(directory):
+    from safetensors.torch import load_file
+
+    return {
+        name: tensor
+        for path in directory.glob("*.safetensors")
+        for name, tensor in load_file(path).items()
+    }
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_steps_of_any_shape_leave_no_trace(tiny_model_dir, precision):
+    bench = StepBench(tiny_model_dir, PRECISIONS[precision], num_seqs=3, max_tokens=48)
+    for seq_id in range(3):
+        bench.extend(seq_id, 32)
+    times = measure_shapes(bench, [Shape(1, 7), Shape(3), Shape(2, 3)], 2, "shapes")
+    assert [each.shape.num_rows for each in times] == [8, 3, 8]
+    for each in times:
+        assert 0 < each.forward_ms < each.best_ms <= each.median_ms
+    bench.extend(0, 40)  # goes on where the drafts were
+
+
+def test_a_read_is_measured():
+    assert read_bandwidth(2**22) > 1e6
+
+
+def cost_row(precision, num_rows, ratio, roofline, kind="drafts"):
+    time = ShapeTime(Shape(1, num_rows - 1), 10.0 * ratio, 11.0 * ratio, 9.0 * ratio)
+    return CostRow(precision, kind, num_rows, time, ratio, roofline, time.outside_forward)
+
+
+def test_bars_of_verification():
+    rows = [
+        cost_row("fp32", 1, 1.0, 0.8),
+        cost_row("fp32", 8, 1.7, 0.4),
+        cost_row("fp32", 8, 3.0, 0.4, "sequences"),
+        cost_row("int8", 1, 1.0, 0.3),
+        cost_row("int8", 8, 1.5, 0.2),
+        cost_row("bf16", 8, 9.0, 0.2),
+    ]
+    assert [(bar.figure, bar.is_met) for bar in verification_cost.bars(rows)] == [
+        (0.8, True),
+        (1.7, False),
+        (1.5, True),
+    ]
+    report = VerificationReport("", describe_machine(), "m", 1e9, (), tuple(rows[:3]), ())
+    assert verification_cost.charts(report).count("<polyline") == 2 * (5 + 2)
+
+
+def test_latencies_of_a_load():
+    streams = (StreamRecord((1, 2), (0.1, 0.2)), StreamRecord((1,), (0.3,)))
+    row = load.load_row("engine", 2, [Measurement(0.5, streams)])
+    assert row.tokens_per_s == 6.0
+    assert row.first_token.p50_ms == pytest.approx(200)
+    assert row.gap.p95_ms == pytest.approx(100)
+    assert load.latency([]).p99_ms == 0
+
+
+def test_a_load_asks_more_requests_than_are_open():
+    cases = load.make_cases(["engine"], [(1,), (2,), (3,)], [4], 8, "none")
+    [workload] = cases["engine", 4].workloads
+    assert (len(workload.prompts), workload.num_open) == (8, 4)
+
+
+def test_the_service_is_told_a_stream_interval_only_where_asked():
+    assert "stream_interval" not in overhead.service_settings(PRECISIONS["int8"], None)
+    settings = overhead.service_settings(PRECISIONS["int8"], 4)
+    assert (settings["stream_interval"], settings["quantization"]) == (4, "int8")
+
+
+def test_overhead_is_compared_where_it_was_measured():
+    measured = {
+        name: [Measurement(seconds, (StreamRecord((1,), (0.1,)),))]
+        for name, seconds in (("engine fp32 1", 1.0), ("service fp32 1", 1.04))
+    }
+    [ratio] = overhead.ratios(measured)
+    assert ratio.is_met
+    assert ratio.median == pytest.approx(1 / 1.04)
+
+
+def test_memory_of_those_that_hold_a_model():
+    assert memory.parse_peak("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n") == 2**21
+    processes = [
+        memory.ProcessMemory("ray::TargetShard", 800, 0),
+        memory.ProcessMemory("ray::ServeReplica:specdec:Router", 400, 0),
+        memory.ProcessMemory("raylet", 9000, 0),
+    ]
+    peak, start = memory.bars(processes, 1000, [30.0, 20.0])
+    assert (peak.figure, peak.is_met) == (1.2, True)
+    assert (start.figure, start.is_met) == (20.0, True)
+
+
+def test_aims_of_single_streams():
+    aims = {
+        each.name: each.aim
+        for each in single_stream.comparisons(
+            ["edit", "gsm8k"], ["none", "ngram", "draft_model", "auto"]
+        )
+    }
+    assert aims == {
+        "ngram / none, edit": 1.3,
+        "draft_model / none, edit": None,
+        "auto / none, edit": 0.97,
+        "ngram / none, gsm8k": None,
+        "draft_model / none, gsm8k": None,
+        "auto / none, gsm8k": 0.97,
+    }
+
+
+@pytest.mark.parametrize(
+    ("value", "ceiling"), [(0.9, 1), (1.1, 2), (2.2, 2.5), (3, 5), (70, 100), (100, 100), (0, 1)]
+)
+def test_axes_end_at_round_numbers(value, ceiling):
+    assert nice_ceiling(value) == pytest.approx(ceiling)
+
+
+def test_charts_draw_what_there_is():
+    lines = line_charts([LineChart("t", "x", [1, 2, 4], {"a": [1.0, float("nan"), 3.0]})])
+    assert lines.count("<polyline") == 5 + 1
+    bars = bar_charts([BarChart("t", {"one": {"a": 1.0, "b": 2.0}, "two": {"a": 3.0}})])
+    assert bars.count("<rect") == 1 + 4 + 2  # the ground, the bars, the legend

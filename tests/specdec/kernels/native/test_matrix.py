@@ -1,0 +1,138 @@
+"""Packed products: right, and the same bits whatever is computed beside them."""
+
+import pytest
+import torch
+
+from specdec.kernels.native import MatrixFormat, PackedMatrix, native_library
+from specdec.layers.quantization import quantize_rows
+
+FLOATS = {
+    MatrixFormat.FLOAT32: torch.float32,
+    MatrixFormat.BFLOAT16: torch.bfloat16,
+    MatrixFormat.FLOAT16: torch.float16,
+}
+STEP_SHARES = {MatrixFormat.INT8: 1 / 254, MatrixFormat.W8A8: 1.0}
+"""How finely a row is rounded, in shares of 1/127 of its largest magnitude."""
+
+SHAPES = [(1, 1), (7, 5), (48, 64), (100, 576), (33, 1536), (300, 2100)]
+"""[out, in]: edges of panels and groups of them, of quads, and of blocks of inputs."""
+
+MOST_ROWS = 70
+
+
+def random_tensor(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def packed(weights, shape, library=None):
+    """A random matrix, and what its weights stand for in float64."""
+    matrix = PackedMatrix(library or native_library(), weights, shape)
+    values = random_tensor(*shape)
+    if weights in FLOATS:
+        values = values.to(FLOATS[weights])
+        matrix.pack(0, values)
+        return matrix, values.double()
+    integers, scales = quantize_rows(values)
+    matrix.pack(0, integers, scales)
+    return matrix, integers.double() * scales.double()[:, None]
+
+
+def product(matrix, x, base=None):
+    y = torch.full((len(x), matrix.shape[0]), float("nan")) if base is None else base.clone()
+    matrix.multiply(x, y, adds=base is not None)
+    return y
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weights", FLOATS)
+def test_floats_are_multiplied(weights, shape):
+    matrix, values = packed(weights, shape)
+    x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
+    expected = x.double() @ values.t()
+    # Each of the sums rounds at most once for each input, by 2^-24 of what it has come to.
+    magnitudes = x.abs().double() @ values.abs().t()
+    limit = 2**-24 * (shape[1] + 1) * magnitudes + 2**-23 * base.abs()
+    assert ((product(matrix, x) - expected).abs() <= limit).all()
+    assert ((product(matrix, x, base) - (expected + base)).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weights", STEP_SHARES)
+def test_digits_are_multiplied(weights, shape):
+    matrix, values = packed(weights, shape)
+    x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
+    expected = x.double() @ values.t()
+    step = x.abs().amax(1, keepdim=True) / 127 * STEP_SHARES[weights]
+    # Half a step for each input, and what float32 rounds.
+    limit = 0.501 * step * values.abs().sum(1) + 1e-6 * (expected.abs() + base.abs())
+    assert ((product(matrix, x) - expected).abs() <= limit).all()
+    assert ((product(matrix, x, base) - (expected + base)).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_a_row_does_not_depend_on_the_batch(weights, shape):
+    matrix, _ = packed(weights, shape)
+    x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
+    x[3] *= 1000
+    alone = torch.cat([product(matrix, row[None]) for row in x])
+    added = torch.cat([product(matrix, row[None], b[None]) for row, b in zip(x, base, strict=True)])
+    for count in range(1, MOST_ROWS + 1):
+        first = (7 * count) % (MOST_ROWS - count + 1)
+        part = slice(first, first + count)
+        assert torch.equal(product(matrix, x[part]), alone[part])
+        assert torch.equal(product(matrix, x[part], base[part]), added[part])
+
+
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_a_row_does_not_depend_on_the_number_of_threads(weights):
+    matrix, _ = packed(weights, (1000, 144))
+    x, threads = random_tensor(33, 144, seed=1), torch.get_num_threads()
+    results = []
+    try:
+        for count in (1, 2, 3, 5):
+            torch.set_num_threads(count)
+            results += [product(matrix, x), product(matrix, x[:1])]
+    finally:
+        torch.set_num_threads(threads)
+    assert all(torch.equal(each, results[0]) for each in results[2::2])
+    assert all(torch.equal(each, results[0][:1]) for each in results[1::2])
+
+
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_rows_may_lie_apart(weights):
+    matrix, _ = packed(weights, (100, 576))
+    wide = random_tensor(9, 700, seed=1)
+    x = wide[:, 3:579]
+    target = torch.full((9, 120), 5.0)
+    matrix.multiply(x, target[:, 7:107])
+    assert torch.equal(target[:, 7:107], product(matrix, x.contiguous()))
+    assert (target[:, :7] == 5).all()
+    assert (target[:, 107:] == 5).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_a_row_that_is_not_finite_harms_itself_alone(weights, bad):
+    matrix, _ = packed(weights, (100, 576))
+    x = random_tensor(9, 576, seed=1)
+    expected = product(matrix, x)
+    x[4, 7] = bad
+    found = product(matrix, x)
+    assert not found[4].isfinite().any()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(found[others], expected[others])
+
+
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_rows_packed_in_pieces_make_the_same_matrix(weights):
+    whole, values = packed(weights, (100, 64))
+    pieces = PackedMatrix(native_library(), weights, (100, 64))
+    integers, scales = quantize_rows(random_tensor(100, 64))
+    for rows in torch.arange(100).split([1, 3, 40, 56]):
+        if weights in FLOATS:
+            pieces.pack(int(rows[0]), values[rows].to(FLOATS[weights]))
+        else:
+            pieces.pack(int(rows[0]), integers[rows], scales[rows])
+    x = random_tensor(5, 64, seed=1)
+    assert torch.equal(product(pieces, x), product(whole, x))

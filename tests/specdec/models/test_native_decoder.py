@@ -1,0 +1,211 @@
+"""The native forward pass: near torch's, and the same bits whatever it is run together with."""
+
+import json
+
+import pytest
+import torch
+
+from specdec.kernels.native import SharedMemory, native_library
+from specdec.model_config import ModelConfig
+from specdec.model_input import Chunk, ModelInput
+from specdec.models import CausalDecoder, load_model
+from specdec.models.native_decoder import NativeDecoder
+from specdec.parallel import TensorParallelGroup
+from tests.specdec.fakes import run_ranks
+from tests.specdec.models.test_families import save_family
+from tests.specdec.processes import results, run_processes
+from tests.specdec.tiny import tiny_llama_dir
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+
+NUM_TOKENS = 700
+"""More than two segments of attention, and no multiple of anything."""
+FAMILIES = ["llama-biases", "mistral-window", "qwen3", "wide"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def save(directory, name):
+    """Writes a tiny model that reads long texts."""
+    if name == "wide":
+        tiny_llama_dir(directory, heads=6, kv_heads=1, head_dim=80, max_positions=1024)
+        return
+    save_family(directory, name)
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | {"max_position_embeddings": 1024}
+    if config.get("sliding_window"):
+        config["sliding_window"] = 300
+    path.write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def directory(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    save(directory, request.param)
+    return directory
+
+
+def load(directory, block_size, dtype=torch.float32, group=None, kernels="native"):
+    return load_model(
+        directory,
+        ModelConfig.from_directory(directory),
+        group or TensorParallelGroup(),
+        dtype=dtype,
+        max_model_len=1024,
+        block_size=block_size,
+        kernels=kernels,
+    )
+
+
+def texts(count, length=NUM_TOKENS):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(0, 383, (count, length), generator=generator).tolist()
+
+
+class Sequences:
+    """Texts that are run piece by piece on one model, in blocks all over its pool."""
+
+    def __init__(self, model, block_size, count=1):
+        self.model, self.block_size = model, block_size
+        num_blocks = -(-NUM_TOKENS // block_size)
+        order = torch.randperm(count * num_blocks, generator=torch.Generator().manual_seed(7))
+        self.tables = order.view(count, num_blocks).tolist()
+        self.cache = model.new_kv_cache(count * num_blocks * block_size)
+
+    @torch.inference_mode()
+    def run(self, *parts):
+        """parts: (sequence, token_ids, start); returns logits for each."""
+        chunks = [Chunk(ids, start, self.tables[index]) for index, ids, start in parts]
+        hidden = self.model(ModelInput.of(chunks, self.block_size), self.cache)
+        logits = self.model.compute_logits(hidden)
+        return logits.split([len(ids) for _, ids, _ in parts])
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 48])
+def test_logits_are_those_of_torch(directory, block_size):
+    (text,) = texts(1)
+    found = Sequences(load(directory, block_size), block_size).run((0, text, 0))[0]
+    torch_model = load(directory, block_size, kernels="torch")
+    assert isinstance(torch_model, CausalDecoder)
+    expected = Sequences(torch_model, block_size).run((0, text, 0))[0]
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_narrow_types_are_nearer_to_float32_than_torch_is(directory, dtype):
+    """Only weights and KV are rounded, activations are not."""
+    (text,) = texts(1, 60)
+    exact = Sequences(load(directory, 16), 16).run((0, text, 0))[0]
+    ours = Sequences(load(directory, 16, dtype), 16).run((0, text, 0))[0]
+    torch_model = load(directory, 16, dtype, kernels="torch")
+    torchs = Sequences(torch_model, 16).run((0, text, 0))[0].float()
+    assert (ours - exact).norm() < (torchs - exact).norm()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_a_row_is_the_same_bits_in_any_chunks(directory, dtype, block_size):
+    model = load(directory, block_size, dtype)
+    (text,) = texts(1)
+    whole = Sequences(model, block_size).run((0, text, 0))[0]
+    for sizes in ([1, 3, 699], [256, 1, 443], [90] * 7 + [70], [17] * 41 + [3]):
+        sequences, start, pieces = Sequences(model, block_size), 0, []
+        for size in sizes:
+            piece = text[start : start + size]
+            pieces += sequences.run((0, piece, start)) if piece else []
+            start += size
+        assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_a_row_is_the_same_bits_in_any_batch(directory):
+    """Beside prefills, decode rows and drafts of others; the drafts right or wrong."""
+    model = load(directory, 16)
+    ours, *others = texts(5)
+    alone = Sequences(model, 16).run((0, ours, 0))[0]
+    together = Sequences(model, 16, count=5)
+    together.run((3, others[2][:100], 0), (4, others[3][:260], 0))
+    first = together.run((1, others[0][:513], 0), (0, ours[:300], 0), (3, others[2][100:101], 100))
+    drafts = [*ours[300:304], 7, 8, 9]
+    second = together.run((4, others[3][260:265], 260), (0, drafts, 300), (2, others[1], 0))
+    third = together.run((0, ours[304:305], 304), (3, others[2][101:110], 101))
+    assert torch.equal(first[1], alone[:300])
+    assert torch.equal(second[1][:4], alone[300:304])
+    assert torch.equal(third[0], alone[304:305])
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 7])
+def test_the_number_of_threads_changes_no_bit(directory, num_threads):
+    model = load(directory, 16)
+    first, second = texts(2)
+    parts = [(0, first, 0), (1, second[:20], 0)]
+    alone = Sequences(model, 16, count=2).run(*parts)
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        shared = Sequences(model, 16, count=2)
+        assert all(map(torch.equal, shared.run(*parts), alone))
+        decode = shared.run((0, first[-1:], NUM_TOKENS - 1))[0]
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(decode, alone[0][-1:])
+
+
+def test_ranks_agree_on_every_bit_of_hidden_states_in_any_chunks(directory):
+    (text,) = texts(1, 300)
+    size = 2 if "wide" in str(directory) else 3
+
+    def hidden(group):
+        model = load(directory, 16, group=group)
+        assert isinstance(model, NativeDecoder)
+        whole = Sequences(model, 16).run((0, text, 0))[0]
+        parts = Sequences(model, 16)
+        pieces = [parts.run((0, text[i : i + 37], i))[0] for i in range(0, 300, 37)]
+        assert torch.equal(torch.cat(pieces), whole)
+        return whole
+
+    logits = torch.cat(run_ranks(size, hidden), dim=1)
+    expected = Sequences(load(directory, 16), 16).run((0, text, 0))[0]
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+def _rank_logits(rank, size, directory, address):
+    """What a process computes that shares memory with the others."""
+    torch.set_num_threads(2)
+    shared = SharedMemory(native_library(), rank, size, address, timeout_s=30)
+    group = TensorParallelGroup(rank, size, shared)
+    (text,) = texts(1, 300)
+    logits = Sequences(load(directory, 16, group=group), 16).run((0, text, 0))[0]
+    return logits.numpy()
+
+
+def test_ranks_that_share_memory_sum_up_in_the_kernels(directory, tmp_path):
+    parts = results(run_processes(2, _rank_logits, directory, tmp_path / "address"))
+    logits = torch.cat([torch.from_numpy(part) for part in parts], dim=1)
+    expected = Sequences(load(directory, 16), 16).run((0, texts(1, 300)[0], 0))[0]
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+class LostPeerError(RuntimeError):
+    pass
+
+
+def test_what_a_collective_raises_comes_through(directory):
+    class Broken(TensorParallelGroup):
+        def all_reduce(self, tensor):
+            raise LostPeerError("rank 1 has ended")
+
+    model = load(directory, 16, group=Broken(0, 2))
+    with pytest.raises(LostPeerError):
+        Sequences(model, 16).run((0, [1, 2, 3], 0))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_no_query_sees_is_not_read(directory, bad):
+    """Other sequences' KV, drafts behind a query, and blocks that nobody wrote."""
+    model = load(directory, 16)
+    ours, others = texts(2)
+    expected = Sequences(model, 16).run((0, ours[:300], 0))[0]
+    sequences = Sequences(model, 16, count=2)
+    sequences.cache.fill_(bad)
+    sequences.run((1, others[:300], 0))
+    rows = sequences.run((1, others[300:302], 300), (0, ours[:300], 0))[1]
+    assert torch.equal(rows, expected)
