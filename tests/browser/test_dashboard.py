@@ -127,6 +127,26 @@ def test_who_was_faster_is_named_and_nothing_is_lost(fleet, visit):
     assert (state.in_force.mode, state.in_force.threshold) == ("off", 8)
 
 
+def test_what_is_edited_while_a_change_is_on_its_way_stays(fleet, visit):
+    with visit(fleet.url) as opened:
+        page = opened.page
+        expect_text(page.locator("#link"), "Live")
+
+        def edit_meanwhile(route):
+            if route.request.method == "PUT":
+                page.evaluate("() => document.querySelector('[name=mode][value=off]').click()")
+            route.continue_()
+
+        page.route("**/v1/admin/speculation", edit_meanwhile)
+        set_mode(page, "On")
+        page.get_by_role("button", name="Apply").click()
+        expect_text(page.locator("#steer-version"), "Version 1")
+        assert page.get_by_role("radio", name="Off", exact=True).is_checked()
+        page.get_by_role("button", name="Apply").click()
+        expect_text(page.locator("#steer-version"), "Version 2")
+    assert fleet.run(fleet.plane.speculation()).in_force.mode == "off"
+
+
 def test_a_change_by_another_between_two_looks_is_a_conflict(fleet, visit):
     with visit(fleet.url) as opened:
         page = opened.page

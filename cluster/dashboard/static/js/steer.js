@@ -154,10 +154,14 @@ export class Steer {
     this.#edited();
     try {
       const body = { ...change, updated_by: byId("who").value, reason: byId("reason").value, expected_version: this.base.version };
+      const edits = JSON.stringify(this.#change());
       const state = await callJson(SPECULATION, { method: "PUT", body });
       this.isBusy = false;
-      this.update(state);
-      this.#fill(state);
+      this.state = state;
+      this.#showState();
+      // What was edited while the call was on its way stays, upon what it has made.
+      if (JSON.stringify(this.#change()) === edits) this.#fill(state);
+      else this.#rebase();
     } catch (error) {
       this.isBusy = false;
       this.#edited();
