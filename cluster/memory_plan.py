@@ -89,6 +89,7 @@ def _engine_config(config: ServeConfig, pool: _Pool, num_blocks: int) -> EngineC
         block_size=config.block_size,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
+        max_prefill_tokens=config.prefill_limit,
         max_queue_len=config.max_queue_len,
         enable_prefix_caching=config.enable_prefix_caching,
         stream_interval=config.stream_interval,

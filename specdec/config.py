@@ -41,8 +41,9 @@ class EngineConfig:
     max_model_len: most tokens of a sequence, prompt and output together.
     block_size: tokens in a KV block. num_blocks: KV blocks in the pool.
     max_num_seqs: most sequences that run at once.
-    max_num_batched_tokens: most tokens of one forward pass; bounds how long a prefill chunk can
-        hold up the sequences that are decoding.
+    max_num_batched_tokens: most tokens of one forward pass.
+    max_prefill_tokens: most of them that may be of prompts while other sequences decode, which
+        bounds how long a prompt holds those up; None: as many as there is room for.
     max_queue_len: most sequences that wait beyond max_num_seqs; one more is refused.
     enable_prefix_caching: whether KV of a prompt's beginning is used again for the next one.
     stream_interval: of how many new tokens of a choice is told at once, where a request does not
@@ -54,6 +55,7 @@ class EngineConfig:
     block_size: int = 16
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 256
+    max_prefill_tokens: int | None = None
     max_queue_len: int = 256
     enable_prefix_caching: bool = True
     stream_interval: int = 1
@@ -69,6 +71,7 @@ class EngineConfig:
         require_range(
             "max_num_batched_tokens", self.max_num_batched_tokens, self.max_num_seqs, 2**20
         )
+        require_range("max_prefill_tokens", self.max_prefill_tokens, 1, 2**20)
         blocks_of_longest = -(-self.max_model_len // self.block_size)
         require_range("num_blocks", self.num_blocks, blocks_of_longest, 2**31)
 

@@ -165,6 +165,8 @@ class Scheduler:
         self._preempted = []
         self._decision = decision
         budget = self._schedule_decodes(self._config.max_num_batched_tokens)
+        if self._rows and self._config.max_prefill_tokens is not None:
+            budget = min(budget, self._config.max_prefill_tokens)
         budget = self._schedule_prefills(budget)
         self._admit_waiting(budget)
         return list(self._rows.values())

@@ -45,6 +45,14 @@ def test_the_model_is_served_under_its_own_name(model, name):
     assert ServeConfig(model=model, served_model_name="mine").served_model_name == "mine"
 
 
+@pytest.mark.parametrize(
+    ("device", "asked", "limit"), [("cpu", None, 64), ("cpu", 300, 300), ("cuda", None, None)]
+)
+def test_prompts_share_a_step_by_what_the_device_bears(device, asked, limit):
+    config = ServeConfig(device=device, max_prefill_tokens=asked, speculative_config=None)
+    assert config.prefill_limit == limit
+
+
 def test_defaults_and_limits_are_those_of_the_engine():
     config = ServeConfig()
     for field in dataclasses.fields(EngineConfig):
@@ -57,7 +65,8 @@ def test_defaults_and_limits_are_those_of_the_engine():
     for extreme in (
         {"max_num_seqs": 4096, "max_num_batched_tokens": 2**20, "max_queue_len": 1_000_000},
         {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue_len": 0, "block_size": 1},
-        {"block_size": 1024},
+        {"block_size": 1024, "max_prefill_tokens": 2**20, "stream_interval": 2**20},
+        {"max_prefill_tokens": 1, "stream_interval": 1},
     ):
         ServeConfig(**extreme)
         EngineConfig(max_model_len=2**24, num_blocks=2**24, **extreme)
@@ -316,6 +325,12 @@ def test_auto_takes_a_gpu_where_torch_finds_one(monkeypatch):
         monkeypatch.setattr("torch.cuda.is_available", lambda found=found: found)
         assert ServeConfig(model="tiny", device="auto").device == device
         assert ServeConfig(model="tiny").device == "cpu"
+
+
+def test_native_kernels_are_for_cpus():
+    with pytest.raises(InvalidValueError, match="kernels is 'native'; it must be auto or torch"):
+        ServeConfig(device="cuda", kernels="native")
+    assert ServeConfig(device="cuda").kernels == "auto"
 
 
 def test_quantization_is_for_cpus():

@@ -466,3 +466,25 @@ def test_an_interval_out_of_range_is_refused(tiny_model_dir, target, interval):
     with pytest.raises(InvalidValueError, match="stream_interval"):
         engine_config(stream_interval=interval)
     assert not engine.has_work
+
+
+def prefilled(step):
+    return sum(len(row.token_ids) for row in step.rows if len(row.token_ids) > 1)
+
+
+@pytest.mark.parametrize("limit", [None, 5, 200])
+def test_prompts_take_few_tokens_of_a_step_while_others_decode(tiny_model_dir, target, limit):
+    engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=limit), target)
+    prompts = {"short": PROMPT, "long": [11 + i % 4 for i in range(90)]}
+    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert said[name].token_ids == target.continuation(prompt, 24)
+    # All of the short one and 58 tokens of the long one make the first step, in which none decodes.
+    assert prefilled(target.steps[0]) == 64
+    assert max(map(prefilled, target.steps[1:])) == min(limit or 32, 32)
+
+
+def test_prompts_take_all_of_a_step_when_nobody_decodes(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=5), target)
+    run(engine, [request("long", [11 + i % 4 for i in range(90)])])
+    assert [prefilled(step) for step in target.steps[:2]] == [64, 26]

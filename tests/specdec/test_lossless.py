@@ -137,7 +137,7 @@ def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(tiny_
 @pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_native_kernels_leave_no_ties_to_rounding(tiny_model_dir, dtype):
-    """Not the tokens alone: log-probabilities are the same bits with any drafts and chunks."""
+    """Log-probabilities too are the same bits, with any drafts and in any chunks."""
     requests = [
         request(name, prompt, seed=index, temperature=0.8 * (index % 2), logprobs=2)
         for index, (name, prompt) in enumerate(prompts(6).items())

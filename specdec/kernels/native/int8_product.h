@@ -1,4 +1,4 @@
-// Products with 8-bit weights, in exact integers (docs/adr/0007 and 0012).
+// Products with 8-bit weights, in exact integers (docs/adr/0007 and 0014).
 //
 // A row is scaled so that its largest magnitude is 127, and rounded to integers: the first digit.
 // With kInt8 what rounding left is a second digit, in steps of 1/254. Digits are multiplied by the

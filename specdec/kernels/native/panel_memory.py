@@ -1,7 +1,7 @@
 """Memory for packed weights, in huge pages where the system has them.
 
 A product reads weights once, from end to end, so with pages of 4 KiB it waits for address
-translation: huge pages made it up to 1.3 times as fast (docs/adr/0012). Matrices are smaller than a
+translation: huge pages made it up to 1.3 times as fast (docs/adr/0014). Matrices are smaller than a
 few of those pages, so they share them.
 """
 

@@ -1,0 +1,24 @@
+import torch
+
+from benchmarks.kernels import measure
+from benchmarks.matrix_contenders import CONTENDERS
+
+
+def test_contenders_take_turns_and_are_told_what_they_have_to_read():
+    names = ("float32", "int8", "torch float32, x @ W")
+    threads = torch.get_num_threads()
+    try:
+        with torch.inference_mode():
+            figures = measure([(48, 64), (16, 48)], 3, 2, names, 1)
+    finally:
+        torch.set_num_threads(threads)
+    assert [figure.contender for figure in figures] == list(names)
+    full, int8, torch_s = figures
+    assert full.floor_ms == torch_s.floor_ms == 4 * int8.floor_ms > 0
+    assert all(0 < figure.fastest_ms <= figure.median_ms for figure in figures)
+
+
+def test_every_contender_runs():
+    for contender in CONTENDERS.values():
+        with torch.inference_mode():
+            contender([(48, 64)], 3).run()
