@@ -5,21 +5,18 @@ import json
 import pytest
 import torch
 
-from specdec.kernels.native import SharedMemory, native_library
-from specdec.model_config import ModelConfig
-from specdec.model_input import Chunk, ModelInput
-from specdec.models import CausalDecoder, load_model
+from specdec.kernels.native import native_library
+from specdec.models import CausalDecoder
 from specdec.models.native_decoder import NativeDecoder
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.fakes import run_ranks
+from tests.specdec.models.sequences import NUM_TOKENS, Sequences, load, rank_logits, texts
 from tests.specdec.models.test_families import save_family
 from tests.specdec.processes import results, run_processes
 from tests.specdec.tiny import tiny_llama_dir
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
-NUM_TOKENS = 700
-"""More than two segments of attention, and no multiple of anything."""
 FAMILIES = ["llama-biases", "mistral-window", "qwen3", "wide"]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
@@ -42,42 +39,6 @@ def directory(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp(request.param)
     save(directory, request.param)
     return directory
-
-
-def load(directory, block_size, dtype=torch.float32, group=None, kernels="native"):
-    return load_model(
-        directory,
-        ModelConfig.from_directory(directory),
-        group or TensorParallelGroup(),
-        dtype=dtype,
-        max_model_len=1024,
-        block_size=block_size,
-        kernels=kernels,
-    )
-
-
-def texts(count, length=NUM_TOKENS):
-    generator = torch.Generator().manual_seed(5)
-    return torch.randint(0, 383, (count, length), generator=generator).tolist()
-
-
-class Sequences:
-    """Texts that are run piece by piece on one model, in blocks all over its pool."""
-
-    def __init__(self, model, block_size, count=1):
-        self.model, self.block_size = model, block_size
-        num_blocks = -(-NUM_TOKENS // block_size)
-        order = torch.randperm(count * num_blocks, generator=torch.Generator().manual_seed(7))
-        self.tables = order.view(count, num_blocks).tolist()
-        self.cache = model.new_kv_cache(count * num_blocks * block_size)
-
-    @torch.inference_mode()
-    def run(self, *parts):
-        """parts: (sequence, token_ids, start); returns logits for each."""
-        chunks = [Chunk(ids, start, self.tables[index]) for index, ids, start in parts]
-        hidden = self.model(ModelInput.of(chunks, self.block_size), self.cache)
-        logits = self.model.compute_logits(hidden)
-        return logits.split([len(ids) for _, ids, _ in parts])
 
 
 @pytest.mark.parametrize("block_size", [4, 16, 48])
@@ -167,18 +128,8 @@ def test_ranks_agree_on_every_bit_of_hidden_states_in_any_chunks(directory):
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
 
 
-def _rank_logits(rank, size, directory, address):
-    """What a process computes that shares memory with the others."""
-    torch.set_num_threads(2)
-    shared = SharedMemory(native_library(), rank, size, address, timeout_s=30)
-    group = TensorParallelGroup(rank, size, shared)
-    (text,) = texts(1, 300)
-    logits = Sequences(load(directory, 16, group=group), 16).run((0, text, 0))[0]
-    return logits.numpy()
-
-
 def test_ranks_that_share_memory_sum_up_in_the_kernels(directory, tmp_path):
-    parts = results(run_processes(2, _rank_logits, directory, tmp_path / "address"))
+    parts = results(run_processes(2, rank_logits, directory, tmp_path / "address"))
     logits = torch.cat([torch.from_numpy(part) for part in parts], dim=1)
     expected = Sequences(load(directory, 16), 16).run((0, texts(1, 300)[0], 0))[0]
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)

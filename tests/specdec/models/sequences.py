@@ -1,0 +1,61 @@
+"""Texts that are run piece by piece, in blocks all over a pool.
+
+Without transformers, which a rank that is a process would import for seconds.
+"""
+
+import torch
+
+from specdec.kernels.native import SharedMemory, native_library
+from specdec.model_config import ModelConfig
+from specdec.model_input import Chunk, ModelInput
+from specdec.models import load_model
+from specdec.parallel import TensorParallelGroup
+
+NUM_TOKENS = 700
+"""More than two segments of attention, and no multiple of anything."""
+
+
+def load(directory, block_size, dtype=torch.float32, group=None, kernels="native"):
+    return load_model(
+        directory,
+        ModelConfig.from_directory(directory),
+        group or TensorParallelGroup(),
+        dtype=dtype,
+        max_model_len=1024,
+        block_size=block_size,
+        kernels=kernels,
+    )
+
+
+def texts(count, length=NUM_TOKENS):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randint(0, 383, (count, length), generator=generator).tolist()
+
+
+class Sequences:
+    """Texts that are run piece by piece on one model, in blocks all over its pool."""
+
+    def __init__(self, model, block_size, count=1):
+        self.model, self.block_size = model, block_size
+        num_blocks = -(-NUM_TOKENS // block_size)
+        order = torch.randperm(count * num_blocks, generator=torch.Generator().manual_seed(7))
+        self.tables = order.view(count, num_blocks).tolist()
+        self.cache = model.new_kv_cache(count * num_blocks * block_size)
+
+    @torch.inference_mode()
+    def run(self, *parts):
+        """parts: (sequence, token_ids, start); returns logits for each."""
+        chunks = [Chunk(ids, start, self.tables[index]) for index, ids, start in parts]
+        hidden = self.model(ModelInput.of(chunks, self.block_size), self.cache)
+        logits = self.model.compute_logits(hidden)
+        return logits.split([len(ids) for _, ids, _ in parts])
+
+
+def rank_logits(rank, size, directory, address):
+    """What a process computes that shares memory with the others."""
+    torch.set_num_threads(2)
+    shared = SharedMemory(native_library(), rank, size, address, timeout_s=30)
+    group = TensorParallelGroup(rank, size, shared)
+    (text,) = texts(1, 300)
+    logits = Sequences(load(directory, 16, group=group), 16).run((0, text, 0))[0]
+    return logits.numpy()
