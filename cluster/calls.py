@@ -16,7 +16,7 @@ Prompt = str | tuple[int, ...] | Chat
 class GenerateCall:
     """A completion that is asked for. Empty `model`: the loaded one. Empty `request_id`: any.
 
-    priority, resume_token_ids, stream_interval: as in specdec.sequence.Request.
+    priority, resume_token_ids, stream_interval, cache_salt: as in specdec.sequence.Request.
     """
 
     model: str
@@ -26,6 +26,7 @@ class GenerateCall:
     priority: int = 0
     resume_token_ids: tuple[int, ...] = ()
     stream_interval: int | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ MAX_TOKEN_IDS = 1_000_000
 MAX_CHAT_MESSAGES = 1_000
 MAX_REQUEST_ID_CHARS = 128
 MAX_PRIORITY = 1_000
+MAX_CACHE_SALT_CHARS = 128
 
 
 def decode_generate(request: pb.GenerateRequest) -> GenerateCall:
@@ -34,6 +35,7 @@ def decode_generate(request: pb.GenerateRequest) -> GenerateCall:
         priority=_decode_priority(request.priority),
         resume_token_ids=_decode_resumed(request),
         stream_interval=request.stream_interval if request.HasField("stream_interval") else None,
+        cache_salt=_decode_cache_salt(request.cache_salt),
     )
 
 
@@ -93,6 +95,13 @@ def _decode_prompt(request: pb.GenerateRequest) -> Prompt:
             return _decode_chat(request.chat)
         case _:
             raise InvalidValueError("prompt", None, "a text, token_ids or a chat")
+
+
+def _decode_cache_salt(cache_salt: str) -> str:
+    if len(cache_salt) > MAX_CACHE_SALT_CHARS:
+        limit = f"at most {MAX_CACHE_SALT_CHARS} characters long"
+        raise InvalidValueError("cache_salt", f"{len(cache_salt)} characters", limit)
+    return cache_salt
 
 
 def _decode_priority(priority: int) -> int:

@@ -311,6 +311,7 @@ class Router:
             resume_token_ids=call.resume_token_ids,
             grammar=await self._compile(call.params.structured_output),
             stream_interval=call.stream_interval,
+            cache_salt=call.cache_salt,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
         return Generation(seed, self._loop.generate(request, observer))

@@ -14,9 +14,8 @@ from hashlib import blake2b
 import numpy as np
 
 BlockKey = bytes
-"""128 bits of BLAKE2b over the key of the block before and the block's own tokens."""
-
-_ROOT: BlockKey = b""
+"""128 bits of BLAKE2b over the key of the block before and the block's own tokens. Before the first
+stands the salt of the sequence."""
 
 
 class BlockManager:
@@ -35,6 +34,7 @@ class BlockManager:
         self._num_holders = [0] * num_blocks
         self._tables: dict[int, list[int]] = {}
         self._chains: dict[int, list[BlockKey]] = {}  # by sequence, the keys of its first blocks
+        self._roots: dict[int, BlockKey] = {}  # by sequence, what stands for its salt
         self._published: dict[BlockKey, int] = {}
         self._keys: dict[int, BlockKey] = {}  # the inverse of _published
 
@@ -52,17 +52,19 @@ class BlockManager:
         """The blocks of a sequence in order; empty when it holds none."""
         return self._tables.get(seq_id, [])
 
-    def attach(self, seq_id: int, token_ids: Many[int]) -> int:
+    def attach(self, seq_id: int, token_ids: Many[int], salt: str = "") -> int:
         """Gives a sequence without blocks the published ones of its longest known prefix.
 
+        salt: only sequences with the same one find each other's blocks.
         Returns how many tokens they hold: whole blocks, and never all of `token_ids`, since the
         last token has to be run to know what follows it.
         """
         assert not self.block_table(seq_id), "attach to a sequence that holds blocks"
+        self._roots[seq_id] = _root(salt)
         chain: list[BlockKey] = []
         table: list[int] = []
         while self._is_caching and (len(table) + 1) * self.block_size < len(token_ids):
-            key = self._next_key(chain, token_ids)
+            key = self._next_key(seq_id, chain, token_ids)
             if key not in self._published:
                 break
             chain.append(key)
@@ -83,7 +85,7 @@ class BlockManager:
         chain = self._chains.setdefault(seq_id, [])
         table = self.block_table(seq_id)
         while (len(chain) + 1) * self.block_size <= num_tokens:
-            block, key = table[len(chain)], self._next_key(chain, token_ids)
+            block, key = table[len(chain)], self._next_key(seq_id, chain, token_ids)
             chain.append(key)
             if key not in self._published:
                 self._published[key] = block
@@ -112,6 +114,7 @@ class BlockManager:
         self._keep(seq_id, 0)
         self._tables.pop(seq_id, None)
         self._chains.pop(seq_id, None)
+        self._roots.pop(seq_id, None)
 
     def clear(self) -> None:
         """Forgets all that is published, as when the KV behind it is lost. Nobody may hold any."""
@@ -128,10 +131,11 @@ class BlockManager:
         assert all(count == held[block] for block, count in enumerate(self._num_holders))
         assert self._keys == {block: key for key, block in self._published.items()}
 
-    def _next_key(self, chain: list[BlockKey], token_ids: Many[int]) -> BlockKey:
+    def _next_key(self, seq_id: int, chain: list[BlockKey], token_ids: Many[int]) -> BlockKey:
+        before = chain[-1] if chain else self._roots.get(seq_id, _root(""))
         start = len(chain) * self.block_size
         tokens = np.asarray(token_ids[start : start + self.block_size], dtype="<i4").tobytes()
-        return blake2b((chain[-1] if chain else _ROOT) + tokens, digest_size=16).digest()
+        return blake2b(before + tokens, digest_size=16).digest()
 
     def _take(self) -> int:
         """A free block; what it held is not findable any more."""
@@ -160,3 +164,7 @@ class BlockManager:
 
     def _blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
+
+
+def _root(salt: str) -> BlockKey:
+    return blake2b(salt.encode(), digest_size=16).digest()

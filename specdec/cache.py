@@ -1,4 +1,4 @@
-"""Where fetched models are kept."""
+"""Where fetched models and compiled kernels are kept."""
 
 from __future__ import annotations
 

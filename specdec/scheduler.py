@@ -229,7 +229,7 @@ class Scheduler:
         """Puts a waiting sequence into the batch; its tokens in this step, 0 if it must wait."""
         # Cached KV would not tell how likely the prompt's tokens were.
         known = [] if seq.prompt_report.is_due else seq.token_ids
-        cached = self._blocks.attach(seq.seq_id, known)
+        cached = self._blocks.attach(seq.seq_id, known, seq.request.cache_salt)
         chunk = min(seq.num_tokens - cached, budget)
         if not self._blocks.reserve(seq.seq_id, cached + chunk):
             self._blocks.release(seq.seq_id)

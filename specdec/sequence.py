@@ -36,7 +36,8 @@ class Request:
         goes on behind it, and what comes is what would have come.
     grammar: what params.structured_output is compiled to, by whoever has a GrammarCompiler.
     queue_deadline_s: when to give up a request that still waits, by the clock of `Engine.expire`.
-    tenant: whose request it is; drafts never come from the text of another's.
+    cache_salt: whose request it is, as far as anybody else must not notice: cached KV and drafts
+        from earlier outputs are shared only among requests with the same one.
     stream_interval: of how many new tokens of a choice is told at once; None: as the engine is
         configured. The first and the last ones never wait.
     """
@@ -49,7 +50,7 @@ class Request:
     resume_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
-    tenant: str = ""
+    cache_salt: str = ""
     stream_interval: int | None = None
 
 

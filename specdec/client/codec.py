@@ -30,6 +30,7 @@ def encode_generate(
     priority: int = 0,
     resume_token_ids: Sequence[int] = (),
     stream_interval: int | None = None,
+    cache_salt: str = "",
 ) -> pb.GenerateRequest:
     """The request for a completion; of `params`, what is None stays unset."""
     require_int32("priority", priority)
@@ -44,6 +45,7 @@ def encode_generate(
             priority=priority,
             resume_token_ids=checked_token_ids("resume_token_ids", resume_token_ids),
             stream_interval=stream_interval,
+            cache_salt=cache_salt,
         )
         if isinstance(prompt, str):
             request.text = prompt

@@ -47,14 +47,22 @@ class Client(Connection):
         request_id: str = "",
         priority: int = 0,
         resume_token_ids: Sequence[int] = (),
+        cache_salt: str = "",
     ) -> Completion:
         """Completes a prompt and returns when all of it is there. No `params`: the defaults.
 
         priority: lower numbers are served first. resume_token_ids: output that is already here,
-        from a stream that broke; only what follows is returned.
+        from a stream that broke; only what follows is returned. cache_salt: cached prompts and
+        drafts from earlier answers are shared only among requests with the same one.
         """
         request = codec.encode_generate(
-            prompt, params or SamplingParams(), model, request_id, priority, resume_token_ids
+            prompt,
+            params or SamplingParams(),
+            model,
+            request_id,
+            priority,
+            resume_token_ids,
+            cache_salt=cache_salt,
         )
         with self._reported():
             return decode_completion(self._stub.Generate(request, timeout=self.timeout_s))
@@ -69,20 +77,28 @@ class Client(Connection):
         priority: int = 0,
         resume_token_ids: Sequence[int] = (),
         stream_interval: int | None = None,
+        cache_salt: str = "",
         resume: bool = True,
     ) -> Iterator[StreamChunk]:
         """Completes a prompt and yields what each decoding step adds to each choice.
 
         The call begins with the first `next`; closing the iterator early ends the generation.
-        priority, resume_token_ids: as in `generate`. stream_interval: new tokens of a choice that
-        a chunk waits for, the first and the last aside; None: as the service is configured.
-        resume: whether a stream that broke because its replica was lost or stopped goes on with
-        another one, with the tokens that would have come; nothing that has been yielded comes
-        again. With several choices (`params.n`) it never does, and raises.
+        priority, resume_token_ids, cache_salt: as in `generate`. stream_interval: new tokens of a
+        choice that a chunk waits for, the first and the last aside; None: as the service is
+        configured. resume: whether a stream that broke because its replica was lost or stopped goes
+        on with another one, with the tokens that would have come; nothing that has been yielded
+        comes again. With several choices (`params.n`) it never does, and raises.
         """
         params = params or SamplingParams()
         request = codec.encode_generate(
-            prompt, params, model, request_id, priority, resume_token_ids, stream_interval
+            prompt,
+            params,
+            model,
+            request_id,
+            priority,
+            resume_token_ids,
+            stream_interval,
+            cache_salt,
         )
         return (
             self._resumed(request)

@@ -1,7 +1,7 @@
 """Linear layers that know how a checkpoint's weights are split over ranks.
 
-How a rank's matrix is held and multiplied is in `quantization.py`; `CheckpointReader.quantization`
-says whether it is quantized.
+How a rank's matrix is held and multiplied is in `matrix.py`; `CheckpointReader.quantization` says
+whether it is quantized.
 """
 
 from __future__ import annotations

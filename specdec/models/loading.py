@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Protocol
 
@@ -11,11 +12,14 @@ from torch import Tensor
 from specdec.checkpoint import CPU, open_checkpoint
 from specdec.config import Kernels, QuantizationMethod
 from specdec.errors import UnsupportedModelError
+from specdec.kernels.native import native_library
 from specdec.model_config import ModelConfig
 from specdec.model_input import ModelInput
 from specdec.models.decoder import CausalDecoder
 from specdec.models.native_decoder import native_decoder
 from specdec.parallel import TensorParallelGroup
+
+logger = logging.getLogger(__name__)
 
 
 class Decoder(Protocol):
@@ -30,7 +34,7 @@ class Decoder(Protocol):
         ...
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
-        """[num_layers, num_slots, 2, this rank's KV heads, head_dim], zero."""
+        """A pool of zeros for so many tokens, whole blocks; its layout is the decoder's affair."""
         ...
 
     def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
@@ -59,9 +63,24 @@ def load_model(
     quantization: how the matrices of its linear layers are held; None in `dtype`, like the rest.
     device: where the model runs. Raises UnsupportedModelError where the quantization cannot.
     kernels: what the model is computed by. Raises InvalidValueError where "native" cannot be had.
+    A collective call where it is "auto": all ranks take the same.
     """
     if quantization is not None and device.type != "cpu":
         raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
+    if kernels == "auto" and device.type == "cpu":
+        kernels = _kernels_of_all(group)
     with open_checkpoint(directory, dtype, quantization, device, kernels) as reader:
         model = CausalDecoder(config, reader, group, max_model_len, block_size)
     return native_decoder(model) or model
+
+
+def _kernels_of_all(group: TensorParallelGroup) -> Kernels:
+    """The native kernels where every rank has them; a collective call.
+
+    Ranks with different ones would sum tensors of other shapes and types than their peers.
+    """
+    has_them = native_library() is not None
+    of_ranks = group.all_gather(torch.tensor([has_them], dtype=torch.int32))
+    if has_them and not of_ranks.all():
+        logger.warning("rank %d has CPU kernels and leaves them, since not all have", group.rank)
+    return "native" if of_ranks.all() else "torch"

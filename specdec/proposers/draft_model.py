@@ -130,7 +130,8 @@ class DraftModelProposer:
             self._ledger.truncate(seq.seq_id)
         elif text.is_whole:
             # Never all of it: the token behind what is settled stands for the rest.
-            num_cached = self._blocks.attach(seq.seq_id, text.token_ids[: text.num_settled + 1])
+            known = text.token_ids[: text.num_settled + 1]
+            num_cached = self._blocks.attach(seq.seq_id, known, seq.request.cache_salt)
             self._progress[seq.seq_id] = _Progress(num_cached)
         return text
 

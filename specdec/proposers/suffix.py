@@ -1,8 +1,8 @@
 """Suffix decoding (Oliaro et al. 2024, SuffixDecoding, arXiv 2411.04975): what mostly followed.
 
 The end of a sequence is looked up in two suffix trees: of its own prompt and output, and of earlier
-outputs of the same tenant. The longer the match, the more tokens are drafted; a draft follows the
-most frequent token, as long as that is frequent enough.
+outputs of the same cache_salt. The longer the match, the more tokens are drafted; a draft follows
+the most frequent token, as long as that is frequent enough.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class SuffixProposer:
         known = self._known.pop(seq_id, None)
         if known is not None and known.seq.status is SequenceStatus.FINISHED:
             seq = known.seq
-            self.cache.add(seq.request.tenant, seq.token_ids[seq.num_prompt_tokens :])
+            self.cache.add(seq.request.cache_salt, seq.token_ids[seq.num_prompt_tokens :])
 
     def _propose(self, request: DraftRequest) -> Proposal:
         seq = request.seq
@@ -87,7 +87,7 @@ class SuffixProposer:
             return NO_CONTINUATION
         context = text.token_ids[-self._limits.max_tree_depth :]
         own = self._best(text.tree, context, text.num_matched, max_tokens)
-        tree = self.cache.tree(known.seq.request.tenant)
+        tree = self.cache.tree(known.seq.request.cache_salt)
         if tree is None:
             return own
         others = self._best(tree, context, _num_matched(tree, context), max_tokens)

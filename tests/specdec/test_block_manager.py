@@ -190,3 +190,16 @@ def test_integrity_check_finds_a_shared_block() -> None:
     blocks._tables[2] = list(blocks.block_table(1))
     with pytest.raises(AssertionError, match="is shared"):
         blocks.check_integrity()
+
+
+def test_only_sequences_with_the_same_salt_find_each_other_s_blocks():
+    blocks = BlockManager(NUM_BLOCKS, BLOCK_SIZE)
+    for seq_id, salt in enumerate(("", "a")):
+        assert blocks.attach(seq_id, [1] * 9, salt) == 0
+        assert blocks.reserve(seq_id, 9)
+        blocks.publish(seq_id, [1] * 9, 9)
+    assert blocks.attach(2, [1] * 9, "a") == blocks.attach(3, [1] * 9) == 8
+    assert blocks.block_table(2) == blocks.block_table(1)[:2]
+    assert blocks.block_table(3) == blocks.block_table(0)[:2]
+    assert blocks.attach(4, [1] * 9, "b") == 0
+    blocks.check_integrity()

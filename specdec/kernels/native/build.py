@@ -34,11 +34,12 @@ Nothing here lets the compiler reorder sums, so the order that a kernel writes i
 """
 
 _TIMEOUT_S = 300.0
+_WRITABLE_BY_OTHERS = 0o022
 _MAX_MESSAGE_CHARS = 2000
 
 
 class BuildError(SpecdecError):
-    """There is no compiler, or it refused the sources."""
+    """There is no compiler, it refused the sources, or what was made cannot be trusted."""
 
 
 def find_compiler() -> str:
@@ -53,26 +54,41 @@ def build(sources: Sequence[Path], directory: Path) -> Path:
     """Returns the library of `sources` (.cpp, and .h that they include) in `directory`.
 
     Compiles where no library was made of the same sources by the same compiler for the same
-    processor. Processes that need it at once wait for the first of them. Raises BuildError.
+    processor. Processes that need it at once wait for the first of them. Raises BuildError, also
+    where another user could have written the library: it would run as this one.
     """
     compiler = find_compiler()
     library = directory / f"kernels-{_fingerprint(compiler, sources)}.so"
-    if library.exists():
-        return library
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with FileLock(library.with_suffix(".lock")):
-        if not library.exists():
-            _compile(compiler, sources, library)
+    if not library.exists():
+        with FileLock(library.with_suffix(".lock")):
+            if not library.exists():
+                _compile(compiler, sources, library)
+    for path in (directory, library):
+        _require_own(path)
     return library
 
 
+def _require_own(path: Path) -> None:
+    status = path.stat()
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & _WRITABLE_BY_OTHERS:
+        found = f"belongs to user {status.st_uid} with mode {status.st_mode & 0o777:o}"
+        limit = "it must belong to this user or root, and nobody else may write it"
+        raise BuildError(f"{path} {found}; {limit}")
+
+
 def _compile(compiler: str, sources: Sequence[Path], library: Path) -> None:
-    """Renames at the end, so that a library that exists is whole."""
+    """Renames at the end, so that a library that exists is whole. Needs the library's lock."""
+    for left_behind in library.parent.glob(f"{library.stem}.*.tmp"):
+        left_behind.unlink(missing_ok=True)
     unfinished = library.with_suffix(f".{os.getpid()}.tmp")
     units = [str(path) for path in sources if path.suffix == ".cpp"]
     command = [compiler, *FLAGS, "-o", str(unfinished), *units]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        unfinished.chmod(0o755)
+        with unfinished.open("rb") as file:
+            os.fsync(file.fileno())  # or a crash of the machine could leave a name without content
         unfinished.replace(library)
     except subprocess.CalledProcessError as error:
         raise BuildError(f"{compiler} failed: {error.stderr[:_MAX_MESSAGE_CHARS]}") from error

@@ -101,8 +101,11 @@ class Pass {
     int64_t most = 0;
     for (int64_t index = 0; index < model_.num_layers; ++index) {
       const Layer& layer = model_.layers[index];
-      for (const Matrix* matrix : {&layer.qkv, &layer.output, &layer.gate_up, &layer.down}) {
+      for (const Matrix* matrix : {&layer.qkv, &layer.output}) {
         most = std::max(most, scratch_bytes(*matrix, batch_.num_tokens));
+      }
+      for (const Matrix* matrix : {&layer.gate_up, &layer.down}) {
+        most = std::max(most, scratch_bytes(*matrix, mlp_rows()));
       }
     }
     return most;

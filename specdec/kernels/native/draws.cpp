@@ -142,7 +142,8 @@ class Sampler {
   }
 
   // Raises `floor`, from which on there is `all`, to the highest score from which on the tokens
-  // weigh `target`; it stays where all fall short. False where `slack` more or less would change it.
+  // weigh `target`; it stays where all fall short. False where `slack` more or less would change
+  // it.
   bool raise_floor(double Tally::*weight, const Tally& all, double target, double slack,
                    float& floor) {
     if (all.*weight < target - slack) return true;

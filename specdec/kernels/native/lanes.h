@@ -1,9 +1,8 @@
-// What kernels do with vectors of floats beside arithmetic: ends of rows, sums, e^x, transposition.
+// What kernels do with vectors of floats beside arithmetic: ends of rows, sums, e^x.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
-#include <utility>
 
 #include "vector.h"
 
@@ -66,26 +65,6 @@ SPECDEC_INLINE Floats exp_of(Floats x) {
   const Ints exponent = ((Ints)shifted - (Ints)rounder + 127) << 23;
   const Floats result = p * (Floats)exponent;
   return x < lowest ? Floats{} : result;
-}
-
-template <int... I>
-SPECDEC_INLINE void interleave(Floats a, Floats b, Floats& low, Floats& high,
-                               std::integer_sequence<int, I...>) {
-  low = __builtin_shufflevector(a, b, (I / 2 + I % 2 * kLanes)...);
-  high = __builtin_shufflevector(a, b, (I / 2 + I % 2 * kLanes + kLanes / 2)...);
-}
-
-// Transposes a square of lanes. Interleaving the upper half of the rows with the lower one moves
-// each element's position, row and column written as one number, round by one bit.
-SPECDEC_INLINE void transpose(Floats (&rows)[kLanes]) {
-  for (int round = 1; round < kLanes; round *= 2) {
-    Floats next[kLanes];
-    for (int row = 0; row < kLanes / 2; ++row) {
-      interleave(rows[row], rows[row + kLanes / 2], next[2 * row], next[2 * row + 1],
-                 std::make_integer_sequence<int, kLanes>());
-    }
-    for (int row = 0; row < kLanes; ++row) rows[row] = next[row];
-  }
 }
 
 }  // namespace specdec

@@ -46,7 +46,8 @@ def panel_memory() -> PanelMemory:
 def _new_block(num_bytes: int) -> Tensor:
     """At least so many zeros, from the beginning of a huge page to the end of one."""
     rounded = -(-num_bytes // _HUGE_PAGE) * _HUGE_PAGE
-    mapping = mmap.mmap(-1, rounded + _HUGE_PAGE)
+    # Memory that is shared, as mmap's is by default, gets huge pages on few systems.
+    mapping = mmap.mmap(-1, rounded + _HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # where the kernel was built without them
             mapping.madvise(mmap.MADV_HUGEPAGE)

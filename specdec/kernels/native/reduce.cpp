@@ -93,7 +93,8 @@ namespace {
 
 // One collective, in as many rounds as it has parts: write(part, slot) puts this thread's share of
 // a part into this rank's slot, and read(part, round) takes its share out of everybody's. After a
-// failure the threads go on to the end without waiting, so that they leave together.
+// failure the threads go on to the end without waiting, so that they leave together; but they write
+// and announce nothing more: a peer whose patience is longer would read what was written too early.
 template <typename Write, typename Read>
 bool exchange(Reducer& reducer, int64_t claim, int64_t num_parts, Team team, Write write,
               Read read) {
@@ -101,9 +102,9 @@ bool exchange(Reducer& reducer, int64_t claim, int64_t num_parts, Team team, Wri
   const uint32_t before = reducer.round;
   for (int64_t part = 0; part < num_parts; ++part) {
     const uint32_t round = before + 1 + static_cast<uint32_t>(part);
-    write(part, reducer.slot(reducer.rank, round));
+    if (!reducer.has_failed()) write(part, reducer.slot(reducer.rank, round));
     team.barrier();
-    if (team.index == 0) {
+    if (team.index == 0 && !reducer.has_failed()) {
       Arrival& own = reducer.arrival(reducer.rank);
       own.claims[round & 1] = claim;
       own.announce(round);

@@ -73,8 +73,8 @@ inline void write(float* values, Floats result, int64_t count) {
   for (int64_t lane = 0; lane < count; ++lane) values[lane] = result[lane];
 }
 
-// The kernels of a family for each number of rows, and for as many panels as a group has. A family has the types and constants
-// `Tile` and `kMaxRows`, and a function `run<kRows, kPanels>(const Tile&)`.
+// The kernels of a family for each number of rows, and for as many panels as a group has. A family
+// has a type `Tile`, a constant `kMaxRows`, and a function `run<kRows, kPanels>(const Tile&)`.
 template <class Family>
 class Kernels {
  public:

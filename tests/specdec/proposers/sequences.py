@@ -6,9 +6,9 @@ from specdec.sampling_rules import SamplingRules
 from specdec.sequence import Request, Sequence, SequenceStatus
 
 
-def sequence(seq_id, prompt, output=(), *, tenant="", method=None):
+def sequence(seq_id, prompt, output=(), *, cache_salt="", method=None):
     params = SamplingParams(speculation=SpeculationOptions(method=method))
-    request = Request(str(seq_id), tuple(prompt), params, seed=0, tenant=tenant)
+    request = Request(str(seq_id), tuple(prompt), params, seed=0, cache_salt=cache_salt)
     seq = Sequence(seq_id, request, SamplingRules(), detokenizer=None)
     seq.token_ids += output
     return seq

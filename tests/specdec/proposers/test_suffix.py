@@ -122,7 +122,7 @@ def test_no_tenant_can_tell_what_others_have_asked(asked):
         for seq_id, (owner, output) in enumerate(asked):
             if owner != tenant and not others_too:
                 continue
-            seq = sequence(seq_id, [9], tenant=str(owner))
+            seq = sequence(seq_id, [9], cache_salt=str(owner))
             for token in output:
                 seq.token_ids.append(token)
                 made_now = drafts(made, seq)

@@ -61,6 +61,28 @@ def test_the_compiler_s_words_are_in_the_error_and_nothing_is_left(source, tmp_p
     assert not list((tmp_path / "kernels").glob("*.so"))
 
 
+def test_what_a_killed_process_left_is_removed(source, tmp_path):
+    first = build([source], tmp_path / "kernels")
+    left = first.with_suffix(".12345.tmp")
+    left.write_text("half a library")
+    first.unlink()
+    assert build([source], tmp_path / "kernels") == first
+    assert not left.exists()
+
+
+def test_what_others_could_have_written_is_refused(source, tmp_path):
+    library = build([source], tmp_path / "kernels")
+    library.chmod(0o722)
+    with pytest.raises(BuildError, match=r"\.so belongs to .* nobody else may write it"):
+        build([source], tmp_path / "kernels")
+    library.chmod(0o755)
+    library.parent.chmod(0o777)
+    with pytest.raises(BuildError, match="kernels belongs to"):
+        build([source], tmp_path / "kernels")
+    library.parent.chmod(0o755)
+    assert build([source], tmp_path / "kernels") == library
+
+
 def test_no_compiler_is_one_clear_error(source, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

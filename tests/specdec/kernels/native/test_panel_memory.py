@@ -1,5 +1,8 @@
 import gc
 import weakref
+from pathlib import Path
+
+import pytest
 
 from specdec.kernels.native.panel_memory import PanelMemory
 
@@ -19,6 +22,22 @@ def test_small_pieces_share_a_block():
     memory = PanelMemory()
     first, second = memory.take(1000), memory.take(1000)
     assert second.data_ptr() == first.data_ptr() + 1024
+
+
+MAPS = Path("/proc/self/maps")
+
+
+@pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell")
+def test_memory_is_private():
+    """Shared memory has huge pages only where shmem_enabled says so, which by default is never."""
+    address = PanelMemory().take(1000).data_ptr()
+    for line in MAPS.read_text().splitlines():
+        place, permissions, *_ = line.split()
+        begin, end = (int(bound, 16) for bound in place.split("-"))
+        if begin <= address < end:
+            assert permissions == "rw-p"
+            return
+    raise AssertionError("the memory is not mapped")
 
 
 def test_a_block_goes_with_its_last_piece():

@@ -233,6 +233,26 @@ def test_a_peer_that_does_not_come_is_an_error(tmp_path):
     results(run_processes(2, come_too_late, tmp_path))
 
 
+def give_up_while_another_is_patient(rank, size, directory):
+    """Rank 1 gives up before rank 2 comes; what rank 0 gets is right, or an error."""
+    memory = join(rank, size, directory, timeout_s=0.5 if rank == 1 else 5.0)
+    if rank == 2:
+        time.sleep(2)
+    tensor = torch.arange(1_000_000.0)  # more parts than there are slots
+    expected = tensor * size
+    try:
+        memory.all_reduce(tensor)
+    except RuntimeError:
+        return "error"
+    return "right" if torch.equal(tensor, expected) else "wrong"
+
+
+def test_a_rank_that_gave_up_overwrites_nothing(tmp_path):
+    outcomes = results(run_processes(3, give_up_while_another_is_patient, tmp_path))
+    assert outcomes[1] == "error"
+    assert "wrong" not in outcomes
+
+
 def leave(rank, size, directory):
     memory = join(rank, size, directory)
     if rank == 1:
