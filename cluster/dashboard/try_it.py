@@ -42,7 +42,9 @@ def decode_try_it(body: Any) -> GenerateCall:
         seed=body.get("seed"),
         speculation=_decode_speculation(body.get("speculation", {})),
     )
-    return GenerateCall(model="", prompt=_decode_prompt(body), params=params, request_id="")
+    prompt = _decode_prompt(body)
+    # Whatever the service's own interval is: here each step is to be seen.
+    return GenerateCall(model="", prompt=prompt, params=params, request_id="", stream_interval=1)
 
 
 def _decode_prompt(body: Mapping[str, Any]) -> Prompt:

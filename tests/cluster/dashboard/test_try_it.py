@@ -127,3 +127,4 @@ def test_speculation_of_the_request_is_handed_on():
     assert read.params.speculation.enabled is True
     assert read.params.speculation.num_speculative_tokens == 2
     assert call().prompt[0].role == "user"
+    assert call().stream_interval == 1, "steps would be told together"
