@@ -120,6 +120,8 @@ def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
     """Replaces older spellings of keys, with a line in the log for each."""
     values: dict[Any, Any] = {}
     for key, value in mapping.items():
+        if key in _NOT_OFFERED:
+            raise InvalidValueError(f"speculative_config.{key}", value, _NOT_OFFERED[key])
         name = _OLDER_SPELLINGS.get(key, key)
         if name != key:
             _warn(f"key {key}", name)

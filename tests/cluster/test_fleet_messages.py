@@ -21,6 +21,8 @@ def stats(**changes):
         "num_cached_tokens": 0,
         "num_prefill_chunks": 0,
         "num_generated_tokens": 100,
+        "num_lookahead_tokens": 0,
+        "last_batch_size": 0,
         "is_speculation_on": True,
         "num_speculation_flips": 0,
         "speculation": SpeculationStats(10, 30, 20),

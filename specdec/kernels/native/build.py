@@ -8,7 +8,10 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from filelock import FileLock
 
@@ -23,7 +26,6 @@ FLAGS = (
     "-fno-trapping-math",
     "-fvisibility=hidden",
     "-fPIC",
-    "-shared",
     "-fopenmp",
     "-Wall",
     "-Wextra",
@@ -80,42 +82,49 @@ def _require_own(path: Path) -> None:
 def _compile(compiler: str, sources: Sequence[Path], library: Path) -> None:
     """Renames at the end, so that a library that exists is whole. Needs the library's lock."""
     for left_behind in library.parent.glob(f"{library.stem}.*.tmp"):
-        left_behind.unlink(missing_ok=True)
-    unfinished = library.with_suffix(f".{os.getpid()}.tmp")
-    units = [str(path) for path in sources if path.suffix == ".cpp"]
-    command = [compiler, *FLAGS, "-o", str(unfinished), *units]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S)
+        shutil.rmtree(left_behind)
+    with TemporaryDirectory(".tmp", f"{library.stem}.", library.parent) as directory:
+        unfinished = Path(directory, library.name)
+        to_object = partial(_compile_unit, compiler, Path(directory))
+        units = [path for path in sources if path.suffix == ".cpp"]
+        with ThreadPoolExecutor(os.cpu_count()) as compilers:
+            objects = list(compilers.map(to_object, units))
+        _run([compiler, "-shared", "-fopenmp", "-o", str(unfinished), *objects])
         unfinished.chmod(0o755)
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())  # or a crash of the machine could leave a name without content
         unfinished.replace(library)
+
+
+def _compile_unit(compiler: str, directory: Path, unit: Path) -> str:
+    """Returns the path of its object file in `directory`."""
+    made = str(directory / f"{unit.stem}.o")
+    _run([compiler, *FLAGS, "-c", "-o", made, str(unit)])
+    return made
+
+
+def _run(command: list[str]) -> str:
+    """What a compiler printed; raises BuildError with what it complained of."""
+    try:
+        ended = subprocess.run(
+            command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S
+        )
     except subprocess.CalledProcessError as error:
-        raise BuildError(f"{compiler} failed: {error.stderr[:_MAX_MESSAGE_CHARS]}") from error
+        message = error.stderr[:_MAX_MESSAGE_CHARS]
+        raise BuildError(f"{command[0]} failed: {message}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"{compiler} failed: {error}") from error
-    finally:
-        unfinished.unlink(missing_ok=True)
+        raise BuildError(f"{command[0]} failed: {error}") from error
+    return ended.stdout
 
 
 def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
     """Names everything that a library depends on, the processor of `-march=native` included."""
     digest = hashlib.sha256()
-    for part in (compiler, _version(compiler), *FLAGS, platform.machine(), _processor()):
+    for part in (compiler, _run([compiler, "--version"]), *FLAGS, platform.machine(), _processor()):
         digest.update(part.encode() + b"\0")
     for path in sorted(sources):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
-
-
-def _version(compiler: str) -> str:
-    try:
-        result = subprocess.run(
-            [compiler, "--version"], check=True, capture_output=True, text=True, timeout=_TIMEOUT_S
-        )
-    except (OSError, subprocess.SubprocessError) as error:
-        raise BuildError(f"{compiler} does not run: {error}") from error
-    return result.stdout
 
 
 def _processor() -> str:

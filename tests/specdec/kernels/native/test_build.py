@@ -64,7 +64,8 @@ def test_the_compiler_s_words_are_in_the_error_and_nothing_is_left(source, tmp_p
 def test_what_a_killed_process_left_is_removed(source, tmp_path):
     first = build([source], tmp_path / "kernels")
     left = first.with_suffix(".12345.tmp")
-    left.write_text("half a library")
+    left.mkdir()
+    (left / first.name).write_text("half a library")
     first.unlink()
     assert build([source], tmp_path / "kernels") == first
     assert not left.exists()
