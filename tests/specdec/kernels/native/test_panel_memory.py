@@ -30,7 +30,8 @@ MAPS = Path("/proc/self/maps")
 @pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell")
 def test_memory_is_private():
     """Shared memory has huge pages only where shmem_enabled says so, which by default is never."""
-    address = PanelMemory().take(1000).data_ptr()
+    piece = PanelMemory().take(1000)
+    address = piece.data_ptr()
     for line in MAPS.read_text().splitlines():
         place, permissions, *_ = line.split()
         begin, end = (int(bound, 16) for bound in place.split("-"))
