@@ -87,7 +87,7 @@ class CheckpointReader:
         rows: range | None = None,
         cols: range | None = None,
     ) -> Tensor:
-        """A copy of the given rows and columns of a tensor whose whole shape must be `shape`.
+        """The given rows and columns of a tensor whose whole shape must be `shape`.
 
         Raises UnsupportedModelError when the tensor is missing or of another shape.
         """
@@ -104,9 +104,10 @@ class CheckpointReader:
             packed.read(self._tensors, name, *window)
             if packed
             else self._tensors.slice(name, *(slice(part.start, part.stop) for part in window))
-        ).to(device=self.device, dtype=self.dtype, copy=True)
+        ).to(device=self.device, dtype=self.dtype)
         self.num_elements_read += tensor.numel()
-        return tensor
+        # A vector may be kept as it is, and would keep the whole file mapped.
+        return tensor.clone() if len(shape) == 1 else tensor
 
 
 def open_checkpoint(
