@@ -42,11 +42,17 @@ _CPU_PREFILL_TOKENS = 64
 among 64 of them, 2.5 among 32 and 2.6 among 256, for all of which whoever decodes would wait."""
 
 
-def _resolved_device(device: str) -> str:
-    import torch
+_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
+"""What there is where torch may find a GPU: NVIDIA's driver, the one under WSL, and AMD's."""
 
+
+def _resolved_device(device: str) -> str:
     if device != "auto":
         return device
+    if not any(driver.exists() for driver in _GPU_DRIVERS):
+        return "cpu"
+    import torch  # takes seconds, and is not needed to see that there is no driver
+
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 

@@ -320,11 +320,18 @@ def test_help_states_meaning_limit_and_default():
         assert setting.default, name
 
 
-def test_auto_takes_a_gpu_where_torch_finds_one(monkeypatch):
-    for found, device in ((True, "cuda"), (False, "cpu")):
-        monkeypatch.setattr("torch.cuda.is_available", lambda found=found: found)
-        assert ServeConfig(model="tiny", device="auto").device == device
-        assert ServeConfig(model="tiny").device == "cpu"
+@pytest.mark.parametrize(
+    ("has_driver", "finds_gpu", "device"),
+    [(True, True, "cuda"), (True, False, "cpu"), (False, True, "cpu")],
+)
+def test_auto_takes_a_gpu_where_torch_finds_one(
+    monkeypatch, tmp_path, has_driver, finds_gpu, device
+):
+    driver = tmp_path if has_driver else tmp_path / "missing"
+    monkeypatch.setattr("cluster.config._GPU_DRIVERS", (driver,))
+    monkeypatch.setattr("torch.cuda.is_available", lambda: finds_gpu)
+    assert ServeConfig(model="tiny", device="auto").device == device
+    assert ServeConfig(model="tiny").device == "cpu"
 
 
 def test_native_kernels_are_for_cpus():
