@@ -63,7 +63,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         logs.configure(serve_config.logs)
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._has_failed = False
-        router = Router(serve_config, directories, memory_bytes, self._replica_id)
+        router = Router(serve_config, directories, memory_bytes)
         report = partial(router.report, self._replica_id)
         control = ControlLink(control_plane, router.apply_speculation, report)
         InferenceServicer.__init__(self, router)
