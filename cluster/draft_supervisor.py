@@ -14,7 +14,7 @@ from cluster.draft_group import DraftGroup
 from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError
 from specdec.proposers import DraftModelProposer, DraftRequest, DraftVocabulary, Proposal
-from specdec.runner import DraftWorker
+from specdec.workers import DraftWorker
 
 logger = logging.getLogger(__name__)
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -44,7 +45,6 @@ from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
 from specdec.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.request_output import RequestOutput
-from specdec.runner import Target
 from specdec.sampling_params import SamplingDefaults, SamplingParams, StructuredOutput
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
@@ -69,10 +69,7 @@ class Router:
     """Owns an engine and the models it drives. Not ready until `start` has returned."""
 
     def __init__(
-        self,
-        config: ServeConfig,
-        directories: ModelDirectories,
-        memory_bytes: int,
+        self, config: ServeConfig, directories: ModelDirectories, memory_bytes: int
     ) -> None:
         """`memory_bytes` is this replica's share of the machine; what is free may be less."""
         self.config = config
@@ -85,10 +82,6 @@ class Router:
         if config.device == "cpu":
             memory_bytes = min(memory_bytes, available_memory_bytes())
         self._plan = memory_plan(config, models, memory_bytes)
-        self._tokenizer = Tokenizer(directories.target)
-        self._grammars = GrammarCompiler(
-            self._tokenizer, self._model.vocab_size, self._model.eos_token_ids
-        )
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
         self._loop: EngineLoop | None = None
@@ -101,11 +94,13 @@ class Router:
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
         draft = asyncio.create_task(asyncio.to_thread(self._start_draft, placement))
+        grammars = asyncio.create_task(asyncio.to_thread(self._start_grammars))
         try:
             self._target = await asyncio.to_thread(self._start_target, placement)
         finally:
             self._draft = await draft
-        await asyncio.to_thread(self._grammars.wait_until_ready)
+            await grammars
+        logger.info("the models are loaded and warm")
         policy = await asyncio.to_thread(self._make_policy)
         engine = Engine(
             self._plan.engine,
@@ -126,12 +121,24 @@ class Router:
             return None
         return TimedProposer(proposer, self.metrics[DRAFT_TIME].observe)
 
-    def _timed(self, target: Target) -> Target:
+    def _timed(self, target: TargetGroup) -> TimedTarget:
         return TimedTarget(target, self.metrics[VERIFY_TIME].observe)
 
-    def _remake_target(self) -> Target:
+    def _remake_target(self) -> TimedTarget:
         assert self._target is not None, "a target is lost that never was"
         return self._timed(self._target.remake())
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        """Read while the models start, which takes longer."""
+        return Tokenizer(self._directories.target)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self._tokenizer, self._model.vocab_size, self._model.eos_token_ids)
+
+    def _start_grammars(self) -> None:
+        self._grammars.wait_until_ready()
 
     def _make_policy(self) -> SpeculationPolicy | None:
         assert self._target is not None, "a policy measures the target"

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from specdec.proposers import DraftRequest, Proposal, Proposer
-from specdec.runner import Target
 from specdec.step import StepInput, VerifyOutput
+from specdec.workers import Target
 
 Observe = Callable[[float], None]
 

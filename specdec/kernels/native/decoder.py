@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -10,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.kernels.native.large_memory import large_memory
 from specdec.kernels.native.matrix import MatrixStruct
 from specdec.kernels.native.shared_memory import SharedMemory
 from specdec.model_input import Indices, ModelInput
@@ -148,12 +150,14 @@ class DecoderKernel:
     def new_kv_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
         """[num_layers, num_kv_heads, num_blocks, 2, block_size * head_dim], zero.
 
-        A block holds keys as [head_dim, block_size] and values as [block_size, head_dim].
+        A block holds keys as [head_dim, block_size] and values as [block_size, head_dim]. What was
+        never used takes no memory.
         """
         weights = self._weights
         block = (2, block_size * weights.head_dim)
         shape = (len(weights.layers), weights.num_kv_heads, num_blocks, *block)
-        return torch.zeros(shape, dtype=dtype, device="cpu")
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return large_memory().take(num_bytes).view(dtype).view(shape)
 
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size] in float32.

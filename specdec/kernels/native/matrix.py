@@ -8,7 +8,7 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from specdec.kernels.native.panel_memory import panel_memory
+from specdec.kernels.native.large_memory import large_memory
 
 _Address = ctypes.c_void_p
 _Int = ctypes.c_int64
@@ -63,7 +63,7 @@ class PackedMatrix:
         self._scales = torch.zeros(shape[0], device="cpu") if self.dtype == torch.int8 else None
         scales = None if self._scales is None else self._scales.data_ptr()
         self.struct = MatrixStruct(weights, *shape, None, scales, None)
-        self._panels = panel_memory().take(library.specdec_panel_bytes(self.struct))
+        self._panels = large_memory().take(library.specdec_panel_bytes(self.struct))
         self.struct.panels = self._panels.data_ptr()
 
     def pack(self, first: int, rows: Tensor, scales: Tensor | None = None) -> None:
