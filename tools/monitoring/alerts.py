@@ -99,7 +99,7 @@ ALERTS = (
         "specdec:fleet_replicas_ready < specdec:fleet_replicas_expected",
         "5m",
         "critical",
-        "Only {{ $value }} replicas of {{ $labels.model_name }} answer requests, fewer than there "
+        "Replicas of {{ $labels.model_name }} that answer requests: {{ $value }}, fewer than there "
         "have to be.",
     ),
     Alert(
@@ -126,11 +126,11 @@ ALERTS = (
     ),
     Alert(
         "SpecdecControlPlaneUnreachable",
-        "specdec:control_plane_up == 0",
+        # Behind Serve's ingress each scrape may come to another replica.
+        "max by (model_name) (specdec:control_plane_up) == 0",
         "2m",
         "critical",
-        "The control plane does not answer replica {{ $labels.replica }} of "
-        "{{ $labels.model_name }}.",
+        "The control plane does not answer the replicas of {{ $labels.model_name }}.",
     ),
     Alert(
         "SpecdecUnreachable",
