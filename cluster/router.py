@@ -69,11 +69,19 @@ class Router:
     """Owns an engine and the models it drives. Not ready until `start` has returned."""
 
     def __init__(
-        self, config: ServeConfig, directories: ModelDirectories, memory_bytes: int
+        self,
+        config: ServeConfig,
+        directories: ModelDirectories,
+        memory_bytes: int,
+        replica: str = "local",
     ) -> None:
-        """`memory_bytes` is this replica's share of the machine; what is free may be less."""
+        """`memory_bytes` is this replica's share of the machine; what is free may be less.
+
+        `replica` is the name that the cluster knows it by.
+        """
         self.config = config
         self.metrics = Metrics()
+        self._replica = replica
         self._directories = directories
         models = directories.configs()
         self._model = models.target
@@ -275,13 +283,13 @@ class Router:
                     await self._loop.set_speculation(state.in_force)
         self._speculation_version = state.version
 
-    def report(self, replica_id: str) -> ReplicaReport:
+    def report(self) -> ReplicaReport:
         """How this replica is, by the name that the cluster knows it by."""
         if self._loop is None:
-            return ReplicaReport(replica_id, is_ready=False, reason="the model is loading")
+            return ReplicaReport(self._replica, is_ready=False, reason="the model is loading")
         stats = self._loop.last_stats
         return ReplicaReport(
-            replica_id,
+            self._replica,
             is_ready=self.is_ready,
             reason=self._why_not_ready(self._loop),
             num_running=stats.num_running,

@@ -50,13 +50,14 @@ class Replica:
             max_model_len=128,
             speculative_config=SpeculativeConfig("ngram", num_speculative_tokens=3),
         )
-        self.router = Router(config, ModelDirectories(model, None), memory_bytes=2**32)
+        directories = ModelDirectories(model, None)
+        self.router = Router(config, directories, memory_bytes=2**32, replica=REPLICA)
         self.router._loop = self._make_loop(model)  # in place of `start`, which needs shards
         self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
         self.link = ControlLink(
             self.plane,
             self.router.apply_speculation,
-            lambda: self.router.report(REPLICA),
+            self.router.report,
             call_timeout_s=0.3,
         )
         self.servicer = InferenceServicer(self.router)
