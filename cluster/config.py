@@ -43,10 +43,10 @@ among 64 of them, 2.5 among 32 and 2.6 among 256, for all of which whoever decod
 
 
 def _resolved_device(device: str) -> str:
-    import torch
-
     if device != "auto":
         return device
+    import torch  # only for who asks: it takes seconds, and 200 MB
+
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
