@@ -44,6 +44,8 @@ _RAY_ENVIRONMENT = {
     "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that nothing here reads
     "RAY_enable_metrics_collection": "0",
     "RAY_event_stats": "0",
+    # By default Ray's workers give way to every other process, clients and Ray's own included.
+    "RAY_worker_niceness": "0",
     # Log lines say where they come from, and each is to appear as it was written.
     "RAY_DISABLE_WORKER_LOG_PREFIX": "1",
     "RAY_DEDUP_LOGS": "0",
