@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control test-browser third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control test-browser test-prometheus monitoring third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,13 @@ test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the re
 
 test-browser: .make/setup .make/axe ## run the tests of the dashboard in Chromium, as the system has it
 	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
+
+test-prometheus: .make/setup ## test dashboard and alerts with promtool and a real Prometheus
+	@command -v promtool && command -v prometheus
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/tools/test_monitoring.py tests/e2e/test_prometheus.py $(ARGS)
+
+monitoring: .make/setup ## make Grafana's dashboard and Prometheus' files; ARGS=check only compares
+	$(BIN)/python -m tools.monitoring $(ARGS)
 
 third-party: .make/tools ## check what the dashboard takes from npm; ARGS=update fetches it anew
 	$(BIN)/python -m tools.third_party $(or $(ARGS),check)

@@ -21,6 +21,7 @@ from specdec.client import (
     AuditPage,
     FleetStatistics,
     ReplicaReport,
+    ReplicaStatus,
     ServiceStatus,
     SpeculationChange,
     SpeculationPreview,
@@ -62,6 +63,7 @@ class ControlLink:
         self._make_report = report
         self._call_timeout_s = call_timeout_s
         self._started_at_s = time.monotonic()
+        self._is_connected = False
         self._reported: ReplicaReport | None = None
         self._reported_at_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
@@ -99,10 +101,24 @@ class ControlLink:
         status: ServiceStatus = await self._call(self._plane.status)
         return status
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether the ControlPlane answered when it was last called."""
+        return self._is_connected
+
+    def own_status(self) -> ReplicaStatus:
+        """This replica alone, as of now. At once, whether the ControlPlane is away or not."""
+        return ReplicaStatus(self._make_report(), self._uptime_s, age_s=0.0)
+
     async def fleet(self) -> FleetStatistics:
         """All replicas at this moment, as they last reported. Raises NotReadyError as above."""
         fleet: FleetStatistics = await self._call(self._plane.fleet)
         return fleet
+
+    async def fresh_fleet(self) -> FleetStatistics:
+        """The same, with this replica as of now. Raises NotReadyError as above."""
+        await self._report(self._make_report())
+        return await self.fleet()
 
     async def history(self, after_s: float) -> tuple[Figures, ...]:
         """The points of charts after a time, in seconds since 1970. Raises NotReadyError."""
@@ -130,7 +146,8 @@ class ControlLink:
                     logger.exception("watching the control plane failed")
                 elif retry_s == _FIRST_RETRY_S:
                     logger.warning("the control plane does not answer; speculation stays as it is")
-                known = None  # another ControlPlane may count from elsewhere
+                known = None  # another ControlPlane may count from elsewhere,
+                self._reported = None  # and has not heard of this replica
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
                 continue
@@ -165,9 +182,12 @@ class ControlLink:
             await self._report(report)
 
     async def _report(self, report: ReplicaReport) -> None:
-        uptime_s = time.monotonic() - self._started_at_s
-        await self._call(self._plane.report, report, uptime_s)
+        await self._call(self._plane.report, report, self._uptime_s)
         self._reported, self._reported_at_s = report, time.monotonic()
+
+    @property
+    def _uptime_s(self) -> float:
+        return time.monotonic() - self._started_at_s
 
     async def _call(
         self, method: Any, *arguments: Any, timeout_s: float | None = None, **named: Any
@@ -176,14 +196,19 @@ class ControlLink:
         response = method.remote(*arguments, **named)
         try:
             async with asyncio.timeout(timeout_s or self._call_timeout_s):
-                return await response
+                answer = await response
         except RayTaskError as error:
+            self._is_connected = True
             raise error.cause from error
         except (RayError, RayServeException) as error:
+            self._is_connected = False
             raise NotReadyError(_AWAY) from error
         except TimeoutError as error:
+            self._is_connected = False
             response.cancel()
             raise NotReadyError(_AWAY) from error
         except asyncio.CancelledError:
             response.cancel()  # else the ControlPlane would go on with it
             raise
+        self._is_connected = True
+        return answer

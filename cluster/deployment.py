@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 import ray
@@ -64,8 +63,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         self._replica_id = serve.get_replica_context().replica_id.unique_id
         self._has_failed = False
         router = Router(serve_config, directories, memory_bytes, self._replica_id)
-        report = partial(router.report, self._replica_id)
-        control = ControlLink(control_plane, router.apply_speculation, report)
+        control = ControlLink(control_plane, router.apply_speculation, router.report)
         InferenceServicer.__init__(self, router)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
         AdminServicer.__init__(self, control, access, Watches(control.fleet))

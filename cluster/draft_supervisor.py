@@ -45,6 +45,8 @@ class DraftSupervisor:
         self._lock = threading.Lock()  # of what the thread that restarts leaves for the engine's
         self._successor: DraftGroup | None = None
         self._closing = threading.Event()
+        self.num_restarts = 0  # times that another worker took the place of a lost one
+        self.num_catch_up_tokens = 0  # by all workers; see DraftModelProposer
         self._backoff.started()
 
     @property
@@ -56,8 +58,10 @@ class DraftSupervisor:
         """Starts drafting, if there is a worker."""
         self._adopt()
         if self._proposer is not None:
+            num_before = self._proposer.num_catch_up_tokens
             try:
                 self._proposer.begin(requests)
+                self.num_catch_up_tokens += self._proposer.num_catch_up_tokens - num_before
             except Exception as error:
                 self._lose(error)
 
@@ -139,5 +143,6 @@ class DraftSupervisor:
                 return
             self._worker, self._successor = self._successor, None
         self._proposer = self._new_proposer(self._worker)
+        self.num_restarts += 1
         self._backoff.started()
         logger.warning("drafting again, with a new worker")

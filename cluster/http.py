@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fastapi import FastAPI, Request, Response
+from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
 from cluster.dashboard import make_dashboard
 from cluster.http_admin import admin_routes
+from cluster.http_metrics import metric_routes
 from cluster.router import Router
 from cluster.servicers import AdminServicer
 
@@ -18,6 +19,7 @@ def make_app(get_router: Callable[[], Router], get_admin: Callable[[], AdminServ
     app = FastAPI(title="specdec", docs_url=None, redoc_url=None, openapi_url=None)
     app.include_router(admin_routes(get_admin))
     app.include_router(make_dashboard(get_router, get_admin))
+    app.include_router(metric_routes(get_router, get_admin))
 
     @app.get("/health")
     async def health() -> JSONResponse:
@@ -32,11 +34,5 @@ def make_app(get_router: Callable[[], Router], get_admin: Callable[[], AdminServ
         is_ready = get_router().is_ready
         status = "ready" if is_ready else "not ready"
         return JSONResponse({"status": status}, status_code=200 if is_ready else 503)
-
-    @app.get("/metrics")
-    def metrics(request: Request) -> Response:
-        """What Prometheus scrapes, on a thread: it must not hold up the streams."""
-        exposition = get_router().metrics.expose(request.headers.get("accept", ""))
-        return Response(exposition.body, headers={"content-type": exposition.content_type})
 
     return app

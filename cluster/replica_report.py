@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypedDict
 
-from specdec.client import Counts, DecisionNews, HistogramCounts
+from cluster.metrics import Metrics
+from specdec.client import Counts, DecisionNews
 from specdec.stats import EngineStats
 
 _MOST_CHANGES = 32
@@ -40,8 +41,17 @@ def decision_fields(stats: EngineStats, now_s: float, now: datetime) -> Decision
     )
 
 
+@dataclass(frozen=True)
+class ModelCounts:
+    """How often each model was made again, and what the draft model has run to catch up."""
+
+    num_target_restarts: int = 0
+    num_draft_restarts: int = 0
+    num_catch_up_tokens: int = 0
+
+
 def counts_of(
-    stats: EngineStats, num_requests: int, histograms: Mapping[str, HistogramCounts]
+    stats: EngineStats, num_requests: int, metrics: Metrics, models: ModelCounts
 ) -> Counts:
     """What the replica has done since it started."""
     return Counts(
@@ -52,8 +62,20 @@ def counts_of(
         speculation=stats.speculation,
         accepted_by_position=stats.accepted_by_position,
         drafted_by_position=stats.drafted_by_position,
+        drafted_by_method=stats.drafted_by_method,
+        accepted_by_method=stats.accepted_by_method,
         decisions={reason.value: count for reason, count in stats.decisions.items()},
-        histograms=histograms,
+        decided_lengths=stats.decided_lengths,
+        histograms=metrics.histograms,
+        ended=metrics.ended,
+        failed=metrics.failed,
+        num_cached_tokens=stats.num_cached_tokens,
+        num_prefill_chunks=stats.num_prefill_chunks,
+        num_preemptions=stats.num_preemptions,
+        num_lookahead_tokens=stats.num_lookahead_tokens,
+        num_catch_up_tokens=models.num_catch_up_tokens,
+        num_target_restarts=models.num_target_restarts,
+        num_draft_restarts=models.num_draft_restarts,
     )
 
 

@@ -7,7 +7,18 @@ import logging
 import time
 from collections.abc import Callable
 
-from cluster.metrics import ABORTED, Metrics
+from cluster.metrics import (
+    ABORTED,
+    DECODE_TIME,
+    END_TO_END,
+    FIRST_TOKEN,
+    GENERATION_TOKENS,
+    INTER_TOKEN,
+    PREFILL_TIME,
+    PROMPT_TOKENS,
+    QUEUE_TIME,
+    Metrics,
+)
 from specdec.request_output import RequestOutput
 
 logger = logging.getLogger(__name__)
@@ -20,7 +31,8 @@ class RequestObserver:
     token or, with speculation, several. It is the time since the output before of the same choice,
     divided evenly among the steps whose tokens came together (`stream_interval`); the time per
     token is its sum by the tokens generated.
-    The time to the first token is that of the choice that comes first.
+    The time to the first token is that of the choice that comes first. It is the time in the queue,
+    from arrival to the first step, and the time of prefill, from there on. What follows is decode.
     """
 
     def __init__(
@@ -31,24 +43,27 @@ class RequestObserver:
         self._metrics = metrics
         self._clock = clock
         self._arrived_at = clock()
+        self._began_at: float | None = None
         self._first_at: float | None = None
         self._last_at: dict[int, float] = {}  # by choice
         self._last: RequestOutput | None = None
 
+    def on_begun(self, at: float) -> None:
+        """Records that the request has left the queue, for the first time."""
+        self._began_at = at
+        self._metrics[QUEUE_TIME].observe(at - self._arrived_at)
+
     def on_output(self, output: RequestOutput, at: float) -> None:
         """Records an output that was delivered at this time."""
         if self._first_at is None:
-            self._first_at = at
-            self._metrics.time_to_first_token.observe(at - self._arrived_at)
+            self._on_first(at)
         elif output.choice in self._last_at:
             step_s = (at - self._last_at[output.choice]) / output.num_steps
             for _ in range(output.num_steps):
-                self._metrics.inter_token_latency.observe(step_s)
+                self._metrics[INTER_TOKEN].observe(step_s)
         self._last_at[output.choice], self._last = at, output
         if output.is_last and output.finish_reason is not None:
-            self._metrics.request_latency.observe(at - self._arrived_at)
-            self._metrics.count_end(output.finish_reason.value)
-            self._log_end(output.finish_reason.value, at)
+            self._on_end(output, output.finish_reason.value, at)
 
     def on_broken_off(self, error: BaseException | None) -> None:
         """Records a request that ended before its last output; errors are counted where told."""
@@ -57,6 +72,21 @@ class RequestObserver:
             self._log_end(ABORTED, self._clock())
         else:
             self._log_end(type(error).__name__, self._clock())
+
+    def _on_first(self, at: float) -> None:
+        self._first_at = at
+        self._metrics[FIRST_TOKEN].observe(at - self._arrived_at)
+        if self._began_at is not None:
+            self._metrics[PREFILL_TIME].observe(at - self._began_at)
+
+    def _on_end(self, output: RequestOutput, reason: str, at: float) -> None:
+        assert self._first_at is not None, "an end without a token"
+        self._metrics[END_TO_END].observe(at - self._arrived_at)
+        self._metrics[DECODE_TIME].observe(at - self._first_at)
+        self._metrics[PROMPT_TOKENS].observe(output.num_prompt_tokens)
+        self._metrics[GENERATION_TOKENS].observe(output.num_output_tokens)
+        self._metrics.count_end(reason)
+        self._log_end(reason, at)
 
     def _log_end(self, reason: str, at: float) -> None:
         """One line, with numbers only: neither the prompt nor the answer is anybody's business."""

@@ -23,10 +23,10 @@ from cluster.draft_supervisor import DraftSupervisor
 from cluster.engine_loop import EngineLoop
 from cluster.logs import current_request_id
 from cluster.memory_plan import memory_plan
-from cluster.metrics import Metrics
+from cluster.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics
 from cluster.models import ModelDirectories
 from cluster.replica_load import ReplicaLoad
-from cluster.replica_report import counts_of, decision_fields
+from cluster.replica_report import ModelCounts, counts_of, decision_fields
 from cluster.request_observer import RequestObserver
 from cluster.resources import (
     DRAFT_BUNDLE,
@@ -35,6 +35,7 @@ from cluster.resources import (
 )
 from cluster.shard_group import GroupSpec
 from cluster.speculation_policy import make_policy
+from cluster.step_timing import TimedProposer, TimedTarget
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
@@ -42,12 +43,11 @@ from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
-from specdec.proposers import DraftVocabulary, make_proposer
+from specdec.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingDefaults, SamplingParams, StructuredOutput
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
-from specdec.stats import EngineStats
 from specdec.structured_output import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
@@ -80,7 +80,8 @@ class Router:
         `replica` is the name that the cluster knows it by.
         """
         self.config = config
-        self.metrics = Metrics(config.served_model_name, replica, self._last_stats)
+        self.metrics = Metrics()
+        self._replica = replica
         self._directories = directories
         models = directories.configs()
         self._model = models.target
@@ -112,15 +113,28 @@ class Router:
         engine = Engine(
             self._plan.engine,
             self._model,
-            self._target.current,
+            self._timed(self._target.current),
             self._tokenizer,
-            proposer=make_proposer(self._plan.engine.speculation, self._draft),
+            proposer=self._make_proposer(),
             policy=policy,
         )
         if self._control is not None:  # it may have changed while steps were measured
             engine.set_speculation(self._control)
-        self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
+        self._loop = EngineLoop(engine, self._remake_target, self.metrics[BATCH_SIZE].observe)
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
+
+    def _make_proposer(self) -> Proposer | None:
+        proposer = make_proposer(self._plan.engine.speculation, self._draft)
+        if proposer is None:
+            return None
+        return TimedProposer(proposer, self.metrics[DRAFT_TIME].observe)
+
+    def _timed(self, target: TargetGroup) -> TimedTarget:
+        return TimedTarget(target, self.metrics[VERIFY_TIME].observe)
+
+    def _remake_target(self) -> TimedTarget:
+        assert self._target is not None, "a target is lost that never was"
+        return self._timed(self._target.remake())
 
     @cached_property
     def _tokenizer(self) -> Tokenizer:
@@ -269,13 +283,13 @@ class Router:
                     await self._loop.set_speculation(state.in_force)
         self._speculation_version = state.version
 
-    def report(self, replica_id: str) -> ReplicaReport:
+    def report(self) -> ReplicaReport:
         """How this replica is, by the name that the cluster knows it by."""
         if self._loop is None:
-            return ReplicaReport(replica_id, is_ready=False, reason="the model is loading")
+            return ReplicaReport(self._replica, is_ready=False, reason="the model is loading")
         stats = self._loop.last_stats
         return ReplicaReport(
-            replica_id,
+            self._replica,
             is_ready=self.is_ready,
             reason=self._why_not_ready(self._loop),
             num_running=stats.num_running,
@@ -286,7 +300,19 @@ class Router:
             speculation_version=self._speculation_version,
             **decision_fields(stats, time.monotonic(), datetime.now(UTC)),
             estimated_speedup=stats.estimated_speedup,
-            counts=counts_of(stats, self.num_requests, self.metrics.histogram_counts()),
+            estimated_tokens_per_s=stats.estimated_tokens_per_s,
+            mode=self._control.mode if self._control else "",
+            is_draft_worker_up=self._draft.is_available if self._draft else None,
+            counts=counts_of(stats, self.num_requests, self.metrics, self._model_counts),
+        )
+
+    @property
+    def _model_counts(self) -> ModelCounts:
+        target, draft = self._target, self._draft
+        return ModelCounts(
+            num_target_restarts=target.num_restarts if target else 0,
+            num_draft_restarts=draft.num_restarts if draft else 0,
+            num_catch_up_tokens=draft.num_catch_up_tokens if draft else 0,
         )
 
     @property
@@ -369,9 +395,6 @@ class Router:
             sampling_defaults=self._model.sampling_defaults,
             speculation_methods=speculation.methods if speculation else (),
         )
-
-    def _last_stats(self) -> EngineStats | None:
-        return None if self._loop is None else self._loop.last_stats
 
     def _check_model(self, model: str) -> None:
         if model and model != self.config.served_model_name:

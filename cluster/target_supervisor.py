@@ -26,6 +26,7 @@ class TargetSupervisor:
         self._backoff = Backoff(time.monotonic)
         self._closing = threading.Event()
         self._lock = threading.Lock()  # of `current`, against closing while one is made
+        self.num_restarts = 0  # times that another target took the place of a lost one
         self.current = start()
         self._backoff.started()
 
@@ -59,5 +60,6 @@ class TargetSupervisor:
                 target.kill()
                 raise TargetFailedError("the service is shutting down")
             self.current = target
+        self.num_restarts += 1
         self._backoff.started()
         return target

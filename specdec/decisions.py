@@ -63,17 +63,19 @@ class DecisionChange:
 
 
 class DecisionLog:
-    """Counts decisions by reason, and keeps a timeline of the changes."""
+    """Counts decisions by reason and by number, and keeps a timeline of the changes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._counts: Counter[DecisionReason] = Counter()
+        self._lengths: Counter[int] = Counter()
         self._changes: deque[DecisionChange] = deque(maxlen=MAX_KEPT_CHANGES)
         self._last: tuple[int, DecisionReason] | None = None
 
     def record(self, num_draft_tokens: int, reason: DecisionReason, num_decoding: int) -> None:
         """Counts one step's decision; keeps it where it differs from the step before."""
         self._counts[reason] += 1
+        self._lengths[num_draft_tokens] += 1
         if self._last != (num_draft_tokens, reason):
             self._last = (num_draft_tokens, reason)
             at_s = self._clock()
@@ -83,6 +85,11 @@ class DecisionLog:
     def counts(self) -> Mapping[DecisionReason, int]:
         """Steps by the reason of their decision; reasons that never held are left out."""
         return MappingProxyType(dict(self._counts))
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Steps by the number of draft tokens decided on, 0 first, up to the largest so far."""
+        return tuple(self._lengths[length] for length in range(max(self._lengths, default=-1) + 1))
 
     @property
     def changes(self) -> tuple[DecisionChange, ...]:

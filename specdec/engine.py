@@ -21,7 +21,7 @@ from specdec.sampling_params import SpeculationMethod
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Choices, Lookahead, Request, Sequence, SequenceStatus
 from specdec.speculation import SpeculationControl, SpeculationPolicy, StepDrafts
-from specdec.stats import EngineCounters, EngineStats
+from specdec.stats import STRUCTURED_OUTPUT, EngineCounters, EngineStats
 from specdec.step import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 from specdec.untold import ToldTokens
@@ -63,6 +63,7 @@ class Engine:
         self._next_seq_id = 0
         self._in_flight: list[tuple[Sequence, StepRow]] = []
         self._num_asked: dict[int, int] = {}  # draft tokens by sequence, of the step in flight
+        self._drafters: dict[int, str] = {}  # methods by sequence, of the step in flight
         self._ledger = WorkerLedger(self._blocks)
         self._counters = EngineCounters()
         if policy is not None:
@@ -120,6 +121,11 @@ class Engine:
         """Whether `step` has anything to do."""
         return bool(self._choices or self._in_flight)
 
+    @property
+    def begun(self) -> tuple[str, ...]:
+        """The requests whose first choice left the queue in the last step, for the first time."""
+        return tuple(seq.request.request_id for seq in self._scheduler.begun if seq.choice == 0)
+
     def step(self) -> list[RequestOutput]:
         """Collects and commits the step in flight, and begins the next before it returns.
 
@@ -136,6 +142,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The load now, and the counters since the start."""
+        policy, by_method = self._policy, self._counters.by_method
+        estimate = policy.estimate if policy else None
         return EngineStats(
             num_running=self._scheduler.num_running,
             num_decoding=self._scheduler.num_decoding,
@@ -151,13 +159,17 @@ class Engine:
             num_generated_tokens=self._counters.num_generated_tokens,
             num_lookahead_tokens=self._counters.num_lookahead_tokens,
             is_speculation_on=self._is_speculation_on,
-            num_speculation_flips=self._policy.num_flips if self._policy else 0,
-            decision=self._policy.decision if self._policy else None,
-            decisions=self._policy.log.counts if self._policy else {},
-            decision_changes=self._policy.log.changes if self._policy else (),
+            num_speculation_flips=policy.num_flips if policy else 0,
+            decision=policy.decision if policy else None,
+            decisions=policy.log.counts if policy else {},
+            decided_lengths=policy.log.lengths if policy else (),
+            decision_changes=policy.log.changes if policy else (),
             drafted_by_position=self._counters.accepted_by_position.drafted,
-            estimated_speedup=self._policy.estimated_speedup if self._policy else None,
-            capacity_tokens_per_s=self._policy.capacity_tokens_per_s if self._policy else None,
+            drafted_by_method={name: each.drafted for name, each in by_method.items()},
+            accepted_by_method={name: each.counts for name, each in by_method.items()},
+            estimated_speedup=estimate.speedup if estimate else None,
+            estimated_tokens_per_s=estimate.tokens_per_s if estimate else None,
+            capacity_tokens_per_s=policy.capacity_tokens_per_s if policy else None,
             speculation=replace(self._counters.speculation),
             accepted_by_position=self._counters.accepted_by_position.counts,
         )
@@ -202,6 +214,7 @@ class Engine:
         """Has the target run `rows`; returns the ends of those whose grammar has got stuck."""
         begun: list[tuple[Sequence, StepRow]] = []
         failed: list[RequestOutput] = []
+        self._drafters = {seq_id: self._drafter(each) for seq_id, each in drafts.items()}
         for row in rows:
             if row.seq.status is not SequenceStatus.RUNNING:
                 continue  # another choice of its request has failed, just now
@@ -282,12 +295,9 @@ class Engine:
         choices = self._choices[seq.request.request_id]
         choices.num_output_tokens += num_kept
         num_accepted = min(num_kept, len(token_ids) - 1)
-        for stats in (
-            choices.speculation,
-            self._counters.speculation,
-            self._counters.accepted_by_position,
-        ):
-            stats.record(row.num_draft_tokens, num_accepted)
+        drafter = self._drafters.get(seq.seq_id, STRUCTURED_OUTPUT)
+        choices.speculation.record(row.num_draft_tokens, num_accepted)
+        self._counters.record_draft(drafter, row.num_draft_tokens, num_accepted)
         self._adapt_length(seq, row.num_draft_tokens, len(token_ids) - 1)
         self._judge_draft(seq, row.num_draft_tokens, len(token_ids) - 1)
         if ending is None:
@@ -320,6 +330,13 @@ class Engine:
             if asked is not None:
                 return asked
         return control.method if control else None
+
+    def _drafter(self, proposal: Proposal) -> str:
+        """What a row's draft is counted for: its method, even where a grammar has lengthened it."""
+        assert self.config.speculation is not None, "a proposal without speculation"
+        if not proposal.draft_token_ids:
+            return STRUCTURED_OUTPUT
+        return proposal.method or self.config.speculation.method
 
     def _tell_policy(self, rows: list[tuple[Sequence, StepRow]]) -> None:
         """What the step that begins has of drafts; a step of prompts alone has nothing of them."""

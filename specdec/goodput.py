@@ -20,7 +20,7 @@ _PROBE_S = 1.0
 _PROBE_DRAFTS = 32
 _PROBE_STEPS = 6
 
-_SPEEDUP_HOLDS_S = 0.5
+_ESTIMATE_HOLDS_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -51,9 +51,15 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class _Speedup:
+class GoodputEstimate:
+    """What steps of one kind are expected to yield, as it was reckoned at `at_s`.
+
+    tokens_per_s: over the whole batch. speedup: that over the same without drafts.
+    """
+
     at_s: float
-    factor: float
+    tokens_per_s: float
+    speedup: float
 
 
 @dataclass
@@ -108,7 +114,7 @@ class GoodputChooser:
         self._costs = costs
         self._settings = settings or GoodputSettings()
         self._window = AcceptanceWindow()
-        self._speedup: _Speedup | None = None
+        self._estimate: GoodputEstimate | None = None
         self._chosen: int | None = None
         self._changed_at_s = 0.0
         self._reviewed_at_s = 0.0
@@ -154,18 +160,21 @@ class GoodputChooser:
             for count, tokens in enumerate(expected)
         ]
 
-    def speedup(self, now_s: float, num_decoding: int, num_draft_tokens: int) -> float:
-        """Goodput with so many draft tokens over goodput with none; reckoned twice a second.
+    def estimate(self, now_s: float, num_decoding: int, num_draft_tokens: int) -> GoodputEstimate:
+        """Of steps with so many draft tokens; reckoned twice a second.
 
         No step with drafts is taken to be shorter than one without, whatever noise has it look so.
         """
-        known = self._speedup
-        if known is None or now_s - known.at_s >= _SPEEDUP_HOLDS_S:
+        known = self._estimate
+        if known is None or now_s - known.at_s >= _ESTIMATE_HOLDS_S:
             plain_s = self._costs.step_s(num_decoding, 0, now_s)
-            step_s = self._costs.step_s(num_decoding, num_draft_tokens, now_s)
+            step_s = max(plain_s, self._costs.step_s(num_decoding, num_draft_tokens, now_s))
             tokens = self._window.expected_tokens(num_draft_tokens, now_s)[-1]
-            known = self._speedup = _Speedup(now_s, tokens * min(1.0, plain_s / step_s))
-        return known.factor
+            known = GoodputEstimate(
+                now_s, num_decoding * tokens / step_s, tokens * plain_s / step_s
+            )
+            self._estimate = known
+        return known
 
     def _best(self, now_s: float, num_decoding: int, most: int) -> int:
         """The best number; the present one unless another is better by more than the margin."""

@@ -17,7 +17,7 @@ from specdec.batch_size_table import BatchSizeTable
 from specdec.decisions import Decision, DecisionLog, DecisionReason
 from specdec.draft_length import draft_budget
 from specdec.errors import InvalidValueError
-from specdec.goodput import GoodputChooser
+from specdec.goodput import GoodputChooser, GoodputEstimate
 from specdec.load_threshold import LoadThreshold
 from specdec.sampling_params import SpeculationMethod
 from specdec.speculation_control import (
@@ -153,12 +153,12 @@ class SpeculationPolicy:
         return self._decision
 
     @property
-    def estimated_speedup(self) -> float | None:
-        """Of the last decision over no drafts, at its batch; None where no costs are known."""
+    def estimate(self) -> GoodputEstimate | None:
+        """Of the last decision, at its batch; None where no costs are known."""
         if self._chooser is None or self._num_decoding == 0:
             return None
         count = self._decision.num_draft_tokens
-        return self._chooser.speedup(self._decided_at_s, self._num_decoding, count)
+        return self._chooser.estimate(self._decided_at_s, self._num_decoding, count)
 
     @property
     def log(self) -> DecisionLog:

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from specdec.decisions import Decision, DecisionChange, DecisionReason
 
+STRUCTURED_OUTPUT = "structured_output"
+"""Stands for a method where a grammar alone left a row one way to go on."""
+
 
 @dataclass
 class SpeculationStats:
@@ -32,6 +35,14 @@ class SpeculationStats:
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
+
+    def minus(self, before: SpeculationStats) -> SpeculationStats:
+        """What was counted after `before`, by the same."""
+        return SpeculationStats(
+            self.num_drafts - before.num_drafts,
+            self.num_draft_tokens - before.num_draft_tokens,
+            self.num_accepted_tokens - before.num_accepted_tokens,
+        )
 
     @property
     def acceptance_rate(self) -> float:
@@ -83,6 +94,16 @@ class EngineCounters:
     num_lookahead_tokens: int = 0
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     accepted_by_position: AcceptanceByPosition = field(default_factory=AcceptanceByPosition)
+    by_method: dict[str, AcceptanceByPosition] = field(default_factory=dict)
+
+    def record_draft(self, drafter: str, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Counts one verified draft, in all and for what made it; an empty one is none."""
+        if not num_draft_tokens:
+            return
+        self.speculation.record(num_draft_tokens, num_accepted_tokens)
+        self.accepted_by_position.record(num_draft_tokens, num_accepted_tokens)
+        of_method = self.by_method.setdefault(drafter, AcceptanceByPosition())
+        of_method.record(num_draft_tokens, num_accepted_tokens)
 
 
 @dataclass(frozen=True)
@@ -100,7 +121,11 @@ class EngineStats:
     decision: on the last step that decoded something; None where no policy decides.
     estimated_speedup: over no speculation, by the decision and batch of that step; None where no
         costs are known.
-    decisions: such steps by reason. decision_changes: the latest changes, the oldest first.
+    estimated_tokens_per_s: of that batch, with the decision; None as above.
+    decisions: such steps by reason. decided_lengths: by the number of draft tokens, 0 first.
+    decision_changes: the latest changes, the oldest first.
+    drafted_by_method, accepted_by_method: as by position, for each method that has drafted, and for
+        STRUCTURED_OUTPUT.
     capacity_tokens_per_s: the most that a full batch is expected to yield; None if not measured.
     """
 
@@ -126,4 +151,8 @@ class EngineStats:
     decision_changes: tuple[DecisionChange, ...] = ()
     drafted_by_position: tuple[int, ...] = ()
     estimated_speedup: float | None = None
+    estimated_tokens_per_s: float | None = None
+    decided_lengths: tuple[int, ...] = ()
+    drafted_by_method: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    accepted_by_method: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     capacity_tokens_per_s: float | None = None

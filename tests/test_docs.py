@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 DECISIONS = sorted((ROOT / "docs" / "adr").glob("*.md"))
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md"), *ROOT.glob("docs/**/*.md")]
+FOLDERS = ("*.md", "benchmarks/*.md", "docs/**/*.md", "deploy/**/*.md")
+PAGES = [path for pattern in FOLDERS for path in ROOT.glob(pattern)]
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
 CITATION = re.compile(r"docs/adr/(\d{4})\b")
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from itertools import accumulate, zip_longest
+from typing import Any
 
 from specdec.client.admin_messages import SpeculationState
 from specdec.stats import SpeculationStats
@@ -71,8 +72,12 @@ class Counts:
 
     num_requests: that have come, each choice counted as one. accepted_by_position,
     drafted_by_position: draft tokens by their position in the draft, the first one first; the
-    latter whether accepted or not. decisions: steps by the reason of their decision. histograms: by
-    name.
+    latter whether accepted or not; the same by_method, for what made the draft. decisions: steps by
+    the reason of their decision. decided_lengths: by the number of draft tokens, 0 first.
+    histograms: by name. ended: requests by why they ended. failed: calls by the code they ended in.
+    num_cached_tokens to num_lookahead_tokens: as in specdec.stats. num_catch_up_tokens: of text
+    that the draft model has run to catch up. num_target_restarts, num_draft_restarts: times that
+    the model was made again. From decided_lengths on, HTTP alone tells them.
     """
 
     num_requests: int = 0
@@ -84,49 +89,26 @@ class Counts:
     decisions: Mapping[str, int] = field(default_factory=dict)
     histograms: Mapping[str, HistogramCounts] = field(default_factory=dict)
     drafted_by_position: tuple[int, ...] = ()
+    decided_lengths: tuple[int, ...] = ()
+    drafted_by_method: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    accepted_by_method: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    ended: Mapping[str, int] = field(default_factory=dict)
+    failed: Mapping[str, int] = field(default_factory=dict)
+    num_cached_tokens: int = 0
+    num_prefill_chunks: int = 0
+    num_preemptions: int = 0
+    num_lookahead_tokens: int = 0
+    num_catch_up_tokens: int = 0
+    num_target_restarts: int = 0
+    num_draft_restarts: int = 0
 
     def plus(self, other: Counts) -> Counts:
         """Both together."""
-        speculation = SpeculationStats()
-        speculation.add(self.speculation)
-        speculation.add(other.speculation)
-        return Counts(
-            self.num_requests + other.num_requests,
-            self.num_prompt_tokens + other.num_prompt_tokens,
-            self.num_generated_tokens + other.num_generated_tokens,
-            self.num_steps + other.num_steps,
-            speculation,
-            _added(self.accepted_by_position, other.accepted_by_position),
-            {
-                name: self.decisions.get(name, 0) + other.decisions.get(name, 0)
-                for name in sorted(self.decisions.keys() | other.decisions.keys())
-            },
-            _merged(self.histograms, other.histograms),
-            _added(self.drafted_by_position, other.drafted_by_position),
-        )
+        return self._with(other, _added)
 
     def minus(self, before: Counts) -> Counts:
         """What was counted after `before`, by the same."""
-        mine, theirs = self.speculation, before.speculation
-        known = before.histograms
-        return Counts(
-            self.num_requests - before.num_requests,
-            self.num_prompt_tokens - before.num_prompt_tokens,
-            self.num_generated_tokens - before.num_generated_tokens,
-            self.num_steps - before.num_steps,
-            SpeculationStats(
-                mine.num_drafts - theirs.num_drafts,
-                mine.num_draft_tokens - theirs.num_draft_tokens,
-                mine.num_accepted_tokens - theirs.num_accepted_tokens,
-            ),
-            _taken_off(self.accepted_by_position, before.accepted_by_position),
-            {name: count - before.decisions.get(name, 0) for name, count in self.decisions.items()},
-            {
-                name: each.minus(known[name]) if name in known else each
-                for name, each in self.histograms.items()
-            },
-            _taken_off(self.drafted_by_position, before.drafted_by_position),
-        )
+        return self._with(before, _taken_off)
 
     @classmethod
     def sum(cls, counts: Iterable[Counts]) -> Counts:
@@ -135,6 +117,13 @@ class Counts:
         for each in counts:
             total = total.plus(each)
         return total
+
+    def _with(self, other: Counts, combine: Callable[[Any, Any], Any]) -> Counts:
+        """Field by field."""
+        names = [each.name for each in fields(self)]
+        return Counts(
+            **{name: combine(getattr(self, name), getattr(other, name)) for name in names}
+        )
 
 
 @dataclass(frozen=True)
@@ -147,7 +136,9 @@ class ReplicaReport:
     None before it has heard of one. num_chosen_tokens, decision_reason: how many tokens a sequence
     drafts a step, and why; empty before the first decision. decision_changes: the latest, the
     oldest first. counts: since it started. estimated_speedup: over no drafts, at the present batch;
-    None where no costs are known.
+    None where no costs are known; estimated_tokens_per_s: of that batch. mode: in force, with the
+    rule that holds; empty where nothing can draft. is_draft_worker_up: None without a draft model.
+    The last three HTTP alone tells.
     """
 
     replica_id: str
@@ -164,6 +155,9 @@ class ReplicaReport:
     decision_changes: tuple[DecisionNews, ...] = ()
     counts: Counts = field(default_factory=Counts)
     estimated_speedup: float | None = None
+    estimated_tokens_per_s: float | None = None
+    mode: str = ""
+    is_draft_worker_up: bool | None = None
 
 
 @dataclass(frozen=True)
@@ -202,22 +196,35 @@ class FleetStatistics:
     totals: Counts
 
 
-def _added(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    """By position; the shorter one has zeros behind its end."""
-    length = max(len(left), len(right))
-    padded = ([*values, *[0] * (length - len(values))] for values in (left, right))
-    return tuple(map(sum, zip(*padded, strict=True)))
+def _added(left: Any, right: Any) -> Any:
+    """Both together, whatever they count: one may have positions or names that the other lacks."""
+    match left:
+        case HistogramCounts():
+            return left.plus(right)
+        case SpeculationStats():
+            total = replace(left)
+            total.add(right)
+            return total
+        case tuple():
+            return tuple(map(sum, zip_longest(left, right, fillvalue=0)))
+        case Mapping():
+            both = {name: _added(left[name], right[name]) for name in left.keys() & right.keys()}
+            return {**left, **right, **both}
+        case _:
+            return left + right
 
 
-def _taken_off(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
-    """By position; the left one is no shorter."""
-    return tuple(a - b for a, b in zip_longest(left, right, fillvalue=0))
-
-
-def _merged(
-    left: Mapping[str, HistogramCounts], right: Mapping[str, HistogramCounts]
-) -> dict[str, HistogramCounts]:
-    merged = dict(left)
-    for name, each in right.items():
-        merged[name] = merged[name].plus(each) if name in merged else each
-    return merged
+def _taken_off(left: Any, right: Any) -> Any:
+    """The left one without the right one, which has counted nothing that the left one has not."""
+    match left:
+        case HistogramCounts():
+            return left.minus(right)
+        case SpeculationStats():
+            return left.minus(right)
+        case tuple():
+            return tuple(a - b for a, b in zip_longest(left, right, fillvalue=0))
+        case Mapping():
+            before = {name: _taken_off(left[name], right[name]) for name in right}
+            return {**left, **before}
+        case _:
+            return left - right

@@ -36,6 +36,7 @@ class Proposal:
     draft_probs: what the tokens were drawn from, where the sequence's verifier needs it; None where
         each token was the only one that could come.
     lookahead_token_ids: guesses to run behind the drafts, for what the target says after them.
+    method: which of several methods made it; None where one alone is loaded.
     """
 
     seq_id: int
@@ -44,6 +45,7 @@ class Proposal:
     draft_token_ids: tuple[int, ...]
     draft_probs: DraftProbs | None = None
     lookahead_token_ids: tuple[int, ...] = ()
+    method: SpeculationMethod | None = None
 
 
 class Proposer(Protocol):

@@ -49,8 +49,8 @@ class CombinedProposer:
         self._draft_model.begin(self._left_for("draft_model", until_full=True))
 
     def collect(self) -> list[Proposal]:
-        """The drafts that are not empty, one a sequence."""
-        self._keep(self._draft_model.collect())
+        """The drafts that are not empty, one a sequence, each with the method that made it."""
+        self._keep("draft_model", self._draft_model.collect())
         self._look_up(self._fallback)
         return list(self._drafted.values())
 
@@ -64,7 +64,7 @@ class CombinedProposer:
     def _look_up(self, lookup: Lookup | None) -> None:
         if lookup is not None:
             lookup.proposer.begin(self._left_for(lookup.method, until_full=False))
-            self._keep(lookup.proposer.collect())
+            self._keep(lookup.method, lookup.proposer.collect())
 
     def _left_for(self, method: SpeculationMethod, *, until_full: bool) -> list[DraftRequest]:
         """Who may be drafted for by a method; who has a draft, or a full one, needs no tokens."""
@@ -80,5 +80,6 @@ class CombinedProposer:
         drafted = self._drafted.get(request.seq.seq_id)
         return 0 if drafted is None else len(drafted.draft_token_ids)
 
-    def _keep(self, proposals: Many[Proposal]) -> None:
-        self._drafted |= {each.seq_id: each for each in proposals if each.draft_token_ids}
+    def _keep(self, method: SpeculationMethod, proposals: Many[Proposal]) -> None:
+        drafts = (replace(each, method=method) for each in proposals if each.draft_token_ids)
+        self._drafted |= {each.seq_id: each for each in drafts}

@@ -230,11 +230,13 @@ def test_replicas_are_checked_together(values, field):
     assert error.value.field == field
 
 
-def test_how_many_replicas_there_may_be():
-    assert ServeConfig().most_replicas == 1
-    assert ServeConfig(ingress="serve", num_replicas=3).most_replicas == 3
+def test_how_many_replicas_there_have_to_be_and_may_be():
+    fixed = ServeConfig(ingress="serve", num_replicas=3)
     scaled = ServeConfig(ingress="serve", min_replicas=2, max_replicas=4, drain_timeout_s=0)
-    assert scaled.most_replicas == 4
+    numbers = [
+        (each.fewest_replicas, each.most_replicas) for each in (ServeConfig(), fixed, scaled)
+    ]
+    assert numbers == [(1, 1), (3, 3), (2, 4)]
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])

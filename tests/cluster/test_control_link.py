@@ -85,6 +85,19 @@ async def test_a_control_plane_that_comes_back_is_asked_anew(link, handle, route
     assert router.states[-1].in_force.threshold == 4
 
 
+async def test_a_control_plane_that_comes_back_hears_of_a_replica_at_rest(
+    link, handle, router, make_plane
+):
+    assert await router.next_version() == 0
+    handle.plane = None
+    await asyncio.sleep(0.4)
+    handle.plane = make_plane()
+    assert await router.next_version() == 0
+    await asyncio.sleep(0.1)
+    [replica] = (await handle.plane.status()).replicas
+    assert replica.report == router.current
+
+
 async def test_a_state_that_was_lost_counts_even_with_a_lower_version(
     link, handle, router, tmp_path
 ):
@@ -107,6 +120,29 @@ async def test_reports_are_sent_when_something_changed(link, handle, router):
     await asyncio.sleep(0.1)
     [replica] = (await handle.plane.status()).replicas
     assert replica.report.num_running == 1
+
+
+async def test_the_fleet_shows_this_replica_as_it_is_now_where_that_is_asked_for(link, router):
+    await asyncio.sleep(0.1)
+    router.current = ReplicaReport("r1", is_ready=True, num_running=2)
+    [replica] = (await link.fresh_fleet()).status.replicas
+    assert replica.report == router.current
+
+
+async def test_its_own_replica_is_known_to_a_link_that_is_broken(link, handle, router):
+    await link.speculation()
+    assert link.is_connected
+    handle.plane = None
+    with pytest.raises(NotReadyError):
+        await link.fresh_fleet()
+    assert not link.is_connected
+    assert link.own_status().report == router.current
+
+
+async def test_a_refusal_of_the_control_plane_is_an_answer(link):
+    with pytest.raises(InvalidValueError):
+        await link.audit_log(-1, "")
+    assert link.is_connected
 
 
 async def test_the_status_shows_this_replica_as_it_is_now(link, router):

@@ -2,7 +2,10 @@
 
 from datetime import UTC, datetime, timedelta
 
-from cluster.replica_report import counts_of, decision_fields
+from grpc import StatusCode
+
+from cluster.metrics import Metrics
+from cluster.replica_report import ModelCounts, counts_of, decision_fields
 from specdec.client import Counts, HistogramCounts
 from specdec.decisions import Decision, DecisionChange, DecisionReason
 from specdec.stats import EngineStats, SpeculationStats
@@ -39,6 +42,8 @@ def test_a_hand_worked_sum():
         accepted_by_position=(2, 1),
         decisions={"goodput": 9, "probe": 1},
         histograms={"ttft": HistogramCounts((1.0, 2.0), (3, 0, 1), 5.5)},
+        accepted_by_method={"ngram": (2, 1)},
+        ended={"stop": 1},
     )
     right = Counts(
         num_requests=2,
@@ -47,6 +52,8 @@ def test_a_hand_worked_sum():
         accepted_by_position=(1, 1, 1),
         decisions={"goodput": 1, "threshold": 4},
         histograms={"ttft": HistogramCounts((1.0, 2.0), (1, 1, 0), 2.0)},
+        accepted_by_method={"ngram": (1, 1, 1), "suffix": (4,)},
+        num_catch_up_tokens=5,
     )
     assert Counts.sum((left, right)) == Counts(
         num_requests=3,
@@ -56,6 +63,9 @@ def test_a_hand_worked_sum():
         accepted_by_position=(3, 2, 1),
         decisions={"goodput": 10, "probe": 1, "threshold": 4},
         histograms={"ttft": HistogramCounts((1.0, 2.0), (4, 1, 1), 7.5)},
+        accepted_by_method={"ngram": (3, 2, 1), "suffix": (4,)},
+        ended={"stop": 1},
+        num_catch_up_tokens=5,
     )
     assert left.speculation == SpeculationStats(2, 6, 3), "what was added up has changed"
     assert Counts.sum(()) == Counts()
@@ -63,9 +73,34 @@ def test_a_hand_worked_sum():
 
 def test_what_a_replica_reports_of_its_engine():
     decisions = {DecisionReason.GOODPUT: 30, DecisionReason.THRESHOLD: 10}
-    counts = counts_of(stats(decisions=decisions), 9, {})
-    assert counts == Counts(
-        9, 50, 100, 40, SpeculationStats(10, 30, 20), (9, 7, 4), {"goodput": 30, "threshold": 10}
+    metrics = Metrics()
+    metrics.count_end("stop")
+    metrics.count_failure(StatusCode.INTERNAL)
+    engine = stats(
+        decisions=decisions,
+        decided_lengths=(10, 0, 30),
+        drafted_by_method={"ngram": (10, 10, 10)},
+        accepted_by_method={"ngram": (9, 7, 4)},
+        num_preemptions=2,
+    )
+    assert counts_of(engine, 9, metrics, ModelCounts(1, 2, 77)) == Counts(
+        9,
+        50,
+        100,
+        40,
+        SpeculationStats(10, 30, 20),
+        (9, 7, 4),
+        {"goodput": 30, "threshold": 10},
+        metrics.histograms,
+        decided_lengths=(10, 0, 30),
+        drafted_by_method={"ngram": (10, 10, 10)},
+        accepted_by_method={"ngram": (9, 7, 4)},
+        ended={"stop": 1, "length": 0, "abort": 0},
+        failed={"INTERNAL": 1},
+        num_preemptions=2,
+        num_target_restarts=1,
+        num_draft_restarts=2,
+        num_catch_up_tokens=77,
     )
 
 

@@ -84,9 +84,24 @@ def test_a_lost_draft_worker_is_replaced_and_nobody_hears_of_it(start, workers, 
     assert drafts(supervisor) == []
     assert workers[0].is_killed
     wait_for(lambda: supervisor.is_available)
+    assert supervisor.num_restarts == 0, "nobody has asked the new one yet"
     assert drafts(supervisor) == [(7, 7, 7)]
+    assert supervisor.num_restarts == 1
     supervisor.close()
     assert workers[1].is_closed
+
+
+def test_what_workers_caught_up_on_is_counted_beyond_their_loss(start, workers):
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
+    seq = Sequence(0, request("r", [1] * 50), SamplingRules(), detokenizer=None)
+    assert drafts(supervisor, seq) == []
+    assert supervisor.num_catch_up_tokens == 16
+    workers[0].error = DraftFailedError("it died")
+    assert drafts(supervisor, seq) == []
+    wait_for(lambda: supervisor.is_available)
+    assert drafts(supervisor, seq) == []
+    assert supervisor.num_catch_up_tokens == 32
+    supervisor.close()
 
 
 def test_a_lookup_drafts_while_the_worker_is_away(start, workers):
@@ -126,6 +141,7 @@ def test_a_target_is_replaced_and_a_crash_loop_ends(workers):
     third = supervisor.remake()  # after two starts that fail
     assert len(workers) == 5
     assert supervisor.current is third
+    assert supervisor.num_restarts == 2
     for _ in range(MAX_FAILURES - 4):
         supervisor.remake()
     with pytest.raises(TargetFailedError, match=f"failed {MAX_FAILURES} times in a row"):

@@ -20,11 +20,17 @@ def test_every_step_counts_and_changes_alone_are_kept():
         DecisionReason.THRESHOLD: 1,
         DecisionReason.OPERATOR: 1,
     }
+    assert log.lengths == (2, 0, 0, 2)
     assert log.changes == (
         DecisionChange(5.0, 3, DecisionReason.GOODPUT, 1),
         DecisionChange(7.0, 0, DecisionReason.THRESHOLD, 9),
         DecisionChange(8.0, 0, DecisionReason.OPERATOR, 9),
     )
+
+
+def test_before_the_first_step_nothing_is_counted():
+    log = DecisionLog(Clock())
+    assert (log.counts, log.lengths, log.changes) == ({}, (), ())
 
 
 def test_the_timeline_is_bounded():

@@ -10,6 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from specdec.engine import Engine
 from specdec.errors import InvalidValueError, OverloadedError
 from specdec.finish_reason import FinishReason
+from specdec.proposers.combined import CombinedProposer, Lookup
 from specdec.sampling_params import SpeculationOptions
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import Tokenizer
@@ -83,6 +84,41 @@ def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
     assert engine.stats().num_generated_tokens == 6 + 5 * num_right
     said = [token for output in outputs for token in output.token_ids]
     assert said == target.continuation(PROMPT, len(said))
+
+
+def test_drafts_are_counted_for_the_method_that_made_them(tiny_model_dir, target):
+    """One lookup drafts for the first step of each sequence, the draft model for the rest."""
+    ngram = ScriptedProposer(
+        lambda tokens, count: target.continuation(tokens, count * is_new(tokens))
+    )
+    model = ScriptedProposer(
+        lambda tokens, count: [t + 1 for t in target.continuation(tokens, count)]
+    )
+
+    def is_new(tokens):
+        return len(tokens) == len(PROMPT) + 1
+
+    proposer = CombinedProposer(model, Lookup("ngram", ngram))
+    engine = make_engine(tiny_model_dir, engine_config(3), target, proposer)
+    run(engine, [request("r", PROMPT, max_tokens=8)])
+    # A token of the prompt, 4 of a good draft, then one of each bad draft of 2 and 1 tokens.
+    stats = engine.stats()
+    assert stats.drafted_by_method == {"ngram": (1, 1, 1), "draft_model": (2, 1)}
+    assert stats.accepted_by_method == {"ngram": (1, 1, 1), "draft_model": (0, 0)}
+    assert stats.speculation == SpeculationStats(3, 6, 3)
+
+
+def test_a_request_has_begun_in_the_step_that_first_runs_it(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3, max_num_seqs=2), target)
+    for name in ("a", "b"):
+        engine.add(request(name, PROMPT, max_tokens=2))
+    engine.add(request("c", PROMPT, max_tokens=2, n=2))
+    begun = []
+    while engine.has_work:
+        engine.step()
+        begun.append(engine.begun)
+    assert begun[0] == ("a", "b")
+    assert [name for names in begun for name in names] == ["a", "b", "c"], "once each"
 
 
 def test_drafts_that_max_tokens_would_cut_are_not_made(tiny_model_dir, target):

@@ -43,15 +43,25 @@ def test_a_hand_worked_choice():
     assert chooser.choose(0.0, 1, 0).num_draft_tokens == 0, "no more than there is room for"
 
 
+def test_a_hand_worked_estimate_of_a_batch():
+    """Three sequences, of which each is to yield 1.7 tokens in 0.15 s."""
+    chooser = GoodputChooser(StepCosts(CostTable((3,), (0, 1), ((0.10, 0.15),))))
+    estimate = chooser.estimate(0.0, 3, 1)
+    assert estimate.tokens_per_s == pytest.approx(3 * 1.7 / 0.15)
+    assert estimate.speedup == pytest.approx(1.7 * 0.10 / 0.15)
+
+
 def test_a_hand_worked_speedup_which_holds_for_half_a_second():
     chooser = GoodputChooser(StepCosts(CostTable((1,), (0, 1), ((0.10, 0.15),))))
-    assert chooser.speedup(0.0, 1, 1) == pytest.approx(1.7 * 0.10 / 0.15)
-    assert chooser.speedup(0.4, 1, 0) == chooser.speedup(0.0, 1, 1)
-    assert chooser.speedup(0.5, 1, 0) == 1.0
+    assert chooser.estimate(0.0, 1, 1).speedup == pytest.approx(1.7 * 0.10 / 0.15)
+    assert chooser.estimate(0.4, 1, 0).speedup == chooser.estimate(0.0, 1, 1).speedup
+    assert chooser.estimate(0.5, 1, 0).speedup == 1.0
     for _ in range(5):
         chooser.observe_step(1, 0, seconds=0.10, now_s=1.0)
         chooser.observe_step(1, 1, seconds=0.01, now_s=1.0)
-    assert chooser.speedup(1.0, 1, 1) == pytest.approx(1.7), "cheaper than no drafts: noise"
+    assert chooser.estimate(1.0, 1, 1).speedup == pytest.approx(1.7), (
+        "cheaper than no drafts: noise"
+    )
 
 
 @pytest.mark.parametrize("curve", [GPU, SMALL], ids=["gpu", "small"])

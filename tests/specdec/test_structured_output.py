@@ -137,6 +137,8 @@ def test_what_must_come_is_drafted_for_free(tiny_model_dir, ask):
     assert transcript.text == spec.choice[0]
     assert stats.speculation.num_accepted_tokens == stats.speculation.num_draft_tokens
     assert stats.speculation.num_draft_tokens >= 0.7 * num_forced
+    assert sum(stats.drafted_by_method["structured_output"]) > 0
+    assert stats.drafted_by_method == stats.accepted_by_method
 
 
 def nothing(token_ids, count):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.proposers import Proposal, make_proposer
+from specdec.proposers import DraftRequest, Proposal, make_proposer
 from specdec.proposers.combined import CombinedProposer, Lookup
 from specdec.proposers.draft_model import MAX_PENDING_TOKENS
 from specdec.speculative_config import SpeculativeConfig
@@ -65,6 +65,16 @@ def test_each_is_asked_about_what_is_left(combined, first, model, fallback):
     assert first.asked == {10: 7, 20: 7, 30: 7, 40: 7}
     assert model.asked == {10: 0, 20: 7, 30: 7, 40: 7}
     assert fallback.asked == {10: 0, 20: 0, 30: 7, 40: 7}
+
+
+def test_a_draft_says_which_method_made_it(combined):
+    seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30)]
+    combined.begin([DraftRequest(seq, 7) for seq in seqs])
+    assert {each.seq_id: each.method for each in combined.collect()} == {
+        10: "ngram",
+        20: "draft_model",
+        30: "suffix",
+    }
 
 
 def test_a_short_draft_of_the_first_counts_where_the_model_has_none(combined, first, model):

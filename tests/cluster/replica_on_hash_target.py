@@ -1,0 +1,117 @@
+"""A real Router and its line to a real ControlPlane, over a target that needs no model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+
+from cluster.admin_access import AdminAccess
+from cluster.calls import GenerateCall
+from cluster.config import ServeConfig
+from cluster.control_link import ControlLink
+from cluster.control_plane import ControlPlane
+from cluster.control_store import ControlStore
+from cluster.engine_loop import EngineLoop
+from cluster.http import make_app
+from cluster.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME
+from cluster.models import ModelDirectories
+from cluster.router import Router
+from cluster.servicers import AdminServicer, InferenceServicer
+from cluster.step_timing import TimedProposer, TimedTarget
+from cluster.watches import Watches
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.request_output import RequestOutput
+from specdec.sampling_params import SamplingParams
+from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.speculative_config import SpeculativeConfig
+from tests.cluster.admin_service import LocalHandle
+from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine
+
+CONTROL = SpeculationControl("on", threshold=32, num_speculative_tokens=3)
+PROMPT = (11, 12, 13, 14, 11, 12)
+MODEL, REPLICA = "tiny", "r1"
+
+
+class Replica:
+    """Its drafts are of 3 tokens, of which the first `num_right` come true."""
+
+    def __init__(self, model: Path, state_dir: Path) -> None:
+        """Must be made on the event loop. Needs `close`."""
+        self.num_right = 2
+        self.target = HashTarget(block_size=4, vocab_size=383)
+        config = ServeConfig(
+            model=str(model),
+            served_model_name=MODEL,
+            max_model_len=128,
+            speculative_config=SpeculativeConfig("ngram", num_speculative_tokens=3),
+        )
+        directories = ModelDirectories(model, None)
+        self.router = Router(config, directories, memory_bytes=2**32, replica=REPLICA)
+        self.router._loop = self._make_loop(model)  # in place of `start`, which needs shards
+        self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
+        self.link = ControlLink(
+            self.plane,
+            self.router.apply_speculation,
+            self.router.report,
+            call_timeout_s=0.3,
+        )
+        self.servicer = InferenceServicer(self.router)
+        admin = AdminServicer(self.link, AdminAccess(), Watches(self.link.fleet))
+        app = make_app(lambda: self.router, lambda: admin)
+        self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica")
+
+    @property
+    def loop(self) -> EngineLoop:
+        assert self.router._loop is not None
+        return self.router._loop
+
+    async def generate(self, **params: Any) -> list[RequestOutput]:
+        """All outputs of one greedy request."""
+        values = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True, **params}
+        call = GenerateCall("", PROMPT, SamplingParams(**values), "", stream_interval=1)
+        generation = await self.router.generate(call)
+        return [output async for output in generation.outputs]
+
+    async def refuse(self) -> None:
+        """One call that is refused for what it asks."""
+        context = SimpleNamespace(
+            set_code=lambda _: None,
+            set_details=lambda _: None,
+            set_trailing_metadata=lambda _: None,
+        )
+        await self.servicer.Generate(pb.GenerateRequest(), context)
+
+    async def close(self) -> None:
+        await self.http.aclose()
+        await self.loop.close()
+
+    def _make_loop(self, model: Path) -> EngineLoop:
+        metrics = self.router.metrics
+        policy = SpeculationPolicy(CONTROL, clock=lambda: 0.0, dwell_s=0.0)
+        engine = make_engine(
+            model,
+            engine_config(3),
+            TimedTarget(self.target, metrics[VERIFY_TIME].observe),
+            TimedProposer(ScriptedProposer(self._draft), metrics[DRAFT_TIME].observe),
+            policy,
+        )
+        return EngineLoop(engine, observe_batch=metrics[BATCH_SIZE].observe)
+
+    def _draft(self, tokens: list[int], count: int) -> list[int]:
+        truth = self.target.continuation(tokens, count)
+        return [token if i < self.num_right else token + 1 for i, token in enumerate(truth)]
+
+
+@asynccontextmanager
+async def running_replica(model: Path, state_dir: Path) -> AsyncIterator[Replica]:
+    """Closed at the end of the block."""
+    replica = Replica(model, state_dir)
+    try:
+        yield replica
+    finally:
+        await replica.close()

@@ -1,0 +1,1 @@
+"""Makes what is under deploy/ for Grafana and Prometheus."""
