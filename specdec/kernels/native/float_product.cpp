@@ -147,10 +147,11 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, const float* x, int
 template <class Weights>
 void multiply_by(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
                  int64_t y_stride, Store store, Team team) {
-  const Range own = team.share(num_panels(matrix));
-  for_each_part({0, rows}, kBlockRows, [&](Range block) {
-    for_each_group(own, rows, [&](PanelGroup panels) {
-      multiply_group<Weights>(matrix, panels, x, x_stride, block, y, y_stride, store);
+  team.hand_out(num_panels(matrix), kTilePanels, [&](Range own) {
+    for_each_part({0, rows}, kBlockRows, [&](Range block) {
+      for_each_group(own, rows, [&](PanelGroup panels) {
+        multiply_group<Weights>(matrix, panels, x, x_stride, block, y, y_stride, store);
+      });
     });
   });
 }

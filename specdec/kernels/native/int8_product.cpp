@@ -124,10 +124,11 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, const DigitRows& ba
 template <int kDigits>
 void multiply_digits(const Matrix& matrix, const DigitRows& batch, int64_t rows, float* y,
                      int64_t y_stride, Store store, Team team) {
-  const Range own = team.share(num_panels(matrix));
-  for_each_part({0, rows}, kBlockRows, [&](Range block) {
-    for_each_group(own, rows, [&](PanelGroup panels) {
-      multiply_group<kDigits>(matrix, panels, batch, block, y, y_stride, store);
+  team.hand_out(num_panels(matrix), kTilePanels, [&](Range own) {
+    for_each_part({0, rows}, kBlockRows, [&](Range block) {
+      for_each_group(own, rows, [&](PanelGroup panels) {
+        multiply_group<kDigits>(matrix, panels, batch, block, y, y_stride, store);
+      });
     });
   });
 }

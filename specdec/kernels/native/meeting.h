@@ -1,4 +1,4 @@
-// Where the threads of one kernel wait for each other.
+// Where the threads of one kernel wait for each other, and divide work.
 #pragma once
 
 #include <linux/futex.h>
@@ -6,11 +6,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 
 namespace specdec {
+
+struct Range {
+  int64_t begin, end;
+};
 
 // A barrier that stays awake for a moment, in which the others nearly always come, and then sleeps.
 // OpenMP's stays awake for some 15 ms: where other processes want the cores, that keeps from
@@ -22,6 +27,7 @@ class Meeting {
     const uint32_t round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
       arrived_.store(0, std::memory_order_relaxed);
+      taken_.store(0, std::memory_order_relaxed);
       round_.store(round + 1, std::memory_order_seq_cst);
       if (sleepers_.load(std::memory_order_seq_cst) != 0) {
         syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
@@ -38,6 +44,19 @@ class Meeting {
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
   }
 
+  // Takes the next part of `count` things, in multiples of `unit`; an empty one when none are left.
+  // The first parts are long and the last ones short, so that all threads of `size` end together,
+  // also where one of them has lost its core to another process for a while. Once between two
+  // barriers.
+  Range take(int64_t count, int64_t unit, int64_t size) {
+    int64_t begin = taken_.load(std::memory_order_relaxed), end;
+    do {
+      const int64_t part = (count - begin) / (2 * size) / unit * unit;
+      end = std::min(count, begin + std::max(unit, part));
+    } while (!taken_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
+    return {begin, end};
+  }
+
  private:
   static constexpr auto kAwake = std::chrono::microseconds(50);
   static constexpr int kChecksPerYield = 64;
@@ -45,6 +64,7 @@ class Meeting {
   alignas(128) std::atomic<int64_t> arrived_{0};
   alignas(128) std::atomic<uint32_t> round_{0};
   std::atomic<uint32_t> sleepers_{0};
+  alignas(128) std::atomic<int64_t> taken_{0};
 
   bool await_briefly(uint32_t round) const {
     const auto end = std::chrono::steady_clock::now() + kAwake;

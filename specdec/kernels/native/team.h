@@ -10,10 +10,6 @@
 
 namespace specdec {
 
-struct Range {
-  int64_t begin, end;
-};
-
 struct Team {
   int64_t index, size;
   Meeting* meeting = nullptr;  // where they wait for each other
@@ -21,6 +17,14 @@ struct Team {
   // This thread's part of `count` things; the parts differ by one at most.
   Range share(int64_t count) const {
     return {index * count / size, (index + 1) * count / size};
+  }
+
+  // Divides `count` things among the threads as they come, and calls visit(part) for each part that
+  // falls to this one; a part is a multiple of `unit`, or the last. Once between two barriers.
+  template <typename Visit>
+  void hand_out(int64_t count, int64_t unit, Visit visit) const {
+    if (size == 1) return visit(Range{0, count});
+    for (Range part; (part = meeting->take(count, unit, size)).begin < part.end;) visit(part);
   }
 
   // Waits until every thread is here; all that they wrote before is then seen by all.
