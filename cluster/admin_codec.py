@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -14,6 +15,7 @@ from specdec.client import (
     AuditPage,
     Counts,
     FleetStatistics,
+    HistogramCounts,
     ReplicaStatus,
     ServiceStatus,
     SpeculationChange,
@@ -136,6 +138,7 @@ def encode_replica(replica: ReplicaStatus) -> pb.ReplicaStatus:
         drafted_by_position=counts.drafted_by_position,
         num_prompt_tokens=counts.num_prompt_tokens,
         num_steps=counts.num_steps,
+        histograms=_encode_histograms(counts.histograms),
     )
 
 
@@ -151,7 +154,15 @@ def _encode_totals(counts: Counts) -> pb.FleetTotals:
         accepted_by_position=counts.accepted_by_position,
         drafted_by_position=counts.drafted_by_position,
         decisions=counts.decisions,
+        histograms=_encode_histograms(counts.histograms),
     )
+
+
+def _encode_histograms(histograms: Mapping[str, HistogramCounts]) -> dict[str, pb.Histogram]:
+    return {
+        name: pb.Histogram(bounds=each.bounds, counts=each.counts, total=each.total)
+        for name, each in histograms.items()
+    }
 
 
 def _encode_values(control: SpeculationControl) -> pb.SpeculationValues:

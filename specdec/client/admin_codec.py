@@ -19,6 +19,7 @@ from specdec.client.fleet_messages import (
     Counts,
     DecisionNews,
     FleetStatistics,
+    HistogramCounts,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
@@ -154,6 +155,10 @@ def _decode_counts(counts: pb.ReplicaStatus | pb.FleetTotals) -> Counts:
         accepted_by_position=tuple(counts.accepted_by_position),
         drafted_by_position=tuple(counts.drafted_by_position),
         decisions=dict(counts.decisions),
+        histograms={
+            name: HistogramCounts(tuple(each.bounds), tuple(each.counts), each.total)
+            for name, each in counts.histograms.items()
+        },
     )
 
 

@@ -14,6 +14,7 @@ from specdec.client import (
     ClientError,
     Counts,
     DecisionNews,
+    HistogramCounts,
     ReplicaReport,
     SpeculationChange,
 )
@@ -44,6 +45,10 @@ REPORT = ReplicaReport(
         accepted_by_position=(9, 7, 4),
         drafted_by_position=(10, 10, 10),
         decisions={"goodput": 30, "threshold": 10},
+        histograms={
+            "batch_size": HistogramCounts((1, 2.0, 4.0), (3, 0, 5, 1), 31.0),
+            "e2e_request_latency_seconds": HistogramCounts((0.5,), (0, 0), 0.0),
+        },
     ),
     estimated_speedup=1.25,
 )
