@@ -65,6 +65,7 @@ class ControlLink:
         self._reported: ReplicaReport | None = None
         self._reported_at_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self._has_applied = asyncio.Event()  # a state that the ControlPlane does not know of
 
     def start(self) -> None:
         """Watches and reports from now on."""
@@ -138,6 +139,7 @@ class ControlLink:
             if state.stamp != known:
                 known = state.stamp
                 await self._apply(state)
+                self._has_applied.set()
 
     async def _watch(self, known: StateStamp | None) -> SpeculationState:
         """The state at once where none is known, else when it changes or after a while."""
@@ -157,7 +159,14 @@ class ControlLink:
                 pass  # the watch logs that nobody answers
             except Exception:
                 logger.exception("a report to the control plane failed")
-            await asyncio.sleep(_REPORT_PERIOD_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next report; none, once another state is in force: operators wait for that."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REPORT_PERIOD_S):
+                await self._has_applied.wait()
+        self._has_applied.clear()
 
     async def _report_if_due(self, report: ReplicaReport) -> None:
         idle_s = time.monotonic() - self._reported_at_s
