@@ -1,6 +1,8 @@
 """The goodput policy on a synthetic target, by a clock that the target winds."""
 
+import random
 import time
+from bisect import bisect_left
 
 import pytest
 
@@ -113,6 +115,31 @@ def test_an_oscillating_load_changes_decisions_at_a_bounded_rate(clock, period_s
         count = service.step(policy, 64 if is_high else 1)
         changes, last = changes + (count != last), count
     assert changes / 2 <= 62, "a minute has sixty dwells"
+
+
+def most_in_a_minute(times):
+    return max(index - bisect_left(times, at - 60) + 1 for index, at in enumerate(times))
+
+
+@pytest.mark.parametrize("loads", [(1, 64), (30, 34)])
+@pytest.mark.parametrize("period_s", [0.1, 1.2, 1.5, 3.0, None])
+def test_decisions_a_minute_are_bounded_while_the_load_swings_across_the_threshold(
+    clock, loads, period_s
+):
+    """Changes of the number or of its reason, in every minute of five. None: at random times."""
+    policy = auto_policy(clock, SMALL.table(MOST), MOST, threshold=32)
+    service, generator = SyntheticService(SMALL, GOOD, clock), random.Random(3)
+    started_s = turns_at_s = clock.now_s
+    turn, changes = 0, set()
+    while clock.now_s - started_s < 300:
+        if clock.now_s >= turns_at_s:
+            turn += 1
+            turns_at_s += generator.choice((0.2, 1.05, 1.3, 4)) if period_s is None else period_s
+        service.step(policy, loads[turn % 2])
+        changes.update(policy.log.changes[-2:])
+    assert most_in_a_minute(sorted(each.at_s for each in changes)) <= 62, (
+        "a minute has sixty dwells"
+    )
 
 
 def test_the_same_times_decide_the_same():
