@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -18,6 +19,7 @@ from cluster.logs import LogConfig
 from cluster.settings import (
     BOOLEAN,
     DIRECTORY,
+    ENDPOINT,
     FILE,
     NOT_NEGATIVE,
     POSITIVE,
@@ -225,6 +227,13 @@ class ServeConfig:
             )
         },
     )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        ENDPOINT,
+        "Collector that takes a trace of each request by OTLP over gRPC, such as "
+        "http://localhost:4317; needs specdec[tracing]",
+        "no traces",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
@@ -346,6 +355,9 @@ class ServeConfig:
         if self.tls_cert_file is not None and self.ingress != "embedded":
             limit = "left out unless ingress is embedded"
             raise InvalidValueError("tls_cert_file", str(self.tls_cert_file), limit)
+        if self.otlp_traces_endpoint is not None and not _can_trace():
+            limit = "left out where traces cannot be sent; pip install 'specdec[tracing]'"
+            raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)
         self._check_replicas()
 
     def _check_replicas(self) -> None:
@@ -371,6 +383,14 @@ def address_of(host: str, port: int) -> str:
 def settings() -> dict[str, Setting]:
     """Every setting by name, in the order in which they are explained."""
     return {each.name: each.metadata["setting"] for each in fields(ServeConfig)}
+
+
+def _can_trace() -> bool:
+    """Whether the optional packages are there; found without importing them."""
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
 
 
 def _is_loopback(host: str) -> bool:

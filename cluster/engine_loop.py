@@ -237,14 +237,14 @@ class EngineLoop:
             logger.exception("the engine stopped")
             self._give_up(TargetFailedError("engine error"))
         else:
-            self._tell(outputs, self._last_stats.last_batch_size)
+            self._tell(outputs, self._engine.begun, self._last_stats.last_batch_size)
 
-    def _tell(self, outputs: list[RequestOutput], batch_size: int) -> None:
+    def _tell(self, outputs: list[RequestOutput], begun: tuple[str, ...], batch_size: int) -> None:
         """Wakes the event loop once for all that a step has to say, if it has anything."""
         if batch_size and self._observe_batch is not None:
             self._observe_batch(batch_size)
-        if outputs:
-            self._event_loop.call_soon_threadsafe(self._deliver, outputs)
+        if outputs or begun:
+            self._event_loop.call_soon_threadsafe(self._deliver, outputs, begun)
 
     def _expire(self) -> None:
         expired = self._engine.expire(time.monotonic())
@@ -315,8 +315,9 @@ class EngineLoop:
         else:
             self._event_loop.call_soon_threadsafe(_settle, command.result, value, None)
 
-    def _deliver(self, outputs: list[RequestOutput]) -> None:
+    def _deliver(self, outputs: list[RequestOutput], begun: tuple[str, ...]) -> None:
         delivered_at = time.perf_counter()
+        self._note_begun(begun, delivered_at)
         for output in outputs:
             if output.finish_reason is not None and output.request_id in self._open:
                 self._open[output.request_id] -= 1
@@ -332,6 +333,12 @@ class EngineLoop:
             stream.outputs.put_nowait(output)
             if stream.observer is not None:
                 stream.observer.on_output(output, delivered_at)
+
+    def _note_begun(self, request_ids: tuple[str, ...], at: float) -> None:
+        streams = (self._streams.get(request_id) for request_id in request_ids)
+        for stream in streams:
+            if stream is not None and stream.observer is not None:
+                stream.observer.on_begun(at)
 
     def _refuse(self, request_ids: list[str]) -> None:
         for request_id in request_ids:

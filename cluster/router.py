@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray.util.placement_group import PlacementGroup
 
@@ -34,6 +35,7 @@ from cluster.resources import (
 )
 from cluster.shard_group import GroupSpec
 from cluster.speculation_policy import make_policy
+from cluster.step_timing import TimedProposer, TimedTarget
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
@@ -41,14 +43,18 @@ from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
-from specdec.proposers import DraftVocabulary, make_proposer
+from specdec.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.request_output import RequestOutput
+from specdec.runner import Target
 from specdec.sampling_params import SamplingDefaults, SamplingParams, StructuredOutput
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
 from specdec.structured_output import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
+
+if TYPE_CHECKING:
+    from cluster.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +106,7 @@ class Router:
         self._speculation_version: int | None = None
         self.num_requests = 0
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
+        self._tracing = _tracing(config, replica)
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
@@ -113,15 +120,30 @@ class Router:
         engine = Engine(
             self._plan.engine,
             self._model,
-            self._target.current,
+            self._timed(self._target.current),
             self._tokenizer,
-            proposer=make_proposer(self._plan.engine.speculation, self._draft),
+            proposer=self._make_proposer(),
             policy=policy,
         )
         if self._control is not None:  # it may have changed while steps were measured
             engine.set_speculation(self._control)
-        self._loop = EngineLoop(engine, self._target.remake, self.metrics.batch_size.observe)
+        self._loop = EngineLoop(engine, self._remake_target, self.metrics.batch_size.observe)
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
+
+    def _make_proposer(self) -> Proposer | None:
+        proposer = make_proposer(self._plan.engine.speculation, self._draft)
+        if proposer is None or self._tracing is None:
+            return proposer
+        return TimedProposer(proposer, self._tracing.steps.add_draft)
+
+    def _timed(self, target: Target) -> Target:
+        if self._tracing is None:
+            return target
+        return TimedTarget(target, self._tracing.steps.add_verify)
+
+    def _remake_target(self) -> Target:
+        assert self._target is not None, "a target is lost that never was"
+        return self._timed(self._target.remake())
 
     def _make_policy(self) -> SpeculationPolicy | None:
         assert self._target is not None, "a policy measures the target"
@@ -197,6 +219,8 @@ class Router:
             await asyncio.to_thread(self._draft.close)
         if self._target is not None:
             await asyncio.to_thread(self._target.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _start_target(self, placement: PlacementGroup | None) -> TargetSupervisor:
         size = self.config.tensor_parallel_size
@@ -295,18 +319,37 @@ class Router:
         """Begins a request. Its outputs raise what the engine has against it."""
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
-        observer = RequestObserver(request_id, self.metrics)
+        observer = self._observer(request_id, call)
+        try:
+            loop = self._require_loop(call)
+            request = await self._prepare(request_id, call)
+        except BaseException as error:
+            observer.on_refused(error)
+            raise
+        observer.on_queued(request)
+        return Generation(request.seed, loop.generate(request, observer))
+
+    def _observer(self, request_id: str, call: GenerateCall) -> RequestObserver:
+        clock = time.perf_counter
+        trace = self._tracing.begin(request_id, call, clock) if self._tracing else None
+        return RequestObserver(request_id, self.metrics, clock, trace)
+
+    def _require_loop(self, call: GenerateCall) -> EngineLoop:
+        """What is to answer a call, where it can be answered now."""
         self._check_model(call.model)
         if self._loop is None:
             raise NotReadyError("the model is still loading")
         self._loop.require_room(call.params.n)
+        return self._loop
+
+    async def _prepare(self, request_id: str, call: GenerateCall) -> Request:
+        """Tokens, grammar and seed of a request that there is room for."""
         self.num_requests += call.params.n
-        seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
-        request = Request(
+        return Request(
             request_id=request_id,
             prompt_token_ids=await self._encode(call.prompt),
             params=call.params,
-            seed=seed,
+            seed=secrets.randbits(63) if call.params.seed is None else call.params.seed,
             priority=call.priority,
             resume_token_ids=call.resume_token_ids,
             grammar=await self._compile(call.params.structured_output),
@@ -314,7 +357,6 @@ class Router:
             cache_salt=call.cache_salt,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
-        return Generation(seed, self._loop.generate(request, observer))
 
     def max_tokens(self, params: SamplingParams) -> int:
         """How long a choice can get, after the shortest of prompts."""
@@ -385,3 +427,12 @@ class Router:
         if isinstance(prompt[0], ChatMessage):
             return tuple(await asyncio.to_thread(self._tokenizer.encode_chat, prompt))
         return prompt
+
+
+def _tracing(config: ServeConfig, replica: str) -> Tracing | None:
+    """None where no traces are wanted; the packages that make them are imported only then."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    from cluster.tracing import tracing_to
+
+    return tracing_to(config.otlp_traces_endpoint, config.served_model_name, replica)

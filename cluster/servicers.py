@@ -20,6 +20,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster import admin_codec, codec
 from cluster.admin_access import AdminAccess
+from cluster.caller_headers import current_headers
 from cluster.control_link import ControlLink
 from cluster.errors import status_of
 from cluster.output_codec import encode_completion, encode_stream_chunk
@@ -57,6 +58,7 @@ class InferenceServicer:
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """One message a step and choice. Cancelling the call aborts the request."""
+        _keep_metadata(grpc_context)
         with self._reporting_to(grpc_context):
             generation = await self.router.generate(codec.decode_generate(request))
             is_first = True
@@ -68,6 +70,7 @@ class InferenceServicer:
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """The whole completion as one message. Cancelling the call aborts the request."""
+        _keep_metadata(grpc_context)
         with self._reporting_to(grpc_context):
             # One message, so nothing of it is wanted before its end.
             call = replace(codec.decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
@@ -199,6 +202,10 @@ class AdminServicer:
     def _check_access(self, grpc_context: Any) -> None:
         metadata = dict(grpc_context.invocation_metadata() or ())
         self.access.check(metadata.get("authorization"))
+
+
+def _keep_metadata(grpc_context: Any) -> None:
+    current_headers.set(lambda: grpc_context.invocation_metadata() or ())
 
 
 def _raise_on_serve(grpc_context: Any) -> None:

@@ -120,6 +120,11 @@ class Engine:
         """Whether `step` has anything to do."""
         return bool(self._choices or self._in_flight)
 
+    @property
+    def begun(self) -> tuple[str, ...]:
+        """The requests whose first choice left the queue in the last step, for the first time."""
+        return tuple(seq.request.request_id for seq in self._scheduler.begun if seq.choice == 0)
+
     def step(self) -> list[RequestOutput]:
         """Collects and commits the step in flight, and begins the next before it returns.
 

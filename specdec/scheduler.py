@@ -96,6 +96,7 @@ class Scheduler:
         self._decision = _NO_DRAFTS
         self._lookahead_window = _lookahead_window(config)
         self._preempted: list[Sequence] = []
+        self._begun: list[Sequence] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self.heeds_requests = True
@@ -163,6 +164,7 @@ class Scheduler:
         """
         self._rows = {}
         self._preempted = []
+        self._begun = []
         self._decision = decision
         budget = self._schedule_decodes(self._config.max_num_batched_tokens)
         if self._rows and self._config.max_prefill_tokens is not None:
@@ -175,6 +177,11 @@ class Scheduler:
     def preempted(self) -> list[Sequence]:
         """The sequences that lost their blocks in the last `schedule`."""
         return self._preempted
+
+    @property
+    def begun(self) -> list[Sequence]:
+        """The sequences that left the queue for the first time in the last `schedule`."""
+        return self._begun
 
     def _schedule_decodes(self, budget: int) -> int:
         decoding = [seq for seq in self._running if seq.is_decoding]
@@ -241,6 +248,7 @@ class Scheduler:
         if not seq.has_run:
             seq.num_cached_tokens = min(cached, seq.num_prompt_tokens)
             self.num_cached_tokens += seq.num_cached_tokens
+            self._begun.append(seq)
         seq.has_run = True
         self._rows[seq.seq_id] = ScheduledRow(seq, chunk)
         return chunk

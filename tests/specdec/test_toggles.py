@@ -134,12 +134,12 @@ LIMITS = {"max_model_len": 320, "num_blocks": 400}
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_two_hundred_toggles_of_the_demo_models_drafts(smollm2_dir):
-    """SmolLM2 drafts for itself in 8 bits; four sequences of twelve run at once."""
+    """SmolLM2 drafts for itself in 8 bits; four sequences of twenty run at once."""
     proposer = RecordingProposer(draft_model(smollm2_dir, quantization="int8", **LIMITS))
     policy = SpeculationPolicy(ON, clock=lambda: 0.0)
     config = engine_config(K, max_num_seqs=4, **LIMITS)
     engine = local_engine(smollm2_dir, config, proposer=proposer, policy=policy)
-    asked = demo_requests(smollm2_dir, 12)
+    asked = demo_requests(smollm2_dir, 20)
     said = run_toggled(engine, asked, random_toggles(200, most_apart=3), proposer)
 
     assert engine.stats().num_speculation_flips == 200
