@@ -21,6 +21,13 @@ from specdec.client import (
     SpeculationChange,
     SpeculationState,
 )
+from specdec.profile import (
+    DEFAULT_PROFILE_STEPS,
+    DEFAULT_PROFILE_TIMEOUT_S,
+    ProfileOrder,
+    ProfileReport,
+    WorkerProfile,
+)
 from specdec.speculation_control import SPECULATION_MODES, SpeculationControl
 from specdec.speculation_rules import SpeculationRule
 
@@ -98,6 +105,43 @@ def encode_fleet(fleet: FleetStatistics) -> pb.WatchStatsResponse:
         status=encode_status(fleet.status),
         requests_per_s=fleet.requests_per_s,
         totals=_encode_totals(fleet.totals),
+    )
+
+
+def decode_profile_order(request: pb.ProfileRequest) -> ProfileOrder:
+    """Reads what to profile. Raises InvalidValueError."""
+    return ProfileOrder(
+        request.num_steps or DEFAULT_PROFILE_STEPS, request.timeout_s or DEFAULT_PROFILE_TIMEOUT_S
+    )
+
+
+def encode_profile(report: ProfileReport) -> pb.ProfileResponse:
+    """What the models of a replica did."""
+    return pb.ProfileResponse(
+        replica_id=report.replica_id,
+        elapsed_s=report.elapsed_s,
+        workers=map(_encode_worker, report.workers),
+    )
+
+
+def _encode_worker(worker: WorkerProfile) -> pb.WorkerProfile:
+    return pb.WorkerProfile(
+        worker=worker.worker,
+        rank=worker.rank,
+        num_steps=worker.num_steps,
+        trace_path=worker.trace_path,
+        trace_bytes=worker.trace_bytes,
+        operations=[
+            pb.OperationTime(
+                name=each.name,
+                num_calls=each.num_calls,
+                self_ms=each.self_ms,
+                total_ms=each.total_ms,
+                device_ms=each.device_ms,
+            )
+            for each in worker.operations
+        ],
+        fault=worker.fault,
     )
 
 

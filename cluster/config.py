@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from specdec.speculative_config import SpeculativeConfig
 
 
+_PATHS = ("tls_cert_file", "tls_key_file", "state_dir", "admin_token_file", "profile_dir")
+
 _CPU_PREFILL_TOKENS = 64
 """As many as reach a CPU's best rate: of SmolLM2 in float32, on one thread, a token costs 2.2 ms
 among 64 of them, 2.5 among 32 and 2.6 among 256, for all of which whoever decodes would wait."""
@@ -227,6 +229,19 @@ class ServeConfig:
             )
         },
     )
+    profile_dir: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                DIRECTORY,
+                "Directory, on the models' nodes, for the traces of profiles that operators take",
+                "none can be taken",
+            )
+        },
+    )
+    profile_max_mib: int = setting(
+        256, whole_number(1, 2**20), "Most MiB of the traces of one profile together"
+    )
     otlp_traces_endpoint: str | None = setting(
         None,
         ENDPOINT,
@@ -265,7 +280,7 @@ class ServeConfig:
         values = dict(mapping)
         if "speculative_config" in values:
             values["speculative_config"] = read_speculation(values["speculative_config"])
-        for name in ("tls_cert_file", "tls_key_file", "state_dir", "admin_token_file"):
+        for name in _PATHS:
             if isinstance(values.get(name), str):
                 values[name] = Path(values[name]).absolute()
         return cls(**values)

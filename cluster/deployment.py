@@ -68,7 +68,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         control = ControlLink(control_plane, router.apply_speculation, report)
         InferenceServicer.__init__(self, router)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
-        AdminServicer.__init__(self, control, access, Watches(control.fleet))
+        AdminServicer.__init__(self, control, access, Watches(control.fleet), router.profile)
         self._ingress = (
             EmbeddedIngress(router, self, serve_config)
             if serve_config.ingress == "embedded"

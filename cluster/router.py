@@ -25,6 +25,7 @@ from cluster.logs import current_request_id
 from cluster.memory_plan import memory_plan
 from cluster.metrics import Metrics
 from cluster.models import ModelDirectories
+from cluster.profiling import ProfiledModel, Profiling
 from cluster.replica_load import ReplicaLoad
 from cluster.replica_report import counts_of, decision_fields
 from cluster.request_observer import RequestObserver
@@ -43,6 +44,7 @@ from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
+from specdec.profile import ProfileOrder, ProfileReport
 from specdec.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.request_output import RequestOutput
 from specdec.runner import Target
@@ -107,6 +109,7 @@ class Router:
         self.num_requests = 0
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
         self._tracing = _tracing(config, replica)
+        self._profiling = Profiling(config.profile_dir, config.profile_max_mib, replica)
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
@@ -301,6 +304,15 @@ class Router:
             estimated_speedup=stats.estimated_speedup,
             counts=counts_of(stats, self.num_requests, self.metrics.histogram_counts()),
         )
+
+    async def profile(self, order: ProfileOrder) -> ProfileReport:
+        """Profiles the models of this replica. Raises what `Profiling.take` raises."""
+        if self._loop is None or self._target is None:
+            raise NotReadyError("the model is still loading")
+        models: dict[str, ProfiledModel] = {"target": self._target}
+        if self._draft is not None:
+            models["draft model"] = self._draft
+        return await self._profiling.take(order, models, self._loop.call)
 
     @property
     def _can_draft(self) -> bool:

@@ -15,10 +15,18 @@ import torch
 from cluster import logs, wire
 from cluster.logs import LogConfig
 from cluster.resources import threads_per_shard
+from cluster.shard_profile import ShardProfiling, is_about_profiles
 from cluster.transport import Endpoint, Listener, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.parallel import TensorParallelGroup
-from specdec.runner import DraftRunner, ModelRunner, Rendezvous, load_draft_runner, load_runner
+from specdec.runner import (
+    DraftRunner,
+    ModelRunner,
+    Rendezvous,
+    Runner,
+    load_draft_runner,
+    load_runner,
+)
 from specdec.vocabulary import VocabularyMap
 
 logger = logging.getLogger(__name__)
@@ -55,6 +63,8 @@ class ShardSpec:
 class _Shard(ABC):
     """One rank. It runs the steps that arrive on its socket, in order, until told to stop."""
 
+    _runner: Runner  # from _load on
+
     def __init__(self, spec: ShardSpec) -> None:
         logs.configure(spec.logs)
         self._spec = spec
@@ -85,15 +95,27 @@ class _Shard(ABC):
         try:
             torch.set_num_threads(threads_per_shard(self._spec.size, self._spec.num_replicas))
             self._load(_join_group(self._spec))
+            profiling = ShardProfiling(self._spec.rank, self._runner)
             while (frames := socket.recv_multipart()) != wire.STOP:
                 try:
-                    self._handle(frames)
+                    self._dispatch(frames, profiling)
                 except Exception as error:
                     logger.exception("rank %d failed in a step", self._spec.rank)
                     message = f"{type(error).__name__}: {error}"
                     socket.send_multipart(wire.encode_error(message))
         finally:
             self._listener.close()
+
+    def _dispatch(self, frames: wire.Frames, profiling: ShardProfiling) -> None:
+        if is_about_profiles(frames):
+            report = profiling.heed(frames)
+        elif profiling.is_running:
+            report = profiling.run_step(lambda: self._handle(frames))
+        else:
+            self._handle(frames)
+            return
+        if report is not None and self._listener is not None:
+            self._listener.socket.send_multipart(report)
 
     def _answer(self, frames: wire.Frames) -> None:
         if self._spec.rank == 0 and self._listener is not None:

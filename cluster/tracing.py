@@ -203,8 +203,8 @@ def _sampling_attributes(params: SamplingParams) -> Attributes:
         "top_p": params.top_p,
         "top_k": params.top_k,
         "max_tokens": params.max_tokens,
-        "frequency_penalty": params.frequency_penalty,
-        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty or None,
+        "presence_penalty": params.presence_penalty or None,
         "choice.count": params.n,
     }
     return {f"gen_ai.request.{name}": value for name, value in said.items() if value is not None}

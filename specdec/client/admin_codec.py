@@ -25,6 +25,7 @@ from specdec.client.fleet_messages import (
     ServiceStatus,
 )
 from specdec.errors import InvalidValueError
+from specdec.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
 from specdec.sampling_params import SpeculationMethod, VerifierName
 from specdec.speculation_control import SPECULATION_MODES, SpeculationControl, SpeculationMode
 from specdec.speculation_rules import SpeculationRule
@@ -110,6 +111,33 @@ def decode_fleet(response: pb.WatchStatsResponse) -> FleetStatistics:
         status=decode_status(response.status),
         requests_per_s=response.requests_per_s,
         totals=_decode_counts(response.totals),
+    )
+
+
+def encode_profile_order(order: ProfileOrder) -> pb.ProfileRequest:
+    """The request for a profile."""
+    return pb.ProfileRequest(num_steps=order.num_steps, timeout_s=order.timeout_s)
+
+
+def decode_profile(response: pb.ProfileResponse) -> ProfileReport:
+    """Reads what the models of a replica did."""
+    workers = tuple(map(_decode_worker, response.workers))
+    return ProfileReport(response.replica_id, response.elapsed_s, workers)
+
+
+def _decode_worker(worker: pb.WorkerProfile) -> WorkerProfile:
+    operations = tuple(
+        OperationTime(each.name, each.num_calls, each.self_ms, each.total_ms, each.device_ms)
+        for each in worker.operations
+    )
+    return WorkerProfile(
+        worker.worker,
+        worker.rank,
+        worker.num_steps,
+        worker.trace_path,
+        worker.trace_bytes,
+        operations,
+        worker.fault,
     )
 
 

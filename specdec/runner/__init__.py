@@ -6,6 +6,8 @@ from specdec.runner.draft_worker import DraftWorker, LocalDraftWorker
 from specdec.runner.loading import load_draft_runner, load_runner
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.rendezvous import Rendezvous
+from specdec.runner.runner import Runner
+from specdec.runner.step_profiler import StepProfiler
 from specdec.runner.target import LocalTarget, Target
 
 __all__ = [
@@ -15,6 +17,8 @@ __all__ = [
     "LocalTarget",
     "ModelRunner",
     "Rendezvous",
+    "Runner",
+    "StepProfiler",
     "Target",
     "load_draft_runner",
     "load_runner",

@@ -212,9 +212,10 @@ async def test_an_answer_makes_five_spans_however_long_it_is(replica, exporter, 
     root = made["text_completion tiny"]
     assert root.attributes["gen_ai.response.finish_reasons"] == ("length",) * num_choices
     assert root.attributes["gen_ai.usage.output_tokens"] == 60 * num_choices
-    decode = made["decode"].attributes
+    prefill, decode = (made[name].attributes for name in ("prefill", "decode"))
     assert decode["specdec.num_accepted_tokens"] == outputs[-1].speculation.num_accepted_tokens > 0
-    assert 0 < decode["specdec.draft_s"] + decode["specdec.verify_s"] <= seconds(made["decode"]) + 1
+    for name in ("specdec.draft_s", "specdec.verify_s"):
+        assert prefill[name] + decode[name] > 0, "these steps may be over before they are told of"
 
 
 async def test_nothing_is_told_of_single_tokens(replica, monkeypatch):

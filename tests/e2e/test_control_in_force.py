@@ -67,9 +67,13 @@ def set_mode(service, mode):
     started_at = time.monotonic()
     with AdminClient(service.grpc_address) as admin:
         state = admin.set_speculation(SpeculationChange(mode=mode, updated_by="ann"))
+    answered_s = time.monotonic() - started_at
     wait_until_in_force(service, state.version, IN_FORCE_WITHIN_S)
     elapsed_s = time.monotonic() - started_at
-    print(f"mode {mode} in force on {NUM_REPLICAS} replicas after {elapsed_s:.3f} s")
+    print(
+        f"mode {mode} in force on {NUM_REPLICAS} replicas after {elapsed_s:.3f} s, "
+        f"acknowledged after {answered_s:.3f} s"
+    )
     assert elapsed_s <= IN_FORCE_WITHIN_S
     return state
 
