@@ -72,14 +72,22 @@ def status(as_json: bool, **connection: Any) -> None:
     show_default=True,
     help=f"Seconds to wait for so many, up to {MAX_PROFILE_TIMEOUT_S:g}.",
 )
+@click.option(
+    "--replica",
+    "replica_id",
+    default="",
+    help="Whose models, as `specdec status` names it. Default: of the replica that answers.",
+)
 @_json_flag
 @admin_flags
-def profile(num_steps: int, timeout_s: float, as_json: bool, **connection: Any) -> None:
+def profile(
+    num_steps: int, timeout_s: float, replica_id: str, as_json: bool, **connection: Any
+) -> None:
     """Record what the models of a replica do in their next steps, and show what took most.
 
     The service needs a --profile-dir for the traces, and requests to have steps.
     """
-    order = ProfileOrder(num_steps, timeout_s)
+    order = ProfileOrder(num_steps, timeout_s, replica_id)
     with admin_client(**connection) as client:
         report = client.profile(order)
     click.echo(to_json(report) if as_json else profile_table(report))

@@ -111,7 +111,9 @@ def encode_fleet(fleet: FleetStatistics) -> pb.WatchStatsResponse:
 def decode_profile_order(request: pb.ProfileRequest) -> ProfileOrder:
     """Reads what to profile. Raises InvalidValueError."""
     return ProfileOrder(
-        request.num_steps or DEFAULT_PROFILE_STEPS, request.timeout_s or DEFAULT_PROFILE_TIMEOUT_S
+        request.num_steps or DEFAULT_PROFILE_STEPS,
+        request.timeout_s or DEFAULT_PROFILE_TIMEOUT_S,
+        request.replica_id,
     )
 
 

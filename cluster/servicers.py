@@ -140,7 +140,7 @@ class AdminServicer:
     def __init__(
         self, control: ControlLink, access: AdminAccess, watches: Watches, profile: TakeProfile
     ) -> None:
-        """profile: takes one of this replica's models."""
+        """profile: takes one, of this replica or of the one that is meant."""
         self.control = control
         self.access = access
         self.watches = watches
@@ -210,7 +210,7 @@ class AdminServicer:
     async def Profile(
         self, request: admin_pb2.ProfileRequest, grpc_context: Any
     ) -> admin_pb2.ProfileResponse:
-        """Profiles the models of this replica."""
+        """Profiles the models of a replica."""
         with _reporting_to(grpc_context):
             self._check_access(grpc_context)
             order = admin_codec.decode_profile_order(request)

@@ -132,7 +132,8 @@ class RequestTrace:
 
     def on_first_output(self, at: float) -> None:
         """Its first token has come, of whichever choice."""
-        assert len(self._moments) == len(PHASES) - 1, "a token before its request was in a batch"
+        while len(self._moments) < len(PHASES) - 1:  # what was not told of took no time
+            self._begin_phase(at)
         self.attributes["gen_ai.response.time_to_first_chunk"] = at - self._moments[0]
         self._begin_phase(at)
 

@@ -18,11 +18,13 @@ DEFAULT_PROFILE_TIMEOUT_S = 30.0
 class ProfileOrder:
     """How much to profile: so many steps, or what runs of them within `timeout_s` seconds.
 
-    Raises InvalidValueError.
+    replica_id: whose models; empty for those of whichever replica answers. Raises
+    InvalidValueError.
     """
 
     num_steps: int = DEFAULT_PROFILE_STEPS
     timeout_s: float = DEFAULT_PROFILE_TIMEOUT_S
+    replica_id: str = ""
 
     def __post_init__(self) -> None:
         if type(self.num_steps) is not int or not 1 <= self.num_steps <= MAX_PROFILE_STEPS:
@@ -32,6 +34,8 @@ class ProfileOrder:
         if not is_number or not 0 < self.timeout_s <= MAX_PROFILE_TIMEOUT_S:
             limit = f"a number of seconds above 0, at most {MAX_PROFILE_TIMEOUT_S:g}"
             raise InvalidValueError("timeout_s", self.timeout_s, limit)
+        if not isinstance(self.replica_id, str):
+            raise InvalidValueError("replica_id", self.replica_id, "a text")
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ class AdminClient(Connection):
         return codec.decode_audit_page(self._call(self._stub.ListAuditLog, request))
 
     def profile(self, order: ProfileOrder | None = None) -> ProfileReport:
-        """Records the next steps of the models of the replica that answers. No order: the defaults.
+        """Records the next steps of the models of a replica. No order: the defaults.
 
         Waits for them, and for the traces to be written, whatever this client's `timeout_s` is.
         """

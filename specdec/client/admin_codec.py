@@ -116,7 +116,9 @@ def decode_fleet(response: pb.WatchStatsResponse) -> FleetStatistics:
 
 def encode_profile_order(order: ProfileOrder) -> pb.ProfileRequest:
     """The request for a profile."""
-    return pb.ProfileRequest(num_steps=order.num_steps, timeout_s=order.timeout_s)
+    return pb.ProfileRequest(
+        num_steps=order.num_steps, timeout_s=order.timeout_s, replica_id=order.replica_id
+    )
 
 
 def decode_profile(response: pb.ProfileResponse) -> ProfileReport:

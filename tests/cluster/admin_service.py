@@ -57,7 +57,9 @@ async def take_profile(order: ProfileOrder) -> ProfileReport:
     )
     target = WorkerProfile("target", 0, order.num_steps, "/traces/t.json.gz", 999, operations)
     fault = "the trace is larger than 5 bytes"
-    return ProfileReport("r1", 2.5, (target, WorkerProfile("draft model", 0, 3, fault=fault)))
+    return ProfileReport(
+        order.replica_id or "r1", 2.5, (target, WorkerProfile("draft model", 0, 3, fault=fault))
+    )
 
 
 async def _ignore(state: SpeculationState) -> None:

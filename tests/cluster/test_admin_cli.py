@@ -229,7 +229,8 @@ def test_profile(command):
         "",
         "draft model, rank 0: 3 steps, no trace: the trace is larger than 5 bytes",
     ]
-    assert json.loads(command("profile", "--json").stdout)["workers"][0]["num_steps"] == 10
+    report = json.loads(command("profile", "--replica", "r2", "--json").stdout)
+    assert (report["replica_id"], report["workers"][0]["num_steps"]) == ("r2", 10)
 
 
 def test_a_profile_of_no_steps_is_refused_at_once(command):

@@ -187,7 +187,7 @@ def test_statistics_come_again_and_again(client):
 
 
 def test_a_profile_arrives_as_it_was_taken(client):
-    order = ProfileOrder(num_steps=7, timeout_s=2.5)
+    order = ProfileOrder(num_steps=7, timeout_s=2.5, replica_id="r2")
     assert client.profile(order) == asyncio.run(take_profile(order))
     assert client.profile() == asyncio.run(take_profile(ProfileOrder()))
 

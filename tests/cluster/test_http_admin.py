@@ -181,6 +181,7 @@ async def test_a_profile(http):
         ({"num_steps": None}, "num_steps"),
         ({"timeout_s": "1"}, "timeout_s"),
         ({"timeout_s": 301}, "timeout_s"),
+        ({"replica_id": 3}, "replica_id"),
         ({"steps": 5}, "field"),
         ([], "body"),
     ],

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 import pytest
 
-from specdec.client import AdminClient, Client, ClientError, SpeculationChange
+from specdec.client import AdminClient, Client, ClientError, ProfileOrder, SpeculationChange
 from specdec.sampling_params import SamplingParams
 from tests.e2e.conftest import ALWAYS_DRAFT, running_service
 
@@ -22,6 +22,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=30, ignore_eos=True)
 def service(tiny_model_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("in_force") / "log"
     flags = ["--ingress", "serve", "--num-replicas", str(NUM_REPLICAS), "--max-model-len", "128"]
+    flags += ["--profile-dir", str(log.parent / "profiles")]
     with running_service(tiny_model_dir, log, *flags, *ALWAYS_DRAFT) as service:
         wait_until(lambda: len(versions(service)) == NUM_REPLICAS, "every replica's report")
         yield service
@@ -119,6 +120,18 @@ def test_changes_are_in_force_on_three_replicas_within_a_second(service):
     for mode in ("off", "on", "auto", "off"):
         set_mode(service, mode)
     assert sum(drafts_of_answers(service)) == 0
+
+
+def test_a_profile_is_taken_of_the_replica_that_is_named(service):
+    """Whichever is asked; nothing runs, so each ends with no steps when its time is up."""
+    with AdminClient(service.grpc_address) as admin:
+        for replica_id in versions(service):
+            report = admin.profile(ProfileOrder(1, timeout_s=0.2, replica_id=replica_id))
+            assert report.replica_id == replica_id
+            [target] = report.workers
+            assert (target.worker, target.num_steps, target.fault) == ("target", 0, "")
+        with pytest.raises(ClientError, match="replica_id is 'nobody'; it must be that of a"):
+            admin.profile(ProfileOrder(1, replica_id="nobody"))
 
 
 @pytest.mark.parametrize("name", ["ControlPlane", ":Router", "ServeController"])
