@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control test-browser third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control test-browser third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ bench-drafting: .make/setup ## count what the drafts of each method yield
 
 bench-collectives: .make/setup ## measure what ranks of one node take to add up tensors
 	$(BIN)/python -m benchmarks.collectives $(ARGS)
+
+bench-tensor-parallel: .make/setup ## measure steps on several ranks against one process
+	$(BIN)/python -m benchmarks.tensor_parallel $(ARGS)
 
 bench-forward: .make/setup ## measure a forward pass on the CPU: native kernels, torch's, the memory floor
 	$(BIN)/python -m benchmarks.forward_pass $(ARGS)

@@ -27,10 +27,11 @@ from torch import Tensor
 
 from benchmarks.bystanders import CpuUsage
 from benchmarks.machine import Machine, describe_machine
-from specdec.config import DTYPES, DTypeName, Kernels, QuantizationMethod
+from specdec.config import DTypeName, Kernels, QuantizationMethod
+from specdec.dtypes import DTYPES
 from specdec.model_config import ModelConfig
 from specdec.model_input import Chunk, ModelInput
-from specdec.models import Decoder, load_model
+from specdec.models.loading import Decoder, load_model
 from specdec.models.store import resolve
 from specdec.parallel import TensorParallelGroup
 

@@ -27,12 +27,14 @@ from torch import Tensor
 
 from benchmarks.gpu_steps import StepTimes, measure_steps
 from benchmarks.tiny_model import write_tiny_llama
-from specdec.config import DTYPES, DTypeName, EngineConfig
+from specdec.config import DTypeName, EngineConfig
+from specdec.dtypes import DTYPES
 from specdec.engine import Engine
 from specdec.kernels import PagedAttention
 from specdec.model_config import ModelConfig
 from specdec.model_input import Chunk, ModelInput
-from specdec.models import CausalDecoder, load_model
+from specdec.models.decoder import CausalDecoder
+from specdec.models.loading import load_model
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, ModelRunner
 from specdec.sampling_params import SamplingParams

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.models import CausalDecoder
+from specdec.models.decoder import CausalDecoder
 from specdec.runner import ModelRunner
 from specdec.sampling_rules import SamplingRules
 from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow

@@ -11,10 +11,10 @@ from benchmarks.workloads import NO_METHOD
 from specdec.config import EngineConfig
 from specdec.cost_measurement import measure_verification
 from specdec.goodput import GoodputChooser
-from specdec.runner import Target
 from specdec.speculation import SpeculationPolicy
 from specdec.speculative_config import SpeculativeConfig
 from specdec.step_costs import StepCosts
+from specdec.workers import Target
 
 NUM_SPECULATIVE_TOKENS = 7
 

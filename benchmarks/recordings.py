@@ -20,7 +20,7 @@ from specdec.config import EngineConfig
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.model_input import Chunk, ModelInput
-from specdec.models import load_model
+from specdec.models.loading import load_model
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, load_runner
 from specdec.sampling_params import SamplingParams

@@ -35,7 +35,7 @@ from benchmarks.summary import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, one_by_one
-from specdec.config import DTYPES, QUANTIZATION_METHODS
+from specdec.config import DTYPE_BYTES, QUANTIZATION_METHODS
 from specdec.models.store import resolve
 from specdec.tokenizer import Tokenizer
 
@@ -163,7 +163,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--suites", nargs="+", default=_SUITES)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=_METHODS)
     parser.add_argument("--num-speculative-tokens", type=int, default=NUM_SPECULATIVE_TOKENS)
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--dtype", choices=DTYPE_BYTES, default="float32")
     parser.add_argument("--quantization", choices=QUANTIZATION_METHODS)
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
     add_round_options(parser, num_rounds=10)

@@ -55,10 +55,19 @@ class StepBench:
     """A target with `num_seqs` sequences of equal length, whose last tokens run again and again."""
 
     def __init__(
-        self, directory: Path, precision: Precision, num_seqs: int, max_tokens: int
+        self,
+        directory: Path,
+        precision: Precision,
+        num_seqs: int,
+        max_tokens: int,
+        group: TensorParallelGroup | None = None,
+        num_threads: int | None = None,
     ) -> None:
-        """Loads the model. max_tokens: most tokens of a sequence, those of a step included."""
-        torch.set_num_threads(num_usable_cores())
+        """Loads the model. max_tokens: most tokens of a sequence, those of a step included.
+
+        group: of which this is a rank; None: it is alone. num_threads: one a core unless told.
+        """
+        torch.set_num_threads(num_threads or num_usable_cores())
         self._blocks_each = -(-max_tokens // _BLOCK_SIZE)
         self.model_config = ModelConfig.from_directory(directory)
         config = EngineConfig(
@@ -66,7 +75,7 @@ class StepBench:
             num_blocks=self._blocks_each * num_seqs,
             block_size=_BLOCK_SIZE,
         )
-        group = TensorParallelGroup()
+        group = group or TensorParallelGroup()
         self._runner = load_runner(
             directory, precision.dtype, config, group, precision.quantization
         )

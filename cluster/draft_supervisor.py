@@ -11,12 +11,12 @@ from typing import TypeVar
 
 from cluster.backoff import Backoff
 from cluster.draft_group import DraftGroup
-from cluster.shard_profile import ShardOrder
+from cluster.profile_messages import ShardOrder
 from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError
 from specdec.profile import WorkerProfile
 from specdec.proposers import DraftModelProposer, DraftRequest, DraftVocabulary, Proposal
-from specdec.runner import DraftWorker
+from specdec.workers import DraftWorker
 
 logger = logging.getLogger(__name__)
 

@@ -17,11 +17,11 @@ from cluster.request_observer import RequestObserver
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError
 from specdec.request_output import RequestOutput
-from specdec.runner import Target
 from specdec.scheduler import require_room
 from specdec.sequence import Request
 from specdec.speculation import SpeculationControl
 from specdec.stats import EngineStats
+from specdec.workers import Target
 
 logger = logging.getLogger(__name__)
 

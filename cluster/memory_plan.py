@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from cluster.config import ServeConfig
 from cluster.resources import Models
-from specdec.config import DTYPES, DraftLimits, EngineConfig
+from specdec.config import DraftLimits, EngineConfig
 from specdec.errors import OutOfMemoryError
 from specdec.field_checks import require_range
 from specdec.model_config import ModelConfig
@@ -138,7 +138,7 @@ def _pool(
         name=name,
         model=model,
         num_ranks=num_ranks,
-        block_bytes=config.block_size * model.kv_bytes_per_token(DTYPES[config.dtype], num_ranks),
+        block_bytes=config.block_size * model.kv_bytes_per_token(config.dtype, num_ranks),
         max_model_len=max_model_len,
         blocks_of_longest=blocks_of_longest,
         most_blocks=config.max_num_seqs * blocks_of_longest,
@@ -200,12 +200,12 @@ def _check_host(
 
 def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
     """Of the host: weights, processes, and what proposers keep whatever runs."""
-    dtype, speculation = DTYPES[config.dtype], config.speculative_config
+    speculation = config.speculative_config
     num_processes = config.tensor_parallel_size + 1
-    weights = models.target.weight_bytes(dtype, config.quantization_method)
+    weights = models.target.weight_bytes(config.dtype, config.quantization_method)
     if models.draft is not None and speculation is not None:
         num_processes += speculation.draft_tensor_parallel_size
-        weights += models.draft.weight_bytes(dtype, speculation.quantization)
+        weights += models.draft.weight_bytes(config.dtype, speculation.quantization)
     memory = proposer_memory(speculation)
     proposers = memory.fixed_bytes + config.max_num_seqs * memory.bytes_per_sequence
     return weights + num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES + proposers
@@ -243,7 +243,7 @@ def _gpu_blocks(config: ServeConfig, pool: _Pool, most: int, available_bytes: in
     heads = max(1, math.ceil(model.num_kv_heads / pool.num_ranks))
     share = heads / max(model.num_kv_heads, pool.num_ranks)
     block_bytes = int(pool.block_bytes * share)
-    weight_bytes = int(model.weight_bytes(DTYPES[config.dtype]) * share)
+    weight_bytes = int(model.weight_bytes(config.dtype) * share)
     free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.shard_profile import ShardOrder
+from cluster.profile_messages import ShardOrder
 from specdec.errors import InvalidValueError, NotReadyError, OverloadedError
 from specdec.profile import ProfileOrder, ProfileReport, WorkerProfile
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-import torch
 
 from cluster.config import ServeConfig
 from specdec.errors import InvalidValueError
@@ -129,11 +128,15 @@ class Models:
 
 
 def _num_gpus() -> int:
+    import torch  # here, for a process that asks for GPUs alone
+
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def _smallest_gpu_bytes() -> int:
     """What is free on the fullest GPU; raises InvalidValueError where torch finds none."""
+    import torch
+
     count = _num_gpus()
     if count == 0:
         raise InvalidValueError("device", "cuda", "cpu, or auto, where torch finds no GPU")

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -47,13 +48,13 @@ from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, Un
 from specdec.profile import ProfileOrder, ProfileReport
 from specdec.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.request_output import RequestOutput
-from specdec.runner import Target
 from specdec.sampling_params import SamplingDefaults, SamplingParams, StructuredOutput
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
 from specdec.structured_output import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
+from specdec.workers import Target
 
 if TYPE_CHECKING:
     from cluster.tracing import Tracing
@@ -96,10 +97,6 @@ class Router:
         if config.device == "cpu":
             memory_bytes = min(memory_bytes, available_memory_bytes())
         self._plan = memory_plan(config, models, memory_bytes)
-        self._tokenizer = Tokenizer(directories.target)
-        self._grammars = GrammarCompiler(
-            self._tokenizer, self._model.vocab_size, self._model.eos_token_ids
-        )
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
         self._loop: EngineLoop | None = None
@@ -114,11 +111,13 @@ class Router:
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
         draft = asyncio.create_task(asyncio.to_thread(self._start_draft, placement))
+        grammars = asyncio.create_task(asyncio.to_thread(self._start_grammars))
         try:
             self._target = await asyncio.to_thread(self._start_target, placement)
         finally:
             self._draft = await draft
-        await asyncio.to_thread(self._grammars.wait_until_ready)
+            await grammars
+        logger.info("the models are loaded and warm")
         policy = await asyncio.to_thread(self._make_policy)
         engine = Engine(
             self._plan.engine,
@@ -147,6 +146,18 @@ class Router:
     def _remake_target(self) -> Target:
         assert self._target is not None, "a target is lost that never was"
         return self._timed(self._target.remake())
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        """Read while the models start, which takes longer."""
+        return Tokenizer(self._directories.target)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self._tokenizer, self._model.vocab_size, self._model.eos_token_ids)
+
+    def _start_grammars(self) -> None:
+        self._grammars.wait_until_ready()
 
     def _make_policy(self) -> SpeculationPolicy | None:
         assert self._target is not None, "a policy measures the target"

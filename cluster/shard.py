@@ -3,36 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ray
-import torch
 
 from cluster import logs, wire
 from cluster.logs import LogConfig
-from cluster.resources import threads_per_shard
-from cluster.shard_profile import ShardProfiling, is_about_profiles
+from cluster.profile_messages import is_report
 from cluster.transport import Endpoint, Listener, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
-from specdec.parallel import TensorParallelGroup
-from specdec.runner import (
-    DraftRunner,
-    ModelRunner,
-    Rendezvous,
-    Runner,
-    load_draft_runner,
-    load_runner,
-)
 from specdec.vocabulary import VocabularyMap
 
-logger = logging.getLogger(__name__)
+if TYPE_CHECKING:  # torch is for the actors alone, not for the Router that starts them
+    from cluster.rank import Rank
 
-_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
-"""Covers ranks that load at different speeds. The Router's deadline for a step is the short one."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -87,18 +75,18 @@ class _Shard(ABC):
     def run(self) -> None:
         """Joins the group, loads, warms up, and serves steps until the stop message.
 
-        Rank 0 answers; any rank reports its errors. All in one thread: OpenMP keeps a pool for
+        Rank 0 answers; any rank reports its errors and profiles. All in one thread: OpenMP keeps a pool for
         each thread that asks for work, and lets pools beyond the cores wait asleep.
         """
         assert self._listener is not None, "run before bind"
         socket = self._listener.socket
         try:
-            torch.set_num_threads(threads_per_shard(self._spec.size, self._spec.num_replicas))
-            self._load(_join_group(self._spec))
-            profiling = ShardProfiling(self._spec.rank, self._runner)
+            rank = self._load()
             while (frames := socket.recv_multipart()) != wire.STOP:
                 try:
-                    self._dispatch(frames, profiling)
+                    for answer in rank.run(frames):
+                        if self._spec.rank == 0 or is_report(answer):
+                            socket.send_multipart(answer)
                 except Exception as error:
                     logger.exception("rank %d failed in a step", self._spec.rank)
                     message = f"{type(error).__name__}: {error}"
@@ -106,94 +94,26 @@ class _Shard(ABC):
         finally:
             self._listener.close()
 
-    def _dispatch(self, frames: wire.Frames, profiling: ShardProfiling) -> None:
-        if is_about_profiles(frames):
-            report = profiling.heed(frames)
-        elif profiling.is_running:
-            report = profiling.run_step(lambda: self._handle(frames))
-        else:
-            self._handle(frames)
-            return
-        if report is not None and self._listener is not None:
-            self._listener.socket.send_multipart(report)
-
-    def _answer(self, frames: wire.Frames) -> None:
-        if self._spec.rank == 0 and self._listener is not None:
-            self._listener.socket.send_multipart(frames)
-
     @abstractmethod
-    def _load(self, group: TensorParallelGroup) -> None:
-        """Makes the runner of this rank, and warms it up."""
-
-    @abstractmethod
-    def _handle(self, frames: wire.Frames) -> None:
-        """Runs one step, and answers as its role does."""
+    def _load(self) -> Rank:
+        """Loads this rank's share of the model, and warms it up."""
 
 
 class TargetShard(_Shard):
     """One rank of the target model: scores and verifies."""
 
-    _runner: ModelRunner
+    def _load(self) -> Rank:
+        from cluster.profiled_rank import ProfiledRank
+        from cluster.rank import TargetRank
 
-    def _load(self, group: TensorParallelGroup) -> None:
-        spec, limits = self._spec, self._spec.limits
-        assert isinstance(limits, EngineConfig)
-        self._runner = load_runner(
-            spec.model_directory,
-            spec.dtype,
-            limits,
-            group,
-            spec.quantization,
-            torch.device(spec.device),
-            spec.kernels,
-        )
-        self._runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
-
-    def _handle(self, frames: wire.Frames) -> None:
-        self._answer(wire.encode_output(self._runner.execute(wire.decode_step(frames))))
+        return ProfiledRank(TargetRank(self._spec), self._spec.rank)
 
 
 class DraftShard(_Shard):
     """One rank of the draft model: drafts, and then catches up while the target works."""
 
-    _runner: DraftRunner
+    def _load(self) -> Rank:
+        from cluster.profiled_rank import ProfiledRank
+        from cluster.rank import DraftRank
 
-    def _load(self, group: TensorParallelGroup) -> None:
-        spec, limits = self._spec, self._spec.limits
-        assert isinstance(limits, DraftLimits)
-        self._runner = load_draft_runner(
-            spec.model_directory,
-            spec.dtype,
-            limits,
-            group,
-            spec.quantization,
-            torch.device(spec.device),
-            spec.vocabulary,
-            spec.kernels,
-        )
-        self._runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
-
-    def _handle(self, frames: wire.Frames) -> None:
-        step = wire.decode_draft_step(frames)
-        drafts = self._runner.draft(step)
-        if step.drafts:
-            self._answer(wire.encode_draft_output(drafts))
-        if step.rows:
-            self._runner.catch_up(step)
-        if step.rows or not step.drafts:
-            self._answer(wire.CAUGHT_UP)
-
-
-def _join_group(spec: ShardSpec) -> TensorParallelGroup:
-    if spec.size == 1:
-        return TensorParallelGroup()
-    # All ranks of a group are on one node, so nothing of it needs to be on the network. Whoever
-    # made up the path may be on another one.
-    spec.directory.mkdir(mode=0o700, exist_ok=True)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    group = Rendezvous(
-        spec.rank, spec.size, spec.device, spec.directory, _COLLECTIVE_TIMEOUT
-    ).join()
-    means = type(group.collectives).__name__
-    logger.info("rank %d of %d exchanges tensors by %s", spec.rank, spec.size, means)
-    return group
+        return ProfiledRank(DraftRank(self._spec), self._spec.rank)

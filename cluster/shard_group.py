@@ -20,10 +20,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster import wire
 from cluster.logs import LogConfig
+from cluster.profile_messages import END, ProfileInbox, ShardOrder, is_report
 from cluster.profiling import WRITING_S
 from cluster.resources import CPUS_PER_SHARD
 from cluster.shard import DraftShard, ShardSpec, TargetShard
-from cluster.shard_profile import END, ProfileInbox, ShardOrder, is_report
 from cluster.transport import Connection, CurveKeys, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.errors import DraftFailedError, TargetFailedError

@@ -11,11 +11,11 @@ from cluster.draft_supervisor import DraftSupervisor
 from specdec.config import DraftLimits, EngineConfig
 from specdec.cost_measurement import measure_drafting, measure_verification, with_drafting
 from specdec.goodput import GoodputChooser
-from specdec.runner import Target
 from specdec.sampling_params import SpeculationMethod
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.speculative_config import SpeculativeConfig
 from specdec.step_costs import CostTable, StepCosts
+from specdec.workers import Target
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as Many
 
 from specdec.proposers import DraftRequest, Proposal, Proposer
-from specdec.runner import Target
 from specdec.step import StepInput, VerifyOutput
+from specdec.workers import Target
 
 Observe = Callable[[float], None]
 
@@ -40,7 +40,10 @@ class TimedTarget:
 
 
 class TimedProposer:
-    """A proposer whose drafting is observed, in seconds that a step waits for it."""
+    """A proposer whose drafting is observed, in seconds that a step waits for it.
+
+    A step in which it only hears of sequences, and is asked for no tokens, is not.
+    """
 
     def __init__(
         self, proposer: Proposer, observe: Observe, clock: Callable[[], float] = time.perf_counter
@@ -48,17 +51,20 @@ class TimedProposer:
         self._proposer = proposer
         self._observe = observe
         self._clock = clock
+        self._is_asked = False
         self._began_at_s = 0.0
 
     def begin(self, requests: Many[DraftRequest]) -> None:
         """Starts drafting."""
+        self._is_asked = any(request.max_tokens for request in requests)
         self._began_at_s = self._clock()
         self._proposer.begin(requests)
 
     def collect(self) -> list[Proposal]:
         """The drafts of the last `begin`."""
         proposals = self._proposer.collect()
-        self._observe(self._clock() - self._began_at_s)
+        if self._is_asked:
+            self._observe(self._clock() - self._began_at_s)
         return proposals
 
     def release(self, seq_id: int) -> None:

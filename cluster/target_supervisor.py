@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from cluster.backoff import Backoff
-from cluster.shard_profile import ShardOrder
+from cluster.profile_messages import ShardOrder
 from cluster.target_group import TargetGroup
 from specdec.errors import TargetFailedError
 from specdec.profile import WorkerProfile

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +23,14 @@ CPU = torch.device("cpu")
 
 
 class StoredFiles:
-    """Every tensor of a checkpoint, in whichever open file it is. See `StoredTensors`."""
+    """Every tensor of a checkpoint, in whichever file it is. See `StoredTensors`.
 
-    def __init__(self, files: dict[str, Any], directory: Path) -> None:
-        """`files` maps the name of each tensor to the open file that holds it."""
+    A file is opened for each tensor: it is mapped into memory while it is open or a tensor of it is
+    in use, and what was read of it stays resident so long.
+    """
+
+    def __init__(self, files: dict[str, Path], directory: Path) -> None:
+        """`files` maps the name of each tensor to the file that holds it."""
         self._files = files
         self._directory = directory
 
@@ -37,18 +39,19 @@ class StoredFiles:
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Raises UnsupportedModelError where there is no such tensor."""
-        return tuple(self._file_of(name).get_slice(name).get_shape())
+        with self._open(name) as file:
+            return tuple(file.get_slice(name).get_shape())
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """A part of a tensor, as it is stored; all of it without a window."""
-        file = self._file_of(name)
-        tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
+        with self._open(name) as file:
+            tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
         return tensor
 
-    def _file_of(self, name: str) -> Any:
+    def _open(self, name: str) -> Any:
         if name not in self._files:
             raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
-        return self._files[name]
+        return _open(self._files[name])
 
 
 class CheckpointReader:
@@ -84,7 +87,7 @@ class CheckpointReader:
         rows: range | None = None,
         cols: range | None = None,
     ) -> Tensor:
-        """The given rows and columns of a tensor whose whole shape must be `shape`.
+        """A copy of the given rows and columns of a tensor whose whole shape must be `shape`.
 
         Raises UnsupportedModelError when the tensor is missing or of another shape.
         """
@@ -101,19 +104,18 @@ class CheckpointReader:
             packed.read(self._tensors, name, *window)
             if packed
             else self._tensors.slice(name, *(slice(part.start, part.stop) for part in window))
-        ).to(device=self.device, dtype=self.dtype)
+        ).to(device=self.device, dtype=self.dtype, copy=True)
         self.num_elements_read += tensor.numel()
         return tensor
 
 
-@contextmanager
 def open_checkpoint(
     directory: Path,
     dtype: torch.dtype,
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
     kernels: Kernels = "auto",
-) -> Iterator[CheckpointReader]:
+) -> CheckpointReader:
     """Opens the model.safetensors of a directory, or the files that its index lists.
 
     Raises UnsupportedModelError for files that cannot be read, and InvalidValueError for a
@@ -121,16 +123,19 @@ def open_checkpoint(
     """
     require_quantization(quantization)
     layout = _weight_format(directory)
-    with ExitStack() as stack:
-        tensors: dict[str, Any] = {}
-        for path in _weight_files(directory):
-            try:
-                opened = stack.enter_context(safe_open(path, framework="pt"))
-            except (SafetensorError, OSError) as error:
-                raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
-            tensors.update(dict.fromkeys(opened.keys(), opened))
-        files = StoredFiles(tensors, directory)
-        yield CheckpointReader(files, dtype, quantization, layout, device, kernels)
+    files: dict[str, Path] = {}
+    for path in _weight_files(directory):
+        with _open(path) as opened:
+            files.update(dict.fromkeys(opened.keys(), path))
+    stored = StoredFiles(files, directory)
+    return CheckpointReader(stored, dtype, quantization, layout, device, kernels)
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise UnsupportedModelError(f"{path} cannot be read: {error}") from error
 
 
 def _weight_format(directory: Path) -> WeightFormat | None:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from specdec.config import EngineConfig
-from specdec.runner import DraftWorker, Target
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
     BlockTableDelta,
@@ -18,6 +17,7 @@ from specdec.step import (
     StepRow,
 )
 from specdec.step_costs import CostTable
+from specdec.workers import DraftWorker, Target
 
 _CONTEXT_TOKENS = 64
 _TOKEN = 1

@@ -17,7 +17,6 @@ from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, Proposal, Proposer, make_proposer
 from specdec.request_intake import RequestIntake
 from specdec.request_output import RequestOutput
-from specdec.runner import Target
 from specdec.sampling_params import SpeculationMethod
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Choices, Lookahead, Request, Sequence, SequenceStatus
@@ -27,6 +26,7 @@ from specdec.step import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 from specdec.untold import ToldTokens
 from specdec.worker_ledger import WorkerLedger
+from specdec.workers import Target
 
 
 class Engine:

@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from specdec.config import QuantizationMethod
-from specdec.dequantize import weight_format
+from specdec.config import DTYPE_BYTES, DTypeName, QuantizationMethod
 from specdec.errors import ModelNotFoundError, UnsupportedModelError
 from specdec.generation_config import read_sampling_defaults
 from specdec.rope import Rope, read_rope
@@ -149,17 +146,16 @@ class ModelConfig:
         biases = self.has_mlp_bias * (2 * self.intermediate_size + self.hidden_size)
         return 3 * self.hidden_size * self.intermediate_size + biases
 
-    def weight_bytes(
-        self, dtype: torch.dtype, quantization: QuantizationMethod | None = None
-    ) -> int:
+    def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
         """Memory of the weights on all ranks together, of which matrices may be quantized."""
+        element_bytes = DTYPE_BYTES[dtype]
         if quantization is None:
-            return self.num_parameters * dtype.itemsize
+            return self.num_parameters * element_bytes
         vocabulary = self.vocab_size * self.hidden_size
         # A tied embedding shares its table with the head only while that is not quantized.
         table = vocabulary if self.tie_word_embeddings else 0
         rest = self.num_parameters - self._num_matrix_elements + table
-        return self._num_matrix_elements + rest * dtype.itemsize
+        return self._num_matrix_elements + rest * element_bytes
 
     @property
     def _num_matrix_elements(self) -> int:
@@ -168,14 +164,14 @@ class ModelConfig:
         layer = attention + 3 * self.hidden_size * self.intermediate_size
         return self.num_layers * layer + self.vocab_size * self.hidden_size
 
-    def kv_bytes_per_token(self, dtype: torch.dtype, tensor_parallel_size: int = 1) -> int:
+    def kv_bytes_per_token(self, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
         """Keys and values of one token over all layers, on all ranks together.
 
         More ranks than KV heads hold one each, some of them twice. A token that is out of every
         layer's window keeps its place.
         """
         num_kv_heads = max(self.num_kv_heads, tensor_parallel_size)
-        return 2 * self.num_layers * num_kv_heads * self.head_dim * dtype.itemsize
+        return 2 * self.num_layers * num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
 
 def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
@@ -187,7 +183,10 @@ def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}")
     if raw.get("hidden_act", "silu") != "silu":
         raise _unsupported("hidden_act", raw["hidden_act"], "silu")
-    weight_format(raw.get("quantization_config"))
+    if (quantization := raw.get("quantization_config")) is not None:
+        from specdec.dequantize import weight_format  # imports torch, which few processes need
+
+        weight_format(quantization)
 
 
 def _has_qkv_bias(architecture: str, raw: Mapping[str, Any]) -> bool:

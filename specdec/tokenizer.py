@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
 CHAT_ROLES = ("system", "user", "assistant")
+
+_GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+"""Names, new and old, of the class in transformers that takes a tokenizer.json as it is."""
 
 
 @dataclass(frozen=True)
@@ -131,10 +135,8 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
 
 
 def _load(directory: Path) -> Any:
-    from transformers import AutoTokenizer
-
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
+        tokenizer = _class_for(directory).from_pretrained(
             directory, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # whatever the files make transformers raise
@@ -145,6 +147,23 @@ def _load(directory: Path) -> Any:
     if not tokenizer.is_fast:
         raise UnsupportedModelError(f"the tokenizer in {directory} has no tokenizer.json")
     return tokenizer
+
+
+def _class_for(directory: Path) -> Any:
+    """What transformers makes the tokenizer of `directory` by.
+
+    AutoTokenizer finds that out, and imports torch, which costs seconds and some 200 MB. Where the
+    files name the class that fits any tokenizer.json there is nothing to find out.
+    """
+    config = directory / "tokenizer_config.json"
+    settings = json.loads(config.read_bytes()) if config.is_file() else {}
+    if settings.get("tokenizer_class") in _GENERAL_CLASSES:
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer
 
 
 def _check_messages(messages: Sequence[ChatMessage]) -> None:

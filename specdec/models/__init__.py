@@ -1,6 +1,1 @@
-"""Models, and where their files come from."""
-
-from specdec.models.decoder import CausalDecoder
-from specdec.models.loading import Decoder, load_model
-
-__all__ = ["CausalDecoder", "Decoder", "load_model"]
+"""Models, and where their files come from. Finding a model needs no torch; running it does."""

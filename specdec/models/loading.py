@@ -69,8 +69,8 @@ def load_model(
         raise UnsupportedModelError(f"quantization {quantization} runs on a CPU, not on {device}")
     if kernels == "auto" and device.type == "cpu":
         kernels = _kernels_of_all(group)
-    with open_checkpoint(directory, dtype, quantization, device, kernels) as reader:
-        model = CausalDecoder(config, reader, group, max_model_len, block_size)
+    reader = open_checkpoint(directory, dtype, quantization, device, kernels)
+    model = CausalDecoder(config, reader, group, max_model_len, block_size)
     return native_decoder(model) or model
 
 

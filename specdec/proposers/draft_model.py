@@ -17,10 +17,10 @@ from specdec.config import DraftLimits
 from specdec.proposers.base import DraftRequest, Proposal
 from specdec.proposers.draft_text import num_equal
 from specdec.proposers.translation import Reading, SameVocabulary, Translation
-from specdec.runner import DraftWorker
 from specdec.sequence import Sequence
 from specdec.step import DraftedRow, DraftRow, DraftStep, StepRow
 from specdec.worker_ledger import WorkerLedger
+from specdec.workers import DraftWorker
 
 MAX_PENDING_TOKENS = 16
 """A draft may begin with so many tokens that the draft model has not run; more are caught up on."""

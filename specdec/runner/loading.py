@@ -10,9 +10,10 @@ from typing import TypeVar
 import torch
 
 from specdec.checkpoint import CPU
-from specdec.config import DTYPES, DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
+from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
+from specdec.dtypes import DTYPES
 from specdec.model_config import ModelConfig
-from specdec.models import load_model
+from specdec.models.loading import load_model
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.draft_grammars import DraftGrammars
 from specdec.runner.draft_runner import DraftRunner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from specdec.models import Decoder
+from specdec.models.loading import Decoder
 from specdec.parallel import TensorParallelGroup
 from specdec.runner.sequences import SequenceTable
 from specdec.sampling import VocabShard

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.config import ServeConfig, settings
 from cluster.speculative_config import read_speculation
-from specdec.config import DTYPES, EngineConfig
+from specdec.config import DTYPE_BYTES, EngineConfig
 from specdec.errors import InvalidValueError
 from specdec.speculative_config import SpeculativeConfig
 
@@ -58,7 +58,7 @@ def test_defaults_and_limits_are_those_of_the_engine():
     for field in dataclasses.fields(EngineConfig):
         if field.default not in (dataclasses.MISSING, None):
             assert getattr(config, field.name) == field.default, field.name
-    assert settings()["dtype"].limit.options == tuple(DTYPES)
+    assert settings()["dtype"].limit.options == tuple(DTYPE_BYTES)
     assert settings()["quantization"].limit.options == ("none", "int8")
     assert ServeConfig().quantization_method is None
     assert ServeConfig(quantization="int8").quantization_method == "int8"

@@ -3,7 +3,6 @@
 import dataclasses
 
 import pytest
-import torch
 
 from cluster.config import ServeConfig
 from cluster.memory_plan import memory_plan
@@ -75,9 +74,9 @@ def test_quantized_weights_are_counted_as_such(model, tied):
     attention, mlp, head = (9 + 3 + 3 + 9) * 16 * 144, 3 * 144 * 200, 383 * 144
     norms = (2 * 2 + 1) * 144
     matrices = 2 * (attention + mlp) + head
-    assert model.weight_bytes(torch.float32, "int8") == matrices + 4 * (head + norms)
+    assert model.weight_bytes("float32", "int8") == matrices + 4 * (head + norms)
     full = matrices + norms + (0 if tied else head)
-    assert model.weight_bytes(torch.bfloat16) == 2 * full
+    assert model.weight_bytes("bfloat16") == 2 * full
 
 
 def test_quantized_weights_leave_more(model):
@@ -93,7 +92,7 @@ def test_weights_of_a_wider_type_leave_less(model):
 
 
 def kv_bytes(model, limits, num_ranks=1):
-    per_token = model.kv_bytes_per_token(torch.float32, num_ranks)
+    per_token = model.kv_bytes_per_token("float32", num_ranks)
     return limits.num_blocks * limits.block_size * per_token
 
 
@@ -145,12 +144,12 @@ def test_neither_model_nor_proposers_run_out_on_one_host(model, speculation, ava
     draft = model if speculation.method == "draft_model" else None
     plan = memory_plan(config, Models(model, draft), int(available))
     memory, num_slots = proposer_memory(speculation), plan.engine.num_blocks * 16
-    taken = kv_bytes(model, plan.engine) + model.weight_bytes(torch.float32)
+    taken = kv_bytes(model, plan.engine) + model.weight_bytes("float32")
     taken += memory.fixed_bytes + 512 * memory.bytes_per_sequence
     taken += num_slots * memory.bytes_per_token
     if draft is not None:
         num_ranks = speculation.draft_tensor_parallel_size
-        taken += kv_bytes(draft, plan.draft, num_ranks) + draft.weight_bytes(torch.float32)
+        taken += kv_bytes(draft, plan.draft, num_ranks) + draft.weight_bytes("float32")
         assert 1 <= plan.draft.num_blocks <= 512 * -(-plan.draft.max_model_len // 16)
     assert taken < available
     assert plan.engine.num_blocks >= 512 // 16
@@ -197,7 +196,7 @@ def test_each_model_has_what_its_own_gpus_bear(model):
     both = memory_plan(config, Models(model, big), available)
     assert both.engine.num_blocks == alone > 0
     # Two of its three KV heads on the fuller of two GPUs, and a workspace on each.
-    free = (available - 2 * GIB) - big.weight_bytes(torch.float32) * 2 / 3
+    free = (available - 2 * GIB) - big.weight_bytes("float32") * 2 / 3
     held = kv_bytes(big, both.draft, 2) * 2 / 3
     assert 0.99 * free < held <= free
 

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import grpc
 import httpx
@@ -257,6 +258,16 @@ def test_idle_threads_of_a_rank_let_go_of_their_cores(service):
     ranks = [each for each in service.descendants() if is_shard(each)]
     assert ranks
     assert all(each.environ()["GOMP_SPINCOUNT"] == "2000" for each in ranks)
+
+
+def test_ranks_alone_hold_torch(service):
+    holders = [
+        each
+        for each in service.descendants()
+        if "libtorch" in Path(f"/proc/{each.pid}/maps").read_text(encoding="utf-8")
+    ]
+    assert holders
+    assert all(is_shard(each) for each in holders)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])

@@ -20,13 +20,14 @@ from specdec.proposers import (
     Proposer,
 )
 from specdec.request_output import RequestOutput
-from specdec.runner import LocalDraftWorker, LocalTarget, Target, load_draft_runner, load_runner
+from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 from specdec.sampling_params import SamplingParams
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.speculative_config import SpeculativeConfig
 from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
+from specdec.workers import Target
 
 
 def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:

@@ -10,7 +10,7 @@ from specdec.checkpoint import open_checkpoint
 from specdec.dequantize import weight_format
 from specdec.errors import UnsupportedModelError
 from specdec.model_config import ModelConfig
-from specdec.models import load_model
+from specdec.models.loading import load_model
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import mixed_logits
 from tests.specdec.packing import awq, float8, gptq, write_packed
@@ -59,15 +59,13 @@ def model_dirs(request, source, tmp_path):
 def test_any_window_equals_that_of_the_weight_it_stands_for(model_dirs):
     packed, plain = model_dirs
     name = "model.layers.0.mlp.up_proj.weight"
-    with (
-        open_checkpoint(packed, torch.float32) as reader,
-        open_checkpoint(plain, torch.float32) as expected,
-    ):
-        shape = (ModelConfig.from_directory(plain).intermediate_size, 144)
-        for rows in (None, range(0, 1), range(3, 60), range(199, shape[0])):
-            for cols in (None, range(0, 7), range(5, 97), range(143, 144)):
-                found = reader.read(name, shape, rows, cols)
-                assert torch.equal(found, expected.read(name, shape, rows, cols))
+    reader = open_checkpoint(packed, torch.float32)
+    expected = open_checkpoint(plain, torch.float32)
+    shape = (ModelConfig.from_directory(plain).intermediate_size, 144)
+    for rows in (None, range(0, 1), range(3, 60), range(199, shape[0])):
+        for cols in (None, range(0, 7), range(5, 97), range(143, 144)):
+            found = reader.read(name, shape, rows, cols)
+            assert torch.equal(found, expected.read(name, shape, rows, cols))
 
 
 def test_logits_equal_those_of_the_dequantized_weights(model_dirs):
@@ -84,8 +82,7 @@ def test_one_line_warns_of_what_it_costs(source, tmp_path, caplog):
     write_packed(source, tmp_path / "packed", tmp_path / "plain", AWQ, awq)
     with caplog.at_level(logging.WARNING):
         for directory in (tmp_path / "packed", tmp_path / "plain"):
-            with open_checkpoint(directory, torch.float32):
-                pass
+            open_checkpoint(directory, torch.float32)
     (record,) = caplog.records
     assert "dequantized as they load" in record.getMessage()
 

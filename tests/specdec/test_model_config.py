@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 import transformers
 
 from specdec.errors import ModelNotFoundError, UnsupportedModelError
@@ -145,5 +144,5 @@ def test_a_config_that_is_no_object_is_refused(tmp_path, content):
 
 def test_kv_bytes_count_a_head_for_every_rank():
     config = read("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=128)
-    assert config.kv_bytes_per_token(torch.float16) == 2 * 30 * 2 * 128 * 2
-    assert config.kv_bytes_per_token(torch.float32, 3) == 2 * 30 * 3 * 128 * 4
+    assert config.kv_bytes_per_token("float16") == 2 * 30 * 2 * 128 * 2
+    assert config.kv_bytes_per_token("float32", 3) == 2 * 30 * 3 * 128 * 4

@@ -109,17 +109,17 @@ def test_row_blocks_cover_the_rows_in_bounded_pieces():
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_a_head_that_is_not_quantized_serves_as_the_embedding(tiny_model_dir, kernels):
-    with open_checkpoint(tiny_model_dir, torch.float32, kernels=kernels) as reader:
-        table = VocabHead(reader, *HEAD).table
-        rows = reader.read(*HEAD)
+    reader = open_checkpoint(tiny_model_dir, torch.float32, kernels=kernels)
+    table = VocabHead(reader, *HEAD).table
+    rows = reader.read(*HEAD)
     embedding = VocabEmbedding(table, HEAD[2], TensorParallelGroup())
     assert torch.equal(embedding(torch.arange(100)), rows)
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_a_quantized_head_gives_no_table(tiny_model_dir, kernels):
-    with open_checkpoint(tiny_model_dir, torch.float32, "int8", kernels=kernels) as reader:
-        assert VocabHead(reader, *HEAD).table is None
+    reader = open_checkpoint(tiny_model_dir, torch.float32, "int8", kernels=kernels)
+    assert VocabHead(reader, *HEAD).table is None
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -130,13 +130,11 @@ def test_ranks_add_up_to_the_whole_product(tiny_model_dir, size, quantization, l
 
     def run(group):
         cols = group.share_of(200)
-        with open_checkpoint(
-            tiny_model_dir, torch.float32, quantization, kernels="native"
-        ) as reader:
-            linear = RowParallelLinear(reader, name, shape, cols, group)
-            return linear(x[:, cols.start : cols.stop], residual.clone())
+        reader = open_checkpoint(tiny_model_dir, torch.float32, quantization, kernels="native")
+        linear = RowParallelLinear(reader, name, shape, cols, group)
+        return linear(x[:, cols.start : cols.stop], residual.clone())
 
-    with open_checkpoint(tiny_model_dir, torch.float32, kernels="torch") as reader:
-        full = RowParallelLinear(reader, name, shape, range(200), TensorParallelGroup())
+    reader = open_checkpoint(tiny_model_dir, torch.float32, kernels="torch")
+    full = RowParallelLinear(reader, name, shape, range(200), TensorParallelGroup())
     for result in run_ranks(size, run):
         assert relative_error(result - residual, full(x, residual) - residual) < limit

@@ -89,29 +89,23 @@ def test_ranks_add_up_to_the_whole_product(tiny_model_dir, size):
 
     def run(group):
         cols = group.share_of(200)
-        with open_checkpoint(tiny_model_dir, torch.float32, "int8", kernels="torch") as reader:
-            linear = RowParallelLinear(reader, name, shape, cols, group)
-            return linear(x[:, cols.start : cols.stop], residual.clone())
+        reader = open_checkpoint(tiny_model_dir, torch.float32, "int8", kernels="torch")
+        linear = RowParallelLinear(reader, name, shape, cols, group)
+        return linear(x[:, cols.start : cols.stop], residual.clone())
 
-    with open_checkpoint(tiny_model_dir, torch.float32, kernels="torch") as reader:
-        full = RowParallelLinear(reader, name, shape, range(200), TensorParallelGroup())
+    reader = open_checkpoint(tiny_model_dir, torch.float32, kernels="torch")
+    full = RowParallelLinear(reader, name, shape, range(200), TensorParallelGroup())
     for result in run_ranks(size, run):
         assert relative_error(result - residual, full(x, residual) - residual) < 0.02
 
 
 def test_an_unknown_method_is_refused(tiny_model_dir):
     message = "quantization is 'int3'; it must be one of int8, w8a8, or left out"
-    with (
-        pytest.raises(InvalidValueError, match=message),
-        open_checkpoint(tiny_model_dir, torch.float32, "int3"),
-    ):
-        pass
+    with pytest.raises(InvalidValueError, match=message):
+        open_checkpoint(tiny_model_dir, torch.float32, "int3")
 
 
 def test_a_build_without_fbgemm_is_told(tiny_model_dir, monkeypatch):
     monkeypatch.setattr("specdec.config.has_quantization", lambda: False)
-    with (
-        pytest.raises(InvalidValueError, match="it needs FBGEMM"),
-        open_checkpoint(tiny_model_dir, torch.float32, "int8"),
-    ):
-        pass
+    with pytest.raises(InvalidValueError, match="it needs FBGEMM"):
+        open_checkpoint(tiny_model_dir, torch.float32, "int8")

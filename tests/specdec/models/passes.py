@@ -4,7 +4,7 @@ import torch
 
 from specdec.model_config import ModelConfig
 from specdec.model_input import Chunk, ModelInput
-from specdec.models import load_model
+from specdec.models.loading import load_model
 from specdec.models.native_decoder import NativeDecoder
 
 BLOCK_SIZE = 4

@@ -8,7 +8,7 @@ import torch
 from specdec.kernels.native import SharedMemory, native_library
 from specdec.model_config import ModelConfig
 from specdec.model_input import Chunk, ModelInput
-from specdec.models import load_model
+from specdec.models.loading import load_model
 from specdec.parallel import TensorParallelGroup
 
 NUM_TOKENS = 700

@@ -7,7 +7,8 @@ from transformers import LlamaForCausalLM
 from specdec.checkpoint import open_checkpoint
 from specdec.errors import InvalidValueError, UnsupportedModelError
 from specdec.model_config import ModelConfig
-from specdec.models import CausalDecoder, load_model
+from specdec.models.decoder import CausalDecoder
+from specdec.models.loading import load_model
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import BLOCK_SIZE, batch_of, in_pass_order, mixed_logits
@@ -57,9 +58,9 @@ def test_a_rank_reads_only_its_share(tiny_model_dir):
     config = ModelConfig.from_directory(tiny_model_dir)
 
     def elements_read(group):
-        with open_checkpoint(tiny_model_dir, torch.float32) as reader:
-            CausalDecoder(config, reader, group, 128, BLOCK_SIZE)
-            return reader.num_elements_read
+        reader = open_checkpoint(tiny_model_dir, torch.float32)
+        CausalDecoder(config, reader, group, 128, BLOCK_SIZE)
+        return reader.num_elements_read
 
     (whole,) = run_ranks(1, elements_read)
     assert whole == config.num_parameters
@@ -70,10 +71,8 @@ def test_a_rank_reads_only_its_share(tiny_model_dir):
 
 
 def test_a_tensor_of_another_shape_is_refused(tiny_model_dir):
-    with (
-        open_checkpoint(tiny_model_dir, torch.float32) as reader,
-        pytest.raises(UnsupportedModelError, match=r"norm\.weight has shape \[144\]; .* \[145\]"),
-    ):
+    reader = open_checkpoint(tiny_model_dir, torch.float32)
+    with pytest.raises(UnsupportedModelError, match=r"norm\.weight has shape \[144\]; .* \[145\]"):
         reader.read("model.norm.weight", (145,))
 
 
@@ -91,10 +90,8 @@ def test_a_length_beyond_the_models_is_refused(tiny_model_dir):
 
 
 def test_a_missing_tensor_is_named(tiny_model_dir):
-    with (
-        open_checkpoint(tiny_model_dir, torch.float32) as reader,
-        pytest.raises(UnsupportedModelError, match="has no tensor lm_head"),
-    ):
+    reader = open_checkpoint(tiny_model_dir, torch.float32)
+    with pytest.raises(UnsupportedModelError, match="has no tensor lm_head"):
         reader.read("lm_head.weight", (1, 1))
 
 

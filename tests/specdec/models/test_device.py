@@ -9,7 +9,7 @@ import torch
 
 from specdec.errors import UnsupportedModelError
 from specdec.model_config import ModelConfig
-from specdec.models import load_model
+from specdec.models.loading import load_model
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.tiny import tiny_llama_dir

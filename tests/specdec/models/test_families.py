@@ -10,7 +10,7 @@ import transformers
 from specdec.checkpoint import open_checkpoint
 from specdec.kernels.native import native_library
 from specdec.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
-from specdec.models import CausalDecoder
+from specdec.models.decoder import CausalDecoder
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
@@ -124,8 +124,8 @@ def test_logits_equal_transformers(family, ids, size, kernels):
 def test_every_parameter_is_read_and_counted(family):
     directory, _ = family
     config = ModelConfig.from_directory(directory)
-    with open_checkpoint(directory, torch.float32) as reader:
-        CausalDecoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
+    reader = open_checkpoint(directory, torch.float32)
+    CausalDecoder(config, reader, TensorParallelGroup(), 128, BLOCK_SIZE)
     expected = reference(directory).num_parameters()
     assert config.num_parameters == reader.num_elements_read == expected
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.kernels.native import native_library
-from specdec.models import CausalDecoder
+from specdec.models.decoder import CausalDecoder
 from specdec.models.native_decoder import NativeDecoder
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.fakes import run_ranks

@@ -1,0 +1,47 @@
+"""Models in this process, on one rank each, behind the seams of `specdec.workers`."""
+
+from __future__ import annotations
+
+from specdec.runner.draft_runner import DraftRunner
+from specdec.runner.model_runner import ModelRunner
+from specdec.step import DraftOutput, DraftStep, StepInput, VerifyOutput
+
+
+class LocalTarget:
+    """The target model; see Target."""
+
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._step: StepInput | None = None
+
+    def begin(self, step: StepInput) -> None:
+        """Keeps the step for `collect`."""
+        self._step = step
+
+    def collect(self) -> VerifyOutput:
+        """Runs the step."""
+        assert self._step is not None, "collect without begin"
+        step, self._step = self._step, None
+        return self._runner.execute(step)
+
+
+class LocalDraftWorker:
+    """The draft model; see DraftWorker."""
+
+    def __init__(self, runner: DraftRunner) -> None:
+        self._runner = runner
+        self._output: DraftOutput | None = None
+
+    def begin(self, step: DraftStep) -> None:
+        """Runs the whole step."""
+        self._output = self._runner.draft(step)
+        self._runner.catch_up(step)
+
+    def collect(self) -> DraftOutput:
+        """The drafts that `begin` made."""
+        assert self._output is not None, "collect without begin"
+        return self._output
+
+    @property
+    def is_busy(self) -> bool:
+        return False
