@@ -51,8 +51,6 @@ class ShardSpec:
 class _Shard(ABC):
     """One rank. It runs the steps that arrive on its socket, in order, until told to stop."""
 
-    _runner: Runner  # from _load on
-
     def __init__(self, spec: ShardSpec) -> None:
         logs.configure(spec.logs)
         self._spec = spec
@@ -75,8 +73,8 @@ class _Shard(ABC):
     def run(self) -> None:
         """Joins the group, loads, warms up, and serves steps until the stop message.
 
-        Rank 0 answers; any rank reports its errors and profiles. All in one thread: OpenMP keeps a pool for
-        each thread that asks for work, and lets pools beyond the cores wait asleep.
+        Rank 0 answers; any rank reports its errors and profiles. All in one thread: OpenMP keeps a
+        pool for each thread that asks for work, and lets pools beyond the cores wait asleep.
         """
         assert self._listener is not None, "run before bind"
         socket = self._listener.socket
