@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specdec.model_input import ModelInput
-from specdec.models import Decoder
+from specdec.models.loading import Decoder
 from specdec.profile import OperationTime
 from specdec.runner.runner import Runner
 
