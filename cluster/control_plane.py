@@ -51,11 +51,16 @@ _TICK_S = 1.0
 
 @dataclass(frozen=True)
 class _Heard:
-    """A report, when it came, and when its replica started, both by the clock here."""
+    """A report, how long its replica had run by then, and when it came by the clock here."""
 
     report: ReplicaReport
-    started_at_s: float
+    uptime_s: float
     heard_at_s: float
+
+    @property
+    def started_at_s(self) -> float:
+        """By the clock here."""
+        return self.heard_at_s - self.uptime_s
 
 
 class ControlPlane:
@@ -163,9 +168,14 @@ class ControlPlane:
         return self._state
 
     async def report(self, report: ReplicaReport, uptime_s: float) -> None:
-        """Takes note of what a replica says of itself."""
-        now_s = self._clock()
-        self._heard[report.replica_id] = _Heard(report, now_s - uptime_s, now_s)
+        """Takes note of what a replica says of itself, unless it has said something later.
+
+        Calls may overtake each other, and what was counted must never become less.
+        """
+        before = self._heard.get(report.replica_id)
+        if before is not None and uptime_s < before.uptime_s:
+            return
+        self._heard[report.replica_id] = _Heard(report, uptime_s, self._clock())
         self._arrivals.report(report.replica_id, report.counts.num_requests)
         self.tick()
         if self._history.is_due(self._wall_clock()):

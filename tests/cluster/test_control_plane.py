@@ -143,6 +143,14 @@ async def test_replicas_are_listed_oldest_first_with_their_ages(plane, clock):
     assert status.speculation == await plane.speculation()
 
 
+async def test_a_report_that_was_overtaken_by_a_later_one_changes_nothing(plane):
+    later = ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=9))
+    await plane.report(later, uptime_s=5.1)
+    await plane.report(ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=8)), uptime_s=5.0)
+    [replica] = (await plane.status()).replicas
+    assert replica.report == later
+
+
 async def test_replicas_that_fall_silent_or_fail_count_as_lost(plane, clock):
     for name in ("silent", "failed", "asked to end", "well"):
         await plane.report(ReplicaReport(name, is_ready=True), uptime_s=0)
