@@ -31,6 +31,7 @@ from specdec.profile import (
     DEFAULT_PROFILE_TIMEOUT_S,
     MAX_PROFILE_STEPS,
     MAX_PROFILE_TIMEOUT_S,
+    MIN_PROFILE_TIMEOUT_S,
 )
 from specdec.sampling_params import SPECULATION_METHODS, VERIFIERS, VerifierName
 from specdec.speculation_control import SPECULATION_MODES
@@ -70,7 +71,8 @@ def status(as_json: bool, **connection: Any) -> None:
     type=float,
     default=DEFAULT_PROFILE_TIMEOUT_S,
     show_default=True,
-    help=f"Seconds to wait for so many, up to {MAX_PROFILE_TIMEOUT_S:g}.",
+    help=f"Seconds to wait for so many, from {MIN_PROFILE_TIMEOUT_S:g} to "
+    f"{MAX_PROFILE_TIMEOUT_S:g}.",
 )
 @click.option(
     "--replica",

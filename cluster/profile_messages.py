@@ -76,9 +76,14 @@ class ProfileInbox:
             self._reports[report.rank] = report
 
     @property
+    def is_complete(self) -> bool:
+        """Whether every rank has reported."""
+        return len(self._reports) == self._size
+
+    @property
     def reports(self) -> tuple[WorkerProfile, ...] | None:
         """Those of all ranks, by rank; None until all have come."""
-        if len(self._reports) < self._size:
+        if not self.is_complete:
             return None
         return tuple(report for _, report in sorted(self._reports.items()))
 

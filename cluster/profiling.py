@@ -35,7 +35,10 @@ class ProfiledModel(Protocol):
         """Has the ranks end that have not; does not wait."""
 
     def collect_profile(self) -> tuple[WorkerProfile, ...] | None:
-        """The reports of all ranks, none if the model was lost; None until they have come."""
+        """The reports of all ranks, none if the model was lost; None until they have come.
+
+        Does not wait, and may be called again.
+        """
 
 
 OnEngineThread = Callable[[Callable[[], Any]], Awaitable[Any]]
@@ -84,7 +87,12 @@ class Profiling:
         orders = {
             name: ShardOrder(name, order.num_steps, str(directory), max_bytes) for name in present
         }
-        await call(lambda: [model.begin_profile(orders[name]) for name, model in present.items()])
+
+        def begin() -> None:
+            for name, model in present.items():
+                model.begin_profile(orders[name])
+
+        await call(begin)
         workers = await _collect(list(present.values()), call, began_at + order.timeout_s)
         return ProfileReport(self._replica, time.monotonic() - began_at, workers)
 
@@ -94,6 +102,11 @@ async def _collect(
 ) -> tuple[WorkerProfile, ...]:
     """All end when the first, which is the target, has ended, or when the time is up."""
     is_told = False
+
+    def end() -> None:
+        for model in models:
+            model.end_profile()
+
     while time.monotonic() < ends_at + WRITING_S:
         reports = await call(lambda: [model.collect_profile() for model in models])
         if all(each is not None for each in reports):
@@ -102,7 +115,7 @@ async def _collect(
                 raise NotReadyError("the models were lost while they were profiled")
             return workers
         if not is_told and (reports[0] is not None or time.monotonic() >= ends_at):
-            await call(lambda: [model.end_profile() for model in models])
+            await call(end)
             is_told = True
         await asyncio.sleep(_LOOK_EVERY_S)
     raise NotReadyError("the models did not report their profiles; the service's log may say why")

@@ -145,8 +145,9 @@ class ShardGroup:
 
     def send(self, frames: wire.Frames) -> None:
         """Sends a step to every rank; its deadline runs from now."""
-        extra_s = 0.0 if self._profile is None else WRITING_S  # a trace is written between steps
-        self._deadline_s = time.monotonic() + self._spec.step_timeout_s + extra_s
+        self._deadline_s = time.monotonic() + self._spec.step_timeout_s
+        if self._profile is not None and not self._profile.is_complete:
+            self._deadline_s += WRITING_S  # traces are written between steps
         self._send_to_all(frames)
 
     def receive(self) -> wire.Frames:
@@ -188,10 +189,7 @@ class ShardGroup:
         assert self._profile is not None, "no profile was begun"
         while self._read(0):
             pass
-        reports = self._profile.reports
-        if reports is not None:
-            self._profile = None
-        return reports
+        return self._profile.reports
 
     def _send_to_all(self, frames: wire.Frames) -> None:
         for connection in self._connections:

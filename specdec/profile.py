@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.errors import InvalidValueError
+from specdec.field_checks import check_types, require_range
 
 MAX_PROFILE_STEPS = 100
 """Each step leaves hundreds of kilobytes of events, which are kept in memory until the end."""
 
+MIN_PROFILE_TIMEOUT_S = 0.1
 MAX_PROFILE_TIMEOUT_S = 300.0
 DEFAULT_PROFILE_STEPS = 10
 DEFAULT_PROFILE_TIMEOUT_S = 30.0
@@ -27,15 +28,9 @@ class ProfileOrder:
     replica_id: str = ""
 
     def __post_init__(self) -> None:
-        if type(self.num_steps) is not int or not 1 <= self.num_steps <= MAX_PROFILE_STEPS:
-            limit = f"a whole number from 1 to {MAX_PROFILE_STEPS}"
-            raise InvalidValueError("num_steps", self.num_steps, limit)
-        is_number = isinstance(self.timeout_s, int | float) and self.timeout_s is not True
-        if not is_number or not 0 < self.timeout_s <= MAX_PROFILE_TIMEOUT_S:
-            limit = f"a number of seconds above 0, at most {MAX_PROFILE_TIMEOUT_S:g}"
-            raise InvalidValueError("timeout_s", self.timeout_s, limit)
-        if not isinstance(self.replica_id, str):
-            raise InvalidValueError("replica_id", self.replica_id, "a text")
+        check_types(self)
+        require_range("num_steps", self.num_steps, 1, MAX_PROFILE_STEPS)
+        require_range("timeout_s", self.timeout_s, MIN_PROFILE_TIMEOUT_S, MAX_PROFILE_TIMEOUT_S)
 
 
 @dataclass(frozen=True)

@@ -236,4 +236,4 @@ def test_profile(command):
 def test_a_profile_of_no_steps_is_refused_at_once(command):
     result = command("profile", "--num-steps", "0")
     assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr == "error: num_steps is 0; it must be a whole number from 1 to 100\n"
+    assert result.stderr == "error: num_steps is 0; it must be from 1 to 100\n"
