@@ -33,7 +33,10 @@ logger = logging.getLogger(__name__)
 
 _REPORT_PERIOD_S = 1.0
 _IDLE_REPORT_PERIOD_S = 30.0
-_WATCH_S = 60.0
+_WATCH_S = 5.0
+"""A change is answered to the watch of a replica that was killed too, and comes a second later to
+the others then. So a watch must not outlast its replica for long."""
+
 _CALL_TIMEOUT_S = 3.0
 _GOODBYE_S = 0.5  # the ControlPlane may have ended first
 _FIRST_RETRY_S = 0.1
