@@ -1,4 +1,4 @@
-"""The operator's commands: `specdec status` and `specdec speculation`."""
+"""The operator's commands: `specdec status`, `specdec speculation` and `specdec profile`."""
 
 from __future__ import annotations
 
@@ -11,14 +11,28 @@ from typing import Any, TypeVar
 import click
 
 from cluster.admin_json import to_json
-from cluster.admin_tables import audit_table, moment_line, replica_table, state_table
+from cluster.admin_tables import (
+    audit_table,
+    moment_line,
+    profile_table,
+    replica_table,
+    state_table,
+)
 from cluster.cli_connection import ADMIN_FLAG_NAMES, admin_client, admin_flags
 from specdec.client import (
     MAX_AUDIT_PAGE,
+    ProfileOrder,
     SpeculationChange,
     SpeculationState,
 )
 from specdec.errors import InvalidValueError
+from specdec.profile import (
+    DEFAULT_PROFILE_STEPS,
+    DEFAULT_PROFILE_TIMEOUT_S,
+    MAX_PROFILE_STEPS,
+    MAX_PROFILE_TIMEOUT_S,
+    MIN_PROFILE_TIMEOUT_S,
+)
 from specdec.sampling_params import SPECULATION_METHODS, VERIFIERS, VerifierName
 from specdec.speculation_control import SPECULATION_MODES
 from specdec.speculation_rules import SpeculationRule
@@ -41,6 +55,44 @@ def status(as_json: bool, **connection: Any) -> None:
     click.echo(replica_table(answer))
     click.echo()
     click.echo(state_table(answer.speculation))
+
+
+@click.command()
+@click.option(
+    "--num-steps",
+    type=int,
+    default=DEFAULT_PROFILE_STEPS,
+    show_default=True,
+    help=f"Steps of each model, from 1 to {MAX_PROFILE_STEPS}.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=float,
+    default=DEFAULT_PROFILE_TIMEOUT_S,
+    show_default=True,
+    help=f"Seconds to wait for so many, from {MIN_PROFILE_TIMEOUT_S:g} to "
+    f"{MAX_PROFILE_TIMEOUT_S:g}.",
+)
+@click.option(
+    "--replica",
+    "replica_id",
+    default="",
+    help="Whose models, as `specdec status` names it. Default: of the replica that answers.",
+)
+@_json_flag
+@admin_flags
+def profile(
+    num_steps: int, timeout_s: float, replica_id: str, as_json: bool, **connection: Any
+) -> None:
+    """Record what the models of a replica do in their next steps, and show what took most.
+
+    The service needs a --profile-dir for the traces, and requests to have steps.
+    """
+    order = ProfileOrder(num_steps, timeout_s, replica_id)
+    with admin_client(**connection) as client:
+        report = client.profile(order)
+    click.echo(to_json(report) if as_json else profile_table(report))
 
 
 @click.group()

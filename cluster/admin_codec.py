@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -14,10 +15,18 @@ from specdec.client import (
     AuditPage,
     Counts,
     FleetStatistics,
+    HistogramCounts,
     ReplicaStatus,
     ServiceStatus,
     SpeculationChange,
     SpeculationState,
+)
+from specdec.profile import (
+    DEFAULT_PROFILE_STEPS,
+    DEFAULT_PROFILE_TIMEOUT_S,
+    ProfileOrder,
+    ProfileReport,
+    WorkerProfile,
 )
 from specdec.speculation_control import SPECULATION_MODES, SpeculationControl
 from specdec.speculation_rules import SpeculationRule
@@ -99,6 +108,45 @@ def encode_fleet(fleet: FleetStatistics) -> pb.WatchStatsResponse:
     )
 
 
+def decode_profile_order(request: pb.ProfileRequest) -> ProfileOrder:
+    """Reads what to profile. Raises InvalidValueError."""
+    return ProfileOrder(
+        request.num_steps or DEFAULT_PROFILE_STEPS,
+        request.timeout_s or DEFAULT_PROFILE_TIMEOUT_S,
+        request.replica_id,
+    )
+
+
+def encode_profile(report: ProfileReport) -> pb.ProfileResponse:
+    """What the models of a replica did."""
+    return pb.ProfileResponse(
+        replica_id=report.replica_id,
+        elapsed_s=report.elapsed_s,
+        workers=map(_encode_worker, report.workers),
+    )
+
+
+def _encode_worker(worker: WorkerProfile) -> pb.WorkerProfile:
+    return pb.WorkerProfile(
+        worker=worker.worker,
+        rank=worker.rank,
+        num_steps=worker.num_steps,
+        trace_path=worker.trace_path,
+        trace_bytes=worker.trace_bytes,
+        operations=[
+            pb.OperationTime(
+                name=each.name,
+                num_calls=each.num_calls,
+                self_ms=each.self_ms,
+                total_ms=each.total_ms,
+                device_ms=each.device_ms,
+            )
+            for each in worker.operations
+        ],
+        fault=worker.fault,
+    )
+
+
 def encode_replica(replica: ReplicaStatus) -> pb.ReplicaStatus:
     """A replica as it last reported."""
     report, counts = replica.report, replica.report.counts
@@ -136,6 +184,7 @@ def encode_replica(replica: ReplicaStatus) -> pb.ReplicaStatus:
         drafted_by_position=counts.drafted_by_position,
         num_prompt_tokens=counts.num_prompt_tokens,
         num_steps=counts.num_steps,
+        histograms=_encode_histograms(counts.histograms),
     )
 
 
@@ -151,7 +200,15 @@ def _encode_totals(counts: Counts) -> pb.FleetTotals:
         accepted_by_position=counts.accepted_by_position,
         drafted_by_position=counts.drafted_by_position,
         decisions=counts.decisions,
+        histograms=_encode_histograms(counts.histograms),
     )
+
+
+def _encode_histograms(histograms: Mapping[str, HistogramCounts]) -> dict[str, pb.Histogram]:
+    return {
+        name: pb.Histogram(bounds=each.bounds, counts=each.counts, total=each.total)
+        for name, each in histograms.items()
+    }
 
 
 def _encode_values(control: SpeculationControl) -> pb.SpeculationValues:

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from cluster.settings import refuse_unknown
-from specdec.client import SpeculationChange
+from specdec.client import ProfileOrder, SpeculationChange
 from specdec.errors import InvalidValueError
 from specdec.speculation_rules import SpeculationRule
 
@@ -35,15 +35,26 @@ def to_json(value: Any) -> str:
 
 def read_change(body: bytes) -> SpeculationChange:
     """Reads a change by the names of its fields. Raises InvalidValueError."""
+    mapping = _read_object(body, SpeculationChange)
+    values = {name: _read_value(name, value) for name, value in mapping.items()}
+    return SpeculationChange(**values)
+
+
+def read_profile_order(body: bytes) -> ProfileOrder:
+    """Reads what to profile; what is left out has its default. Raises InvalidValueError."""
+    return ProfileOrder(**_read_object(body, ProfileOrder))
+
+
+def _read_object(body: bytes, kind: type[SpeculationChange | ProfileOrder]) -> dict[str, Any]:
+    """The values of a JSON object whose names are fields of `kind`."""
     try:
         mapping = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise InvalidValueError("body", f"{len(body)} bytes", "a JSON object") from error
     if not isinstance(mapping, dict):
         raise InvalidValueError("body", mapping, "a JSON object")
-    refuse_unknown("field", mapping, [each.name for each in fields(SpeculationChange)])
-    values = {name: _read_value(name, value) for name, value in mapping.items()}
-    return SpeculationChange(**values)
+    refuse_unknown("field", mapping, [each.name for each in fields(kind)])
+    return mapping
 
 
 def read_rules(value: object) -> tuple[SpeculationRule, ...]:

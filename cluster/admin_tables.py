@@ -9,9 +9,11 @@ from specdec.client import (
     CONTROL_VALUES,
     AuditPage,
     FleetStatistics,
+    ProfileReport,
     ReplicaStatus,
     ServiceStatus,
     SpeculationState,
+    WorkerProfile,
 )
 from specdec.sampling_params import VERIFIERS
 
@@ -138,6 +140,27 @@ def _condition(replica: ReplicaStatus) -> str:
     if replica.age_s > _SILENT_AFTER_S:
         return f"silent for {_duration(replica.age_s)}"
     return "ready" if replica.report.is_ready else f"not ready: {replica.report.reason}"
+
+
+def profile_table(report: ProfileReport) -> str:
+    """Of each rank: how many steps, where the trace is, and a line for each operation."""
+    heading = f"replica {report.replica_id}, {report.elapsed_s:.1f} s"
+    return "\n\n".join([heading, *map(_worker_table, report.workers)])
+
+
+def _worker_table(worker: WorkerProfile) -> str:
+    where = worker.trace_path or f"no trace: {worker.fault}"
+    heading = f"{worker.worker}, rank {worker.rank}: {worker.num_steps} steps, {where}"
+    columns = ["operation", "calls", "self ms", "total ms", "device ms"]
+    rows = [
+        [each.name, str(each.num_calls), *map(_ms, (each.self_ms, each.total_ms, each.device_ms))]
+        for each in worker.operations
+    ]
+    return "\n".join([heading, *(_aligned([columns, *rows]) if rows else ())])
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}"
 
 
 def _duration(seconds: float) -> str:

@@ -207,6 +207,7 @@ main.add_command(chat)
 main.add_command(doctor)
 main.add_command(admin_cli.status)
 main.add_command(admin_cli.speculation)
+main.add_command(admin_cli.profile)
 
 
 @main.group()

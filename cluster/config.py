@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -18,6 +19,7 @@ from cluster.logs import LogConfig
 from cluster.settings import (
     BOOLEAN,
     DIRECTORY,
+    ENDPOINT,
     FILE,
     NOT_NEGATIVE,
     POSITIVE,
@@ -36,6 +38,8 @@ from specdec.errors import InvalidValueError
 if TYPE_CHECKING:
     from specdec.speculative_config import SpeculativeConfig
 
+
+_PATHS = ("tls_cert_file", "tls_key_file", "state_dir", "admin_token_file", "profile_dir")
 
 _CPU_PREFILL_TOKENS = 64
 """As many as reach a CPU's best rate: of SmolLM2 in float32, on one thread, a token costs 2.2 ms
@@ -231,6 +235,26 @@ class ServeConfig:
             )
         },
     )
+    profile_dir: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                DIRECTORY,
+                "Directory, on the models' nodes, for the traces of profiles that operators take",
+                "none can be taken",
+            )
+        },
+    )
+    profile_max_mib: int = setting(
+        256, whole_number(1, 2**20), "Most MiB of the traces of one profile together"
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        ENDPOINT,
+        "Collector that takes a trace of each request by OTLP over gRPC, such as "
+        "http://localhost:4317; needs specdec[tracing]",
+        "no traces",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
@@ -262,7 +286,7 @@ class ServeConfig:
         values = dict(mapping)
         if "speculative_config" in values:
             values["speculative_config"] = read_speculation(values["speculative_config"])
-        for name in ("tls_cert_file", "tls_key_file", "state_dir", "admin_token_file"):
+        for name in _PATHS:
             if isinstance(values.get(name), str):
                 values[name] = Path(values[name]).absolute()
         return cls(**values)
@@ -352,6 +376,9 @@ class ServeConfig:
         if self.tls_cert_file is not None and self.ingress != "embedded":
             limit = "left out unless ingress is embedded"
             raise InvalidValueError("tls_cert_file", str(self.tls_cert_file), limit)
+        if self.otlp_traces_endpoint is not None and not _can_trace():
+            limit = "left out where traces cannot be sent; pip install 'specdec[tracing]'"
+            raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)
         self._check_replicas()
 
     def _check_replicas(self) -> None:
@@ -377,6 +404,14 @@ def address_of(host: str, port: int) -> str:
 def settings() -> dict[str, Setting]:
     """Every setting by name, in the order in which they are explained."""
     return {each.name: each.metadata["setting"] for each in fields(ServeConfig)}
+
+
+def _can_trace() -> bool:
+    """Whether the optional packages are there; found without importing them."""
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
 
 
 def _is_loopback(host: str) -> bool:

@@ -34,7 +34,10 @@ logger = logging.getLogger(__name__)
 
 _REPORT_PERIOD_S = 1.0
 _IDLE_REPORT_PERIOD_S = 30.0
-_WATCH_S = 60.0
+_WATCH_S = 5.0
+"""A change is answered to the watch of a replica that was killed too, and comes a second later to
+the others then. So a watch must not outlast its replica for long."""
+
 _CALL_TIMEOUT_S = 3.0
 _GOODBYE_S = 0.5  # the ControlPlane may have ended first
 _FIRST_RETRY_S = 0.1
@@ -67,6 +70,7 @@ class ControlLink:
         self._reported: ReplicaReport | None = None
         self._reported_at_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
+        self._has_applied = asyncio.Event()  # a state that the ControlPlane does not know of
 
     def start(self) -> None:
         """Watches and reports from now on."""
@@ -155,6 +159,7 @@ class ControlLink:
             if state.stamp != known:
                 known = state.stamp
                 await self._apply(state)
+                self._has_applied.set()
 
     async def _watch(self, known: StateStamp | None) -> SpeculationState:
         """The state at once where none is known, else when it changes or after a while."""
@@ -174,7 +179,14 @@ class ControlLink:
                 pass  # the watch logs that nobody answers
             except Exception:
                 logger.exception("a report to the control plane failed")
-            await asyncio.sleep(_REPORT_PERIOD_S)
+            await self._pause()
+
+    async def _pause(self) -> None:
+        """Until the next report; none, once another state is in force: operators wait for that."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_REPORT_PERIOD_S):
+                await self._has_applied.wait()
+        self._has_applied.clear()
 
     async def _report_if_due(self, report: ReplicaReport) -> None:
         idle_s = time.monotonic() - self._reported_at_s

@@ -8,6 +8,7 @@ from typing import Any
 import ray
 from fastapi import FastAPI
 from ray import serve
+from ray.exceptions import RayTaskError
 from ray.serve.config import gRPCOptions
 
 from cluster import logs
@@ -25,7 +26,8 @@ from cluster.resources import CPUS_PER_ROUTER, placement_bundles
 from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
 from cluster.watches import Watches
-from specdec.errors import TargetFailedError
+from specdec.errors import InvalidValueError, TargetFailedError
+from specdec.profile import ProfileOrder, ProfileReport
 
 APPLICATION = "specdec"
 ROUTER = "Router"
@@ -66,7 +68,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         control = ControlLink(control_plane, router.apply_speculation, router.report)
         InferenceServicer.__init__(self, router)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
-        AdminServicer.__init__(self, control, access, Watches(control.fleet))
+        AdminServicer.__init__(self, control, access, Watches(control.fleet), self._profile)
         self._ingress = (
             EmbeddedIngress(router, self, serve_config)
             if serve_config.ingress == "embedded"
@@ -94,6 +96,18 @@ class RouterReplica(InferenceServicer, AdminServicer):
         """Asked by Serve every few seconds; the load that cluster.autoscaling judges."""
         return {OPEN_REQUESTS: self.router.load_in_requests()}
 
+    async def _profile(self, order: ProfileOrder) -> ProfileReport:
+        """Whoever is asked has it done by the replica that is meant."""
+        if order.replica_id in ("", self._replica_id):
+            return await self.router.profile(order)
+        return await _profile_elsewhere(order)
+
+    async def profile_if_meant(self, order: ProfileOrder) -> ProfileReport | None:
+        """Asked of every replica by the one that was asked; None from all but one."""
+        if order.replica_id != self._replica_id:
+            return None
+        return await self.router.profile(order)
+
     async def drain(self) -> None:
         """Not ready any more; returns when no request runs, within the time that there is."""
         self.watches.drain()
@@ -108,6 +122,22 @@ class RouterReplica(InferenceServicer, AdminServicer):
         if self._ingress is not None:
             await self._ingress.close()
         await self.control.close(self._replica_id, has_failed=self._has_failed)
+
+
+async def _profile_elsewhere(order: ProfileOrder) -> ProfileReport:
+    """By the replica that is meant. Raises what it raises; InvalidValueError where there is none.
+
+    A replica that is lost meanwhile does not answer, and is none.
+    """
+    handle = serve.get_deployment_handle(ROUTER, APPLICATION)
+    asked = handle.broadcast("profile_if_meant", order)
+    for answer in await asked.results_async(return_exceptions=True):
+        if isinstance(answer, ProfileReport):
+            return answer
+        if isinstance(answer, RayTaskError):
+            raise answer.cause from answer
+    limit = "that of a replica, as `specdec status` shows it, or left out"
+    raise InvalidValueError("replica_id", order.replica_id, limit)
 
 
 def make_application(

@@ -11,8 +11,10 @@ from typing import TypeVar
 
 from cluster.backoff import Backoff
 from cluster.draft_group import DraftGroup
+from cluster.profile_messages import ShardOrder
 from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError
+from specdec.profile import WorkerProfile
 from specdec.proposers import DraftModelProposer, DraftRequest, DraftVocabulary, Proposal
 from specdec.workers import DraftWorker
 
@@ -42,6 +44,7 @@ class DraftSupervisor:
         self._backoff = Backoff(time.monotonic)
         self._worker: DraftGroup | None = start()
         self._proposer: DraftModelProposer | None = self._new_proposer(self._worker)
+        self._profiled: DraftGroup | None = None
         self._lock = threading.Lock()  # of what the thread that restarts leaves for the engine's
         self._successor: DraftGroup | None = None
         self._closing = threading.Event()
@@ -100,6 +103,29 @@ class DraftSupervisor:
         except Exception as error:
             self._lose(error)
             return None
+
+    @property
+    def num_ranks(self) -> int:
+        """How many the worker has; 0 while it is away."""
+        worker = self._worker
+        return 0 if worker is None else worker.num_ranks
+
+    def begin_profile(self, order: ShardOrder) -> None:
+        """See ProfiledModel."""
+        self._profiled = self._worker
+        if self._profiled is not None:
+            self._profiled.begin_profile(order)
+
+    def end_profile(self) -> None:
+        """See ProfiledModel."""
+        if self._profiled is not None:
+            self._profiled.end_profile()
+
+    def collect_profile(self) -> tuple[WorkerProfile, ...] | None:
+        """See ProfiledModel."""
+        if self._profiled is None or self._profiled is not self._worker:
+            return ()
+        return self._profiled.collect_profile()
 
     def close(self) -> None:
         """Ends the worker, after the engine's last call."""

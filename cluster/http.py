@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fastapi import FastAPI
 from fastapi.responses import JSONResponse
 
+from cluster.caller_headers import KeepHeaders
 from cluster.dashboard import make_dashboard
 from cluster.http_admin import admin_routes
 from cluster.http_metrics import metric_routes
@@ -17,6 +18,7 @@ from cluster.servicers import AdminServicer
 def make_app(get_router: Callable[[], Router], get_admin: Callable[[], AdminServicer]) -> FastAPI:
     """The ASGI application; what it is given is asked at each request, after start-up."""
     app = FastAPI(title="specdec", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(KeepHeaders)
     app.include_router(admin_routes(get_admin))
     app.include_router(make_dashboard(get_router, get_admin))
     app.include_router(metric_routes(get_router, get_admin))

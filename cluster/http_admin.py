@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from cluster.admin_json import read_change, to_json
+from cluster.admin_json import read_change, read_profile_order, to_json
 from cluster.errors import status_of
 from cluster.same_origin import require_own_page
 from cluster.servicers import AdminServicer
@@ -35,6 +35,7 @@ def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
         ("GET", "/replicas", _replicas),
         ("GET", "/audit-log", _audit_log),
         ("GET", "/watch", _watch),
+        ("POST", "/profile", _profile),
     )
     for method, path, handle in routes:
         router.add_api_route(path, _guarded(get_admin, handle), methods=[method])
@@ -129,6 +130,12 @@ async def _watch(admin: AdminServicer, request: Request) -> Response:
     return StreamingResponse(
         _events(first, moments), headers=headers, media_type="text/event-stream"
     )
+
+
+async def _profile(admin: AdminServicer, request: Request) -> Response:
+    """Answers when the traces are written."""
+    report = await admin.take_profile(read_profile_order(await _body(request)))
+    return Response(to_json(report), media_type=_JSON)
 
 
 async def _events(

@@ -15,7 +15,7 @@ from cluster.resources import threads_per_shard
 from cluster.shard import ShardSpec
 from specdec.config import DraftLimits, EngineConfig
 from specdec.parallel import TensorParallelGroup
-from specdec.runner import Rendezvous, load_draft_runner, load_runner
+from specdec.runner import Rendezvous, Runner, load_draft_runner, load_runner
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +25,11 @@ _COLLECTIVE_TIMEOUT = timedelta(minutes=30)
 
 class Rank(Protocol):
     """A rank that is loaded and warm."""
+
+    @property
+    def runner(self) -> Runner:
+        """What runs the model."""
+        ...
 
     def run(self, frames: wire.Frames) -> Iterator[wire.Frames]:
         """Runs one step; its answers, each before what follows it has run."""
@@ -38,7 +43,7 @@ class TargetRank:
         """A collective call."""
         limits = spec.limits
         assert isinstance(limits, EngineConfig)
-        self._runner = load_runner(
+        self.runner = load_runner(
             spec.model_directory,
             spec.dtype,
             limits,
@@ -47,11 +52,11 @@ class TargetRank:
             torch.device(spec.device),
             spec.kernels,
         )
-        self._runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
+        self.runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
 
     def run(self, frames: wire.Frames) -> Iterator[wire.Frames]:
         """See Rank."""
-        yield wire.encode_output(self._runner.execute(wire.decode_step(frames)))
+        yield wire.encode_output(self.runner.execute(wire.decode_step(frames)))
 
 
 class DraftRank:
@@ -61,7 +66,7 @@ class DraftRank:
         """A collective call."""
         limits = spec.limits
         assert isinstance(limits, DraftLimits)
-        self._runner = load_draft_runner(
+        self.runner = load_draft_runner(
             spec.model_directory,
             spec.dtype,
             limits,
@@ -71,16 +76,16 @@ class DraftRank:
             spec.vocabulary,
             spec.kernels,
         )
-        self._runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
+        self.runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
 
     def run(self, frames: wire.Frames) -> Iterator[wire.Frames]:
         """See Rank; the drafts are answered before the rank catches up."""
         step = wire.decode_draft_step(frames)
-        drafts = self._runner.draft(step)
+        drafts = self.runner.draft(step)
         if step.drafts:
             yield wire.encode_draft_output(drafts)
         if step.rows:
-            self._runner.catch_up(step)
+            self.runner.catch_up(step)
         if step.rows or not step.drafts:
             yield wire.CAUGHT_UP
 

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from cluster.metrics import (
     ABORTED,
@@ -20,6 +21,10 @@ from cluster.metrics import (
     Metrics,
 )
 from specdec.request_output import RequestOutput
+
+if TYPE_CHECKING:
+    from cluster.tracing import RequestTrace
+    from specdec.sequence import Request
 
 logger = logging.getLogger(__name__)
 
@@ -36,9 +41,16 @@ class RequestObserver:
     """
 
     def __init__(
-        self, request_id: str, metrics: Metrics, clock: Callable[[], float] = time.perf_counter
+        self,
+        request_id: str,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.perf_counter,
+        trace: RequestTrace | None = None,
     ) -> None:
-        """Made when the request arrives. `clock` must be the one of `on_output`'s times."""
+        """Made when the request arrives. `clock` must be the one of `on_output`'s times.
+
+        trace: is told of the same moments; None where there are no traces.
+        """
         self._request_id = request_id
         self._metrics = metrics
         self._clock = clock
@@ -47,11 +59,19 @@ class RequestObserver:
         self._first_at: float | None = None
         self._last_at: dict[int, float] = {}  # by choice
         self._last: RequestOutput | None = None
+        self._trace = trace
+
+    def on_queued(self, request: Request) -> None:
+        """Takes note that the request goes to the engine."""
+        if self._trace is not None:
+            self._trace.on_queued(request)
 
     def on_begun(self, at: float) -> None:
         """Records that the request has left the queue, for the first time."""
         self._began_at = at
         self._metrics[QUEUE_TIME].observe(at - self._arrived_at)
+        if self._trace is not None:
+            self._trace.on_begun(at)
 
     def on_output(self, output: RequestOutput, at: float) -> None:
         """Records an output that was delivered at this time."""
@@ -62,22 +82,35 @@ class RequestObserver:
             for _ in range(output.num_steps):
                 self._metrics[INTER_TOKEN].observe(step_s)
         self._last_at[output.choice], self._last = at, output
+        if output.finish_reason is not None and self._trace is not None:
+            self._trace.on_choice_end(output.choice, output.finish_reason.value)
         if output.is_last and output.finish_reason is not None:
             self._on_end(output, output.finish_reason.value, at)
 
     def on_broken_off(self, error: BaseException | None) -> None:
         """Records a request that ended before its last output; errors are counted where told."""
+        at, reason = self._clock(), type(error).__name__
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
+            reason = ABORTED
             self._metrics.count_end(ABORTED)
-            self._log_end(ABORTED, self._clock())
-        else:
-            self._log_end(type(error).__name__, self._clock())
+        self._log_end(reason, at)
+        self._end_trace(at, reason)
+
+    def on_refused(self, error: BaseException) -> None:
+        """Takes note of a request that never came to the engine; it is counted where told."""
+        self._end_trace(self._clock(), type(error).__name__)
+
+    def _end_trace(self, at: float, error_type: str | None = None) -> None:
+        if self._trace is not None:
+            self._trace.end(at, self._last, error_type)
 
     def _on_first(self, at: float) -> None:
         self._first_at = at
         self._metrics[FIRST_TOKEN].observe(at - self._arrived_at)
         if self._began_at is not None:
             self._metrics[PREFILL_TIME].observe(at - self._began_at)
+        if self._trace is not None:
+            self._trace.on_first_output(at)
 
     def _on_end(self, output: RequestOutput, reason: str, at: float) -> None:
         assert self._first_at is not None, "an end without a token"
@@ -87,6 +120,7 @@ class RequestObserver:
         self._metrics[GENERATION_TOKENS].observe(output.num_output_tokens)
         self._metrics.count_end(reason)
         self._log_end(reason, at)
+        self._end_trace(at)
 
     def _log_end(self, reason: str, at: float) -> None:
         """One line, with numbers only: neither the prompt nor the answer is anybody's business."""

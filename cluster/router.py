@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ray.util.placement_group import PlacementGroup
 
@@ -25,6 +26,7 @@ from cluster.logs import current_request_id
 from cluster.memory_plan import memory_plan
 from cluster.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics
 from cluster.models import ModelDirectories
+from cluster.profiling import ProfiledModel, Profiling
 from cluster.replica_load import ReplicaLoad
 from cluster.replica_report import ModelCounts, counts_of, decision_fields
 from cluster.request_observer import RequestObserver
@@ -43,6 +45,7 @@ from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
+from specdec.profile import ProfileOrder, ProfileReport
 from specdec.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingDefaults, SamplingParams, StructuredOutput
@@ -50,6 +53,10 @@ from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.structured_output import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
+from specdec.workers import Target
+
+if TYPE_CHECKING:
+    from cluster.tracing import Tracing
 
 logger = logging.getLogger(__name__)
 
@@ -98,6 +105,8 @@ class Router:
         self._speculation_version: int | None = None
         self.num_requests = 0
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
+        self._tracing = _tracing(config, replica)
+        self._profiling = Profiling(config.profile_dir, config.profile_max_mib, replica)
 
     async def start(self, placement: PlacementGroup | None) -> None:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
@@ -127,10 +136,20 @@ class Router:
         proposer = make_proposer(self._plan.engine.speculation, self._draft)
         if proposer is None:
             return None
-        return TimedProposer(proposer, self.metrics[DRAFT_TIME].observe)
+        return TimedProposer(proposer, self._observe_draft)
 
-    def _timed(self, target: TargetGroup) -> TimedTarget:
-        return TimedTarget(target, self.metrics[VERIFY_TIME].observe)
+    def _observe_draft(self, seconds: float) -> None:
+        self.metrics[DRAFT_TIME].observe(seconds)
+        if self._tracing is not None:
+            self._tracing.steps.add_draft(seconds)
+
+    def _timed(self, target: Target) -> TimedTarget:
+        return TimedTarget(target, self._observe_verify)
+
+    def _observe_verify(self, seconds: float) -> None:
+        self.metrics[VERIFY_TIME].observe(seconds)
+        if self._tracing is not None:
+            self._tracing.steps.add_verify(seconds)
 
     def _remake_target(self) -> TimedTarget:
         assert self._target is not None, "a target is lost that never was"
@@ -222,6 +241,8 @@ class Router:
             await asyncio.to_thread(self._draft.close)
         if self._target is not None:
             await asyncio.to_thread(self._target.close)
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     def _start_target(self, placement: PlacementGroup | None) -> TargetSupervisor:
         size = self.config.tensor_parallel_size
@@ -315,6 +336,15 @@ class Router:
             num_catch_up_tokens=draft.num_catch_up_tokens if draft else 0,
         )
 
+    async def profile(self, order: ProfileOrder) -> ProfileReport:
+        """Profiles the models of this replica. Raises what `Profiling.take` raises."""
+        if self._loop is None or self._target is None:
+            raise NotReadyError("the model is still loading")
+        models: dict[str, ProfiledModel] = {"target": self._target}
+        if self._draft is not None:
+            models["draft model"] = self._draft
+        return await self._profiling.take(order, models, self._loop.call)
+
     @property
     def _can_draft(self) -> bool:
         speculation = self.config.speculative_config
@@ -332,18 +362,37 @@ class Router:
         """Begins a request. Its outputs raise what the engine has against it."""
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
-        observer = RequestObserver(request_id, self.metrics)
+        observer = self._observer(request_id, call)
+        try:
+            loop = self._require_loop(call)
+            request = await self._prepare(request_id, call)
+        except BaseException as error:
+            observer.on_refused(error)
+            raise
+        observer.on_queued(request)
+        return Generation(request.seed, loop.generate(request, observer))
+
+    def _observer(self, request_id: str, call: GenerateCall) -> RequestObserver:
+        clock = time.perf_counter
+        trace = self._tracing.begin(request_id, call, clock) if self._tracing else None
+        return RequestObserver(request_id, self.metrics, clock, trace)
+
+    def _require_loop(self, call: GenerateCall) -> EngineLoop:
+        """What is to answer a call, where it can be answered now."""
         self._check_model(call.model)
         if self._loop is None:
             raise NotReadyError("the model is still loading")
         self._loop.require_room(call.params.n)
+        return self._loop
+
+    async def _prepare(self, request_id: str, call: GenerateCall) -> Request:
+        """Tokens, grammar and seed of a request that there is room for."""
         self.num_requests += call.params.n
-        seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
-        request = Request(
+        return Request(
             request_id=request_id,
             prompt_token_ids=await self._encode(call.prompt),
             params=call.params,
-            seed=seed,
+            seed=secrets.randbits(63) if call.params.seed is None else call.params.seed,
             priority=call.priority,
             resume_token_ids=call.resume_token_ids,
             grammar=await self._compile(call.params.structured_output),
@@ -351,7 +400,6 @@ class Router:
             cache_salt=call.cache_salt,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
-        return Generation(seed, self._loop.generate(request, observer))
 
     def max_tokens(self, params: SamplingParams) -> int:
         """How long a choice can get, after the shortest of prompts."""
@@ -419,3 +467,12 @@ class Router:
         if isinstance(prompt[0], ChatMessage):
             return tuple(await asyncio.to_thread(self._tokenizer.encode_chat, prompt))
         return prompt
+
+
+def _tracing(config: ServeConfig, replica: str) -> Tracing | None:
+    """None where no traces are wanted; the packages that make them are imported only then."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    from cluster.tracing import tracing_to
+
+    return tracing_to(config.otlp_traces_endpoint, config.served_model_name, replica)

@@ -8,7 +8,7 @@ drops what is set after the last message of a stream.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -20,6 +20,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster import admin_codec, codec
 from cluster.admin_access import AdminAccess
+from cluster.caller_headers import current_headers
 from cluster.control_link import ControlLink
 from cluster.errors import status_of
 from cluster.output_codec import encode_completion, encode_stream_chunk
@@ -28,6 +29,7 @@ from cluster.watches import Watches
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.config import MAX_STREAM_INTERVAL
+from specdec.profile import ProfileOrder, ProfileReport
 from specdec.request_limits import check_answer_in_one_message
 from specdec.request_output import RequestOutput
 
@@ -41,6 +43,9 @@ add_inference_service: Callable[..., None] = (
     inference_pb2_grpc.add_InferenceServiceServicer_to_server
 )
 add_admin_service: Callable[..., None] = admin_pb2_grpc.add_AdminServiceServicer_to_server
+
+
+TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
 
 
 class StreamFailedError(Exception):
@@ -57,6 +62,7 @@ class InferenceServicer:
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """One message a step and choice. Cancelling the call aborts the request."""
+        _keep_metadata(grpc_context)
         with self._reporting_to(grpc_context):
             generation = await self.router.generate(codec.decode_generate(request))
             is_first = True
@@ -68,6 +74,7 @@ class InferenceServicer:
 
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """The whole completion as one message. Cancelling the call aborts the request."""
+        _keep_metadata(grpc_context)
         with self._reporting_to(grpc_context):
             # One message, so nothing of it is wanted before its end.
             call = replace(codec.decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
@@ -128,12 +135,16 @@ class InferenceServicer:
 
 
 class AdminServicer:
-    """AdminService on any Router: it passes everything on to the ControlPlane."""
+    """AdminService on any Router: it passes on to the ControlPlane what is not its own affair."""
 
-    def __init__(self, control: ControlLink, access: AdminAccess, watches: Watches) -> None:
+    def __init__(
+        self, control: ControlLink, access: AdminAccess, watches: Watches, profile: TakeProfile
+    ) -> None:
+        """profile: takes one, of this replica or of the one that is meant."""
         self.control = control
         self.access = access
         self.watches = watches
+        self.take_profile = profile
 
     async def GetSpeculation(
         self, request: admin_pb2.GetSpeculationRequest, grpc_context: Any
@@ -196,9 +207,23 @@ class AdminServicer:
                     yield admin_codec.encode_fleet(fleet)
         _raise_on_serve(grpc_context)
 
+    async def Profile(
+        self, request: admin_pb2.ProfileRequest, grpc_context: Any
+    ) -> admin_pb2.ProfileResponse:
+        """Profiles the models of a replica."""
+        with _reporting_to(grpc_context):
+            self._check_access(grpc_context)
+            order = admin_codec.decode_profile_order(request)
+            return admin_codec.encode_profile(await self.take_profile(order))
+        return admin_pb2.ProfileResponse()
+
     def _check_access(self, grpc_context: Any) -> None:
         metadata = dict(grpc_context.invocation_metadata() or ())
         self.access.check(metadata.get("authorization"))
+
+
+def _keep_metadata(grpc_context: Any) -> None:
+    current_headers.set(lambda: grpc_context.invocation_metadata() or ())
 
 
 def _raise_on_serve(grpc_context: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from specdec.errors import InvalidValueError
 
@@ -57,6 +58,17 @@ def _is_no_file(value: object) -> bool:
     return isinstance(value, Path) and (value.is_dir() or not value.exists())
 
 
+def _is_endpoint(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        parts = urlsplit(value)
+        has_port = parts.port is not None
+    except ValueError:  # brackets of no IPv6 address, or a port that is none
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
+
+
 POSITIVE = Limit("a number above 0", _is_positive, kind=float)
 NOT_NEGATIVE = Limit(
     "0 or a number above it",
@@ -70,6 +82,7 @@ SHARE = Limit(
 )
 TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
 BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
+ENDPOINT = optional(Limit("a URL such as http://localhost:4317", _is_endpoint))
 FILE = optional(Limit("the path of a file that exists", _is_file))
 DIRECTORY = optional(Limit("the path of a directory", _is_no_file))
 

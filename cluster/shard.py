@@ -12,6 +12,7 @@ import ray
 
 from cluster import logs, wire
 from cluster.logs import LogConfig
+from cluster.profile_messages import is_report
 from cluster.transport import Endpoint, Listener, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.vocabulary import VocabularyMap
@@ -72,8 +73,8 @@ class _Shard(ABC):
     def run(self) -> None:
         """Joins the group, loads, warms up, and serves steps until the stop message.
 
-        Rank 0 answers; any rank reports its errors. All in one thread: OpenMP keeps a pool for
-        each thread that asks for work, and lets pools beyond the cores wait asleep.
+        Rank 0 answers; any rank reports its errors and profiles. All in one thread: OpenMP keeps a
+        pool for each thread that asks for work, and lets pools beyond the cores wait asleep.
         """
         assert self._listener is not None, "run before bind"
         socket = self._listener.socket
@@ -82,7 +83,7 @@ class _Shard(ABC):
             while (frames := socket.recv_multipart()) != wire.STOP:
                 try:
                     for answer in rank.run(frames):
-                        if self._spec.rank == 0:
+                        if self._spec.rank == 0 or is_report(answer):
                             socket.send_multipart(answer)
                 except Exception as error:
                     logger.exception("rank %d failed in a step", self._spec.rank)
@@ -100,15 +101,17 @@ class TargetShard(_Shard):
     """One rank of the target model: scores and verifies."""
 
     def _load(self) -> Rank:
+        from cluster.profiled_rank import ProfiledRank
         from cluster.rank import TargetRank
 
-        return TargetRank(self._spec)
+        return ProfiledRank(TargetRank(self._spec), self._spec.rank)
 
 
 class DraftShard(_Shard):
     """One rank of the draft model: drafts, and then catches up while the target works."""
 
     def _load(self) -> Rank:
+        from cluster.profiled_rank import ProfiledRank
         from cluster.rank import DraftRank
 
-        return DraftRank(self._spec)
+        return ProfiledRank(DraftRank(self._spec), self._spec.rank)

@@ -6,6 +6,7 @@ import math
 import shutil
 import tempfile
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,11 +20,14 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster import wire
 from cluster.logs import LogConfig
+from cluster.profile_messages import END, ProfileInbox, ShardOrder, is_report
+from cluster.profiling import WRITING_S
 from cluster.resources import CPUS_PER_SHARD
 from cluster.shard import DraftShard, ShardSpec, TargetShard
 from cluster.transport import Connection, CurveKeys, Transport
 from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.errors import DraftFailedError, TargetFailedError
+from specdec.profile import WorkerProfile
 from specdec.vocabulary import VocabularyMap
 
 _LIVENESS_CHECK_PERIOD_MS = 500
@@ -64,6 +68,12 @@ class GroupSpec:
     vocabulary: VocabularyMap | None = None
 
 
+@dataclass(frozen=True)
+class _Answer:
+    rank: int
+    frames: wire.Frames
+
+
 class ShardGroup:
     """Starts the ranks, sends messages to all of them, and receives what they answer.
 
@@ -93,6 +103,8 @@ class ShardGroup:
         self._shards: list[Any] = []
         self._runs: list[Any] = []
         self._deadline_s = math.inf
+        self._profile: ProfileInbox | None = None
+        self._early: deque[_Answer] = deque()  # that came before they were waited for
         try:
             self._start_shards(placement, shard)
             self._wait_until_warm(first_step)
@@ -134,26 +146,68 @@ class ShardGroup:
     def send(self, frames: wire.Frames) -> None:
         """Sends a step to every rank; its deadline runs from now."""
         self._deadline_s = time.monotonic() + self._spec.step_timeout_s
-        for connection in self._connections:
-            connection.socket.send_multipart(frames, copy=False)
+        if self._profile is not None and not self._profile.is_complete:
+            self._deadline_s += WRITING_S  # traces are written between steps
+        self._send_to_all(frames)
 
     def receive(self) -> wire.Frames:
         """Waits for the next answer; raises the role's error as the class says."""
-        while not (ready := self._poller.poll(_LIVENESS_CHECK_PERIOD_MS)):
+        while not self._early:
+            if self._read(_LIVENESS_CHECK_PERIOD_MS):
+                continue
             self.check_alive()
             if time.monotonic() > self._deadline_s:
                 raise self._error(f"the {self._spec.name} did not answer in time")
-        socket, _ = ready[0]
-        rank = next(r for r, c in enumerate(self._connections) if c.socket is socket)
-        frames: wire.Frames = socket.recv_multipart()
-        if (reason := wire.error_in(frames)) is not None:
-            raise self._error(f"rank {rank} of the {self._spec.name} failed: {reason}")
-        return frames
+        answer = self._early.popleft()
+        if (reason := wire.error_in(answer.frames)) is not None:
+            raise self._error(f"rank {answer.rank} of the {self._spec.name} failed: {reason}")
+        return answer.frames
 
     @property
     def has_answer(self) -> bool:
         """Whether `receive` would return, or raise, at once."""
-        return bool(self._poller.poll(0)) or time.monotonic() > self._deadline_s
+        while self._read(0):
+            pass
+        return bool(self._early) or time.monotonic() > self._deadline_s
+
+    @property
+    def num_ranks(self) -> int:
+        """How many there are."""
+        return len(self._shards)
+
+    def begin_profile(self, order: ShardOrder) -> None:
+        """Has every rank begin a profile, after the steps that were sent to it."""
+        self._profile = ProfileInbox(order, self.num_ranks)
+        self._send_to_all(order.encode())
+
+    def end_profile(self) -> None:
+        """Has the ranks end their profile that have not."""
+        self._send_to_all(END)
+
+    def collect_profile(self) -> tuple[WorkerProfile, ...] | None:
+        """The profile of every rank; None until all have come. Does not wait."""
+        assert self._profile is not None, "no profile was begun"
+        while self._read(0):
+            pass
+        return self._profile.reports
+
+    def _send_to_all(self, frames: wire.Frames) -> None:
+        for connection in self._connections:
+            connection.socket.send_multipart(frames, copy=False)
+
+    def _read(self, timeout_ms: int) -> bool:
+        """Takes in one message, if one comes in time: an answer, or the report of a profile."""
+        ready = self._poller.poll(timeout_ms)
+        if not ready:
+            return False
+        socket, _ = ready[0]
+        frames: wire.Frames = socket.recv_multipart()
+        if not is_report(frames):
+            rank = next(r for r, c in enumerate(self._connections) if c.socket is socket)
+            self._early.append(_Answer(rank, frames))
+        elif self._profile is not None:
+            self._profile.take(frames)
+        return True
 
     def check_alive(self) -> None:
         """Raises the role's error if a rank has ended. May be called from any thread."""

@@ -8,8 +8,10 @@ import time
 from collections.abc import Callable
 
 from cluster.backoff import Backoff
+from cluster.profile_messages import ShardOrder
 from cluster.target_group import TargetGroup
 from specdec.errors import TargetFailedError
+from specdec.profile import WorkerProfile
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ class TargetSupervisor:
         self._lock = threading.Lock()  # of `current`, against closing while one is made
         self.num_restarts = 0  # times that another target took the place of a lost one
         self.current = start()
+        self._profiled = self.current
         self._backoff.started()
 
     def remake(self) -> TargetGroup:
@@ -41,6 +44,24 @@ class TargetSupervisor:
                 continue
             return self._adopt(target)
         raise TargetFailedError("the service is shutting down")
+
+    @property
+    def num_ranks(self) -> int:
+        """How many the target has."""
+        return self.current.num_ranks
+
+    def begin_profile(self, order: ShardOrder) -> None:
+        """See ProfiledModel."""
+        self._profiled = self.current
+        self._profiled.begin_profile(order)
+
+    def end_profile(self) -> None:
+        """See ProfiledModel."""
+        self._profiled.end_profile()
+
+    def collect_profile(self) -> tuple[WorkerProfile, ...] | None:
+        """See ProfiledModel."""
+        return self._profiled.collect_profile() if self._profiled is self.current else ()
 
     def close(self) -> None:
         """Ends the target, and keeps another from taking its place."""

@@ -34,6 +34,7 @@ from specdec.client.messages import (
     Usage,
 )
 from specdec.client.sync_client import Client
+from specdec.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
 
 __all__ = [
     "CONTROL_VALUES",
@@ -51,7 +52,10 @@ __all__ = [
     "FleetStatistics",
     "HistogramCounts",
     "ModelInfo",
+    "OperationTime",
     "PositionLogprobs",
+    "ProfileOrder",
+    "ProfileReport",
     "Prompt",
     "ReplicaReport",
     "ReplicaStatus",
@@ -64,4 +68,5 @@ __all__ = [
     "TokenLogprob",
     "TokenizedInput",
     "Usage",
+    "WorkerProfile",
 ]

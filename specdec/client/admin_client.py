@@ -17,8 +17,11 @@ from specdec.client.admin_messages import (
 )
 from specdec.client.connection import Connection
 from specdec.client.fleet_messages import FleetStatistics, ReplicaStatus, ServiceStatus
+from specdec.profile import ProfileOrder, ProfileReport
 
 DEFAULT_ADMIN_TIMEOUT_S = 10.0
+_PROFILE_WRITING_S = 90.0
+"""A replica gives its models a minute to write their traces."""
 
 
 class AdminClient(Connection):
@@ -68,6 +71,19 @@ class AdminClient(Connection):
         request = pb.ListAuditLogRequest(page_size=page_size, page_token=page_token)
         return codec.decode_audit_page(self._call(self._stub.ListAuditLog, request))
 
+    def profile(self, order: ProfileOrder | None = None) -> ProfileReport:
+        """Records the next steps of the models of a replica. No order: the defaults.
+
+        Waits for them, and for the traces to be written, whatever this client's `timeout_s` is.
+        """
+        order = order or ProfileOrder()
+        response = self._call(
+            self._stub.Profile,
+            codec.encode_profile_order(order),
+            timeout_s=order.timeout_s + _PROFILE_WRITING_S,
+        )
+        return codec.decode_profile(response)
+
     def watch(self, interval_s: float = 1.0) -> Iterator[FleetStatistics]:
         """The service as it is now, and again every `interval_s` seconds, without end.
 
@@ -78,6 +94,6 @@ class AdminClient(Connection):
             for response in self._stub.WatchStats(request, metadata=self._metadata):
                 yield codec.decode_fleet(response)
 
-    def _call(self, method: Any, request: Any) -> Any:
+    def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
         with self._reported():
-            return method(request, timeout=self.timeout_s, metadata=self._metadata)
+            return method(request, timeout=timeout_s or self.timeout_s, metadata=self._metadata)

@@ -19,11 +19,13 @@ from specdec.client.fleet_messages import (
     Counts,
     DecisionNews,
     FleetStatistics,
+    HistogramCounts,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
 )
 from specdec.errors import InvalidValueError
+from specdec.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
 from specdec.sampling_params import SpeculationMethod, VerifierName
 from specdec.speculation_control import SPECULATION_MODES, SpeculationControl, SpeculationMode
 from specdec.speculation_rules import SpeculationRule
@@ -112,6 +114,35 @@ def decode_fleet(response: pb.WatchStatsResponse) -> FleetStatistics:
     )
 
 
+def encode_profile_order(order: ProfileOrder) -> pb.ProfileRequest:
+    """The request for a profile."""
+    return pb.ProfileRequest(
+        num_steps=order.num_steps, timeout_s=order.timeout_s, replica_id=order.replica_id
+    )
+
+
+def decode_profile(response: pb.ProfileResponse) -> ProfileReport:
+    """Reads what the models of a replica did."""
+    workers = tuple(map(_decode_worker, response.workers))
+    return ProfileReport(response.replica_id, response.elapsed_s, workers)
+
+
+def _decode_worker(worker: pb.WorkerProfile) -> WorkerProfile:
+    operations = tuple(
+        OperationTime(each.name, each.num_calls, each.self_ms, each.total_ms, each.device_ms)
+        for each in worker.operations
+    )
+    return WorkerProfile(
+        worker.worker,
+        worker.rank,
+        worker.num_steps,
+        worker.trace_path,
+        worker.trace_bytes,
+        operations,
+        worker.fault,
+    )
+
+
 def decode_replica(replica: pb.ReplicaStatus) -> ReplicaStatus:
     """Reads a replica as it last reported."""
     has_version = replica.HasField("speculation_version")
@@ -154,6 +185,10 @@ def _decode_counts(counts: pb.ReplicaStatus | pb.FleetTotals) -> Counts:
         accepted_by_position=tuple(counts.accepted_by_position),
         drafted_by_position=tuple(counts.drafted_by_position),
         decisions=dict(counts.decisions),
+        histograms={
+            name: HistogramCounts(tuple(each.bounds), tuple(each.counts), each.total)
+            for name, each in counts.histograms.items()
+        },
     )
 
 

@@ -6,6 +6,8 @@ from specdec.runner.loading import load_draft_runner, load_runner
 from specdec.runner.local import LocalDraftWorker, LocalTarget
 from specdec.runner.model_runner import ModelRunner
 from specdec.runner.rendezvous import Rendezvous
+from specdec.runner.runner import Runner
+from specdec.runner.step_profiler import StepProfiler
 
 __all__ = [
     "DraftRunner",
@@ -13,6 +15,8 @@ __all__ = [
     "LocalTarget",
     "ModelRunner",
     "Rendezvous",
+    "Runner",
+    "StepProfiler",
     "load_draft_runner",
     "load_runner",
     "native_library_fault",

@@ -36,7 +36,7 @@ from specdec.request_output import RequestOutput
 from specdec.speculation_control import SpeculationControl
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import Tokenizer
-from tests.cluster.admin_service import LocalHandle
+from tests.cluster.admin_service import LocalHandle, take_profile
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=5)
 BOUNDS_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -235,7 +235,7 @@ async def _start(
     replicas = [ScriptedReplica(f"replica-{index}") for index in range(num_replicas)]
     link = ControlLink(LocalHandle(plane), replicas[0].apply, replicas[0].report)
     router = ScriptedRouter(Tokenizer(model))
-    admin = AdminServicer(link, AdminAccess(token), Watches(link.fleet))
+    admin = AdminServicer(link, AdminAccess(token), Watches(link.fleet), take_profile)
     app = make_app(lambda: router, lambda: admin)  # type: ignore[arg-type,return-value]
     config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

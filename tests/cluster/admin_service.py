@@ -15,7 +15,14 @@ from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlane
 from cluster.servicers import AdminServicer, add_admin_service
 from cluster.watches import Watches
-from specdec.client import ReplicaReport, SpeculationState
+from specdec.client import (
+    OperationTime,
+    ProfileOrder,
+    ProfileReport,
+    ReplicaReport,
+    SpeculationState,
+    WorkerProfile,
+)
 
 
 class LocalHandle:
@@ -40,6 +47,19 @@ class _Method:
         if self._handle.plane is None:
             await asyncio.Event().wait()
         return await getattr(self._handle.plane, self._name)(*arguments, **named)
+
+
+async def take_profile(order: ProfileOrder) -> ProfileReport:
+    """What a Router with two models says, without taking any profile."""
+    operations = (
+        OperationTime("step", order.num_steps, 1.5, 20.25, 0.0),
+        OperationTime("aten::mm", 70, 0.5, 0.5, 12.0),
+    )
+    target = WorkerProfile("target", 0, order.num_steps, "/traces/t.json.gz", 999, operations)
+    fault = "the trace is larger than 5 bytes"
+    return ProfileReport(
+        order.replica_id or "r1", 2.5, (target, WorkerProfile("draft model", 0, 3, fault=fault))
+    )
 
 
 async def _ignore(state: SpeculationState) -> None:
@@ -71,7 +91,7 @@ def running_admin_service(
 async def _start(handle: LocalHandle, report: ReplicaReport, token: str | None) -> tuple[Any, int]:
     server = grpc.aio.server()
     link = ControlLink(handle, _ignore, lambda: report, call_timeout_s=0.3)
-    servicer = AdminServicer(link, AdminAccess(token), Watches(link.fleet))
+    servicer = AdminServicer(link, AdminAccess(token), Watches(link.fleet), take_profile)
     add_admin_service(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -214,3 +214,26 @@ def test_the_token_comes_from_a_file_or_the_environment(handle, tmp_path, monkey
         assert CliRunner().invoke(cli.main, [*words, "--token-file", str(path)]).exit_code == 0
         monkeypatch.setenv("SPECDEC_ADMIN_TOKEN", token)
         assert CliRunner().invoke(cli.main, words).exit_code == 0
+
+
+def test_profile(command):
+    result = command("profile", "--num-steps", "7")
+    assert (result.exit_code, result.stderr) == (0, "")
+    heading, _, *lines = result.stdout.splitlines()
+    assert heading == "replica r1, 2.5 s"
+    assert lines == [
+        "target, rank 0: 7 steps, /traces/t.json.gz",
+        "operation  calls  self ms  total ms  device ms",
+        "step       7      1.50     20.25     0.00",
+        "aten::mm   70     0.50     0.50      12.00",
+        "",
+        "draft model, rank 0: 3 steps, no trace: the trace is larger than 5 bytes",
+    ]
+    report = json.loads(command("profile", "--replica", "r2", "--json").stdout)
+    assert (report["replica_id"], report["workers"][0]["num_steps"]) == ("r2", 10)
+
+
+def test_a_profile_of_no_steps_is_refused_at_once(command):
+    result = command("profile", "--num-steps", "0")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == "error: num_steps is 0; it must be from 1 to 100\n"

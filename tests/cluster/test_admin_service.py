@@ -1,5 +1,6 @@
 """AdminService from the Python client to the ControlPlane and back."""
 
+import asyncio
 from datetime import UTC, datetime
 
 import grpc
@@ -14,13 +15,15 @@ from specdec.client import (
     ClientError,
     Counts,
     DecisionNews,
+    HistogramCounts,
+    ProfileOrder,
     ReplicaReport,
     SpeculationChange,
 )
 from specdec.speculation import SpeculationControl
 from specdec.speculation_rules import SpeculationRule
 from specdec.stats import SpeculationStats
-from tests.cluster.admin_service import LocalHandle, running_admin_service
+from tests.cluster.admin_service import LocalHandle, running_admin_service, take_profile
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 REPORT = ReplicaReport(
@@ -44,6 +47,10 @@ REPORT = ReplicaReport(
         accepted_by_position=(9, 7, 4),
         drafted_by_position=(10, 10, 10),
         decisions={"goodput": 30, "threshold": 10},
+        histograms={
+            "batch_size": HistogramCounts((1, 2.0, 4.0), (3, 0, 5, 1), 31.0),
+            "e2e_request_latency_seconds": HistogramCounts((0.5,), (0, 0), 0.0),
+        },
     ),
     estimated_speedup=1.25,
 )
@@ -179,6 +186,21 @@ def test_statistics_come_again_and_again(client):
     assert second.at > first.at
 
 
+def test_a_profile_arrives_as_it_was_taken(client):
+    order = ProfileOrder(num_steps=7, timeout_s=2.5, replica_id="r2")
+    assert client.profile(order) == asyncio.run(take_profile(order))
+    assert client.profile() == asyncio.run(take_profile(ProfileOrder()))
+
+
+def test_a_profile_of_too_many_steps_is_refused(address):
+    with (
+        grpc.insecure_channel(address) as channel,
+        pytest.raises(grpc.RpcError, match="num_steps is 101; it must be") as error,
+    ):
+        AdminServiceStub(channel).Profile(pb.ProfileRequest(num_steps=101), timeout=10)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 @pytest.mark.parametrize("interval_s", [0.1, 61, -1, float("nan")])
 def test_an_interval_that_cannot_be_is_named(client, interval_s):
     with pytest.raises(ClientError, match=r"interval_s is .*from 0\.2 to 60") as error:
@@ -202,6 +224,7 @@ def test_without_the_token_nothing_is_told_or_changed(handle, presented):
             client.audit_log,
             lambda: next(client.watch()),
             lambda: client.set_speculation(SpeculationChange(mode="off")),
+            client.profile,
         ):
             with pytest.raises(ClientError, match="needs the operators' token") as error:
                 call()

@@ -348,3 +348,31 @@ def test_quantization_is_for_cpus():
         with pytest.raises(InvalidValueError, match="it must be left out where device is cuda"):
             ServeConfig(model="tiny", device="cuda", **changes)
     assert ServeConfig(device="cuda").speculative_config == SpeculativeConfig("ngram")
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["localhost:4317", "http://localhost", "grpc://localhost:4317", "http://a:b", 4317]
+)
+def test_a_collector_that_is_no_url_with_a_port_is_named(endpoint):
+    with pytest.raises(InvalidValueError, match=r"otlp_traces_endpoint is .*a URL such as http"):
+        ServeConfig(otlp_traces_endpoint=endpoint)
+
+
+def test_traces_need_packages_that_are_optional(monkeypatch):
+    endpoint = "https://collector:4317"
+    assert ServeConfig(otlp_traces_endpoint=endpoint).otlp_traces_endpoint == endpoint
+
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    for find in (missing, lambda name: None):
+        monkeypatch.setattr("cluster.config.find_spec", find)
+        with pytest.raises(InvalidValueError, match=r"pip install 'specdec\[tracing\]'"):
+            ServeConfig(otlp_traces_endpoint=endpoint)
+        assert ServeConfig().otlp_traces_endpoint is None
+
+
+def test_paths_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = ServeConfig.from_mapping({"profile_dir": "profiles", "state_dir": "state"})
+    assert (config.profile_dir, config.state_dir) == (tmp_path / "profiles", tmp_path / "state")

@@ -145,6 +145,22 @@ async def test_a_refusal_of_the_control_plane_is_an_answer(link):
     assert link.is_connected
 
 
+async def test_a_state_that_is_in_force_is_reported_at_once(handle, router, monkeypatch):
+    monkeypatch.setattr(control_link, "_REPORT_PERIOD_S", 60.0)
+    link = ControlLink(handle, router.apply, router.report)
+    link.start()
+    while await router.next_version() != 0:
+        pass
+    await asyncio.sleep(0.05)
+    router.current = ReplicaReport("r1", is_ready=True, speculation_version=1)
+    await handle.plane.set_speculation(SpeculationChange(mode="off"))
+    assert await router.next_version() == 1
+    await asyncio.sleep(0.05)
+    [replica] = (await handle.plane.status()).replicas
+    assert replica.report.speculation_version == 1
+    await link.close("r1", has_failed=False)
+
+
 async def test_the_status_shows_this_replica_as_it_is_now(link, router):
     await asyncio.sleep(0.1)
     router.current = ReplicaReport("r1", is_ready=True, num_running=2)

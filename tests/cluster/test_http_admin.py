@@ -17,7 +17,7 @@ from cluster.servicers import AdminServicer
 from cluster.watches import Watches
 from specdec.client import Counts, ReplicaReport
 from specdec.speculation import SpeculationControl
-from tests.cluster.admin_service import LocalHandle
+from tests.cluster.admin_service import LocalHandle, take_profile
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 REPORT = ReplicaReport("r1", is_ready=True, counts=Counts(num_requests=4))
@@ -37,7 +37,7 @@ async def handle(tmp_path):
 @pytest.fixture
 async def admin(handle):
     link = ControlLink(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
-    return AdminServicer(link, AdminAccess(), Watches(link.fleet))
+    return AdminServicer(link, AdminAccess(), Watches(link.fleet), take_profile)
 
 
 @pytest.fixture
@@ -162,6 +162,35 @@ async def test_status_replicas_and_audit_log(http):
     assert (wrong.status_code, wrong.json()["error"]["field"]) == (400, "page_size")
 
 
+async def test_a_profile(http):
+    response = await http.post("/v1/admin/profile", json={"num_steps": 7})
+    report = response.json()
+    target, draft = report["workers"]
+    assert (response.status_code, report["replica_id"], target["num_steps"]) == (200, "r1", 7)
+    assert (target["trace_path"], draft["trace_path"]) == ("/traces/t.json.gz", "")
+    assert target["operations"][1]["name"] == "aten::mm"
+    assert (await http.post("/v1/admin/profile", json={})).json()["workers"][0]["num_steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"num_steps": 0}, "num_steps"),
+        ({"num_steps": 101}, "num_steps"),
+        ({"num_steps": True}, "num_steps"),
+        ({"num_steps": None}, "num_steps"),
+        ({"timeout_s": "1"}, "timeout_s"),
+        ({"timeout_s": 301}, "timeout_s"),
+        ({"replica_id": 3}, "replica_id"),
+        ({"steps": 5}, "field"),
+        ([], "body"),
+    ],
+)
+async def test_a_wrong_order_for_a_profile_names_field_value_and_limit(http, body, field):
+    response = await http.post("/v1/admin/profile", json=body)
+    assert (response.status_code, response.json()["error"]["field"]) == (400, field)
+
+
 async def test_events_until_the_replica_drains(http, admin):
     asyncio.get_running_loop().call_later(0.5, admin.watches.drain)
     response = await http.get("/v1/admin/watch", params={"interval_s": 0.2})
@@ -193,6 +222,7 @@ async def test_the_token_guards_everything(http, admin, path):
     response = await http.get(f"/v1/admin/{path}")
     assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
     assert (await http.put(URL, json={"mode": "off"})).status_code == 401
+    assert (await http.post("/v1/admin/profile", json={})).status_code == 401
     if path != "watch":
         headers = {"authorization": "Bearer correct-horse-battery"}
         assert (await http.get(f"/v1/admin/{path}", headers=headers)).status_code == 200

@@ -524,3 +524,18 @@ def test_prompts_take_all_of_a_step_when_nobody_decodes(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=5), target)
     run(engine, [request("long", [11 + i % 4 for i in range(90)])])
     assert [prefilled(step) for step in target.steps[:2]] == [64, 26]
+
+
+def test_requests_that_leave_the_queue_are_told_once(tiny_model_dir, target):
+    """Also one that is preempted and comes back, and one of several choices."""
+    engine = make_engine(tiny_model_dir, engine_config(max_num_seqs=2), target)
+    for each in (request("a", PROMPT), request("b", PROMPT, n=2), request("c", PROMPT)):
+        engine.add(each)
+    engine.step()
+    told = [engine.begun]
+    engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
+    while engine.has_work:
+        engine.step()
+        told.append(engine.begun)
+    assert told[0] == ("a", "b")
+    assert [name for names in told for name in names] == ["a", "b", "c"]

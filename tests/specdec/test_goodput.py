@@ -1,6 +1,9 @@
 """The goodput policy on a synthetic target, by a clock that the target winds."""
 
+import random
 import time
+from bisect import bisect_left
+from itertools import pairwise
 
 import pytest
 
@@ -123,6 +126,37 @@ def test_an_oscillating_load_changes_decisions_at_a_bounded_rate(clock, period_s
         count = service.step(policy, 64 if is_high else 1)
         changes, last = changes + (count != last), count
     assert changes / 2 <= 62, "a minute has sixty dwells"
+
+
+def most_in_a_minute(times):
+    counts = [index - bisect_left(times, at - 60) + 1 for index, at in enumerate(times)]
+    return max(counts, default=0)
+
+
+@pytest.mark.parametrize("loads", [(1, 64), (30, 34)])
+@pytest.mark.parametrize("period_s", [0.1, 1.1, 1.5, 3.0, None])
+def test_decisions_a_minute_are_bounded_while_the_load_swings_across_the_threshold(
+    clock, loads, period_s
+):
+    """In every minute of five. None: it swings at random times.
+
+    Off by the threshold and back takes two dwells, so there are thirty times of that in a minute,
+    each with goodput's first choice, its second, and the beginning or the end of a probe.
+    """
+    policy = auto_policy(clock, SMALL.table(MOST), MOST, threshold=32)
+    service, generator = SyntheticService(SMALL, GOOD, clock), random.Random(3)
+    started_s = turns_at_s = clock.now_s
+    turn, changes = 0, set()
+    while clock.now_s - started_s < 300:
+        if clock.now_s >= turns_at_s:
+            turn += 1
+            turns_at_s += generator.choice((0.2, 1.05, 1.3, 4)) if period_s is None else period_s
+        service.step(policy, loads[turn % 2])
+        changes.update(policy.log.changes[-2:])
+    timeline = sorted(changes, key=lambda change: change.at_s)
+    numbers = [b.at_s for a, b in pairwise(timeline) if a.num_draft_tokens != b.num_draft_tokens]
+    assert most_in_a_minute(numbers) <= 62, "a minute has sixty dwells"
+    assert most_in_a_minute([each.at_s for each in timeline]) <= 4 * 30
 
 
 def test_the_same_times_decide_the_same():
