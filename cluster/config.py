@@ -340,6 +340,11 @@ class ServeConfig:
         return self.max_prefill_tokens
 
     @property
+    def fewest_replicas(self) -> int:
+        """How many there are at any load, unless one is lost."""
+        return self.num_replicas if self.max_replicas is None else self.min_replicas
+
+    @property
     def most_replicas(self) -> int:
         """How many there may be at once."""
         return self.max_replicas or self.num_replicas
