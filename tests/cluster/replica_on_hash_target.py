@@ -61,7 +61,9 @@ class Replica:
             call_timeout_s=0.3,
         )
         self.servicer = InferenceServicer(self.router)
-        admin = AdminServicer(self.link, AdminAccess(), Watches(self.link.fleet))
+        admin = AdminServicer(
+            self.link, AdminAccess(), Watches(self.link.fleet), self.router.profile
+        )
         app = make_app(lambda: self.router, lambda: admin)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica")
 
