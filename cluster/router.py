@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 
@@ -36,6 +37,7 @@ from cluster.shard_group import GroupSpec
 from cluster.speculation_policy import make_policy
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
+from specdec.chat_template import ChatTemplate, Conversation
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.detokenizer import IncrementalDetokenizer
@@ -48,6 +50,7 @@ from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.stats import EngineStats
 from specdec.structured_output import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
+from specdec.token_bytes import TokenBytes
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
 logger = logging.getLogger(__name__)
@@ -331,6 +334,21 @@ class Router:
         """Each token as the vocabulary spells it. At once, and from any thread."""
         return self._tokenizer.token_strings(token_ids)
 
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """What each token adds to a text. The first time takes a moment: not on the event loop."""
+        return TokenBytes(self._tokenizer)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """How the model wants conversations to look."""
+        return self._tokenizer.chat_template
+
+    def is_special(self, text: str) -> bool:
+        """Whether a text is the name of a token that is left out of answers."""
+        token_id = self._tokenizer.token_id(text)
+        return token_id is not None and token_id in self._tokenizer.special_token_ids
+
     def detokenizer(self) -> IncrementalDetokenizer:
         """Turns the tokens of an answer into text, one by one."""
         return IncrementalDetokenizer(self._tokenizer)
@@ -382,6 +400,8 @@ class Router:
         encode = self._tokenizer.encode
         if isinstance(prompt, str):
             return tuple(await asyncio.to_thread(encode, prompt, add_special_tokens))
+        if isinstance(prompt, Conversation):
+            return tuple(await asyncio.to_thread(self._tokenizer.encode_conversation, prompt))
         if isinstance(prompt[0], ChatMessage):
             return tuple(await asyncio.to_thread(self._tokenizer.encode_chat, prompt))
         return prompt
