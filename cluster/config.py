@@ -225,6 +225,29 @@ class ServeConfig:
             )
         },
     )
+    api_key_file: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                FILE,
+                "YAML file with the keys that the OpenAI API asks for, and the limits of each",
+                "$SPECDEC_API_KEYS, or none: whoever reaches the service may use it",
+            )
+        },
+    )
+    http_max_body_mib: int = setting(
+        16, whole_number(1, 1024), "Largest body of an OpenAI API request, in MiB"
+    )
+    request_timeout_s: float = setting(
+        3600.0,
+        POSITIVE,
+        "Seconds that the answer to an OpenAI API request may take, streams included",
+    )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json"] = setting(
+        "auto",
+        one_of("auto", "hermes", "llama3_json"),
+        "How the model writes tool calls; auto goes by its chat template",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Least severe log lines to write"
     )
@@ -256,7 +279,13 @@ class ServeConfig:
         values = dict(mapping)
         if "speculative_config" in values:
             values["speculative_config"] = read_speculation(values["speculative_config"])
-        for name in ("tls_cert_file", "tls_key_file", "state_dir", "admin_token_file"):
+        for name in (
+            "tls_cert_file",
+            "tls_key_file",
+            "state_dir",
+            "admin_token_file",
+            "api_key_file",
+        ):
             if isinstance(values.get(name), str):
                 values[name] = Path(values[name]).absolute()
         return cls(**values)

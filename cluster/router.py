@@ -299,10 +299,7 @@ class Router:
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
         observer = RequestObserver(request_id, self.metrics)
-        self._check_model(call.model)
-        if self._loop is None:
-            raise NotReadyError("the model is still loading")
-        self._loop.require_room(call.params.n)
+        loop = self.check_admission(call.model, call.params.n)
         self.num_requests += call.params.n
         seed = secrets.randbits(63) if call.params.seed is None else call.params.seed
         request = Request(
@@ -317,7 +314,18 @@ class Router:
             cache_salt=call.cache_salt,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
-        return Generation(seed, self._loop.generate(request, observer))
+        return Generation(seed, loop.generate(request, observer))
+
+    def check_admission(self, model: str, num_choices: int) -> EngineLoop:
+        """What runs a request of so many choices, if it would be admitted now.
+
+        Raises UnknownModelError, NotReadyError and OverloadedError.
+        """
+        self._check_model(model)
+        if self._loop is None:
+            raise NotReadyError("the model is still loading")
+        self._loop.require_room(num_choices)
+        return self._loop
 
     def max_tokens(self, params: SamplingParams) -> int:
         """How long a choice can get, after the shortest of prompts."""
