@@ -233,4 +233,5 @@ def _check_together(request: ChatRequest) -> None:
         raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
     both = (request.max_tokens, request.max_completion_tokens)
     if None not in both and both[0] != both[1]:
-        raise InvalidValueError("max_tokens", both[0], "left out with max_completion_tokens")
+        limit = f"left out, or as much as max_tokens ({both[0]})"
+        raise InvalidValueError("max_completion_tokens", both[1], limit)

@@ -58,7 +58,7 @@ class Gate:
         class GatedRoute(APIRoute):
             def get_route_handler(self) -> Handler:
                 handle = super().get_route_handler()
-                model = self.body_field.field_info.annotation if self.body_field else None
+                model = _body_model(self)
 
                 async def gated(request: Request) -> Response:
                     return await gate.respond(request, handle, self.path, model)
@@ -164,6 +164,12 @@ class LimitedRequest(Request):
         if num_bytes > self._max_bytes:
             message = f"the body is {num_bytes} bytes or more; it must be at most {self._max_bytes}"
             raise ApiError(413, message, "request_too_large")
+
+
+def _body_model(route: APIRoute) -> type[RequestModel] | None:
+    """What a route's body is; None for one without."""
+    kind = route.body_field.field_info.annotation if route.body_field else None
+    return kind if isinstance(kind, type) and issubclass(kind, RequestModel) else None
 
 
 def _is_deeper(content: Any, depth: int) -> bool:

@@ -243,7 +243,7 @@ class _Answer:
             metadata=request.metadata or {},
             output=[self.message()] if self._meter.has_begun else [],
             incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
-            error=error and ResponseError(code=error.code or error.type, message=error.message),
+            error=None if error is None else _error(error),
             usage=_usage(self._meter.usage()) if self._ended else None,
             tools=[],
             tool_choice="none",
@@ -254,6 +254,10 @@ class _Answer:
 
 def _part(text: str, logprobs: list[TokenLogprob]) -> OutputText:
     return OutputText(type="output_text", text=text, annotations=[], logprobs=logprobs)
+
+
+def _error(error: ErrorDetails) -> ResponseError:
+    return ResponseError(code=error.code or error.type, message=error.message)
 
 
 def _told(logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:

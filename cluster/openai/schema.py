@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic.config import JsonDict
 
 
 class RequestModel(BaseModel):
@@ -47,8 +48,8 @@ class AnswerModel(BaseModel):
 
 def number(meaning: str, low: float | None = None, high: float | None = None) -> Any:
     """A field that may be left out, whose limits the sampling parameters check."""
-    limits = {"minimum": low, "maximum": high}
-    told = {name: value for name, value in limits.items() if value is not None}
+    limits: JsonDict = {"minimum": low, "maximum": high}
+    told: JsonDict = {name: value for name, value in limits.items() if value is not None}
     return Field(default=None, description=meaning, json_schema_extra=told)
 
 

@@ -191,7 +191,7 @@ def json_or_none(text: str) -> Any:
 
 def _arguments_text(call: dict[str, Any]) -> str:
     """The arguments as JSON text; some models write that text as a string."""
-    arguments = next((call[key] for key in _ARGUMENTS_KEYS if key in call), {})
+    arguments: Any = next((call[key] for key in _ARGUMENTS_KEYS if key in call), {})
     if isinstance(arguments, str):
         return arguments
     return json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)

@@ -46,17 +46,16 @@ def tool_use(
     if not tools or choice == "none":
         return None
     hides_marks = bool(form.opening) and is_special(form.opening)
+    chosen, is_parallel = tools, request.parallel_tool_calls
     if isinstance(choice, NamedTool):
-        callable_tools, is_parallel = (_named(choice, tools),), False
-    else:
-        callable_tools, is_parallel = tools, request.parallel_tool_calls
+        chosen, is_parallel = (_named(choice, tools),), False
     if choice == "auto":
         structure = _optional(tools, form, is_parallel, hides_marks)
     else:
         form = replace(form, opening="", closing="", separator="; ") if hides_marks else form
-        structure = forced_calls(callable_tools, form, is_parallel=is_parallel)
+        structure = forced_calls(chosen, form, is_parallel=is_parallel)
         hides_marks = False
-    return ToolUse(tools, callable_tools, form, structure, hides_marks)
+    return ToolUse(tools, chosen, form, structure, hides_marks)
 
 
 def _optional(
@@ -74,7 +73,7 @@ def _optional(
 
 
 def _tools(request: ChatRequest) -> tuple[Tool, ...]:
-    tools = []
+    tools: list[Tool] = []
     for index, each in enumerate(request.tools or ()):
         function = each.function
         parameters = function.parameters or {"type": "object"}
