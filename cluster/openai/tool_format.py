@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ class Tool:
 
     name: str
     description: str = ""
-    parameters: Mapping[str, Any] = _ANY_ARGUMENTS
+    parameters: Mapping[str, Any] = field(default_factory=lambda: _ANY_ARGUMENTS)
     is_strict: bool = False
 
     @property
@@ -133,7 +133,7 @@ def _call_rules(tools: Sequence[Tool], form: ToolFormat, opening: str) -> list[s
 
 def _schema(tool: Tool) -> str:
     """The schema with our whitespace; options of its own cannot switch off what it demands."""
-    return json.dumps({**(tool.parameters or _ANY_ARGUMENTS), "x-guidance": dict(_WHITESPACE)})
+    return json.dumps({**tool.parameters, "x-guidance": dict(_WHITESPACE)})
 
 
 def _quoted(text: str) -> str:

@@ -64,11 +64,11 @@ def _optional(
     """The model is held to a grammar only where somebody asked for it."""
     if all(not each.is_strict for each in tools) and is_parallel:
         return None
-    if hides_marks:
-        limit = (
-            "left out, or tool_choice other than auto: the model marks calls with special tokens"
-        )
-        raise InvalidValueError("tools.function.strict", True, limit)
+    if hides_marks:  # a grammar describes text, and no special tokens
+        why = "where the model marks calls with special tokens, unless tool_choice forces a call"
+        if not is_parallel:
+            raise InvalidValueError("parallel_tool_calls", False, f"true {why}")
+        raise InvalidValueError("tools.function.strict", True, f"false {why}")
     return optional_calls(tools, form, is_parallel=is_parallel)
 
 

@@ -27,4 +27,4 @@ def test_liveness_and_readiness(router, health, ready):
 
 def test_there_is_nothing_else():
     client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
-    assert [client.get(path).status_code for path in ("/", "/docs", "/openapi.json")] == [404] * 3
+    assert [client.get(path).status_code for path in ("/", "/docs", "/redoc")] == [404] * 3

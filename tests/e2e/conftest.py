@@ -106,3 +106,12 @@ def service(request: pytest.FixtureRequest) -> RunningService:
     """Whatever holds for both ingresses."""
     running: RunningService = request.getfixturevalue(request.param)
     return running
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A model that knows what it says, drafting for itself as by default. For slow tests."""
+    log = tmp_path_factory.mktemp("smollm2") / "log"
+    flags = ["--served-model-name", "smollm2", "--max-model-len", "2048"]
+    with running_service(smollm2_dir, log, *flags, "--max-queue-len", "40") as service:
+        yield service
