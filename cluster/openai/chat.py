@@ -13,8 +13,8 @@ from cluster.openai.chat_schema import ChatChunk, ChatChunkChoice, ChatCompletio
 from cluster.openai.conversation import told_in_words, turns
 from cluster.openai.logprobs import PromptLogprobs, TokenNames, prompt_logprobs
 from cluster.openai.plan import (
-    Limits,
     Origin,
+    Terms,
     generate_call,
     prompt_token_ids,
     settle_seed,
@@ -42,7 +42,7 @@ class ChatPlan:
     request: ChatRequest
     call: GenerateCall
     origin: Origin
-    limits: Limits
+    terms: Terms
     tools: ToolUse | None
     names: TokenNames | None
     prefix: str
@@ -60,7 +60,7 @@ class ChatPlan:
         return self.call.params.seed
 
 
-async def plan_chat(router: Router, request: ChatRequest, limits: Limits) -> ChatPlan:
+async def plan_chat(router: Router, request: ChatRequest, terms: Terms) -> ChatPlan:
     """Decides everything. Raises what is wrong with the request."""
     request.check_together()
     _check_together(request)
@@ -74,9 +74,9 @@ async def plan_chat(router: Router, request: ChatRequest, limits: Limits) -> Cha
     needs_names = request.logprobs or request.prompt_logprobs is not None
     return ChatPlan(
         request=request,
-        call=generate_call(router, request, prompt, params, limits.request_id),
-        origin=Origin(f"chatcmpl-{limits.request_id}", router.config.served_model_name),
-        limits=limits,
+        call=generate_call(router, request, prompt, params, terms.request_id),
+        origin=Origin(f"chatcmpl-{terms.request_id}", router.config.served_model_name),
+        terms=terms,
         tools=tools,
         names=await token_names(router, request) if needs_names else None,
         prefix=_prefix(request),
@@ -131,7 +131,7 @@ async def complete_chat(router: Router, plan: ChatPlan) -> ChatCompletion:
     """The whole answer."""
     writers, meter = _writers(plan), UsageMeter()
     told_prompt: PromptLogprobs | None = None
-    async with aclosing(answering(router, [plan.call], plan.limits.timeout_s)) as said:
+    async with aclosing(answering(router, [plan.call], plan.terms.timeout_s)) as said:
         async for each in said:
             meter.add(0, each.output)
             writers[each.output.choice].add(each.output)

@@ -12,8 +12,8 @@ from cluster.openai.completion_choice import CompletionWriter, Echo
 from cluster.openai.completion_schema import Completion, CompletionChoice, CompletionRequest
 from cluster.openai.logprobs import TokenNames
 from cluster.openai.plan import (
-    Limits,
     Origin,
+    Terms,
     generate_call,
     prompt_token_ids,
     settle_seed,
@@ -48,7 +48,7 @@ class CompletionPlan:
     prompts: tuple[PromptPlan, ...]
     params: SamplingParams
     origin: Origin
-    limits: Limits
+    terms: Terms
     names: TokenNames | None
 
     @property
@@ -63,7 +63,7 @@ class CompletionPlan:
 
 
 async def plan_completion(
-    router: Router, request: CompletionRequest, limits: Limits
+    router: Router, request: CompletionRequest, terms: Terms
 ) -> CompletionPlan:
     """Decides everything. Raises what is wrong with the request."""
     request.check_together()
@@ -71,14 +71,14 @@ async def plan_completion(
     params = settle_seed(completion_params(request))
     given = _prompts(request)
     router.check_admission(request.model or "", params.n * len(given))
-    prompts = [await _plan_prompt(router, request, each, params, limits) for each in given]
+    prompts = [await _plan_prompt(router, request, each, params, terms) for each in given]
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
     return CompletionPlan(
         request=request,
         prompts=tuple(prompts),
         params=params,
-        origin=Origin(f"cmpl-{limits.request_id}", router.config.served_model_name),
-        limits=limits,
+        origin=Origin(f"cmpl-{terms.request_id}", router.config.served_model_name),
+        terms=terms,
         names=await token_names(router, request) if needs_names else None,
     )
 
@@ -100,7 +100,7 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
 async def complete(router: Router, plan: CompletionPlan) -> Completion:
     """The whole answer."""
     writers, meter = _writers(plan), UsageMeter()
-    async with aclosing(answering(router, plan.calls, plan.limits.timeout_s)) as said:
+    async with aclosing(answering(router, plan.calls, plan.terms.timeout_s)) as said:
         async for each in said:
             meter.add(each.prompt, each.output)
             writers[_index(plan, each)].add(each.output)
@@ -163,7 +163,7 @@ async def _plan_prompt(
     request: CompletionRequest,
     given: str | list[int],
     params: SamplingParams,
-    limits: Limits,
+    terms: Terms,
 ) -> PromptPlan:
     adds = request.add_special_tokens
     token_ids = await prompt_token_ids(router, request, given, add_special_tokens=adds)
@@ -172,7 +172,7 @@ async def _plan_prompt(
     if request.echo:
         asked = DetokenizeCall(request.model or "", token_ids)
         text = str(given) if is_as_given else await router.detokenize(asked)
-    call = generate_call(router, request, token_ids, params, limits.request_id)
+    call = generate_call(router, request, token_ids, params, terms.request_id)
     return PromptPlan(call, token_ids, text)
 
 

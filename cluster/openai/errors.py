@@ -36,6 +36,13 @@ _TYPES: Mapping[int, str] = MappingProxyType(
 _CODES: Mapping[int, str] = MappingProxyType(
     {404: "model_not_found", 429: "rate_limit_exceeded", 503: "service_unavailable"}
 )
+_GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType(
+    {
+        401: StatusCode.UNAUTHENTICATED,
+        429: StatusCode.RESOURCE_EXHAUSTED,
+        504: StatusCode.DEADLINE_EXCEEDED,
+    }
+)
 _CONTEXT_FIELDS = ("prompt length", "max_tokens")
 
 
@@ -91,15 +98,6 @@ def failure_of(
             details = _details(error.status_code, str(error.detail), None, None)
             return Failure(error.status_code, details, StatusCode.INVALID_ARGUMENT)
     return _failure_of_ours(error, names)
-
-
-_GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType(
-    {
-        401: StatusCode.UNAUTHENTICATED,
-        429: StatusCode.RESOURCE_EXHAUSTED,
-        504: StatusCode.DEADLINE_EXCEEDED,
-    }
-)
 
 
 def _failure_of_ours(error: Exception, names: Mapping[str, str]) -> Failure:

@@ -18,7 +18,7 @@ from cluster.call_limits import check_request_id
 from cluster.logs import current_request_id
 from cluster.openai.api_keys import ApiKeys, Lease
 from cluster.openai.errors import ApiError, Failure, failure_of
-from cluster.openai.plan import CHAT_FIELD_NAMES, FIELD_NAMES, Limits
+from cluster.openai.plan import CHAT_FIELD_NAMES, FIELD_NAMES, Terms
 from cluster.openai.responses import FIELD_NAMES as RESPONSES_FIELD_NAMES
 from cluster.openai.schema import RequestModel
 from cluster.openai.streams import ClientGoneError, EventStream
@@ -76,6 +76,8 @@ class Gate:
         try:
             self._identify(request)
             lease = self._admit(request)
+            if request.method == "POST":
+                require_own_page(request)
             response = await handle(LimitedRequest(request, self._max_body_bytes))
         except ClientGoneError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
@@ -91,12 +93,12 @@ class Gate:
         response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
 
-    def limits(self, request: Request, request_id: str | None) -> Limits:
+    def terms(self, request: Request, request_id: str | None) -> Terms:
         """What holds for a request; `request_id`: in its body."""
         chosen = request.state.request_id if request_id is None else check_request_id(request_id)
         request.state.request_id = chosen
         most_s = self.get_router().config.request_timeout_s
-        return Limits(chosen, min(_timeout_s(request.headers.get(TIMEOUT_HEADER)), most_s))
+        return Terms(chosen, min(_timeout_s(request.headers.get(TIMEOUT_HEADER)), most_s))
 
     def count(self, failure: Failure) -> None:
         """Notes an error in the metrics."""
@@ -115,11 +117,10 @@ class Gate:
     def _admit(self, request: Request) -> Lease:
         """Whether the caller may ask; what the model runs for takes a place of its key's."""
         authorization = request.headers.get("authorization")
-        if request.method != "POST":
-            self.get_keys().check(authorization)
-            return Lease()
-        require_own_page(request)
-        return self.get_keys().admit(authorization)
+        if request.method == "POST":
+            return self.get_keys().admit(authorization)
+        self.get_keys().check(authorization)
+        return Lease()
 
     def _failure(self, error: Exception, path: str, model: type[RequestModel] | None) -> Failure:
         if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):

@@ -21,7 +21,7 @@ from cluster.openai.completion import (
 from cluster.openai.completion_schema import CompletionRequest
 from cluster.openai.errors import failure_of
 from cluster.openai.gate import Gate
-from cluster.openai.plan import CHAT_FIELD_NAMES, FIELD_NAMES, Limits
+from cluster.openai.plan import CHAT_FIELD_NAMES, FIELD_NAMES, Terms
 from cluster.openai.responses import FIELD_NAMES as RESPONSES_FIELD_NAMES
 from cluster.openai.responses import (
     ResponsePlan,
@@ -53,29 +53,29 @@ class Interface(Generic[Body, Plan]):
     whole, events: the answer, at once and as it comes. names: what it calls fields.
     """
 
-    plan: Callable[[Router, Body, Limits], Awaitable[Plan]]
+    plan: Callable[[Router, Body, Terms], Awaitable[Plan]]
     calls: Callable[[Plan], Sequence[GenerateCall]]
     whole: Callable[[Router, Plan], Awaitable[AnswerModel]]
     events: Callable[[Plan, AsyncGenerator[Said, None]], AsyncGenerator[bytes, None]]
     names: Mapping[str, str]
 
-    async def answer(self, gate: Gate, body: Body, request: Request, limits: Limits) -> Response:
+    async def answer(self, gate: Gate, body: Body, request: Request, terms: Terms) -> Response:
         """The answer; when the client goes, the request is aborted before the next step.
 
         What the engine has against a request is known before a stream begins, and raised.
         """
         router = gate.get_router()
         if body.stream:
-            return await unless_disconnected(request, self._stream(gate, router, body, limits))
-        return await unless_disconnected(request, self._whole(router, body, limits))
+            return await unless_disconnected(request, self._stream(gate, router, body, terms))
+        return await unless_disconnected(request, self._whole(router, body, terms))
 
-    async def _whole(self, router: Router, body: Body, limits: Limits) -> Response:
-        answer = await self.whole(router, await self.plan(router, body, limits))
+    async def _whole(self, router: Router, body: Body, terms: Terms) -> Response:
+        answer = await self.whole(router, await self.plan(router, body, terms))
         return Response(answer.to_json(), media_type="application/json")
 
-    async def _stream(self, gate: Gate, router: Router, body: Body, limits: Limits) -> Response:
-        plan = await self.plan(router, body, limits)
-        said = answering(router, self.calls(plan), limits.timeout_s)
+    async def _stream(self, gate: Gate, router: Router, body: Body, terms: Terms) -> Response:
+        plan = await self.plan(router, body, terms)
+        said = answering(router, self.calls(plan), terms.timeout_s)
         first = await anext(said)
         events = self.events(plan, chained(first, said))
         return EventStream(self._with_errors(gate, events), said)

@@ -49,8 +49,8 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How long an answer may take, and what the request is called."""
+class Terms:
+    """What a request is called, and how many seconds its answer may take."""
 
     request_id: str
     timeout_s: float

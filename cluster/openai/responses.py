@@ -14,7 +14,7 @@ from cluster.openai.chat import ChatPlan, plan_chat
 from cluster.openai.chat_schema import ChatRequest, ContentPart, Message
 from cluster.openai.errors import failure_of
 from cluster.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.openai.plan import CHAT_FIELD_NAMES, Limits
+from cluster.openai.plan import CHAT_FIELD_NAMES, Terms
 from cluster.openai.responses_schema import (
     IncompleteDetails,
     InputMessage,
@@ -77,20 +77,20 @@ class ResponsePlan:
     @property
     def id(self) -> str:
         """Of the response."""
-        return f"resp_{self.chat.limits.request_id}"
+        return f"resp_{self.chat.terms.request_id}"
 
     @property
     def message_id(self) -> str:
         """Of its one message."""
-        return f"msg_{self.chat.limits.request_id}"
+        return f"msg_{self.chat.terms.request_id}"
 
 
-async def plan_response(router: Router, request: ResponsesRequest, limits: Limits) -> ResponsePlan:
+async def plan_response(router: Router, request: ResponsesRequest, terms: Terms) -> ResponsePlan:
     """Decides everything. Raises what is wrong with the request."""
     if request.top_logprobs is not None and not request.include:
         limit = "left out unless include has message.output_text.logprobs"
         raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
-    return ResponsePlan(request, await plan_chat(router, as_chat(request), limits))
+    return ResponsePlan(request, await plan_chat(router, as_chat(request), terms))
 
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
@@ -137,7 +137,7 @@ def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
 async def complete_response(router: Router, plan: ResponsePlan) -> ResponseBody:
     """The whole answer."""
     answer = _Answer(plan)
-    said = answering(router, [plan.chat.call], plan.chat.limits.timeout_s)
+    said = answering(router, [plan.chat.call], plan.chat.terms.timeout_s)
     async with aclosing(said):
         async for each in said:
             answer.add(each.output)

@@ -72,17 +72,17 @@ def _add_generation(routes: APIRouter, gate: Gate) -> None:
     @routes.post("/v1/chat/completions", responses=_answers(ChatCompletion, "chunks"))
     async def chat_completions(body: ChatRequest, request: Request) -> Response:
         """Answers a conversation, at once or with `stream` as it comes."""
-        return await CHAT.answer(gate, body, request, gate.limits(request, body.request_id))
+        return await CHAT.answer(gate, body, request, gate.terms(request, body.request_id))
 
     @routes.post("/v1/completions", responses=_answers(Completion, "completions"))
     async def completions(body: CompletionRequest, request: Request) -> Response:
         """Goes on with a text as it is, at once or with `stream` as it comes."""
-        return await COMPLETIONS.answer(gate, body, request, gate.limits(request, body.request_id))
+        return await COMPLETIONS.answer(gate, body, request, gate.terms(request, body.request_id))
 
     @routes.post("/v1/responses", responses=_answers(ResponseBody, "response events"))
     async def responses(body: ResponsesRequest, request: Request) -> Response:
         """Answers a conversation in the newer shape: text only, and nothing is stored."""
-        return await RESPONSES.answer(gate, body, request, gate.limits(request, None))
+        return await RESPONSES.answer(gate, body, request, gate.terms(request, None))
 
 
 def _add_tokens(routes: APIRouter, get_router: Callable[[], Router]) -> None:
