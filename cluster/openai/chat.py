@@ -35,23 +35,18 @@ from specdec.sampling_params import SamplingParams
 class ChatPlan:
     """A request with all that is decided before the first token.
 
-    tools: None where the model knows of none. names: None where no log-probabilities are told.
+    prompt: its tokens. tools: None where the model knows of none. names: None where no log-probabilities are told.
     prefix: what is put before each answer (`echo`).
     """
 
     request: ChatRequest
+    prompt: tuple[int, ...]
     call: GenerateCall
     origin: Origin
     terms: Terms
     tools: ToolUse | None
     names: TokenNames | None
     prefix: str
-
-    @property
-    def prompt(self) -> tuple[int, ...]:
-        """The tokens of the prompt."""
-        assert isinstance(self.call.prompt, tuple), "a chat is encoded when it is planned"
-        return tuple(each for each in self.call.prompt if isinstance(each, int))
 
     @property
     def seed(self) -> int:
@@ -74,6 +69,7 @@ async def plan_chat(router: Router, request: ChatRequest, terms: Terms) -> ChatP
     needs_names = request.logprobs or request.prompt_logprobs is not None
     return ChatPlan(
         request=request,
+        prompt=prompt,
         call=generate_call(router, request, prompt, params, terms.request_id),
         origin=Origin(f"chatcmpl-{terms.request_id}", router.config.served_model_name),
         terms=terms,
