@@ -35,8 +35,8 @@ from specdec.sampling_params import SamplingParams
 class ChatPlan:
     """A request with all that is decided before the first token.
 
-    prompt: its tokens. tools: None where the model knows of none. names: None where no log-probabilities are told.
-    prefix: what is put before each answer (`echo`).
+    prompt: its tokens. tools: None where the model knows of none. names: None where no
+        log-probabilities are told. prefix: what is put before each answer (`echo`).
     """
 
     request: ChatRequest
