@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -43,6 +44,9 @@ _GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType(
         504: StatusCode.DEADLINE_EXCEEDED,
     }
 )
+_SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
+_SAYS = {"have": "has", "match": "matches"}
+_ASIDE = re.compile(r" after validation, not .*")
 _CONTEXT_FIELDS = ("prompt length", "max_tokens")
 
 
@@ -118,7 +122,13 @@ def _failure_of_ours(error: Exception, names: Mapping[str, str]) -> Failure:
 
 def _details(status: int, message: str, param: str | None, code: str | None) -> ErrorDetails:
     kind = _TYPES.get(status, INVALID_REQUEST)
-    return ErrorDetails(message=message, type=kind, param=param, code=code)
+    shown = None if param is None else _unicode(param)
+    return ErrorDetails(message=_unicode(message), type=kind, param=shown, code=code)
+
+
+def _unicode(text: str) -> str:
+    """A field's name may have halves of surrogate pairs, which no answer can."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:
@@ -148,8 +158,16 @@ def _validation_error(
         case "extra_forbidden":
             return InvalidValueError(name, finding["input"], _why_unknown(path, model))
         case _:
-            limit = finding["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-            return InvalidValueError(name or "body", finding["input"], limit)
+            return InvalidValueError(name or "body", finding["input"], _limit(finding["msg"]))
+
+
+def _limit(message: str) -> str:
+    """What completes "it must be ...", of pydantic's "Input should be ...", for instance."""
+    said = _SHOULD.fullmatch(_ASIDE.sub("", message))
+    if said is None:
+        return message
+    what, verb, rest = said.groups()
+    return rest if verb == "be" else f"a {what.lower()} that {_SAYS[verb]} {rest}"
 
 
 def _path(loc: Sequence[Any], body: Any, kind: str) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from specdec.sampling_params import SamplingParams
 
 FIELD_NAMES: Mapping[str, str] = MappingProxyType(
     {
+        "structured_output": "structured_outputs",
         "structured_output.json_schema": "response_format.json_schema.schema",
         "structured_output.regex": "structured_outputs.regex",
         "structured_output.choice": "structured_outputs.choice",

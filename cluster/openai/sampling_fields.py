@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Literal
 
-from cluster.call_limits import check_cache_salt, check_priority
+from cluster.call_limits import MAX_TOKEN_IDS, check_cache_salt, check_priority
 from cluster.openai.schema import RequestModel, StreamOptions, number, option
 from cluster.openai.structure import StructuredOutputs, structured_output
+from specdec.config import MAX_STREAM_INTERVAL
 from specdec.errors import InvalidValueError
+from specdec.field_checks import require_range
 from specdec.sampling_params import (
     AcceptancePreset,
     SamplingParams,
@@ -111,7 +113,9 @@ class SamplingFields(RequestModel):
     prompt_logprobs: int | None = number(
         "the likeliest tokens to tell of at each place of the prompt, beside its own", 0, 20
     )
-    truncate_prompt_tokens: int | None = number("keeps only the so many last tokens of a prompt", 1)
+    truncate_prompt_tokens: int | None = number(
+        "keeps only the so many last tokens of a prompt", 1, MAX_TOKEN_IDS
+    )
     structured_outputs: StructuredOutputs | None = option("what the whole text has to be")
     guided_json: str | dict[str, Any] | None = option("JSON that this schema accepts")
     guided_regex: str | None = option("a text that this regular expression matches as a whole")
@@ -126,7 +130,9 @@ class SamplingFields(RequestModel):
         "keeps cached prompts and drafts apart from those of others; at most 128 characters"
     )
     request_id: str | None = option("in place of the header X-Request-Id")
-    stream_interval: int | None = number("new tokens that an event of a stream waits for", 1, 2**20)
+    stream_interval: int | None = number(
+        "new tokens that an event of a stream waits for", 1, MAX_STREAM_INTERVAL
+    )
     speculation: Speculation | None = option("how to speculate for this request")
 
     def check_together(self) -> None:
@@ -134,6 +140,8 @@ class SamplingFields(RequestModel):
         if self.stream_options is not None and not self.stream:
             limit = "left out unless stream is true"
             raise InvalidValueError("stream_options", self.stream_options.model_dump(), limit)
+        require_range("stream_interval", self.stream_interval, 1, MAX_STREAM_INTERVAL)
+        require_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKEN_IDS)
         check_priority(self.priority)
         check_cache_salt(self.cache_salt or "")
 

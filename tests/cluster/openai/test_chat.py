@@ -1,5 +1,6 @@
 """Chats over HTTP, down to the engine."""
 
+import asyncio
 import json
 
 import pytest
@@ -340,7 +341,15 @@ async def test_another_model_is_not_found(http):
     assert response.json()["error"]["code"] == "model_not_found"
 
 
-async def test_more_choices_than_there_is_room_for(http):
-    response = await http.post(URL, json={**CHAT, "n": 128})
-    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
-    assert response.json()["error"]["code"] == "rate_limit_exceeded"
+async def test_more_choices_than_there_may_ever_be(http):
+    assert (await refusal(http, n=128))["param"] == "n"
+
+
+async def test_more_choices_than_there_is_room_for_now(http):
+    """Of three requests of 12 choices, where 8 may run and 8 wait."""
+    body = {**CHAT, "n": 12, "max_tokens": 60}
+    responses = await asyncio.gather(*(http.post(URL, json=body) for _ in range(3)))
+    assert sorted(each.status_code for each in responses) == [200, 429, 429]
+    refused = next(each for each in responses if each.status_code == 429)
+    assert refused.headers["retry-after"] == "1"
+    assert refused.json()["error"]["code"] == "rate_limit_exceeded"

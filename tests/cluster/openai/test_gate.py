@@ -20,6 +20,7 @@ BEARER = {"authorization": f"Bearer {KEY}"}
 class Failing:
     """A router of which every call raises, or answers."""
 
+    failure = None
     config = SimpleNamespace(http_max_body_mib=1, request_timeout_s=5, served_model_name="tiny")
 
     def __init__(self, error=None):
