@@ -21,7 +21,7 @@ from cluster.control_store import state_dir
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.models import ModelDirectories
-from cluster.openai import ApiKeys, read_keys
+from cluster.openai.api_keys import ApiKeys, read_keys
 from cluster.overrides import OverrideLimits
 from cluster.resources import CPUS_PER_ROUTER, placement_bundles
 from cluster.router import Router

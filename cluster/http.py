@@ -10,7 +10,8 @@ from fastapi.responses import JSONResponse
 
 from cluster.dashboard import make_dashboard
 from cluster.http_admin import admin_routes
-from cluster.openai import ApiKeys, openai_routes
+from cluster.openai.api_keys import ApiKeys
+from cluster.openai.routes import openai_routes
 from cluster.router import Router
 from cluster.servicers import AdminServicer
 

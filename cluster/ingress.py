@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.config import ServeConfig, address_of
 from cluster.http import make_app
-from cluster.openai import ApiKeys
+from cluster.openai.api_keys import ApiKeys
 from cluster.router import Router
 from cluster.servicers import (
     SERVICE_NAMES,

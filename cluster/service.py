@@ -18,7 +18,7 @@ from cluster.config import ServeConfig, address_of
 from cluster.control_store import ControlStore, state_dir
 from cluster.memory_plan import memory_plan
 from cluster.models import ModelDirectories, resolve_models
-from cluster.openai import read_keys
+from cluster.openai.api_keys import read_keys
 from cluster.resources import available_cpus, check_ranks, memory_per_replica
 from cluster.surroundings import listen_error
 from specdec.errors import SpecdecError

@@ -6,10 +6,15 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from cluster.call_limits import MAX_TEXT_CHARS, require_length
+from cluster.call_limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length
 from cluster.calls import DetokenizeCall, GenerateCall
 from cluster.openai.completion_choice import CompletionWriter, Echo
-from cluster.openai.completion_schema import Completion, CompletionChoice, CompletionRequest
+from cluster.openai.completion_schema import (
+    MAX_PROMPTS,
+    Completion,
+    CompletionChoice,
+    CompletionRequest,
+)
 from cluster.openai.logprobs import TokenNames
 from cluster.openai.plan import (
     Origin,
@@ -180,15 +185,24 @@ def _prompts(request: CompletionRequest) -> list[str | list[int]]:
     """One or several; each is a text or token ids."""
     prompt = request.prompt
     if isinstance(prompt, str):
-        prompts: list[str | list[int]] = [prompt]
-    elif all(isinstance(each, int) for each in prompt):
-        prompts = [[each for each in prompt if isinstance(each, int)]]
-    else:
-        prompts = [each for each in prompt if not isinstance(each, int)]
-    for each in prompts:
-        if isinstance(each, str):
-            require_length("prompt", len(each), 1, MAX_TEXT_CHARS, "characters")
+        _check_prompt("prompt", prompt)
+        return [prompt]
+    token_ids = [each for each in prompt if isinstance(each, int)]
+    if token_ids:
+        _check_prompt("prompt", token_ids)
+        return [token_ids]
+    prompts = [each for each in prompt if not isinstance(each, int)]
+    require_length("prompt", len(prompts), 1, MAX_PROMPTS, "prompts")
+    for index, each in enumerate(prompts):
+        _check_prompt(f"prompt[{index}]", each)
     return prompts
+
+
+def _check_prompt(name: str, prompt: str | list[int]) -> None:
+    if isinstance(prompt, str):
+        require_length(name, len(prompt), 1, MAX_TEXT_CHARS, "characters")
+    else:
+        require_length(name, len(prompt), 1, MAX_TOKEN_IDS, "tokens")
 
 
 def _check_length(request: CompletionRequest) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field
 
@@ -13,9 +13,6 @@ from cluster.openai.schema import AnswerModel, Usage, number, option
 from cluster.openai.structure import ResponseFormat
 
 MAX_PROMPTS = 128
-
-_TokenIds = Annotated[list[int], Field(min_length=1, max_length=1_000_000)]
-_Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS)]
 
 
 class CompletionRequest(SamplingFields):
@@ -31,12 +28,9 @@ class CompletionRequest(SamplingFields):
         }
     )
 
-    prompt: (
-        str
-        | _Texts
-        | _TokenIds
-        | Annotated[list[_TokenIds], Field(min_length=1, max_length=MAX_PROMPTS)]
-    ) = Field(description="a text or token ids, or at most 128 of either; not empty")
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+        description="a text or token ids, or at most 128 of either; not empty"
+    )
     max_tokens: int | None = number(
         "most tokens of each choice; 0 with `echo` only; left out: the model's, or what fits", 0
     )

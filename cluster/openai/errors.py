@@ -122,13 +122,7 @@ def _failure_of_ours(error: Exception, names: Mapping[str, str]) -> Failure:
 
 def _details(status: int, message: str, param: str | None, code: str | None) -> ErrorDetails:
     kind = _TYPES.get(status, INVALID_REQUEST)
-    shown = None if param is None else _unicode(param)
-    return ErrorDetails(message=_unicode(message), type=kind, param=shown, code=code)
-
-
-def _unicode(text: str) -> str:
-    """A field's name may have halves of surrogate pairs, which no answer can."""
-    return text.encode(errors="backslashreplace").decode()
+    return ErrorDetails(message=message, type=kind, param=param, code=code)
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:

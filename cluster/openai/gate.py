@@ -5,21 +5,20 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 from fastapi import Request, Response
-from fastapi.exceptions import HTTPException
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 
 from cluster.call_limits import check_request_id
 from cluster.logs import current_request_id
+from cluster.openai import field_names
 from cluster.openai.api_keys import ApiKeys, Lease
 from cluster.openai.errors import ApiError, Failure, failure_of
-from cluster.openai.plan import CHAT_FIELD_NAMES, FIELD_NAMES, Terms
-from cluster.openai.responses import FIELD_NAMES as RESPONSES_FIELD_NAMES
+from cluster.openai.plan import Terms
 from cluster.openai.schema import RequestModel
 from cluster.openai.streams import ClientGoneError, EventStream
 from cluster.router import Router
@@ -33,13 +32,6 @@ CLIENT_CLOSED_REQUEST = 499
 """Nobody reads it; nginx writes it into its log."""
 
 _MIB = 2**20
-_FIELD_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
-    {
-        "/v1/chat/completions": CHAT_FIELD_NAMES,
-        "/v1/completions": FIELD_NAMES,
-        "/v1/responses": RESPONSES_FIELD_NAMES,
-    }
-)
 
 Handler = Callable[[Request], Coroutine[Any, Any, Response]]
 
@@ -125,7 +117,7 @@ class Gate:
     def _failure(self, error: Exception, path: str, model: type[RequestModel] | None) -> Failure:
         if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):
             error = error.__cause__  # FastAPI's word for whatever reading a body raises
-        failure = failure_of(error, model, _FIELD_NAMES.get(path, {}))
+        failure = failure_of(error, model, field_names.BY_PATH.get(path, {}))
         self.count(failure)
         return failure
 
@@ -150,7 +142,7 @@ class LimitedRequest(Request):
     async def json(self) -> Any:
         """The body's JSON. Raises JSONDecodeError, and InvalidValueError for what is too deep."""
         body = await self.body()
-        limit = f"JSON, nested at most {MAX_JSON_DEPTH} deep"
+        limit = f"JSON in UTF-8, nested at most {MAX_JSON_DEPTH} deep"
         try:
             content = json.loads(body)
         except json.JSONDecodeError:
@@ -159,6 +151,8 @@ class LimitedRequest(Request):
             raise InvalidValueError("body", "what was sent", limit) from error
         if _is_deeper(content, MAX_JSON_DEPTH):
             raise InvalidValueError("body", "what was sent", limit)
+        if b"\\ud" in body.lower():
+            _require_unicode(content)
         return content
 
     def _check_size(self, num_bytes: int) -> None:
@@ -180,6 +174,15 @@ def _is_deeper(content: Any, depth: int) -> bool:
         if not level:
             return False
     return True
+
+
+def _require_unicode(content: Any) -> None:
+    """JSON can spell halves of surrogate pairs, of which there is no text."""
+    try:
+        json.dumps(content, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        limit = "JSON without halves of surrogate pairs"
+        raise InvalidValueError("body", "what was sent", limit) from error
 
 
 def _parts(part: dict[str, Any] | list[Any]) -> Any:

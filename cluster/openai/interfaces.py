@@ -10,6 +10,7 @@ from typing import Generic, TypeVar
 from fastapi import Request, Response
 
 from cluster.calls import GenerateCall
+from cluster.openai import field_names
 from cluster.openai.chat import ChatPlan, complete_chat, plan_chat, stream_chat
 from cluster.openai.chat_schema import ChatRequest
 from cluster.openai.completion import (
@@ -21,8 +22,7 @@ from cluster.openai.completion import (
 from cluster.openai.completion_schema import CompletionRequest
 from cluster.openai.errors import failure_of
 from cluster.openai.gate import Gate
-from cluster.openai.plan import CHAT_FIELD_NAMES, FIELD_NAMES, Terms
-from cluster.openai.responses import FIELD_NAMES as RESPONSES_FIELD_NAMES
+from cluster.openai.plan import Terms
 from cluster.openai.responses import (
     ResponsePlan,
     complete_response,
@@ -96,15 +96,15 @@ class Interface(Generic[Body, Plan]):
 
 
 CHAT: Interface[ChatRequest, ChatPlan] = Interface(
-    plan_chat, lambda plan: [plan.call], complete_chat, stream_chat, CHAT_FIELD_NAMES
+    plan_chat, lambda plan: [plan.call], complete_chat, stream_chat, field_names.CHAT
 )
 COMPLETIONS: Interface[CompletionRequest, CompletionPlan] = Interface(
-    plan_completion, lambda plan: plan.calls, complete, stream_completion, FIELD_NAMES
+    plan_completion, lambda plan: plan.calls, complete, stream_completion, field_names.COMPLETIONS
 )
 RESPONSES: Interface[ResponsesRequest, ResponsePlan] = Interface(
     plan_response,
     lambda plan: [plan.chat.call],
     complete_response,
     stream_response,
-    RESPONSES_FIELD_NAMES,
+    field_names.RESPONSES,
 )

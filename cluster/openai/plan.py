@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 from cluster.calls import GenerateCall, TokenizeCall
 from cluster.openai.logprobs import TokenNames
@@ -17,27 +16,6 @@ from specdec.chat_template import Conversation
 from specdec.config import MAX_STREAM_INTERVAL
 from specdec.request_limits import check_answer_in_one_message
 from specdec.sampling_params import SamplingParams
-
-FIELD_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        "structured_output": "structured_outputs",
-        "structured_output.json_schema": "response_format.json_schema.schema",
-        "structured_output.regex": "structured_outputs.regex",
-        "structured_output.choice": "structured_outputs.choice",
-        "structured_output.grammar": "structured_outputs.grammar",
-    }
-)
-"""What the API calls fields that the engine knows by other names."""
-
-CHAT_FIELD_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        **FIELD_NAMES,
-        "logprobs": "top_logprobs",
-        "max_tokens": "max_completion_tokens",
-        "prompt": "messages",
-        "prompt length": "messages length",
-    }
-)
 
 
 @dataclass(frozen=True)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, Literal
 
+from cluster.openai import field_names
 from cluster.openai.chat import ChatPlan, plan_chat
 from cluster.openai.chat_schema import ChatRequest, ContentPart, Message
 from cluster.openai.errors import failure_of
 from cluster.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.openai.plan import CHAT_FIELD_NAMES, Terms
+from cluster.openai.plan import Terms
 from cluster.openai.responses_schema import (
     IncompleteDetails,
     InputMessage,
@@ -35,21 +35,6 @@ from cluster.router import Router
 from specdec.errors import InvalidValueError
 from specdec.finish_reason import FinishReason
 from specdec.request_output import RequestOutput
-
-FIELD_NAMES: Mapping[str, str] = MappingProxyType(
-    {
-        **CHAT_FIELD_NAMES,
-        "max_tokens": "max_output_tokens",
-        "messages": "input",
-        "messages length": "input length",
-        "messages content length": "input length",
-        "prompt": "input",
-        "prompt length": "input length",
-        "structured_output.json_schema": "text.format.schema",
-        "response_format.json_schema": "text.format.schema",
-    }
-)
-"""What this interface calls fields that are named otherwise within."""
 
 _COPIED = (
     "model",
@@ -167,7 +152,7 @@ async def stream_response(
                 told = {"delta": each.output.text, "logprobs": _told(logprobs)}
                 yield tell("response.output_text.delta", **part, **told)
     except Exception as error:
-        answer.error = failure_of(error, names=FIELD_NAMES).details
+        answer.error = failure_of(error, names=field_names.RESPONSES).details
         yield tell("response.failed", response=answer.body().told())
         return
     done = {"text": answer.text, "logprobs": _told(answer.logprobs)}

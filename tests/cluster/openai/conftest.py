@@ -13,7 +13,7 @@ from cluster.config import ServeConfig
 from cluster.engine_loop import EngineLoop
 from cluster.http import make_app
 from cluster.models import ModelDirectories
-from cluster.openai import ApiKeys
+from cluster.openai.api_keys import ApiKeys
 from cluster.router import Router
 from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
@@ -21,12 +21,12 @@ from tests.specdec.engines import engine_config, local_engine
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def router(tiny_model_dir: Path):
-    """One replica, without Ray: n-gram drafts, a context of 256 tokens, room for few requests."""
+    """One replica, without Ray: n-gram drafts, a context of 512 tokens, room for few requests."""
     config = ServeConfig(
-        model=str(tiny_model_dir), served_model_name="tiny", max_model_len=256, device="cpu"
+        model=str(tiny_model_dir), served_model_name="tiny", max_model_len=512, device="cpu"
     )
     router = Router(config, ModelDirectories(tiny_model_dir, None), memory_bytes=2**32)
-    limits = engine_config(3, max_model_len=256, num_blocks=400, max_queue_len=8)
+    limits = engine_config(3, max_model_len=512, num_blocks=400, max_queue_len=8)
     router._loop = EngineLoop(local_engine(tiny_model_dir, limits))  # in place of `start`
     router._grammars.wait_until_ready()
     yield router

@@ -289,7 +289,6 @@ async def test_a_prompt_is_cut_where_that_is_asked_for(http):
             "messages[0].content[0].type",
             "'text'",
         ),
-        ({"messages": [{"role": "user", "content": "\ud800"}]}, "messages[0].content", "string"),
         ({"temprature": 1}, "temprature", "did you mean temperature"),
         ({"use_beam_search": True}, "use_beam_search", "no beam search"),
         ({"functions": []}, "functions", "as tools"),
@@ -331,7 +330,7 @@ async def test_a_wrong_field_is_named_with_its_limit(http, changes, param, words
 
 
 async def test_a_prompt_that_is_too_long_has_a_code_of_its_own(http):
-    error = await refusal(http, messages=[{"role": "user", "content": "x" * 900}])
+    error = await refusal(http, messages=[{"role": "user", "content": "x" * 2000}])
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages length")
 
 

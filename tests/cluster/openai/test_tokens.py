@@ -12,7 +12,7 @@ async def test_a_text_there_and_back(http, tokenizer):
     ids = tokenizer.encode(TEXT)
     assert (answer["tokens"], answer["count"]) == (ids, len(ids))
     assert answer["token_strs"] == tokenizer.token_strings(ids)
-    assert answer["max_model_len"] == 256
+    assert answer["max_model_len"] == 512
     back = await http.post("/detokenize", json={"tokens": ids})
     assert back.json() == {"prompt": TEXT}
 
@@ -34,7 +34,7 @@ async def test_a_chat_is_encoded_as_it_would_be_as_a_prompt(http):
         ("/tokenize", {}, 400, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, 400, "messages"),
         ("/tokenize", {"prompt": "a", "model": "gpt-9"}, 404, None),
-        ("/detokenize", {"tokens": [9999]}, 400, "token_ids[0]"),
+        ("/detokenize", {"tokens": [9999]}, 400, "tokens[0]"),
         ("/detokenize", {"tokens": [1], "model": "gpt-9"}, 404, None),
     ],
 )
@@ -47,7 +47,7 @@ async def test_the_model_is_listed_and_found(http):
     listed = (await http.get("/v1/models")).json()
     assert listed["object"] == "list"
     [card] = listed["data"]
-    assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 256)
+    assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 512)
     assert (await http.get("/v1/models/tiny")).json() == card
     missing = await http.get("/v1/models/org/other")
     assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")
