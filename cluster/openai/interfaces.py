@@ -35,6 +35,7 @@ from cluster.openai.streams import (
     DONE,
     EventStream,
     Said,
+    ToldError,
     answering,
     chained,
     event,
@@ -88,6 +89,9 @@ class Interface(Generic[Body, Plan]):
             try:
                 async for each in events:
                     yield each
+            except ToldError as error:
+                assert isinstance(error.__cause__, Exception), "a told error without its cause"
+                gate.count(failure_of(error.__cause__, names=self.names))
             except Exception as error:
                 failure = failure_of(error, names=self.names)
                 gate.count(failure)

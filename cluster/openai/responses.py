@@ -28,7 +28,7 @@ from cluster.openai.responses_schema import (
     ResponseUsage,
 )
 from cluster.openai.schema import ErrorDetails, Usage
-from cluster.openai.streams import Said, answering, event
+from cluster.openai.streams import Said, ToldError, answering, event
 from cluster.openai.structure import JsonSchemaFormat, ResponseFormat
 from cluster.openai.usage import UsageMeter
 from cluster.router import Router
@@ -132,7 +132,7 @@ async def complete_response(router: Router, plan: ResponsePlan) -> ResponseBody:
 async def stream_response(
     plan: ResponsePlan, said: AsyncGenerator[Said, None]
 ) -> AsyncGenerator[bytes, None]:
-    """The events of an answer. One that fails ends with `response.failed`."""
+    """The events of an answer. One that fails ends with `response.failed`, and then ToldError."""
     answer, numbers = _Answer(plan), itertools.count()
 
     def tell(kind: str, **told: Any) -> bytes:
@@ -154,7 +154,7 @@ async def stream_response(
     except Exception as error:
         answer.error = failure_of(error, names=field_names.RESPONSES).details
         yield tell("response.failed", response=answer.body().told())
-        return
+        raise ToldError from error
     done = {"text": answer.text, "logprobs": _told(answer.logprobs)}
     yield tell("response.output_text.done", **part, **done)
     yield tell("response.content_part.done", **part, part=answer.part().told())

@@ -37,7 +37,7 @@ class InputMessage(RequestModel):
 class TextFormat(RequestModel):
     """`text`, `json_object`, or `json_schema` with the schema."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] = Field(description="any text, or JSON")
     name: str | None = Field(
         default=None, min_length=1, max_length=64, description="for the caller's own use"
     )

@@ -33,6 +33,10 @@ class Said:
     output: RequestOutput
 
 
+class ToldError(Exception):
+    """A stream has ended with an error, its cause, and its last event has told so."""
+
+
 class ClientGoneError(Exception):
     """Nobody waits for the answer any more."""
 

@@ -33,7 +33,7 @@ class JsonSchemaFormat(RequestModel):
 class ResponseFormat(RequestModel):
     """`text`, `json_object`, or `json_schema` with the schema."""
 
-    type: Literal["text", "json_object", "json_schema"]
+    type: Literal["text", "json_object", "json_schema"] = Field(description="any text, or JSON")
     json_schema: JsonSchemaFormat | None = option("with type `json_schema` only")
 
     def to_structure(self, name: str = "response_format") -> StructuredOutput | None:

@@ -6,16 +6,22 @@ from typing import Literal, get_args, get_origin
 
 import pytest
 
-from cluster.openai.chat_schema import ChatRequest, Message
+from cluster.openai.chat_schema import ChatRequest, FunctionDefinition, Message
 from cluster.openai.completion_schema import CompletionRequest
-from cluster.openai.responses_schema import ResponsesRequest
+from cluster.openai.responses_schema import ResponsesRequest, TextFormat
 from cluster.openai.sampling_fields import SamplingFields, Speculation
-from cluster.openai.structure import StructuredOutputs
+from cluster.openai.schema import StreamOptions
+from cluster.openai.structure import JsonSchemaFormat, ResponseFormat, StructuredOutputs
 from cluster.openai.token_schema import DetokenizeRequest, TokenizeRequest
 
 PAGE = Path(__file__).parents[3] / "docs" / "openai.md"
 MODELS = (
     SamplingFields,
+    StreamOptions,
+    ResponseFormat,
+    JsonSchemaFormat,
+    FunctionDefinition,
+    TextFormat,
     ChatRequest,
     Message,
     CompletionRequest,
