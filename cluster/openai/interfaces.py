@@ -89,9 +89,8 @@ class Interface(Generic[Body, Plan]):
             try:
                 async for each in events:
                     yield each
-            except ToldError as error:
-                assert isinstance(error.__cause__, Exception), "a told error without its cause"
-                gate.count(failure_of(error.__cause__, names=self.names))
+            except ToldError as told:
+                gate.count(failure_of(told.error, names=self.names))
             except Exception as error:
                 failure = failure_of(error, names=self.names)
                 gate.count(failure)

@@ -154,7 +154,7 @@ async def stream_response(
     except Exception as error:
         answer.error = failure_of(error, names=field_names.RESPONSES).details
         yield tell("response.failed", response=answer.body().told())
-        raise ToldError from error
+        raise ToldError(error) from error
     done = {"text": answer.text, "logprobs": _told(answer.logprobs)}
     yield tell("response.output_text.done", **part, **done)
     yield tell("response.content_part.done", **part, part=answer.part().told())

@@ -34,7 +34,11 @@ class Said:
 
 
 class ToldError(Exception):
-    """A stream has ended with an error, its cause, and its last event has told so."""
+    """A stream has ended with an error, and its last event has told so."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        super().__init__(error)
 
 
 class ClientGoneError(Exception):
