@@ -82,7 +82,8 @@ class Gate:
             response.lease = lease
         else:
             lease.release()
-        response.headers[REQUEST_ID_HEADER] = request.state.request_id
+        if self.get_router().config.ingress == "embedded":  # Serve adds it to every answer itself
+            response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
 
     def terms(self, request: Request, request_id: str | None) -> Terms:

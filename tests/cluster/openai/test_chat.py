@@ -3,6 +3,7 @@
 import asyncio
 import json
 
+import openai
 import pytest
 
 from tests.cluster.openai.conftest import events
@@ -15,8 +16,8 @@ CHAT = {
     "messages": [{"role": "user", "content": "Ask the baker"}],
     "max_tokens": 12,
     "temperature": 0,
-    "ignore_eos": True,
 }
+MORE = {"ignore_eos": True}
 TOOL = {
     "type": "function",
     "function": {
@@ -32,13 +33,13 @@ TOOL = {
 
 
 async def ask(http, **changes):
-    response = await http.post(URL, json={**CHAT, **changes})
+    response = await http.post(URL, json={**CHAT, **MORE, **changes})
     assert response.status_code == 200, response.text
     return response.json()
 
 
 async def refusal(http, **changes):
-    response = await http.post(URL, json={**CHAT, **changes})
+    response = await http.post(URL, json={**CHAT, **MORE, **changes})
     assert response.status_code == 400, response.text
     return response.json()["error"]
 
@@ -64,6 +65,7 @@ async def test_a_stream_is_the_answer_in_pieces(http):
         URL,
         json={
             **CHAT,
+            **MORE,
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
@@ -85,7 +87,9 @@ async def test_a_stream_is_the_answer_in_pieces(http):
 
 async def test_usage_in_every_event(http):
     options = {"continuous_usage_stats": True}
-    response = await http.post(URL, json={**CHAT, "stream": True, "stream_options": options})
+    response = await http.post(
+        URL, json={**CHAT, **MORE, "stream": True, "stream_options": options}
+    )
     told = [each["usage"]["completion_tokens"] for each in events(response)[1:]]
     assert told == sorted(told)
     assert told[-1] == 12
@@ -215,7 +219,14 @@ async def test_an_answer_is_held_to_other_forms(http, form, texts):
 )
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_call_that_is_asked_for_comes_with_arguments_by_the_schema(http, choice, stream):
-    body = {**CHAT, "tools": [TOOL], "tool_choice": choice, "max_tokens": 100, "stream": stream}
+    body = {
+        **CHAT,
+        **MORE,
+        "tools": [TOOL],
+        "tool_choice": choice,
+        "max_tokens": 100,
+        "stream": stream,
+    }
     body["parallel_tool_calls"] = False
     response = await http.post(URL, json=body)
     assert response.status_code == 200, response.text
@@ -335,7 +346,7 @@ async def test_a_prompt_that_is_too_long_has_a_code_of_its_own(http):
 
 
 async def test_another_model_is_not_found(http):
-    response = await http.post(URL, json={**CHAT, "model": "gpt-9"})
+    response = await http.post(URL, json={**CHAT, **MORE, "model": "gpt-9"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
 
@@ -347,8 +358,22 @@ async def test_more_choices_than_there_may_ever_be(http):
 async def test_more_choices_than_there_is_room_for_now(http):
     """Of three requests of 12 choices, where 8 may run and 8 wait."""
     body = {**CHAT, "n": 12, "max_tokens": 60}
-    responses = await asyncio.gather(*(http.post(URL, json=body) for _ in range(3)))
-    assert sorted(each.status_code for each in responses) == [200, 429, 429]
-    refused = next(each for each in responses if each.status_code == 429)
-    assert refused.headers["retry-after"] == "1"
-    assert refused.json()["error"]["code"] == "rate_limit_exceeded"
+    client = openai.AsyncOpenAI(
+        base_url="http://test/v1", api_key="unused", max_retries=0, http_client=http
+    )
+    asked = (client.chat.completions.create(**body, extra_body=MORE) for _ in range(3))
+    said = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [each for each in said if isinstance(each, openai.RateLimitError)]
+    assert len(refused) == 2
+    assert {each.code for each in refused} == {"rate_limit_exceeded"}
+    assert {each.response.headers["retry-after"] for each in refused} == {"1"}
+
+
+async def test_the_client_comes_back_when_it_is_told_to(http):
+    client = openai.AsyncOpenAI(
+        base_url="http://test/v1", api_key="unused", max_retries=3, http_client=http
+    )
+    body = {**CHAT, "n": 12, "max_tokens": 30}
+    asked = (client.chat.completions.create(**body, extra_body=MORE) for _ in range(2))
+    said = await asyncio.gather(*asked)
+    assert [len(each.choices) for each in said] == [12, 12]

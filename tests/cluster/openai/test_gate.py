@@ -21,7 +21,9 @@ class Failing:
     """A router of which every call raises, or answers."""
 
     failure = None
-    config = SimpleNamespace(http_max_body_mib=1, request_timeout_s=5, served_model_name="tiny")
+    config = SimpleNamespace(
+        http_max_body_mib=1, request_timeout_s=5, served_model_name="tiny", ingress="embedded"
+    )
 
     def __init__(self, error=None):
         self.error = error
