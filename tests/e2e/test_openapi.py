@@ -5,10 +5,13 @@
 
 from __future__ import annotations
 
+import os
+
 import httpx
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, settings
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis import GenerationMode
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -18,7 +21,8 @@ from schemathesis.specs.openapi.checks import (
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
-NUM_EXAMPLES = 300
+NUM_EXAMPLES = int(os.environ.get("SPECDEC_TEST_EXAMPLES", "300"))
+"""For each route, of what fits the document and of what does not."""
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -28,30 +32,50 @@ CHECKS = [
 MAY_BE_FULL = (429, 503, 504)
 
 
+POSTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/tokenize",
+    "/detokenize",
+)
+GETS = ("/v1/models", "/v1/models/{model}")
+TRIED = [
+    *(("POST", path, mode) for path in POSTS for mode in GenerationMode),
+    *(("GET", path, GenerationMode.POSITIVE) for path in GETS),
+]
+
+
 @pytest.fixture(scope="session")
 def api(embedded):
     return schemathesis.openapi.from_url(f"{embedded.http_url}/openapi.json")
 
 
-schema = schemathesis.pytest.from_fixture("api")
+def test_everything_that_is_described_is_tried(api):
+    assert {*POSTS, *GETS} == set(api)
 
 
-@schema.parametrize()
-@settings(
-    max_examples=NUM_EXAMPLES,
-    deadline=None,
-    phases=[Phase.explicit, Phase.generate],
-    suppress_health_check=list(HealthCheck),
-    derandomize=True,
-)
-def test_every_answer_is_one_that_the_document_knows(case, embedded):
-    if isinstance(case.body, dict):  # short answers: it is not the engine that is tried here
-        case.body = {**case.body, **shorter(case)}
-    response = case.call(headers={"X-Request-Timeout-S": "20"}, timeout=60)
-    checks = [each for each in CHECKS if response.status_code not in MAY_BE_FULL]
-    case.validate_response(response, checks=checks or [status_code_conformance])
-    if response.status_code >= 400:
-        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+@pytest.mark.parametrize(("method", "path", "mode"), TRIED)
+def test_every_answer_is_one_that_the_document_knows(api, embedded, method, path, mode):
+    @given(case=api[path][method].as_strategy(generation_mode=mode))
+    @settings(
+        max_examples=NUM_EXAMPLES,
+        deadline=None,
+        phases=[Phase.explicit, Phase.generate],
+        suppress_health_check=list(HealthCheck),
+        derandomize=True,
+        database=None,
+    )
+    def ask(case):
+        if isinstance(case.body, dict):  # short answers: it is not the engine that is tried here
+            case.body = {**case.body, **shorter(case)}
+        response = case.call(headers={"X-Request-Timeout-S": "20"}, timeout=60)
+        checks = [status_code_conformance] if response.status_code in MAY_BE_FULL else CHECKS
+        case.validate_response(response, checks=checks)
+        if response.status_code >= 400:
+            assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+
+    ask()
     assert httpx.get(f"{embedded.http_url}/ready").status_code == 200
 
 
