@@ -7,10 +7,12 @@ from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
 
 from cluster.dashboard import make_dashboard
 from cluster.http_admin import admin_routes
 from cluster.openai.api_keys import ApiKeys
+from cluster.openai.errors import failure_of
 from cluster.openai.routes import openai_routes
 from cluster.router import Router
 from cluster.servicers import AdminServicer
@@ -36,6 +38,11 @@ def make_app(
     app.include_router(openai_routes(get_router, get_keys))
     app.include_router(admin_routes(get_admin), include_in_schema=False)
     app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)
+
+    @app.exception_handler(HTTPException)
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        """A path or a method that there is none of, in the shape of all other errors."""
+        return failure_of(error).respond()
 
     @app.get("/health", include_in_schema=False)
     async def health() -> JSONResponse:

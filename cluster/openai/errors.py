@@ -100,7 +100,8 @@ def failure_of(
             error = _validation_error(error, model)
         case HTTPException():
             details = _details(error.status_code, str(error.detail), None, None)
-            return Failure(error.status_code, details, StatusCode.INVALID_ARGUMENT)
+            headers = error.headers or {}
+            return Failure(error.status_code, details, StatusCode.INVALID_ARGUMENT, headers)
     return _failure_of_ours(error, names)
 
 
