@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from specdec.chat_template import Conversation
 from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import ChatMessage
 
 Chat = tuple[ChatMessage, ...]
-Prompt = str | tuple[int, ...] | Chat
-"""A text, token ids that are used as they are, or a conversation."""
+Prompt = str | tuple[int, ...] | Chat | Conversation
+"""A text, token ids that are used as they are, or a conversation, perhaps with tools."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class TokenizeCall:
     """An encoding that is asked for; `add_special_tokens` concerns texts only."""
 
     model: str
-    prompt: str | Chat
+    prompt: str | Chat | Conversation
     add_special_tokens: bool
 
 

@@ -39,7 +39,14 @@ if TYPE_CHECKING:
     from specdec.speculative_config import SpeculativeConfig
 
 
-_PATHS = ("tls_cert_file", "tls_key_file", "state_dir", "admin_token_file", "profile_dir")
+_PATHS = (
+    "tls_cert_file",
+    "tls_key_file",
+    "state_dir",
+    "admin_token_file",
+    "api_key_file",
+    "profile_dir",
+)
 
 _CPU_PREFILL_TOKENS = 64
 """As many as reach a CPU's best rate: of SmolLM2 in float32, on one thread, a token costs 2.2 ms
@@ -254,6 +261,29 @@ class ServeConfig:
         "Collector that takes a trace of each request by OTLP over gRPC, such as "
         "http://localhost:4317; needs specdec[tracing]",
         "no traces",
+    )
+    api_key_file: Path | None = field(
+        default=None,
+        metadata={
+            "setting": Setting(
+                FILE,
+                "YAML file with the keys that the OpenAI API asks for, and the limits of each",
+                "$SPECDEC_API_KEYS, or none: whoever reaches the service may use it",
+            )
+        },
+    )
+    http_max_body_mib: int = setting(
+        16, whole_number(1, 1024), "Largest body of an OpenAI API request, in MiB"
+    )
+    request_timeout_s: float = setting(
+        3600.0,
+        POSITIVE,
+        "Seconds that the answer to an OpenAI API request may take, streams included",
+    )
+    tool_call_parser: Literal["auto", "hermes", "llama3_json"] = setting(
+        "auto",
+        one_of("auto", "hermes", "llama3_json"),
+        "How the model writes tool calls; auto goes by its chat template",
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "warning", one_of("debug", "info", "warning", "error"), "Least severe log lines to write"

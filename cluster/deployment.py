@@ -21,6 +21,7 @@ from cluster.control_store import state_dir
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.models import ModelDirectories
+from cluster.openai.api_keys import ApiKeys, read_keys
 from cluster.overrides import OverrideLimits
 from cluster.resources import CPUS_PER_ROUTER, placement_bundles
 from cluster.router import Router
@@ -47,7 +48,7 @@ def _serve_app() -> FastAPI:
         replica: RouterReplica = serve.get_replica_context().servable_object
         return replica
 
-    return make_app(lambda: get_replica().router, get_replica)
+    return make_app(lambda: get_replica().router, get_replica, lambda: get_replica().keys)
 
 
 class RouterReplica(InferenceServicer, AdminServicer):
@@ -69,8 +70,9 @@ class RouterReplica(InferenceServicer, AdminServicer):
         InferenceServicer.__init__(self, router)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
         AdminServicer.__init__(self, control, access, Watches(control.fleet), self._profile)
+        self.keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
         self._ingress = (
-            EmbeddedIngress(router, self, serve_config)
+            EmbeddedIngress(router, self, self.keys, serve_config)
             if serve_config.ingress == "embedded"
             else None
         )

@@ -19,6 +19,7 @@ from grpc_reflection.v1alpha import reflection
 
 from cluster.config import ServeConfig, address_of
 from cluster.http import make_app
+from cluster.openai.api_keys import ApiKeys
 from cluster.router import Router
 from cluster.servicers import (
     SERVICE_NAMES,
@@ -47,7 +48,9 @@ class _HttpServer(uvicorn.Server):
 class EmbeddedIngress:
     """Both servers. They listen while the model loads: alive, but not ready."""
 
-    def __init__(self, router: Router, admin: AdminServicer, config: ServeConfig) -> None:
+    def __init__(
+        self, router: Router, admin: AdminServicer, keys: ApiKeys, config: ServeConfig
+    ) -> None:
         self._router = router
         self._admin = admin
         self._config = config
@@ -59,7 +62,7 @@ class EmbeddedIngress:
         )
         self._http = _HttpServer(
             uvicorn.Config(
-                make_app(lambda: router, lambda: admin),
+                make_app(lambda: router, lambda: admin, lambda: keys),
                 host=config.host,
                 port=config.http_port,
                 log_config=None,  # or it would give its loggers handlers of their own

@@ -40,6 +40,7 @@ from cluster.speculation_policy import make_policy
 from cluster.step_timing import TimedProposer, TimedTarget
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
+from specdec.chat_template import ChatTemplate, Conversation
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
 from specdec.detokenizer import IncrementalDetokenizer
@@ -52,6 +53,7 @@ from specdec.sampling_params import SamplingDefaults, SamplingParams, Structured
 from specdec.sequence import Request
 from specdec.speculation import SpeculationPolicy
 from specdec.structured_output import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
+from specdec.token_bytes import TokenBytes
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 from specdec.workers import Target
 
@@ -364,7 +366,7 @@ class Router:
         current_request_id.set(request_id)
         observer = self._observer(request_id, call)
         try:
-            loop = self._require_loop(call)
+            loop = self.check_admission(call.model, call.params.n)
             request = await self._prepare(request_id, call)
         except BaseException as error:
             observer.on_refused(error)
@@ -376,14 +378,6 @@ class Router:
         clock = time.perf_counter
         trace = self._tracing.begin(request_id, call, clock) if self._tracing else None
         return RequestObserver(request_id, self.metrics, clock, trace)
-
-    def _require_loop(self, call: GenerateCall) -> EngineLoop:
-        """What is to answer a call, where it can be answered now."""
-        self._check_model(call.model)
-        if self._loop is None:
-            raise NotReadyError("the model is still loading")
-        self._loop.require_room(call.params.n)
-        return self._loop
 
     async def _prepare(self, request_id: str, call: GenerateCall) -> Request:
         """Tokens, grammar and seed of a request that there is room for."""
@@ -401,6 +395,17 @@ class Router:
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
 
+    def check_admission(self, model: str, num_choices: int) -> EngineLoop:
+        """What runs a request of so many choices, if it would be admitted now.
+
+        Raises UnknownModelError, NotReadyError and OverloadedError.
+        """
+        self._check_model(model)
+        if self._loop is None:
+            raise NotReadyError("the model is still loading")
+        self._loop.require_room(num_choices)
+        return self._loop
+
     def max_tokens(self, params: SamplingParams) -> int:
         """How long a choice can get, after the shortest of prompts."""
         asked = params.settled(self._model.sampling_defaults).max_tokens
@@ -415,6 +420,21 @@ class Router:
     def spell(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it. At once, and from any thread."""
         return self._tokenizer.token_strings(token_ids)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """What each token adds to a text. The first time takes a moment: not on the event loop."""
+        return TokenBytes(self._tokenizer)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """How the model wants conversations to look."""
+        return self._tokenizer.chat_template
+
+    def is_special(self, text: str) -> bool:
+        """Whether a text is the name of a token that is left out of answers."""
+        token_id = self._tokenizer.token_id(text)
+        return token_id is not None and token_id in self._tokenizer.special_token_ids
 
     def detokenizer(self) -> IncrementalDetokenizer:
         """Turns the tokens of an answer into text, one by one."""
@@ -464,6 +484,8 @@ class Router:
         encode = self._tokenizer.encode
         if isinstance(prompt, str):
             return tuple(await asyncio.to_thread(encode, prompt, add_special_tokens))
+        if isinstance(prompt, Conversation):
+            return tuple(await asyncio.to_thread(self._tokenizer.encode_conversation, prompt))
         if isinstance(prompt[0], ChatMessage):
             return tuple(await asyncio.to_thread(self._tokenizer.encode_chat, prompt))
         return prompt

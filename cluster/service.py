@@ -18,6 +18,7 @@ from cluster.config import ServeConfig, address_of
 from cluster.control_store import ControlStore, state_dir
 from cluster.memory_plan import memory_plan
 from cluster.models import ModelDirectories, resolve_models
+from cluster.openai.api_keys import read_keys
 from cluster.resources import available_cpus, check_ranks, memory_per_replica
 from cluster.surroundings import listen_error
 from specdec.errors import SpecdecError
@@ -80,6 +81,7 @@ def running_service(
     """
     started_at = time.monotonic()
     read_token("admin_token_file", config.admin_token_file)  # what is wrong with it is told here
+    read_keys("api_key_file", config.api_key_file)
     for port in (config.grpc_port, config.http_port):
         _require_free_port(config.host, port)
     directories = resolve_models(config, report)

@@ -22,7 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cluster.caller_headers import text_headers
-from cluster.calls import GenerateCall
+from cluster.calls import GenerateCall, Prompt
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import LOSSY_VERIFIERS, SamplingParams
 from specdec.sequence import Request
@@ -186,15 +186,22 @@ class RequestTrace:
 
 
 def _request_attributes(request_id: str, call: GenerateCall, model: str) -> Attributes:
-    is_chat = not isinstance(call.prompt, str) and not isinstance(call.prompt[0], int)
     return {
-        "gen_ai.operation.name": "chat" if is_chat else "text_completion",
+        "gen_ai.operation.name": "chat" if _is_chat(call.prompt) else "text_completion",
         "gen_ai.provider.name": PROVIDER,
         "gen_ai.request.model": call.model or model,
         "gen_ai.response.model": model,
         "gen_ai.response.id": request_id,
         **_sampling_attributes(call.params),
     }
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    match prompt:
+        case str() | (int(), *_):
+            return False
+        case _:
+            return True
 
 
 def _sampling_attributes(params: SamplingParams) -> Attributes:

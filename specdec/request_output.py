@@ -22,6 +22,7 @@ class RequestOutput:
     is_drafted: of each of token_ids, whether it was drafted and accepted.
     finish_reason: None while the choice goes on. stop_reason: the stop string or stop token that
         ended it; None for an end-of-sequence token and for a limit of length.
+    num_cached_tokens: those of the prompt whose KV this choice found in the prefix cache.
     num_output_tokens, speculation: of all choices of the request so far.
     num_steps: how many steps brought token_ids.
     is_last: whether all choices have ended, so that nothing more comes of the request.
@@ -39,6 +40,7 @@ class RequestOutput:
     num_output_tokens: int
     speculation: SpeculationStats
     num_steps: int = 1
+    num_cached_tokens: int = 0
     choice: int = 0
     is_drafted: tuple[bool, ...] = ()
     is_last: bool = False
@@ -66,6 +68,7 @@ class RequestOutput:
             num_output_tokens=choices.num_output_tokens,
             speculation=replace(choices.speculation),
             num_steps=told.num_steps,
+            num_cached_tokens=seq.num_cached_tokens,
             choice=seq.choice,
             is_drafted=told.is_drafted,
             is_last=not choices.unfinished,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec.chat_template import ChatTemplate, Conversation
 from specdec.errors import InvalidValueError, UnsupportedModelError
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Tokenizer:
         self._backend: Backend = self._transformers.backend_tokenizer
         self._backend.no_truncation()
         self._backend.no_padding()
+        self.chat_template = ChatTemplate(self._transformers)
         vocabulary: dict[str, int] = self._backend.get_vocab(with_added_tokens=True)
         self._vocab_size = max(vocabulary.values()) + 1
         added = self._backend.get_added_tokens_decoder()
@@ -73,6 +75,11 @@ class Tokenizer:
         token_id: int | None = self._transformers.eos_token_id
         return token_id
 
+    def token_id(self, token: str) -> int | None:
+        """The id of a token as the vocabulary spells it; None for one that it has not."""
+        token_id: int | None = self._backend.token_to_id(token)
+        return token_id
+
     def to_json(self) -> str:
         """The whole tokenizer as a tokenizer.json has it, added tokens included."""
         return self._backend.to_str()
@@ -94,11 +101,15 @@ class Tokenizer:
         refuses, and where the model has no template.
         """
         _check_messages(messages)
-        if not self._transformers.chat_template:
-            raise InvalidValueError(
-                "messages", messages, "a prompt: the model has no chat template"
-            )
-        return self.encode(self._render(messages), add_special_tokens=False)
+        turns = tuple({"role": each.role, "content": each.content} for each in messages)
+        return self.encode_conversation(Conversation(turns))
+
+    def encode_conversation(self, conversation: Conversation) -> list[int]:
+        """The same for a conversation with tools, or with more to tell the template.
+
+        Roles are the template's affair. Raises InvalidValueError.
+        """
+        return self.encode(self.chat_template.render(conversation), add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of `token_ids`; bytes that are no UTF-8 become U+FFFD.
@@ -110,18 +121,6 @@ class Tokenizer:
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it; an id that is not assigned has an empty one."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
-
-    def _render(self, messages: Sequence[ChatMessage]) -> str:
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        try:
-            text: str = self._transformers.apply_chat_template(
-                turns, tokenize=False, add_generation_prompt=True
-            )
-        except Exception as error:  # a template is a program of the model's: it may raise anything
-            reason = " ".join(str(error).split()) or type(error).__name__
-            limit = f"acceptable to the model's chat template, which says: {reason}"
-            raise InvalidValueError("messages", messages, limit) from error
-        return text
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:

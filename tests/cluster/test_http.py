@@ -25,6 +25,17 @@ def test_liveness_and_readiness(router, health, ready):
     assert "secret" not in client.get("/health").text + client.get("/ready").text
 
 
+def test_what_there_is_none_of_is_told_in_the_shape_of_other_errors():
+    client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
+    missing, wrong = client.post("/v1/embeddings"), client.delete("/v1/models")
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert missing.json()["error"]["message"] == "Not Found"
+    assert (wrong.json()["error"]["message"], wrong.headers["allow"]) == (
+        "Method Not Allowed",
+        "GET",
+    )
+
+
 def test_there_is_nothing_else():
     client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
-    assert [client.get(path).status_code for path in ("/", "/docs", "/openapi.json")] == [404] * 3
+    assert [client.get(path).status_code for path in ("/", "/docs", "/redoc")] == [404] * 3

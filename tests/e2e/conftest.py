@@ -85,7 +85,7 @@ def _stop(popen: subprocess.Popen[bytes], service: RunningService) -> None:
 def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """Our own ingress, two ranks."""
     log = tmp_path_factory.mktemp("embedded") / "log"
-    flags = ["--tensor-parallel-size", "2", "--max-model-len", "256", "--max-queue-len", "40"]
+    flags = ["--tensor-parallel-size", "2", "--max-model-len", "512", "--max-queue-len", "40"]
     flags += ALWAYS_DRAFT
     with running_service(tiny_model_dir, log, *flags) as service:
         yield service
@@ -95,7 +95,7 @@ def embedded(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
 def on_serve(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory):
     """Ray Serve's ingress, one rank, steps over tcp."""
     log = tmp_path_factory.mktemp("on_serve") / "log"
-    flags = ["--ingress", "serve", "--transport", "tcp", "--max-model-len", "256"]
+    flags = ["--ingress", "serve", "--transport", "tcp", "--max-model-len", "512"]
     flags += ALWAYS_DRAFT
     with running_service(tiny_model_dir, log, *flags) as service:
         yield service
@@ -106,3 +106,12 @@ def service(request: pytest.FixtureRequest) -> RunningService:
     """Whatever holds for both ingresses."""
     running: RunningService = request.getfixturevalue(request.param)
     return running
+
+
+@pytest.fixture(scope="session")
+def smollm2(smollm2_dir: Path, tmp_path_factory: pytest.TempPathFactory):
+    """A model that knows what it says, drafting for itself as by default. For slow tests."""
+    log = tmp_path_factory.mktemp("smollm2") / "log"
+    flags = ["--served-model-name", "smollm2", "--max-model-len", "2048"]
+    with running_service(smollm2_dir, log, *flags, "--max-queue-len", "40") as service:
+        yield service

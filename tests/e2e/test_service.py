@@ -177,7 +177,7 @@ def test_a_chat_is_rendered_by_the_template(client):
 def test_model_info(client, service):
     info = client.model_info()
     assert info.architecture == "LlamaForCausalLM"
-    assert info.max_model_len == 256
+    assert info.max_model_len == 512
     assert info.speculation_method == "ngram"
 
 
@@ -185,9 +185,9 @@ def test_model_info(client, service):
     ("prompt", "changes", "code", "message"),
     [
         ([], {}, "INVALID_ARGUMENT", "token_ids"),
-        ([5] * 256, {"max_tokens": 1}, "INVALID_ARGUMENT", "prompt length is 256; .* at most 255"),
+        ([5] * 512, {"max_tokens": 1}, "INVALID_ARGUMENT", "prompt length is 512; .* at most 511"),
         ([5, 9999], {}, "INVALID_ARGUMENT", r"prompt\[1\] is 9999; .* from 0 to 382"),
-        ([5] * 250, {}, "INVALID_ARGUMENT", "max_tokens is 24; .* at most 6"),
+        ([5] * 506, {}, "INVALID_ARGUMENT", "max_tokens is 24; .* at most 6"),
         ([5], {"logit_bias": {9999: 1}}, "INVALID_ARGUMENT", r"logit_bias\.keys\[0\] is 9999"),
         ([ChatMessage("wizard", "x")], {}, "INVALID_ARGUMENT", r"messages\[0\].role is 'wizard'"),
     ],

@@ -1,0 +1,65 @@
+"""The bodies of `/v1/completions`, in both directions."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Literal
+
+from pydantic import Field
+
+from cluster.openai.logprobs import CompletionLogprobs, PromptLogprobs
+from cluster.openai.sampling_fields import SamplingFields
+from cluster.openai.schema import AnswerModel, Usage, number, option
+from cluster.openai.structure import ResponseFormat
+
+MAX_PROMPTS = 128
+
+
+class CompletionRequest(SamplingFields):
+    """Texts to go on with, as they are."""
+
+    refused = MappingProxyType(
+        {
+            **SamplingFields.refused,
+            "suffix": "left out: the models do not fill in",
+            "best_of": "left out: ask for n choices and choose",
+            "tools": "left out: only chats have them",
+            "messages": "left out: chats go to /v1/chat/completions",
+        }
+    )
+
+    prompt: str | list[str] | list[int] | list[list[int]] = Field(
+        description="a text or token ids, or at most 128 of either; not empty"
+    )
+    max_tokens: int | None = number(
+        "most tokens of each choice; 0 with `echo` only; left out: the model's, or what fits", 0
+    )
+    logprobs: int | None = number("the likeliest tokens to tell of, beside the text's own", 0, 20)
+    echo: bool = option("puts the prompt before each choice, in logprobs too", False)
+    add_special_tokens: bool = option("whether a text gets the special tokens that begin one", True)
+    response_format: ResponseFormat | None = option("what the whole text has to be")
+
+
+class CompletionChoice(AnswerModel):
+    """One completion. index: choices of the first prompt come first."""
+
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: Literal["stop", "length"] | None = Field(description="null in a stream only")
+    stop_reason: str | int | None = Field(default=None, description="what ended it")
+    token_ids: list[int] = Field(default=[], description="where asked for")
+    prompt_token_ids: list[int] = Field(default=[], description="where asked for")
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="where asked for")
+
+
+class Completion(AnswerModel):
+    """The answer; streamed, each event is one with what is added."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    seed: int = Field(description="the request's, or the one that was chosen")
+    choices: list[CompletionChoice]
+    usage: Usage | None = Field(default=None, description="null in a stream, but where asked for")

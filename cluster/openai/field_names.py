@@ -1,0 +1,53 @@
+"""What the API calls fields that are named otherwise within, for errors to be told in its words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+COMPLETIONS: Mapping[str, str] = MappingProxyType(
+    {
+        "structured_output": "structured_outputs",
+        "structured_output.json_schema": "response_format.json_schema.schema",
+        "structured_output.regex": "structured_outputs.regex",
+        "structured_output.choice": "structured_outputs.choice",
+        "structured_output.grammar": "structured_outputs.grammar",
+    }
+)
+
+CHAT: Mapping[str, str] = MappingProxyType(
+    {
+        **COMPLETIONS,
+        "logprobs": "top_logprobs",
+        "max_tokens": "max_completion_tokens",
+        "prompt": "messages",
+        "prompt length": "messages length",
+    }
+)
+
+RESPONSES: Mapping[str, str] = MappingProxyType(
+    {
+        **CHAT,
+        "max_tokens": "max_output_tokens",
+        "messages": "input",
+        "messages length": "input length",
+        "messages content length": "input length",
+        "prompt": "input",
+        "prompt length": "input length",
+        "structured_output.json_schema": "text.format.schema",
+        "response_format.json_schema": "text.format.schema",
+    }
+)
+
+TOKENS: Mapping[str, str] = MappingProxyType({"token_ids": "tokens", "text": "prompt"})
+
+BY_PATH: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "/v1/chat/completions": CHAT,
+        "/v1/completions": COMPLETIONS,
+        "/v1/responses": RESPONSES,
+        "/tokenize": TOKENS,
+        "/detokenize": TOKENS,
+    }
+)
+"""By the path of the interface."""

@@ -1,0 +1,113 @@
+"""The three ways to have text generated, as one: planned, and then answered at once or streamed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from fastapi import Request, Response
+
+from cluster.calls import GenerateCall
+from cluster.openai import field_names
+from cluster.openai.chat import ChatPlan, complete_chat, plan_chat, stream_chat
+from cluster.openai.chat_schema import ChatRequest
+from cluster.openai.completion import (
+    CompletionPlan,
+    complete,
+    plan_completion,
+    stream_completion,
+)
+from cluster.openai.completion_schema import CompletionRequest
+from cluster.openai.errors import failure_of
+from cluster.openai.gate import Gate
+from cluster.openai.plan import Terms
+from cluster.openai.responses import (
+    ResponsePlan,
+    complete_response,
+    plan_response,
+    stream_response,
+)
+from cluster.openai.responses_schema import ResponsesRequest
+from cluster.openai.schema import AnswerModel
+from cluster.openai.streams import (
+    DONE,
+    EventStream,
+    Said,
+    ToldError,
+    answering,
+    chained,
+    event,
+    unless_disconnected,
+)
+from cluster.router import Router
+
+Body = TypeVar("Body", ChatRequest, CompletionRequest, ResponsesRequest)
+Plan = TypeVar("Plan", ChatPlan, CompletionPlan, ResponsePlan)
+
+
+@dataclass(frozen=True)
+class Interface(Generic[Body, Plan]):
+    """plan: decides all that can be before the first token. calls: what is asked of the Router.
+
+    whole, events: the answer, at once and as it comes. names: what it calls fields.
+    """
+
+    plan: Callable[[Router, Body, Terms], Awaitable[Plan]]
+    calls: Callable[[Plan], Sequence[GenerateCall]]
+    whole: Callable[[Router, Plan], Awaitable[AnswerModel]]
+    events: Callable[[Plan, AsyncGenerator[Said, None]], AsyncGenerator[bytes, None]]
+    names: Mapping[str, str]
+
+    async def answer(self, gate: Gate, body: Body, request: Request, terms: Terms) -> Response:
+        """The answer; when the client goes, the request is aborted before the next step.
+
+        What the engine has against a request is known before a stream begins, and raised.
+        """
+        router = gate.get_router()
+        if body.stream:
+            return await unless_disconnected(request, self._stream(gate, router, body, terms))
+        return await unless_disconnected(request, self._whole(router, body, terms))
+
+    async def _whole(self, router: Router, body: Body, terms: Terms) -> Response:
+        answer = await self.whole(router, await self.plan(router, body, terms))
+        return Response(answer.to_json(), media_type="application/json")
+
+    async def _stream(self, gate: Gate, router: Router, body: Body, terms: Terms) -> Response:
+        plan = await self.plan(router, body, terms)
+        said = answering(router, self.calls(plan), terms.timeout_s)
+        first = await anext(said)
+        events = self.events(plan, chained(first, said))
+        return EventStream(self._with_errors(gate, events), said)
+
+    async def _with_errors(
+        self, gate: Gate, events: AsyncGenerator[bytes, None]
+    ) -> AsyncGenerator[bytes, None]:
+        """The status has been sent: an error is an event, as the openai client expects it."""
+        async with aclosing(events):
+            try:
+                async for each in events:
+                    yield each
+            except ToldError as told:
+                gate.count(failure_of(told.error, names=self.names))
+            except Exception as error:
+                failure = failure_of(error, names=self.names)
+                gate.count(failure)
+                yield event(failure.body.model_dump_json())
+                yield DONE
+
+
+CHAT: Interface[ChatRequest, ChatPlan] = Interface(
+    plan_chat, lambda plan: [plan.call], complete_chat, stream_chat, field_names.CHAT
+)
+COMPLETIONS: Interface[CompletionRequest, CompletionPlan] = Interface(
+    plan_completion, lambda plan: plan.calls, complete, stream_completion, field_names.COMPLETIONS
+)
+RESPONSES: Interface[ResponsesRequest, ResponsePlan] = Interface(
+    plan_response,
+    lambda plan: [plan.chat.call],
+    complete_response,
+    stream_response,
+    field_names.RESPONSES,
+)

@@ -1,0 +1,172 @@
+"""The routes of the OpenAI API, described as /openapi.json shows them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Path, Request, Response
+
+from cluster.calls import DetokenizeCall, TokenizeCall
+from cluster.openai.api_keys import ApiKeys
+from cluster.openai.chat import make_conversation, tool_form
+from cluster.openai.chat_schema import ChatCompletion, ChatRequest
+from cluster.openai.completion_schema import Completion, CompletionRequest
+from cluster.openai.gate import Gate
+from cluster.openai.interfaces import CHAT, COMPLETIONS, RESPONSES
+from cluster.openai.responses_schema import ResponseBody, ResponsesRequest
+from cluster.openai.schema import AnswerModel, ErrorBody
+from cluster.openai.token_schema import (
+    DetokenizeAnswer,
+    DetokenizeRequest,
+    ModelCard,
+    ModelList,
+    TokenizeAnswer,
+    TokenizeRequest,
+)
+from cluster.openai.tool_use import tool_use
+from cluster.router import Router
+from specdec.chat_template import Conversation
+from specdec.errors import InvalidValueError, UnknownModelError
+
+_OWNER = "specdec"
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "a field is wrong; the message says which, and why"},
+    401: {"model": ErrorBody, "description": "no API key, or an unknown one"},
+    403: {"model": ErrorBody, "description": "sent by another site's page"},
+    404: {"model": ErrorBody, "description": "no model of that name is served"},
+    413: {"model": ErrorBody, "description": "the body is too large"},
+    429: {"model": ErrorBody, "description": "too many requests; Retry-After says when to return"},
+    500: {"model": ErrorBody, "description": "a fault of the service; its log has the details"},
+    503: {"model": ErrorBody, "description": "the model is starting, stopping or lost"},
+    504: {"model": ErrorBody, "description": "the answer was not complete in time"},
+}
+
+
+def _headers(
+    x_request_id: Annotated[
+        str | None,
+        Header(description="names the request in answers and logs; 128 ASCII characters"),
+    ] = None,
+    x_request_timeout_s: Annotated[
+        str | None, Header(description="seconds that the answer may take; no more than configured")
+    ] = None,
+) -> None:
+    """What the Gate reads; here for the document."""
+
+
+def openai_routes(get_router: Callable[[], Router], get_keys: Callable[[], ApiKeys]) -> APIRouter:
+    """What it is given is asked at each request, after start-up."""
+    gate = Gate(get_router, get_keys)
+    routes = APIRouter(
+        route_class=gate.route_class(), tags=["OpenAI API"], dependencies=[Depends(_headers)]
+    )
+    _add_generation(routes, gate)
+    _add_tokens(routes, get_router)
+    _add_models(routes, get_router)
+    return routes
+
+
+def _add_generation(routes: APIRouter, gate: Gate) -> None:
+    @routes.post("/v1/chat/completions", responses=_answers(ChatCompletion, "chunks"))
+    async def chat_completions(body: ChatRequest, request: Request) -> Response:
+        """Answers a conversation, at once or with `stream` as it comes."""
+        return await CHAT.answer(gate, body, request, gate.terms(request, body.request_id))
+
+    @routes.post("/v1/completions", responses=_answers(Completion, "completions"))
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        """Goes on with a text as it is, at once or with `stream` as it comes."""
+        return await COMPLETIONS.answer(gate, body, request, gate.terms(request, body.request_id))
+
+    @routes.post("/v1/responses", responses=_answers(ResponseBody, "response events"))
+    async def responses(body: ResponsesRequest, request: Request) -> Response:
+        """Answers a conversation in the newer shape: text only, and nothing is stored."""
+        return await RESPONSES.answer(gate, body, request, gate.terms(request, None))
+
+
+def _add_tokens(routes: APIRouter, get_router: Callable[[], Router]) -> None:
+    @routes.post("/tokenize", responses=_answers(TokenizeAnswer))
+    async def tokenize(body: TokenizeRequest) -> Response:
+        """The tokens of a text or a chat, exactly as they would be of a prompt."""
+        router = get_router()
+        prompt = _prompt(router, body)
+        call = TokenizeCall(body.model or "", prompt, body.add_special_tokens)
+        token_ids = await router.tokenize(call)
+        answer = TokenizeAnswer(
+            count=len(token_ids),
+            max_model_len=router.max_model_len,
+            tokens=token_ids,
+            token_strs=router.spell(token_ids) if body.return_token_strs else None,
+        )
+        return _json(answer)
+
+    @routes.post("/detokenize", responses=_answers(DetokenizeAnswer))
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        """The text of tokens."""
+        call = DetokenizeCall(body.model or "", tuple(body.tokens))
+        return _json(DetokenizeAnswer(prompt=await get_router().detokenize(call)))
+
+
+def _add_models(routes: APIRouter, get_router: Callable[[], Router]) -> None:
+    began_at = int(time.time())
+
+    def card() -> ModelCard:
+        info = get_router().model_info("")
+        return ModelCard(
+            id=info.model,
+            object="model",
+            created=began_at,
+            owned_by=_OWNER,
+            max_model_len=info.max_model_len,
+            speculation_methods=list(info.speculation_methods),
+        )
+
+    @routes.get("/v1/models", responses=_answers(ModelList))
+    async def models() -> Response:
+        """The models that are served, of which there is one."""
+        return _json(ModelList(object="list", data=[card()]))
+
+    @routes.get("/v1/models/{model:path}", responses=_answers(ModelCard))
+    async def model(model: Annotated[str, Path(description="its name")]) -> Response:
+        """One of them."""
+        loaded = get_router().config.served_model_name
+        if model != loaded:
+            raise UnknownModelError(model, loaded)
+        return _json(card())
+
+
+def _prompt(router: Router, body: TokenizeRequest) -> str | Conversation:
+    if (body.prompt is None) == (body.messages is None):
+        raise InvalidValueError("prompt", body.prompt, "given, unless messages are, and not both")
+    if body.messages is None:
+        return body.prompt or ""
+    chat = ChatRequest(
+        messages=body.messages,
+        tools=body.tools,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+    form = tool_form(router.config, router.chat_template)
+    tools = tool_use(chat, form, router.is_special)
+    return make_conversation(chat, tools, router.chat_template, form)
+
+
+def _answers(model: type[AnswerModel], events: str | None = None) -> dict[int | str, Any]:
+    """The answers of a route for the document; `events`: what it streams where it can."""
+    answer: dict[str, Any] = {"model": model, "description": "the answer"}
+    if events is not None:
+        answer["content"] = {"text/event-stream": {"schema": _event_schema(events)}}
+    return {200: answer, **_ERRORS}
+
+
+def _event_schema(events: str) -> dict[str, Any]:
+    """One server-sent event, as tools for OpenAPI 3.1 read it."""
+    data = {"type": "string", "contentMediaType": "application/json", "description": events}
+    properties = {"data": data, "event": {"type": "string"}}
+    return {"type": "object", "properties": properties, "required": ["data"]}
+
+
+def _json(answer: AnswerModel) -> Response:
+    return Response(answer.to_json(), media_type="application/json")

@@ -1,0 +1,108 @@
+"""A model's chat template: a conversation in, the text of a prompt out.
+
+The template is a program in Jinja that comes with the model; transformers runs it in a sandbox.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from specdec.errors import InvalidValueError
+
+_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Variables of a template that a conversation fills by itself."""
+
+_TRANSFORMERS_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
+"""Marks of the assistant's words, which concern training alone and Jinja does not know."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """What a template renders. Messages and tools have the keys that templates ask for.
+
+    messages: each with `role` and `content`; perhaps `tool_calls`, whose arguments are objects.
+    tools: functions as the OpenAI API describes them.
+    add_generation_prompt: whether the assistant's turn is opened at the end.
+    continue_final_message: whether the last message is left open, to be gone on with.
+    template_kwargs: further variables of the template, such as `enable_thinking`.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ChatTemplate:
+    """The template of one tokenizer. Threads may share it."""
+
+    def __init__(self, transformers_tokenizer: Any) -> None:
+        """`transformers_tokenizer`: a PreTrainedTokenizerFast, with a template or without."""
+        self._tokenizer = transformers_tokenizer
+
+    @cached_property
+    def text(self) -> str:
+        """The template itself, the one for tools where there are several; empty without one."""
+        templates = self._tokenizer.chat_template
+        if isinstance(templates, dict):
+            return str(templates.get("tool_use") or templates.get("default") or "")
+        return str(templates or "")
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The names that the template reads and does not set; none where it cannot be parsed."""
+        from jinja2 import Environment, TemplateSyntaxError, meta
+
+        try:
+            environment = Environment(extensions=["jinja2.ext.loopcontrols"])
+            parsed = environment.parse(_TRANSFORMERS_TAGS.sub("", self.text))
+        except TemplateSyntaxError:
+            return frozenset()
+        return frozenset(meta.find_undeclared_variables(parsed))
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template tells the model of tools, rather than passing over them."""
+        return "tools" in self.variables
+
+    @property
+    def options(self) -> frozenset[str]:
+        """What `template_kwargs` may set."""
+        special = {name for name in self.variables if name.endswith("_token")}
+        return self.variables - _GIVEN - special
+
+    def render(self, conversation: Conversation) -> str:
+        """The text of the prompt. Raises InvalidValueError for what the template cannot take."""
+        self._check(conversation)
+        try:
+            text: str = self._tokenizer.apply_chat_template(
+                [dict(message) for message in conversation.messages],
+                tools=[dict(tool) for tool in conversation.tools] or None,
+                tokenize=False,
+                add_generation_prompt=conversation.add_generation_prompt,
+                continue_final_message=conversation.continue_final_message,
+                **conversation.template_kwargs,
+            )
+        except Exception as error:  # a template is a program of the model's: it may raise anything
+            reason = " ".join(str(error).split()) or type(error).__name__
+            limit = f"acceptable to the model's chat template, which says: {reason}"
+            raise InvalidValueError("messages", conversation.messages, limit) from error
+        return text
+
+    def _check(self, conversation: Conversation) -> None:
+        if not self.text:
+            limit = "a prompt: the model has no chat template"
+            raise InvalidValueError("messages", conversation.messages, limit)
+        for name in conversation.template_kwargs:
+            if name not in self.options:
+                known = ", ".join(sorted(self.options)) or "none"
+                limit = f"a variable of the model's chat template: {known}"
+                raise InvalidValueError("chat_template_kwargs", name, limit)
+        if conversation.continue_final_message and conversation.add_generation_prompt:
+            limit = "false where continue_final_message is true"
+            raise InvalidValueError("add_generation_prompt", True, limit)

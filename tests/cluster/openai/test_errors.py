@@ -1,0 +1,86 @@
+"""What clients are told of errors."""
+
+import pytest
+from fastapi.exceptions import RequestValidationError
+from grpc import StatusCode
+from pydantic import ValidationError
+
+from cluster.openai import field_names
+from cluster.openai.chat_schema import ChatRequest
+from cluster.openai.errors import ApiError, failure_of
+from specdec.errors import InvalidValueError
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def told(body):
+    """What is wrong with a chat, as FastAPI finds it."""
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate(body)
+    found = [{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()]
+    return failure_of(RequestValidationError(found, body=body), ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "message"),
+    [
+        ({"n": "3"}, "n", "n is '3'; it must be a valid integer"),
+        ({"messages": []}, "messages", "it must be a list that has at least 1 item"),
+        ({"messages": "x"}, "messages", "it must be a valid list"),
+        ({"messages": [{}]}, "messages[0].role", "it must be given"),
+        ({"frequncy_penalty": 1}, "frequncy_penalty", "did you mean frequency_penalty?"),
+        ({"xyz": 1}, "xyz", "it must be left out: there is no such field"),
+        ({"documents": []}, "documents", "it must be left out: put them into a message"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "it must be given"),
+        ({"tool_choice": "some"}, "tool_choice", "'none', 'auto' or 'required'"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+            "it must be a string that matches pattern",
+        ),
+        (
+            {"structured_outputs": {"whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "JSON is written without whitespace",
+        ),
+        ({"temperature": float("nan")}, "temperature", "a finite number"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named_with_its_limit(changes, param, message):
+    failure = told({**CHAT, **changes})
+    assert (failure.status, failure.grpc_code) == (400, StatusCode.INVALID_ARGUMENT)
+    assert failure.details.param == param
+    assert message in failure.details.message
+    assert failure.respond().body
+
+
+def test_a_field_that_is_null_counts_as_left_out():
+    nulls = dict.fromkeys(["n", "stop", "tools", "functions", "audio"])
+    assert ChatRequest.model_validate({**CHAT, **nulls}).n is None
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("logprobs", "top_logprobs"),
+        ("structured_output.json_schema", "response_format.json_schema.schema"),
+        ("structured_output", "structured_outputs"),
+        ("prompt[3]", "messages[3]"),
+        ("temperature", "temperature"),
+        ("logprobs_of_something", "logprobs_of_something"),
+    ],
+)
+def test_fields_are_named_as_the_api_names_them(field, param):
+    failure = failure_of(InvalidValueError(field, 1, "2"), names=field_names.CHAT)
+    assert failure.details.param == param
+    assert failure.details.message == f"{param} is 1; it must be 2"
+
+
+def test_a_refusal_of_this_interface_keeps_status_code_and_headers():
+    failure = failure_of(ApiError(429, "slowly", "rate_limit_exceeded", {"Retry-After": "2"}))
+    assert (failure.status, failure.headers) == (429, {"Retry-After": "2"})
+    assert (failure.details.type, failure.details.code) == (
+        "rate_limit_error",
+        "rate_limit_exceeded",
+    )
+    assert failure.grpc_code is StatusCode.RESOURCE_EXHAUSTED

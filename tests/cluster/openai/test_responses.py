@@ -1,0 +1,119 @@
+"""The newer of OpenAI's two shapes."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+URL = "/v1/responses"
+ASKED = {"model": "tiny", "input": "Ask the baker", "max_output_tokens": 8, "temperature": 0}
+
+
+async def ask(http, **changes):
+    response = await http.post(URL, json={**ASKED, **changes})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def stream(http, **changes):
+    response = await http.post(URL, json={**ASKED, **changes, "stream": True})
+    assert response.status_code == 200, response.text
+    pairs = [each.split("\n") for each in response.text.strip().split("\n\n")]
+    said = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
+    assert [name for name, _ in pairs] == [f"event: {each['type']}" for each in said]
+    return said
+
+
+async def test_it_is_the_chat_in_another_shape(http):
+    chat = {"messages": [{"role": "user", "content": "Ask the baker"}], "max_tokens": 8}
+    chat = (await http.post("/v1/chat/completions", json={**chat, "temperature": 0})).json()
+    said = await ask(http, metadata={"whose": "mine"})
+    assert said["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    assert (said["object"], said["status"]) == ("response", "incomplete")
+    assert said["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert said["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert said["usage"]["output_tokens"] == 8
+    assert (said["error"], said["metadata"]) == (None, {"whose": "mine"})
+
+
+async def test_instructions_and_earlier_turns(http):
+    turns = [
+        {"role": "user", "content": "Ask the baker"},
+        {
+            "type": "message",
+            "id": "msg_1",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "Whom?", "annotations": []}],
+        },
+        {"role": "user", "content": [{"type": "input_text", "text": "The baker"}]},
+    ]
+    said = await ask(http, input=turns, instructions="Be brief")
+    chat = [
+        {"role": "system", "content": "Be brief"},
+        {"role": "user", "content": "Ask the baker"},
+        {"role": "assistant", "content": "Whom?"},
+        {"role": "user", "content": "The baker"},
+    ]
+    counted = (await http.post("/tokenize", json={"messages": chat})).json()
+    assert said["usage"]["input_tokens"] == counted["count"]
+
+
+async def test_a_stream_tells_the_answer_as_it_grows(http):
+    whole = await ask(http)
+    said = await stream(http)
+    kinds = [each["type"].removeprefix("response.") for each in said]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert kinds[-4:] == [
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "incomplete",
+    ]
+    assert [each["sequence_number"] for each in said] == [*range(len(said))]
+    text = whole["output"][0]["content"][0]["text"]
+    assert "".join(each["delta"] for each in said[4:-4]) == said[-4]["text"] == text
+    assert said[-1]["response"]["output"][0]["content"][0]["text"] == text
+    assert said[-1]["response"]["usage"] is not None
+    assert said[0]["response"]["output"] == []
+
+
+async def test_a_schema_completes_it(http):
+    schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
+    schema["additionalProperties"] = False
+    form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    said = await ask(http, text={"format": form}, max_output_tokens=40)
+    assert json.loads(said["output"][0]["content"][0]["text"]) == {"a": "b"}
+    assert (said["status"], said["incomplete_details"]) == ("completed", None)
+
+
+async def test_log_probabilities(http):
+    include = ["message.output_text.logprobs"]
+    said = await ask(http, include=include, top_logprobs=2)
+    told = said["output"][0]["content"][0]["logprobs"]
+    assert len(told) == 8
+    assert {len(each["top_logprobs"]) for each in told} == {2}
+    deltas = [each for each in await stream(http, include=include) if "delta" in each]
+    assert sum(len(each["logprobs"]) for each in deltas) == 8
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": [{"role": "wizard", "content": "x"}]}, "input[0].role"),
+        ({"input": "x" * 2000}, "input length"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"tools": []}, "tools"),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"n": 2}, "n"),
+    ],
+)
+async def test_a_wrong_field_is_named(http, changes, param):
+    response = await http.post(URL, json={**ASKED, **changes})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
