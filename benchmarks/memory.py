@@ -5,7 +5,7 @@ most of the KV pool, beside the weights and the KV that they must hold; and the 
 service is ready, with the model in the cache. Ray's own processes are counted, but no bar is on
 them.
 
-    python -m benchmarks.memory [--quantization int8] [--output FILE]
+    python -m benchmarks.memory [--quantization int8] [--kv-gib 2] [--output FILE]
 """
 
 from __future__ import annotations
@@ -37,10 +37,8 @@ from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _QUANTIZATIONS = ("none", "int8")
-_NUM_STREAMS = 16
 _MAX_TOKENS = 64
 _MAX_MODEL_LEN = 2048
-_KV_GIB = 0.25
 _MOST_RATIO, _MOST_START_S = 1.5, 25.0
 _HOLDERS = ("Shard", "Router")
 """In the names of the actors that the bar is on."""
@@ -137,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, command: str) -> MemoryReport:
     """Starts the service as often as asked, and looks at the last one after a load."""
-    directory = resolve(_MODEL)
+    directory, kv = resolve(_MODEL), int(options.kv_gib * 2**30)
     start_s = []
     for number in tqdm(range(options.starts), "starting", leave=False):
         started_at = time.monotonic()
@@ -145,16 +143,15 @@ def measure(options: argparse.Namespace, command: str) -> MemoryReport:
             _MODEL,
             quantization=options.quantization,
             speculative_config=make_method(options.method).config,
-            kv_cache_memory_gib=_KV_GIB,
+            kv_cache_memory_gib=options.kv_gib,
             max_model_len=_MAX_MODEL_LEN,
         ) as service:
             start_s.append(time.monotonic() - started_at)
             if number == options.starts - 1:
-                _run_load(service, directory, options.prompts)
+                _run_load(service, directory, options.prompts, kv)
                 processes = process_memory(service)
     config = ModelConfig.from_directory(directory)
     weights = weight_bytes(config, "fp32" if options.quantization == "none" else "int8")
-    kv = int(_KV_GIB * 2**30)
     return MemoryReport(
         command=command,
         machine=describe_machine(),
@@ -169,14 +166,16 @@ def measure(options: argparse.Namespace, command: str) -> MemoryReport:
     )
 
 
-def _run_load(service: ServiceProcess, directory: Path, prompts: Path) -> None:
+def _run_load(service: ServiceProcess, directory: Path, prompts: Path, pool_bytes: int) -> None:
     """Asks all prompts, joined until they fill the KV pool together."""
     token_ids = [each.token_ids for each in load_prompts(prompts, Tokenizer(directory))]
     joined = tuple(token for each in token_ids for token in each)
     config = ModelConfig.from_directory(directory)
-    room = int(_KV_GIB * 2**30) // kv_bytes(config, "fp32", 1) // _NUM_STREAMS - _MAX_TOKENS
-    starts = range(0, _NUM_STREAMS * 16, 16)
-    long = tuple((joined * (1 + room // len(joined)))[start:][:room] for start in starts)
+    num_streams = pool_bytes // kv_bytes(config, "fp32", _MAX_MODEL_LEN)
+    length = _MAX_MODEL_LEN - _MAX_TOKENS
+    # Each begins elsewhere: of what begins alike the KV would be shared.
+    rounds = joined * (2 + length // len(joined))
+    long = tuple(rounds[16 * index :][:length] for index in range(num_streams))
     with Client(service.address) as client:
         ServiceContender(client).measure(Workload(long, _MAX_TOKENS, NO_METHOD))
 
@@ -188,6 +187,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quantization", choices=_QUANTIZATIONS, default="none")
     parser.add_argument("--method", choices=METHODS, default="ngram")
     parser.add_argument("--starts", type=int, default=3)
+    parser.add_argument(
+        "--kv-gib", type=float, default=2.0, help="pool; 2, which a service takes by itself"
+    )
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
     add_output(parser, "memory")
     return parser

@@ -62,7 +62,7 @@ class StepRatio:
 
 @dataclass(frozen=True)
 class TensorParallelReport:
-    """Everything that was measured. others_percent: what strangers used of a core."""
+    """Everything that was measured. others_percent: what strangers used of a core, at most."""
 
     command: str
     machine: Machine
@@ -155,8 +155,8 @@ def contender(way: str, size: int, num_threads: int, precision: str) -> Iterator
                 process.join()
 
 
-def measure_precision(precision: str, size: int, rounds: int) -> list[StepRatio]:
-    """All shapes; the ways take turns."""
+def measure_precision(precision: str, size: int, rounds: int) -> tuple[list[StepRatio], float]:
+    """All shapes, the ways in turns; and what strangers used of a core meanwhile, in percent."""
     with ExitStack() as stack:
         contenders = {
             way: stack.enter_context(contender(way, of_way, threads, precision))
@@ -167,7 +167,7 @@ def measure_precision(precision: str, size: int, rounds: int) -> list[StepRatio]
             )
         }
         wait_until_quiet(_QUIET_LIMIT_S)
-        found = []
+        found, before = [], CpuUsage.now()
         for shape in tqdm(_SHAPES, precision, leave=False):
             times: dict[str, list[float]] = {way: [] for way in contenders}
             for index in range(rounds + 1):
@@ -176,7 +176,7 @@ def measure_precision(precision: str, size: int, rounds: int) -> list[StepRatio]
                     if index:  # the first one warms up
                         times[way].append(seconds)
             found.append(step_ratio(precision, shape, times))
-    return found
+        return found, CpuUsage.now().others_percent_since(before)  # while it sees the ranks
 
 
 def step_ratio(precision: str, shape: Shape, times: Times) -> StepRatio:
@@ -213,18 +213,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(given)
     native_library()  # compiles what was not compiled yet, before anything is measured
     torch.set_num_threads(1)
-    before = CpuUsage.now()
-    steps = [
-        step
+    measured = [
+        measure_precision(precision, options.ranks, options.rounds)
         for precision in options.precisions
-        for step in measure_precision(precision, options.ranks, options.rounds)
     ]
+    steps = [step for found, _ in measured for step in found]
     report = TensorParallelReport(
         command=command_line("benchmarks.tensor_parallel", given),
         machine=describe_machine(),
         model=_MODEL,
         num_ranks=options.ranks,
-        others_percent=CpuUsage.now().others_percent_since(before),
+        others_percent=max(percent for _, percent in measured),
         steps=tuple(steps),
         bars=bars(steps),
     )
