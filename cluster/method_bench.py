@@ -1,16 +1,17 @@
 """Asks a service the same prompts with each speculation method that it has loaded, and with none.
 
 Every prompt is asked of all of them in turn before the next one is, and each time another goes
-first: so what else the machine does, and what its caches hold, is the same for all.
+first: so what else the machine does is the same for all. Each has caches of its own, by its
+`cache_salt`, that begin empty: none learns from what another, or an earlier run, was answered.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import statistics
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -30,6 +31,7 @@ class Contender:
 
     name: str
     options: SpeculationOptions
+    cache_salt: str = field(default_factory=secrets.token_urlsafe)
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def compare(
     answers: dict[str, list[Answer]] = {each.name: [] for each in asked}
     for count, (prompt, contender) in enumerate(_in_turn(client, prompts, asked), start=1):
         settings = replace(params, speculation=contender.options)
-        chunks = client.generate_stream(_chat(prompt), settings)
+        chunks = client.generate_stream(_chat(prompt), settings, cache_salt=contender.cache_salt)
         answers[contender.name].append(receive(chunks, lambda chunk: None))
         progress(count)
     return MethodReport(
@@ -117,11 +119,13 @@ def compare(
 def _in_turn(
     client: Client, prompts: Sequence[str], asked: Sequence[Contender]
 ) -> Iterator[tuple[str, Contender]]:
-    """Each prompt is run once unmeasured, so that its KV is in the prefix cache for all."""
+    """Each is run once unmeasured before, so that the KV of its prompt is in the prefix cache."""
     for index, prompt in enumerate(prompts):
-        client.generate(_chat(prompt), SamplingParams(temperature=0, max_tokens=1))
         first = index % len(asked)
-        yield from product([prompt], [*asked[first:], *asked[:first]])
+        for contender in [*asked[first:], *asked[:first]]:
+            one_token = SamplingParams(temperature=0, max_tokens=1)
+            client.generate(_chat(prompt), one_token, cache_salt=contender.cache_salt)
+            yield prompt, contender
 
 
 def _result(name: str, answers: dict[str, list[Answer]]) -> MethodResult:

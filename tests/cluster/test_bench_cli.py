@@ -62,6 +62,17 @@ def test_each_prompt_is_asked_in_every_way_and_each_way_comes_first_once(
     ]
 
 
+def test_no_way_learns_from_what_another_was_answered(bench, service, prompts_file):
+    assert bench(prompts_file, "--max-tokens", "9").exit_code == 0
+    measured = [each for each in service.requests if is_measured(each)]
+    salts = {way_of(each.speculation): each.cache_salt for each in measured}
+    assert all(salts[way_of(each.speculation)] == each.cache_salt for each in measured)
+    assert len(set(salts.values())) == len(salts) == 4
+    asked = [each for each in service.requests if isinstance(each, pb.GenerateRequest)]
+    prepared = [each for each in asked if each.sampling.max_tokens == 1]
+    assert [each.cache_salt for each in prepared] == [each.cache_salt for each in measured]
+
+
 def test_the_last_line_and_the_file_are_the_report(bench, prompts_file, tmp_path):
     output, plot = tmp_path / "report.json", tmp_path / "report.svg"
     result = bench(prompts_file, "--num-prompts", "2", "--output", output, "--plot", plot)
