@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from cluster.call_limits import MAX_CHAT_MESSAGES
 from cluster.openai.logprobs import ChoiceLogprobs, PromptLogprobs
 from cluster.openai.sampling_fields import SamplingFields
-from cluster.openai.schema import AnswerModel, FinishReason, RequestModel, Usage, number, option
+from cluster.openai.schema import (
+    AnswerModel,
+    FinishReason,
+    Metadata,
+    RequestModel,
+    Usage,
+    at_most,
+    number,
+    option,
+)
 from cluster.openai.structure import ResponseFormat
 
 _ROLES = Literal["system", "developer", "user", "assistant", "tool"]
+MAX_PARTS = 1_000
+"""Of one message."""
+MAX_TOOLS = 128
+
 _TEXT_ONLY = "left out: the models read and write text only"
 
 
@@ -45,15 +59,19 @@ class Message(RequestModel):
     refused = MappingProxyType({"audio": _TEXT_ONLY, "function_call": "tool_calls"})
 
     role: _ROLES = Field(description="`developer` is `system`")
-    content: str | list[ContentPart] | None = option(
-        "the text; parts are put on lines of their own"
+    content: str | Annotated[list[ContentPart], at_most(MAX_PARTS)] | None = option(
+        "the text; parts, at most 1000, are put on lines of their own"
     )
     name: str | None = option("accepted; not shown to the model")
-    tool_calls: list[ToolCall] | None = option("of an assistant's message")
+    tool_calls: Annotated[list[ToolCall], at_most(MAX_TOOLS)] | None = option(
+        "of an assistant's message; at most 128"
+    )
     tool_call_id: str | None = option("of a tool's message: the call that this is the result of")
     refusal: str | None = option("accepted; not shown to the model")
     reasoning_content: str | None = option("for templates that show it to the model")
-    annotations: list[Any] | None = option("accepted; not shown to the model")
+    annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
+        "accepted; not shown to the model"
+    )
 
 
 class FunctionDefinition(RequestModel):
@@ -105,16 +123,16 @@ class ChatRequest(SamplingFields):
         }
     )
 
-    messages: list[Message] = Field(
-        min_length=1, max_length=1000, description="the conversation, oldest first; at most 1000"
+    messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] = Field(
+        description="the conversation, oldest first; at most 1000"
     )
     max_tokens: int | None = number("as max_completion_tokens, which is newer", 1)
     max_completion_tokens: int | None = number("most tokens of each choice; left out: what fits", 1)
     logprobs: bool = option("tells log-probabilities of the answer's tokens", False)
     top_logprobs: int | None = number("the likeliest tokens to tell of; with logprobs", 0, 20)
     response_format: ResponseFormat | None = option("what the whole text has to be")
-    tools: list[ToolDefinition] | None = Field(
-        default=None, max_length=128, description="functions that may be called; at most 128"
+    tools: Annotated[list[ToolDefinition], at_most(MAX_TOOLS)] | None = option(
+        "functions that may be called; at most 128"
     )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = option(
         "whether to call: `auto` with tools, unless given; a named one has to be called"
@@ -127,7 +145,7 @@ class ChatRequest(SamplingFields):
         "variables that the model's template knows, such as `enable_thinking`"
     )
     reasoning_effort: str | None = option("for templates that know it")
-    metadata: dict[str, str] | None = option("accepted and not used")
+    metadata: Metadata | None = option("accepted and not used; at most 16")
     store: bool | None = option("accepted; nothing is stored")
     service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
     safety_identifier: str | None = option("accepted and not used")

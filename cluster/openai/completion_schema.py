@@ -3,16 +3,43 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
+from cluster.call_limits import MAX_TOKEN_IDS
 from cluster.openai.logprobs import CompletionLogprobs, PromptLogprobs
 from cluster.openai.sampling_fields import SamplingFields
-from cluster.openai.schema import AnswerModel, Usage, number, option
+from cluster.openai.schema import AnswerModel, Usage, at_most, number, option
 from cluster.openai.structure import ResponseFormat
 
 MAX_PROMPTS = 128
+DEFAULT_MAX_TOKENS = 16
+"""As OpenAI has it, whose clients rely on short answers."""
+
+TokenIds = Annotated[list[int], at_most(MAX_TOKEN_IDS)]
+
+
+def _kind(prompt: Any) -> str:
+    """What a prompt is, by its first item: it is checked as that alone."""
+    if not isinstance(prompt, list):
+        return "text"
+    match prompt:
+        case [str(), *_]:
+            return "texts"
+        case [list(), *_]:
+            return "several token ids"
+        case _:
+            return "token ids"
+
+
+Prompts = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], at_most(MAX_PROMPTS), Tag("texts")]
+    | Annotated[TokenIds, Tag("token ids")]
+    | Annotated[list[TokenIds], at_most(MAX_PROMPTS), Tag("several token ids")],
+    Discriminator(_kind),
+]
 
 
 class CompletionRequest(SamplingFields):
@@ -28,11 +55,9 @@ class CompletionRequest(SamplingFields):
         }
     )
 
-    prompt: str | list[str] | list[int] | list[list[int]] = Field(
-        description="a text or token ids, or at most 128 of either; not empty"
-    )
+    prompt: Prompts = Field(description="a text or token ids, or at most 128 of either; not empty")
     max_tokens: int | None = number(
-        "most tokens of each choice; 0 with `echo` only; left out: the model's, or what fits", 0
+        f"most tokens of each choice; 0 with `echo` only; left out: {DEFAULT_MAX_TOKENS}", 0
     )
     logprobs: int | None = number("the likeliest tokens to tell of, beside the text's own", 0, 20)
     echo: bool = option("puts the prompt before each choice, in logprobs too", False)

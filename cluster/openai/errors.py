@@ -47,6 +47,8 @@ _GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType(
 _SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
 _SAYS = {"have": "has", "match": "matches"}
 _ASIDE = re.compile(r" after validation, not .*")
+_MAX_NAME_CHARS = 100
+"""Of a name that a client made up: it is compared with all others, and told."""
 _CONTEXT_FIELDS = ("prompt length", "max_tokens")
 
 
@@ -153,7 +155,15 @@ def _validation_error(
         case "extra_forbidden":
             return InvalidValueError(name, finding["input"], _why_unknown(path, model))
         case _:
-            return InvalidValueError(name or "body", finding["input"], _limit(finding["msg"]))
+            return InvalidValueError(
+                name or "body", _told(finding["input"]), _limit(finding["msg"])
+            )
+
+
+def _told(value: Any) -> Any:
+    """What was sent, or how much where spelling it would take long."""
+    is_long = isinstance(value, list | dict) and len(value) > _MAX_NAME_CHARS
+    return f"{len(value)} entries" if is_long else value
 
 
 def _limit(message: str) -> str:
@@ -187,12 +197,13 @@ def _spelled(path: Iterable[Any]) -> str:
     """`messages[0].content` for ("messages", 0, "content")."""
     text = ""
     for step in path:
-        text += f"[{step}]" if isinstance(step, int) else f".{step}" if text else str(step)
+        name = str(step)[:_MAX_NAME_CHARS]
+        text += f"[{step}]" if isinstance(step, int) else f".{name}" if text else name
     return text
 
 
 def _why_unknown(path: Sequence[Any], model: type[RequestModel] | None) -> str:
-    name = str(path[-1])
+    name = str(path[-1])[:_MAX_NAME_CHARS]
     models = [*_models_below(model)] if model is not None else []
     for each in models:
         if name in each.refused:

@@ -7,9 +7,19 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from cluster.call_limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
+from cluster.openai.chat_schema import MAX_PARTS
 from cluster.openai.logprobs import TokenLogprob
 from cluster.openai.sampling_fields import Speculation
-from cluster.openai.schema import AnswerModel, RequestModel, SpeculationUsage, number, option
+from cluster.openai.schema import (
+    AnswerModel,
+    Metadata,
+    RequestModel,
+    SpeculationUsage,
+    at_most,
+    number,
+    option,
+)
 
 _NOTHING_IS_STORED = "left out: nothing is stored; send the whole conversation as input"
 _NO_TOOLS = "left out: tools are called by /v1/chat/completions"
@@ -20,8 +30,12 @@ class InputPart(RequestModel):
 
     type: Literal["input_text", "output_text", "text"]
     text: str
-    annotations: list[Any] | None = option("accepted; not shown to the model")
-    logprobs: list[Any] | None = option("accepted; not shown to the model")
+    annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
+        "accepted; not shown to the model"
+    )
+    logprobs: Annotated[list[Any], at_most(MAX_TOKEN_IDS)] | None = option(
+        "accepted; not shown to the model"
+    )
 
 
 class InputMessage(RequestModel):
@@ -29,7 +43,7 @@ class InputMessage(RequestModel):
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputPart]
+    content: str | Annotated[list[InputPart], at_most(MAX_PARTS)]
     id: str | None = option("accepted; not shown to the model")
     status: str | None = option("accepted; not shown to the model")
 
@@ -74,19 +88,19 @@ class ResponsesRequest(RequestModel):
     )
 
     model: str | None = option("the model that shall answer; left out: the one that is loaded")
-    input: str | Annotated[list[InputMessage], Field(min_length=1, max_length=999)] = Field(
+    input: str | Annotated[list[InputMessage], at_most(MAX_CHAT_MESSAGES - 1, 1)] = Field(
         description="what the user says, or the conversation; at most 999 messages"
     )
     instructions: str | None = option("a system message, before all others")
     max_output_tokens: int | None = number("most tokens of the answer; left out: what fits", 1)
     temperature: float | None = number("divides the logits; 0 takes the likeliest token", 0, 100)
     top_p: float | None = number("keeps the likeliest tokens that sum to so much, above 0", 0, 1)
-    top_k: int | None = number("keeps the so many likeliest tokens; 0 keeps all", 0)
+    top_k: int | None = number("keeps the so many likeliest tokens; 0 or -1 keeps all", -1)
     min_p: float | None = number("keeps tokens so likely beside the likeliest", 0, 1)
     seed: int | None = number("fixes every random choice, to 2^63 - 1; left out: any", 0)
     stream: bool = option("whether the answer comes as server-sent events", False)
     text: TextOptions | None = option("what the text has to be")
-    include: list[Literal["message.output_text.logprobs"]] | None = option(
+    include: Annotated[list[Literal["message.output_text.logprobs"]], at_most(8)] | None = option(
         "tells log-probabilities of the answer's tokens"
     )
     top_logprobs: int | None = number("the likeliest tokens to tell of; with `include`", 0, 20)
@@ -98,7 +112,7 @@ class ResponsesRequest(RequestModel):
     cache_salt: str | None = option("as in /v1/chat/completions")
     stream_interval: int | None = number("new tokens that an event of a stream waits for", 1, 2**20)
     speculation: Speculation | None = option("how to speculate for this request")
-    metadata: dict[str, str] | None = option("given back in the answer")
+    metadata: Metadata | None = option("given back in the answer; at most 16")
     store: bool | None = option("accepted; nothing is stored")
     service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
     user: str | None = option("accepted and not used")

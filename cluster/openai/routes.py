@@ -44,7 +44,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
-def _headers(
+async def _headers(
     x_request_id: Annotated[
         str | None,
         Header(description="names the request in answers and logs; 128 ASCII characters"),
@@ -53,7 +53,7 @@ def _headers(
         str | None, Header(description="seconds that the answer may take; no more than configured")
     ] = None,
 ) -> None:
-    """What the Gate reads; here for the document."""
+    """What the Gate reads; here for the document. Async, or each request would hop threads."""
 
 
 def openai_routes(get_router: Callable[[], Router], get_keys: Callable[[], ApiKeys]) -> APIRouter:

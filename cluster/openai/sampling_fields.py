@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from cluster.call_limits import MAX_TOKEN_IDS, check_cache_salt, check_priority
-from cluster.openai.schema import RequestModel, StreamOptions, number, option
+from cluster.openai.schema import RequestModel, StreamOptions, at_most, entries, number, option
 from cluster.openai.structure import StructuredOutputs, structured_output
 from specdec.config import MAX_STREAM_INTERVAL
 from specdec.errors import InvalidValueError
 from specdec.field_checks import require_range
 from specdec.sampling_params import (
+    MAX_BAD_WORDS,
+    MAX_LOGIT_BIASES,
+    MAX_OUTPUT_CHOICES,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
     AcceptancePreset,
     SamplingParams,
     SpeculationMethod,
@@ -33,6 +38,9 @@ _VLLM_NOT_HERE = {
     "mm_processor_kwargs": "left out: the models read text only",
     "allowed_media_domains": "left out: the models read text only",
 }
+
+_ALL_TOKENS = -1
+"""What vLLM calls a top_k that keeps every token; 0 here."""
 
 COPIED = (
     "n",
@@ -88,28 +96,34 @@ class SamplingFields(RequestModel):
     top_p: float | None = number("keeps the likeliest tokens that sum to so much, above 0", 0, 1)
     presence_penalty: float | None = number("off the logits of tokens said before", -2, 2)
     frequency_penalty: float | None = number("the same for each time that it was said", -2, 2)
-    logit_bias: dict[str, float] | None = option(
+    logit_bias: Annotated[dict[str, float], entries(MAX_LOGIT_BIASES)] | None = option(
         "added to the logits, by token id; from -100 to 100, at most 1024"
     )
-    stop: str | list[str] | None = option(
+    stop: str | Annotated[list[str], at_most(MAX_STOP_STRINGS)] | None = option(
         "strings that end the text before them; at most 16 of 1 to 256 characters"
     )
     seed: int | None = number("fixes every random choice, to 2^63 - 1; left out: any", 0)
     stream: bool = option("whether the answer comes as server-sent events", False)
     stream_options: StreamOptions | None = option("with `stream` only")
     user: str | None = option("accepted and not used")
-    top_k: int | None = number("keeps the so many likeliest tokens; 0 keeps all", 0)
+    top_k: int | None = number("keeps the so many likeliest tokens; 0 or -1 keeps all", -1)
     min_p: float | None = number("keeps tokens so likely beside the likeliest", 0, 1)
     repetition_penalty: float | None = number(
         "divides positive logits of tokens in prompt and output; above 0", 0, 100
     )
-    stop_token_ids: list[int] | None = option("tokens that end the text; at most 256")
+    stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKEN_IDS)] | None = option(
+        "tokens that end the text; at most 256"
+    )
     include_stop_str_in_output: bool | None = option("leaves what stopped the text in it")
     ignore_eos: bool | None = option("goes on after an end-of-sequence token, for benchmarks")
     min_tokens: int | None = number("tokens before the text may end, to the most that may come", 0)
     skip_special_tokens: bool | None = option("false shows special tokens in the text")
-    bad_words: list[str] | None = option("texts not to say; at most 256 of 1 to 256 characters")
-    allowed_token_ids: list[int] | None = option("the only tokens that may be drawn")
+    bad_words: Annotated[list[str], at_most(MAX_BAD_WORDS)] | None = option(
+        "texts not to say; at most 256 of 1 to 256 characters"
+    )
+    allowed_token_ids: Annotated[list[int], at_most(MAX_TOKEN_IDS)] | None = option(
+        "the only tokens that may be drawn"
+    )
     prompt_logprobs: int | None = number(
         "the likeliest tokens to tell of at each place of the prompt, beside its own", 0, 20
     )
@@ -119,7 +133,9 @@ class SamplingFields(RequestModel):
     structured_outputs: StructuredOutputs | None = option("what the whole text has to be")
     guided_json: str | dict[str, Any] | None = option("JSON that this schema accepts")
     guided_regex: str | None = option("a text that this regular expression matches as a whole")
-    guided_choice: list[str] | None = option("one of these texts")
+    guided_choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES)] | None = option(
+        "one of these texts"
+    )
     guided_grammar: str | None = option("a text of this grammar, in Lark or GBNF")
     return_token_ids: bool = option("tells the ids of the prompt's and the answer's tokens", False)
     return_tokens_as_token_ids: bool = option(
@@ -162,6 +178,8 @@ def sampling_params(fields: SamplingFields, **decided: Any) -> SamplingParams:
     Raises InvalidValueError, by the names of SamplingParams.
     """
     given = fields.model_dump(include=set(COPIED), exclude_none=True)
+    if fields.top_k == _ALL_TOKENS:
+        given["top_k"] = 0
     if fields.speculation is not None:
         given["speculation"] = fields.speculation.to_options()
     stop = fields.stop

@@ -2,16 +2,20 @@
 
 A request's field that the API knows and this service cannot serve is refused by its name, with the
 reason; one that nobody knows, with the nearest that is. A field that is null counts as left out.
+A body is checked on the event loop: every list and mapping has a most, and is left at the first
+thing in it that is wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.config import JsonDict
+from pydantic_core import PydanticCustomError
 
 
 class RequestModel(BaseModel):
@@ -27,9 +31,20 @@ class RequestModel(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _leave_out_nulls(cls, given: Any) -> Any:
+        """And all unknown fields but the first: one is told of, and each costs a finding."""
         if not isinstance(given, dict):
             return given
-        return {name: value for name, value in given.items() if value is not None}
+        told = {name: value for name, value in given.items() if value is not None}
+        unknown = [name for name in told if name not in _field_names(cls)]
+        for name in unknown[1:]:
+            del told[name]
+        return told
+
+
+@cache
+def _field_names(model: type[RequestModel]) -> frozenset[str]:
+    """As clients spell them."""
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 class AnswerModel(BaseModel):
@@ -44,6 +59,27 @@ class AnswerModel(BaseModel):
     def told(self) -> dict[str, Any]:
         """The same as plain data, to be a part of something else."""
         return self.model_dump(mode="json", exclude_unset=True)
+
+
+def at_most(most: int, least: int = 0) -> Any:
+    """Of a list: how many items it has, and that the first wrong one ends the check of it."""
+    return Field(min_length=least, max_length=most, fail_fast=True)
+
+
+def entries(most: int) -> BeforeValidator:
+    """Refuses a mapping with more entries than `most` before any of them is looked at."""
+
+    def check(given: Any) -> Any:
+        if isinstance(given, dict) and len(given) > most:
+            message = "Dictionary should have at most {most} entries"
+            raise PydanticCustomError("too_long", message, {"most": most})
+        return given
+
+    return BeforeValidator(check)
+
+
+Metadata = Annotated[dict[str, str], entries(16)]
+"""A caller's own words; as many as OpenAI takes."""
 
 
 def number(meaning: str, low: float | None = None, high: float | None = None) -> Any:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cluster.openai.schema import RequestModel, option
+from cluster.openai.schema import RequestModel, at_most, option
 from specdec.errors import InvalidValueError
-from specdec.sampling_params import StructuredOutput
+from specdec.sampling_params import MAX_OUTPUT_CHOICES, StructuredOutput
 
 _KINDS: Mapping[str, str] = MappingProxyType(
     {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
@@ -64,7 +64,7 @@ class StructuredOutputs(RequestModel):
     )
     json_object: bool | None = option("any JSON object; true or left out")
     regex: str | None = option("a text that it matches as a whole")
-    choice: list[str] | None = option("one of these texts")
+    choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES)] | None = option("one of these texts")
     grammar: str | None = option("a text of this grammar, in Lark or GBNF")
 
     def to_structure(self) -> StructuredOutput:

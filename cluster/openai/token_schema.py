@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cluster.openai.chat_schema import Message, ToolDefinition
-from cluster.openai.schema import AnswerModel, RequestModel, option
+from cluster.call_limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
+from cluster.openai.chat_schema import MAX_TOOLS, Message, ToolDefinition
+from cluster.openai.schema import AnswerModel, RequestModel, at_most, option
 
 
 class TokenizeRequest(RequestModel):
@@ -20,15 +21,15 @@ class TokenizeRequest(RequestModel):
     prompt: str | None = Field(
         default=None, max_length=1_000_000, description="a text; at most 1,000,000 characters"
     )
-    messages: list[Message] | None = Field(
-        default=None, min_length=1, max_length=1000, description="a chat, in place of a text"
+    messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] | None = option(
+        "a chat, in place of a text"
     )
     add_special_tokens: bool = option("whether a text gets the special tokens that begin one", True)
     add_generation_prompt: bool | None = option("of a chat: false leaves the turn unopened")
     continue_final_message: bool = option("of a chat: leaves the last message open", False)
     chat_template_kwargs: dict[str, Any] | None = option("of a chat: variables of the template")
-    tools: list[ToolDefinition] | None = Field(
-        default=None, max_length=128, description="of a chat: functions that may be called"
+    tools: Annotated[list[ToolDefinition], at_most(MAX_TOOLS)] | None = option(
+        "of a chat: functions that may be called"
     )
     return_token_strs: bool = option("tells each token as the vocabulary spells it", False)
 
@@ -46,7 +47,9 @@ class DetokenizeRequest(RequestModel):
     """Tokens to decode; special ones are left out of the text."""
 
     model: str | None = option("left out: the model that is loaded")
-    tokens: list[int] = Field(max_length=1_000_000, description="token ids; at most 1,000,000")
+    tokens: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = Field(
+        description="token ids; at most 1,000,000"
+    )
 
 
 class DetokenizeAnswer(AnswerModel):

@@ -7,7 +7,10 @@ from pydantic import ValidationError
 
 from cluster.openai import field_names
 from cluster.openai.chat_schema import ChatRequest
+from cluster.openai.completion_schema import CompletionRequest
 from cluster.openai.errors import ApiError, failure_of
+from cluster.openai.responses_schema import ResponsesRequest
+from cluster.openai.token_schema import DetokenizeRequest, TokenizeRequest
 from specdec.errors import InvalidValueError
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
@@ -52,6 +55,36 @@ def test_a_field_that_is_wrong_is_named_with_its_limit(changes, param, message):
     assert failure.details.param == param
     assert message in failure.details.message
     assert failure.respond().body
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (CompletionRequest, {"prompt": [0.5] + [{}] * 500}),
+        (CompletionRequest, {"prompt": [[0.5] * 500] * 100}),
+        (CompletionRequest, {"prompt": "x", "stop": [1] * 500}),
+        (
+            CompletionRequest,
+            {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(2000)), "")},
+        ),
+        (CompletionRequest, {"prompt": "x", **{f"x{each}": 1 for each in range(500)}}),
+        (ChatRequest, {"messages": [{}] * 500}),
+        (ChatRequest, {**CHAT, "metadata": dict.fromkeys(map(str, range(500)), 1)}),
+        (TokenizeRequest, {"messages": [{"role": "user", "content": [{}] * 500}]}),
+        (DetokenizeRequest, {"tokens": ["x"] * 500}),
+        (ResponsesRequest, {"input": [{}] * 500}),
+    ],
+)
+def test_a_bad_body_costs_few_findings_however_long_it_is(model, body):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    assert caught.value.error_count() <= 4
+
+
+def test_an_unknown_name_is_cut():
+    failure = told({**CHAT, "x" * 100_000: 1})
+    assert len(failure.details.message) < 1000
+    assert failure.details.param == "x" * 100
 
 
 def test_a_field_that_is_null_counts_as_left_out():
