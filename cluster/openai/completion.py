@@ -10,6 +10,7 @@ from cluster.call_limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length
 from cluster.calls import DetokenizeCall, GenerateCall
 from cluster.openai.completion_choice import CompletionWriter, Echo
 from cluster.openai.completion_schema import (
+    DEFAULT_MAX_TOKENS,
     MAX_PROMPTS,
     Completion,
     CompletionChoice,
@@ -19,6 +20,7 @@ from cluster.openai.logprobs import TokenNames
 from cluster.openai.plan import (
     Origin,
     Terms,
+    for_prompt,
     generate_call,
     prompt_token_ids,
     settle_seed,
@@ -76,7 +78,14 @@ async def plan_completion(
     params = settle_seed(completion_params(request))
     given = _prompts(request)
     router.check_admission(request.model or "", params.n * len(given))
-    prompts = [await _plan_prompt(router, request, each, params, terms) for each in given]
+    is_seed_given = request.seed is not None
+    each_params = [
+        for_prompt(params, index, is_seed_given=is_seed_given) for index in range(len(given))
+    ]
+    prompts = [
+        await _plan_prompt(router, request, prompt, own, terms)
+        for prompt, own in zip(given, each_params, strict=True)
+    ]
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
     return CompletionPlan(
         request=request,
@@ -95,7 +104,7 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     wanted = [each for each in (echoed, request.prompt_logprobs) if each is not None]
     return sampling_params(
         request,
-        max_tokens=request.max_tokens or (None if request.max_tokens is None else 1),
+        max_tokens=DEFAULT_MAX_TOKENS if request.max_tokens is None else max(1, request.max_tokens),
         logprobs=request.logprobs,
         prompt_logprobs=max(wanted, default=None),
         structured_output=form_of(request, form),

@@ -17,6 +17,8 @@ from specdec.config import MAX_STREAM_INTERVAL
 from specdec.request_limits import check_answer_in_one_message
 from specdec.sampling_params import SamplingParams
 
+_NUM_SEEDS = 2**63
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -51,8 +53,18 @@ async def prompt_token_ids(
 
 
 def settle_seed(params: SamplingParams) -> SamplingParams:
-    """With a seed: the one that is answered with holds for all prompts of a request."""
+    """With a seed, the one that is answered with."""
     return params if params.seed is not None else replace(params, seed=secrets.randbits(63))
+
+
+def for_prompt(params: SamplingParams, index: int, *, is_seed_given: bool) -> SamplingParams:
+    """What is asked for one of several prompts.
+
+    A seed that the client gave holds for all of them. One that was chosen is counted up, so that
+    equal prompts have different answers; noise is keyed by the seed, and no two keys are alike.
+    """
+    assert params.seed is not None, "the seed is settled before prompts are planned"
+    return params if is_seed_given else replace(params, seed=(params.seed + index) % _NUM_SEEDS)
 
 
 def generate_call(

@@ -42,6 +42,17 @@ async def test_several_prompts_have_choices_one_after_the_other(http):
     assert together["usage"]["completion_tokens"] == 48
 
 
+async def test_equal_prompts_have_different_texts_unless_a_seed_is_given(http):
+    hot = {"prompt": [TEXT, TEXT], "temperature": 1.5, "max_tokens": 16}
+    said = await ask(http, **hot)
+    first, second = (each["text"] for each in said["choices"])
+    assert first != second
+    first, second = (each["text"] for each in (await ask(http, **hot, seed=3))["choices"])
+    assert first == second
+    alone = await ask(http, **{**hot, "prompt": TEXT}, seed=said["seed"])
+    assert alone["choices"][0]["text"] == said["choices"][0]["text"]
+
+
 @pytest.mark.parametrize("prompt", [TEXT, [TEXT, "The baker"]], ids=["one", "two"])
 async def test_a_stream_is_the_completion_in_pieces(http, prompt):
     whole = await ask(http, prompt=prompt, echo=True, logprobs=1)
@@ -114,9 +125,11 @@ async def test_special_tokens_are_added_unless_not_wanted(http):
         ({"prompt": ""}, "prompt length"),
         ({"prompt": []}, "prompt length"),
         ({"prompt": [[]]}, "prompt[0] length"),
-        ({"prompt": [1, "a"]}, "prompt[0]"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": [9999]}, "prompt[0]"),
-        ({"prompt": ["a"] * 129}, "prompt length"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": [0.5, {}]}, "prompt[0]"),
+        ({"prompt": [["a"]]}, "prompt[0][0]"),
         ({"prompt": None}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),

@@ -7,6 +7,7 @@ from fastapi import Request
 
 from cluster.openai.api_keys import ApiKeys
 from cluster.openai.chat import tool_form
+from cluster.openai.completion import completion_params
 from cluster.openai.completion_schema import CompletionRequest
 from cluster.openai.gate import Gate
 from cluster.openai.plan import settle_seed
@@ -80,3 +81,13 @@ def test_the_other_fields_reach_it_in_its_own_words():
     params = sampling_params(request, max_tokens=4, logprobs=None)
     assert (params.stop, params.logit_bias, params.max_tokens) == (("end",), {5: -1}, 4)
     assert params.speculation == SpeculationOptions(method="ngram", verifier="threshold")
+
+
+@pytest.mark.parametrize(("asked", "top_k"), [(-1, 0), (0, 0), (5, 5)])
+def test_a_top_k_of_vllms_all_is_ours(asked, top_k):
+    assert sampling_params(SamplingFields(top_k=asked)).top_k == top_k
+
+
+@pytest.mark.parametrize(("asked", "most"), [(None, 16), (0, 1), (7, 7)])
+def test_a_completion_has_sixteen_tokens_unless_said(asked, most):
+    assert completion_params(CompletionRequest(prompt="x", max_tokens=asked)).max_tokens == most
