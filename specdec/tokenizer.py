@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 CHAT_ROLES = ("system", "user", "assistant")
 
+MAX_RENDERED_CHARS = 1_000_000
+"""Of a whole conversation; encoding as much takes a second."""
+
 _GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Names, new and old, of the class in transformers that takes a tokenizer.json as it is."""
 
@@ -91,7 +94,8 @@ class Tokenizer:
         Raises InvalidValueError if `text` holds half a surrogate pair.
         """
         _require_unicode("text", text)
-        return self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+        [encoded] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return encoded.ids  # of a batch, as that lets other threads run meanwhile
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
         """Returns the prompt that asks for the answer to `messages`, by the model's own template.
@@ -107,9 +111,14 @@ class Tokenizer:
     def encode_conversation(self, conversation: Conversation) -> list[int]:
         """The same for a conversation with tools, or with more to tell the template.
 
-        Roles are the template's affair. Raises InvalidValueError.
+        Roles are the template's affair. Raises InvalidValueError, also for a text that gets longer
+        than MAX_RENDERED_CHARS: tools, arguments and variables count as messages do.
         """
-        return self.encode(self.chat_template.render(conversation), add_special_tokens=False)
+        text = self.chat_template.render(conversation)
+        if len(text) > MAX_RENDERED_CHARS:
+            limit = f"at most {MAX_RENDERED_CHARS} characters, as the chat template writes them"
+            raise InvalidValueError("messages length", len(text), limit)
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of `token_ids`; bytes that are no UTF-8 become U+FFFD.

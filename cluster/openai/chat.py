@@ -59,13 +59,14 @@ async def plan_chat(router: Router, request: ChatRequest, terms: Terms) -> ChatP
     """Decides everything. Raises what is wrong with the request."""
     request.check_together()
     _check_together(request)
+    router.check_admission(request.model or "", 1)  # while it loads, reading templates would wait
     template = router.chat_template
     form = tool_form(router.config, template)
     tools = tool_use(request, form, router.is_special)
     params = settle_seed(chat_params(request, tools))
     router.check_admission(request.model or "", params.n)
     conversation = make_conversation(request, tools, template, form)
-    prompt = await prompt_token_ids(router, request, conversation, add_special_tokens=False)
+    prompt = await prompt_token_ids(router, request, conversation, terms, add_special_tokens=False)
     needs_names = request.logprobs or request.prompt_logprobs is not None
     return ChatPlan(
         request=request,
@@ -127,7 +128,7 @@ async def complete_chat(router: Router, plan: ChatPlan) -> ChatCompletion:
     """The whole answer."""
     writers, meter = _writers(plan), UsageMeter()
     told_prompt: PromptLogprobs | None = None
-    async with aclosing(answering(router, [plan.call], plan.terms.timeout_s)) as said:
+    async with aclosing(answering(router, [plan.call], plan.terms.deadline)) as said:
         async for each in said:
             meter.add(0, each.output)
             writers[each.output.choice].add(each.output)

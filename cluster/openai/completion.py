@@ -75,6 +75,7 @@ async def plan_completion(
     """Decides everything. Raises what is wrong with the request."""
     request.check_together()
     _check_length(request)
+    router.check_admission(request.model or "", 1)
     params = settle_seed(completion_params(request))
     given = _prompts(request)
     router.check_admission(request.model or "", params.n * len(given))
@@ -114,7 +115,7 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
 async def complete(router: Router, plan: CompletionPlan) -> Completion:
     """The whole answer."""
     writers, meter = _writers(plan), UsageMeter()
-    async with aclosing(answering(router, plan.calls, plan.terms.timeout_s)) as said:
+    async with aclosing(answering(router, plan.calls, plan.terms.deadline)) as said:
         async for each in said:
             meter.add(each.prompt, each.output)
             writers[_index(plan, each)].add(each.output)
@@ -180,7 +181,7 @@ async def _plan_prompt(
     terms: Terms,
 ) -> PromptPlan:
     adds = request.add_special_tokens
-    token_ids = await prompt_token_ids(router, request, given, add_special_tokens=adds)
+    token_ids = await prompt_token_ids(router, request, given, terms, add_special_tokens=adds)
     is_as_given = isinstance(given, str) and request.truncate_prompt_tokens is None
     text = ""
     if request.echo:

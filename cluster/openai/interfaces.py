@@ -71,15 +71,19 @@ class Interface(Generic[Body, Plan]):
         return await unless_disconnected(request, self._whole(router, body, terms))
 
     async def _whole(self, router: Router, body: Body, terms: Terms) -> Response:
-        answer = await self.whole(router, await self.plan(router, body, terms))
+        answer = await self.whole(router, await self._plan(router, body, terms))
         return Response(answer.to_json(), media_type="application/json")
 
     async def _stream(self, gate: Gate, router: Router, body: Body, terms: Terms) -> Response:
-        plan = await self.plan(router, body, terms)
-        said = answering(router, self.calls(plan), terms.timeout_s)
+        plan = await self._plan(router, body, terms)
+        said = answering(router, self.calls(plan), terms.deadline)
         first = await anext(said)
         events = self.events(plan, chained(first, said))
-        return EventStream(self._with_errors(gate, events), said)
+        return EventStream(self._with_errors(gate, events), said, terms.deadline)
+
+    async def _plan(self, router: Router, body: Body, terms: Terms) -> Plan:
+        async with terms.deadline.held():
+            return await self.plan(router, body, terms)
 
     async def _with_errors(
         self, gate: Gate, events: AsyncGenerator[bytes, None]

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from cluster.calls import GenerateCall, TokenizeCall
+from cluster.openai.deadline import Deadline
+from cluster.openai.encoding_room import EncodingRoom
 from cluster.openai.logprobs import TokenNames
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.router import Router
@@ -31,23 +33,28 @@ class Origin:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a request is called, and how many seconds its answer may take."""
+    """What a request is called, when its answer has to be complete, and where prompts wait."""
 
     request_id: str
-    timeout_s: float
+    deadline: Deadline
+    encoding: EncodingRoom
 
 
 async def prompt_token_ids(
     router: Router,
     request: SamplingFields,
     prompt: str | Conversation | Sequence[int],
+    terms: Terms,
     *,
     add_special_tokens: bool = True,
 ) -> tuple[int, ...]:
-    """The tokens of a prompt, cut to the last ones where the request wants that."""
+    """The tokens of a prompt, cut to the last ones where the request wants that.
+
+    Raises OverloadedError where too many prompts wait to be encoded.
+    """
     if isinstance(prompt, str | Conversation):
         call = TokenizeCall(request.model or "", prompt, add_special_tokens)
-        prompt = await router.tokenize(call)
+        prompt = await terms.encoding.run(lambda: router.tokenize(call))
     most = request.truncate_prompt_tokens
     return tuple(prompt if most is None else prompt[-most:])
 

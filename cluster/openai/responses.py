@@ -122,7 +122,7 @@ def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
 async def complete_response(router: Router, plan: ResponsePlan) -> ResponseBody:
     """The whole answer."""
     answer = _Answer(plan)
-    said = answering(router, [plan.chat.call], plan.chat.terms.timeout_s)
+    said = answering(router, [plan.chat.call], plan.chat.terms.deadline)
     async with aclosing(said):
         async for each in said:
             answer.add(each.output)

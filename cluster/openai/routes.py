@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Annotated, Any
@@ -63,7 +64,7 @@ def openai_routes(get_router: Callable[[], Router], get_keys: Callable[[], ApiKe
         route_class=gate.route_class(), tags=["OpenAI API"], dependencies=[Depends(_headers)]
     )
     _add_generation(routes, gate)
-    _add_tokens(routes, get_router)
+    _add_tokens(routes, gate)
     _add_models(routes, get_router)
     return routes
 
@@ -85,27 +86,37 @@ def _add_generation(routes: APIRouter, gate: Gate) -> None:
         return await RESPONSES.answer(gate, body, request, gate.terms(request, None))
 
 
-def _add_tokens(routes: APIRouter, get_router: Callable[[], Router]) -> None:
+def _add_tokens(routes: APIRouter, gate: Gate) -> None:
     @routes.post("/tokenize", responses=_answers(TokenizeAnswer))
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text or a chat, exactly as they would be of a prompt."""
-        router = get_router()
-        prompt = _prompt(router, body)
-        call = TokenizeCall(body.model or "", prompt, body.add_special_tokens)
-        token_ids = await router.tokenize(call)
-        answer = TokenizeAnswer(
-            count=len(token_ids),
-            max_model_len=router.max_model_len,
-            tokens=token_ids,
-            token_strs=router.spell(token_ids) if body.return_token_strs else None,
-        )
-        return _json(answer)
+        router, terms = gate.get_router(), gate.terms(request, None)
+        router.check_admission(body.model or "", 1)
+        call = TokenizeCall(body.model or "", _prompt(router, body), body.add_special_tokens)
+        async with terms.deadline.held():
+            token_ids = await terms.encoding.run(lambda: router.tokenize(call))
+            return await asyncio.to_thread(_tokens, router, token_ids, body.return_token_strs)
 
     @routes.post("/detokenize", responses=_answers(DetokenizeAnswer))
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of tokens."""
+        router, terms = gate.get_router(), gate.terms(request, None)
+        router.check_admission(body.model or "", 1)
         call = DetokenizeCall(body.model or "", tuple(body.tokens))
-        return _json(DetokenizeAnswer(prompt=await get_router().detokenize(call)))
+        async with terms.deadline.held():
+            text = await terms.encoding.run(lambda: router.detokenize(call))
+        return _json(DetokenizeAnswer(prompt=text))
+
+
+def _tokens(router: Router, token_ids: list[int], tells_strings: bool) -> Response:
+    """For a thread: there may be a million of them."""
+    answer = TokenizeAnswer(
+        count=len(token_ids),
+        max_model_len=router.max_model_len,
+        tokens=token_ids,
+        token_strs=router.spell(token_ids) if tells_strings else None,
+    )
+    return _json(answer)
 
 
 def _add_models(routes: APIRouter, get_router: Callable[[], Router]) -> None:

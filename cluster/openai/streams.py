@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -14,9 +15,11 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.calls import GenerateCall
 from cluster.openai.api_keys import Lease
-from cluster.openai.errors import ApiError
+from cluster.openai.deadline import Deadline
 from cluster.router import Router
 from specdec.request_output import RequestOutput
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -46,14 +49,14 @@ class ClientGoneError(Exception):
 
 
 def answering(
-    router: Router, calls: Sequence[GenerateCall], timeout_s: float
+    router: Router, calls: Sequence[GenerateCall], deadline: Deadline
 ) -> AsyncGenerator[Said, None]:
     """What is said to each prompt, as it comes. Leaving it aborts what runs.
 
     Raises what the router and the engine raise, and ApiError 504 when the time is up.
     """
     said = _one(router, 0, calls[0]) if len(calls) == 1 else _all(router, calls)
-    return _within(timeout_s, said)
+    return _within(deadline, said)
 
 
 async def _one(router: Router, index: int, call: GenerateCall) -> AsyncGenerator[Said, None]:
@@ -91,18 +94,15 @@ async def _all(router: Router, calls: Sequence[GenerateCall]) -> AsyncGenerator[
         await _cancel(*tasks)
 
 
-async def _within(timeout_s: float, said: AsyncGenerator[Said, None]) -> AsyncGenerator[Said, None]:
-    deadline_s = asyncio.get_running_loop().time() + timeout_s
+async def _within(
+    deadline: Deadline, said: AsyncGenerator[Said, None]
+) -> AsyncGenerator[Said, None]:
     async with aclosing(said):
         while True:
-            try:
-                async with asyncio.timeout_at(deadline_s):
-                    each = await anext(said)
-            except StopAsyncIteration:
+            async with deadline.held():
+                each = await anext(said, None)
+            if each is None:
                 return
-            except TimeoutError as error:
-                message = f"the answer was not complete within {timeout_s:g} s"
-                raise ApiError(504, message, "deadline_exceeded") from error
             yield each
 
 
@@ -134,20 +134,38 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. However it ends, the events are closed and the lease is given back."""
+    """Server-sent events. However it ends, the events are closed and the lease is given back.
+
+    A client that does not read is left some time after the deadline, which the events tell of.
+    """
 
     def __init__(
-        self, events: AsyncGenerator[bytes, None], source: AsyncGenerator[Any, None]
+        self,
+        events: AsyncGenerator[bytes, None],
+        source: AsyncGenerator[Any, None],
+        deadline: Deadline,
+        grace_s: float = 5.0,
     ) -> None:
-        """`source`: what the events are made of. It has begun, where the events may never."""
+        """`source`: what the events are made of. It has begun, where the events may never.
+
+        grace_s: seconds after the deadline for what is still to be sent.
+        """
         super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
         self._closed_at_end = (events, source)
+        self._deadline = deadline
+        self._grace_s = grace_s
         self.lease = Lease()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends them until they end or the client goes, which Serve tells by cancelling."""
+        time_to_send = asyncio.timeout(self._deadline.left_s + self._grace_s)
         try:
-            await super().__call__(scope, receive, send)
+            async with time_to_send:
+                await super().__call__(scope, receive, send)
+        except TimeoutError:
+            if not time_to_send.expired():
+                raise
+            logger.warning("a stream is ended: its client has stopped reading")
         finally:
             self.lease.release()
             for each in self._closed_at_end:

@@ -2,8 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from specdec.chat_template import Conversation
 from specdec.errors import InvalidValueError, UnsupportedModelError
-from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
+from specdec.tokenizer import MAX_RENDERED_CHARS, ChatMessage, Tokenizer, check_token_ids
 from tests.specdec.tiny import TURN_END, TURN_START, tiny_llama_dir
 
 
@@ -22,6 +23,23 @@ def test_decoding_undoes_encoding(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text)
     assert tokenizer.decode(token_ids) == text
     check_token_ids("token_ids", token_ids, tokenizer.vocab_size)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize(
+    "text", ["", "The river, 2003.", f"{TURN_START}user\nnaïve 🤯 你好{TURN_END}"]
+)
+def test_a_text_has_the_ids_that_the_library_gives_it(
+    tokenizer: Tokenizer, text: str, adds: bool
+) -> None:
+    assert tokenizer.encode(text, adds) == tokenizer._backend.encode(text, None, False, adds).ids
+
+
+def test_a_conversation_counts_with_all_that_is_rendered(tokenizer: Tokenizer) -> None:
+    long = Conversation(({"role": "user", "content": "x" * (MAX_RENDERED_CHARS + 1)},))
+    with pytest.raises(InvalidValueError) as caught:
+        tokenizer.encode_conversation(long)
+    assert caught.value.field == "messages length"
 
 
 def test_vocabulary(tokenizer: Tokenizer) -> None:

@@ -30,6 +30,9 @@ class Failing:
         self.codes = []
         self.metrics = SimpleNamespace(count_failure=self.codes.append)
 
+    def check_admission(self, model, num_choices):
+        pass
+
     async def detokenize(self, call):
         if self.error is not None:
             raise self.error

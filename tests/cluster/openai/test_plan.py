@@ -32,7 +32,7 @@ def test_an_answer_takes_no_longer_than_asked_for_and_than_configured(asked, tim
     headers = [] if asked is None else [(b"x-request-timeout-s", asked.encode())]
     request = Request({"type": "http", "headers": headers})
     request.state.request_id = "made-up"
-    assert gate.terms(request, None).timeout_s == timeout_s
+    assert gate.terms(request, None).deadline.timeout_s == timeout_s
     assert gate.terms(request, "in-the-body").request_id == "in-the-body"
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from cluster.calls import GenerateCall
 from cluster.openai.api_keys import Lease
+from cluster.openai.deadline import Deadline
 from cluster.openai.errors import ApiError
 from cluster.openai.streams import (
     ClientGoneError,
@@ -52,7 +53,7 @@ def calls(*prompts):
 @pytest.mark.parametrize("prompts", [("a",), ("a", "b", "c")])
 async def test_everything_is_said_in_order_to_each_prompt(prompts):
     router = Counting()
-    said = [each async for each in answering(router, calls(*prompts), 10)]
+    said = [each async for each in answering(router, calls(*prompts), Deadline.after(10))]
     for index, prompt in enumerate(prompts):
         outputs = [each.output for each in said if each.prompt == index]
         assert outputs == [f"{prompt}{number}" for number in range(3)]
@@ -62,7 +63,7 @@ async def test_everything_is_said_in_order_to_each_prompt(prompts):
 @pytest.mark.parametrize("prompts", [("a",), ("a", "b")])
 async def test_leaving_aborts_all(prompts):
     router = Counting()
-    async with aclosing(answering(router, calls(*prompts), 10)) as said:
+    async with aclosing(answering(router, calls(*prompts), Deadline.after(10))) as said:
         await anext(said)
         assert router.open
     assert router.open == set()
@@ -72,7 +73,7 @@ async def test_leaving_aborts_all(prompts):
 async def test_when_the_time_is_up_all_is_aborted(prompts):
     router = Counting(pause_s=5)
     with pytest.raises(ApiError, match=r"within 0\.05 s") as caught:
-        [each async for each in answering(router, calls(*prompts), 0.05)]
+        [each async for each in answering(router, calls(*prompts), Deadline.after(0.05))]
     assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
     assert router.open == set()
 
@@ -80,13 +81,13 @@ async def test_when_the_time_is_up_all_is_aborted(prompts):
 async def test_the_first_error_ends_all():
     router = Counting(pause_s=0.01, failing=("b",))
     with pytest.raises(OverloadedError):
-        [each async for each in answering(router, calls("a", "b"), 10)]
+        [each async for each in answering(router, calls("a", "b"), Deadline.after(10))]
     assert router.open == set()
 
 
 async def test_chained_closes_what_it_goes_on_with():
     router = Counting()
-    said = answering(router, calls("a"), 10)
+    said = answering(router, calls("a"), Deadline.after(10))
     first = await anext(said)
     async with aclosing(chained(first, said)) as all_of_it:
         assert await anext(all_of_it) == Said(0, "a0")
@@ -143,14 +144,14 @@ async def test_an_error_of_the_work_is_raised():
 @pytest.mark.parametrize("leaves_after_s", [0.02, 10])
 async def test_a_stream_gives_its_lease_back_and_closes_its_source(leaves_after_s):
     router, given_back = Counting(pause_s=0.02), []
-    said = answering(router, calls("a"), 10)
+    said = answering(router, calls("a"), Deadline.after(10))
     first = await anext(said)
 
     async def events():
         async for each in chained(first, said):
             yield event(each.output)
 
-    response = EventStream(events(), said)
+    response = EventStream(events(), said, Deadline.after(10))
     response.lease = Lease(lambda: given_back.append(1))
     connection = Connection(leaves_after_s)
     await response({"type": "http", "asgi": {}}, connection.receive, connection.send)
@@ -163,7 +164,7 @@ async def test_a_stream_gives_its_lease_back_and_closes_its_source(leaves_after_
 
 async def test_a_stream_that_never_began_is_closed_too():
     router = Counting(pause_s=0.02)
-    said = answering(router, calls("a"), 10)
+    said = answering(router, calls("a"), Deadline.after(10))
     first = await anext(said)
 
     async def events():
@@ -173,10 +174,31 @@ async def test_a_stream_that_never_began_is_closed_too():
     async def fail(message):
         raise OSError("gone")
 
-    response, connection = EventStream(events(), said), Connection(10)
+    response, connection = EventStream(events(), said, Deadline.after(10)), Connection(10)
     with pytest.raises(OSError, match="gone"):
         await response({"type": "http", "asgi": {}}, connection.receive, fail)
     assert router.open == set()
+
+
+async def test_a_client_that_stops_reading_loses_its_place():
+    router, given_back = Counting(), []
+    deadline = Deadline.after(0.02)
+    said = answering(router, calls("a"), deadline)
+    first = await anext(said)
+
+    async def events():
+        async for each in chained(first, said):
+            yield event(each.output)
+
+    async def never(message):
+        await asyncio.sleep(10)
+
+    response = EventStream(events(), said, deadline, grace_s=0.02)
+    response.lease = Lease(lambda: given_back.append(1))
+    async with asyncio.timeout(5):
+        await response({"type": "http", "asgi": {}}, Connection(10).receive, never)
+    assert router.open == set()
+    assert given_back == [1]
 
 
 def test_an_event_may_have_a_name():

@@ -2,6 +2,10 @@
 
 import pytest
 
+from cluster.openai.encoding_room import EncodingRoom
+from cluster.router import Router
+from specdec.errors import OverloadedError
+
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 TEXT = "The river begins"
@@ -26,6 +30,30 @@ async def test_a_chat_is_encoded_as_it_would_be_as_a_prompt(http):
         said = (await http.post("/v1/chat/completions", json=asked)).json()
         assert counted["count"] == said["usage"]["prompt_tokens"]
         assert counted["token_strs"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_nothing_waits_for_a_model_that_is_loading(http, router, monkeypatch, path, body):
+    monkeypatch.setattr(router, "_loop", None)
+    monkeypatch.delattr(Router, "_tokenizer")  # it is read on the event loop where it is asked for
+    assert (await http.post(path, json=body)).status_code == 503
+
+
+async def test_prompts_that_have_no_room_are_refused(http, monkeypatch):
+    async def full(room, work):
+        raise OverloadedError("64 prompts wait to be encoded")
+
+    monkeypatch.setattr(EncodingRoom, "run", full)
+    response = await http.post("/tokenize", json={"prompt": TEXT})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,66 @@
+"""Who gets in, who waits and who is refused."""
+
+import asyncio
+
+import pytest
+
+from cluster.openai.encoding_room import EncodingRoom
+from specdec.errors import OverloadedError
+
+
+class Work:
+    """Counts how many run at once, until it is let go."""
+
+    def __init__(self):
+        self.num_running = 0
+        self.may_end = asyncio.Event()
+
+    async def __call__(self):
+        self.num_running += 1
+        await self.may_end.wait()
+        self.num_running -= 1
+        return 7
+
+
+async def settle():
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_some_run_some_wait_and_the_others_are_refused():
+    room, work = EncodingRoom(max_running=2, max_inside=3), Work()
+    tasks = [asyncio.create_task(room.run(work)) for _ in range(3)]
+    await settle()
+    assert (room.num_inside, work.num_running) == (3, 2)
+    with pytest.raises(OverloadedError, match="3 prompts"):
+        await room.run(work)
+    work.may_end.set()
+    assert await asyncio.gather(*tasks) == [7, 7, 7]
+    await settle()
+    assert room.num_inside == 0
+
+
+async def test_work_that_is_left_keeps_its_place_until_it_is_done():
+    room, work = EncodingRoom(max_running=1, max_inside=2), Work()
+    begun, waiting = (asyncio.create_task(room.run(work)) for _ in range(2))
+    await settle()
+    begun.cancel()
+    waiting.cancel()
+    await asyncio.gather(begun, waiting, return_exceptions=True)
+    assert (room.num_inside, work.num_running) == (1, 1)
+    work.may_end.set()
+    await settle()
+    assert room.num_inside == 0
+
+
+async def test_an_error_is_raised_and_gives_the_place_back():
+    room = EncodingRoom(1, 1)
+
+    async def fail():
+        raise ValueError("broken")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broken"):
+            await room.run(fail)
+        await settle()
+    assert room.num_inside == 0
