@@ -36,8 +36,8 @@ def template(backend: PreTrainedTokenizerFast, text: object) -> ChatTemplate:
 def test_it_knows_what_a_template_reads(backend):
     plain, rich = template(backend, PLAIN), template(backend, RICH)
     assert plain.variables == {"messages", "add_generation_prompt"}
-    assert (plain.takes_tools, plain.options) == (False, frozenset())
-    assert (rich.takes_tools, rich.options) == (True, {"enable_thinking"})
+    assert (plain.takes_tools, plain.options()) == (False, frozenset())
+    assert (rich.takes_tools, rich.options()) == (True, {"enable_thinking"})
 
 
 def test_a_conversation_becomes_text(backend):
@@ -70,8 +70,14 @@ def test_the_last_message_can_be_left_open(backend):
         (
             PLAIN,
             Conversation(MESSAGES, template_kwargs={"tools": 1}),
-            "chat_template_kwargs",
+            "chat_template_kwargs.tools",
             "variable",
+        ),
+        (
+            "{{ raise_exception('no!') }}",
+            Conversation(MESSAGES, template_kwargs={"raise_exception": 1}),
+            "chat_template_kwargs.raise_exception",
+            "variable of the model's chat template: none",
         ),
         (
             PLAIN,
@@ -92,3 +98,23 @@ def test_of_several_templates_the_one_for_tools_is_looked_at(backend):
     several = template(backend, {each["name"]: each["template"] for each in both})
     assert several.takes_tools
     assert several.render(Conversation(MESSAGES)) == "[user]Hi[assistant]"
+
+
+def test_options_are_those_of_the_template_that_is_rendered(backend):
+    several = template(backend, {"default": PLAIN, "tool_use": RICH})
+    options = {"enable_thinking": True}
+    with pytest.raises(InvalidValueError):
+        several.render(Conversation(MESSAGES, template_kwargs=options))
+    assert several.render(Conversation(MESSAGES, (TOOL,), template_kwargs=options))
+
+
+def test_what_jinja_and_transformers_supply_is_no_option(backend):
+    text = "{% set x = namespace(a=1) %}{{ range(2) }}{{ strftime_now('%Y') }}{{ tone }}"
+    assert template(backend, text).options() == {"tone"}
+
+
+@pytest.mark.parametrize("text", ["{{ 1 / 0 }}", "{{ messages[0].secret.part }}", "{{"])
+def test_a_fault_of_the_template_is_not_quoted(backend, text):
+    with pytest.raises(InvalidValueError) as caught:
+        template(backend, text).render(Conversation(MESSAGES))
+    assert caught.value.limit == "acceptable to the model's chat template, which failed on them"

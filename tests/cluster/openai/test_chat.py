@@ -328,7 +328,11 @@ async def test_a_prompt_is_cut_where_that_is_asked_for(http):
         ({"speculation": {"k": 1}}, "speculation.k", "no such field"),
         ({"priority": 1001}, "priority", "1000"),
         ({"cache_salt": "x" * 129}, "cache_salt", "128"),
-        ({"chat_template_kwargs": {"enable_thinking": True}}, "chat_template_kwargs", "none"),
+        (
+            {"chat_template_kwargs": {"enable_thinking": True}},
+            "chat_template_kwargs.enable_thinking",
+            "none",
+        ),
         ({"request_id": "x" * 129}, "request_id", "128"),
         ({"stream_interval": 0}, "stream_interval", "from 1"),
         ({"max_completion_tokens": 3}, "max_completion_tokens", "left out"),
