@@ -5,6 +5,7 @@ They are the model's own, taken before anything in the request shapes the logits
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,9 @@ class ChoiceLogprobs(AnswerModel):
 class CompletionLogprobs(AnswerModel):
     """Of the tokens of a plain completion, one entry in each list for each token."""
 
-    text_offset: list[int] = Field(description="where in the text the token begins")
+    text_offset: list[int] = Field(
+        description="characters of the text that are complete before the token"
+    )
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
@@ -105,6 +108,7 @@ class CompletionLogprobsWriter:
     def __init__(self, names: TokenNames) -> None:
         self._names = names
         self._offset = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def skip(self, token_ids: Sequence[int]) -> CompletionLogprobs:
         """A first token, of which there is nothing to tell."""
@@ -112,7 +116,8 @@ class CompletionLogprobsWriter:
         told = CompletionLogprobs(
             text_offset=[self._offset], token_logprobs=[None], tokens=[name], top_logprobs=[None]
         )
-        self._offset += len(name)
+        [raw] = self._names.token_bytes.of(token_ids)
+        self._pass(raw)
         return told
 
     def write(self, logprobs: Logprobs) -> CompletionLogprobs:
@@ -124,8 +129,12 @@ class CompletionLogprobsWriter:
             told.token_logprobs.append(own.logprob)
             listed = {each.name: each.logprob for each in (*best, own)}
             told.top_logprobs.append(listed)
-            self._offset += len(own.name)
+            self._pass(own.raw)
         return told
+
+    def _pass(self, raw: bytes) -> None:
+        """Goes on by the characters that a token completes, however it is called."""
+        self._offset += len(self._decoder.decode(raw))
 
 
 def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:

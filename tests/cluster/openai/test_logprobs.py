@@ -75,3 +75,17 @@ def test_of_a_prompt_as_vllm_has_them(places, token_bytes):
     assert {token: entry.rank for token, entry in second.items()} == {a: 3, b: 1, c: 2}
     assert {token: entry.rank for token, entry in third.items()} == {b: 1, c: 2}
     assert second[a].decoded_token == "a"
+
+
+@pytest.mark.parametrize("as_ids", [False, True])
+def test_offsets_count_the_characters_of_the_text(tokenizer, token_bytes, as_ids):
+    text = "aé🤯b你c"
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    zeros = np.zeros((len(ids), 1), np.float32)
+    told = CompletionLogprobsWriter(TokenNames(token_bytes, as_ids)).write(
+        Logprobs(np.array(ids, np.int32)[:, None], zeros, np.ones(len(ids), np.int32))
+    )
+    assert len(ids) > len(text)  # some characters are of several tokens
+    raw = token_bytes.of(ids)
+    complete = [b"".join(raw[:index]).decode(errors="ignore") for index in range(len(ids))]
+    assert told.text_offset == [len(each) for each in complete]
