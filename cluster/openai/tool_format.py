@@ -16,6 +16,8 @@ _WHITESPACE: Mapping[str, Any] = MappingProxyType(
     # As json.dumps writes it, which is what models have seen most of.
     {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 )
+_BARE_CALL = r"[ \t\r\n]*(<\|python_tag\|>)?[ \t\r\n]*\{(?s:.*)"
+"""What ToolCallParser may take for a call where calls have no marks."""
 _ANY_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"type": "object"})
 
 
@@ -108,7 +110,7 @@ def optional_calls(
     loose = [each if each.is_strict else replace(each, parameters=_ANY_ARGUMENTS) for each in tools]
     if not form.opening:
         more = f" ({_quoted(form.separator)} call)*" if is_parallel else ""
-        rules = [f"start: TEXT? | call{more}", r"TEXT: /[^{](?s:.*)/"]
+        rules = [f"start: TEXT? | call{more}", f"TEXT: /(?s:.+)/ & ~/{_BARE_CALL}/"]
         return StructuredOutput(grammar="\n".join([*rules, *_call_rules(loose, form, "")]))
     mark, repeat = form.opening, "+" if is_parallel else ""
     rules = [
@@ -132,8 +134,11 @@ def _call_rules(tools: Sequence[Tool], form: ToolFormat, opening: str) -> list[s
 
 
 def _schema(tool: Tool) -> str:
-    """The schema with our whitespace; options of its own cannot switch off what it demands."""
-    return json.dumps({**tool.parameters, "x-guidance": dict(_WHITESPACE)})
+    """The schema, of an object whatever else it says, with our whitespace.
+
+    Options of its own cannot switch off what it demands.
+    """
+    return json.dumps({**tool.parameters, "type": "object", "x-guidance": dict(_WHITESPACE)})
 
 
 def _quoted(text: str) -> str:

@@ -51,8 +51,8 @@ _State = Literal["text", "call", "arguments", "after"]
 class ToolCallParser:
     """Reads one answer. Joined, the pieces are the same however the text is cut.
 
-    What looks like a call and is none is given back as content; where a format has no marks around
-    calls, JSON is a call only if it names a known function. Whitespace before a call is dropped.
+    What looks like a call and is none is given back as content: a call names a function that was
+    offered. Whitespace before a call is dropped.
     """
 
     def __init__(self, form: ToolFormat, names: Collection[str]) -> None:
@@ -78,11 +78,14 @@ class ToolCallParser:
     def finish(self) -> Iterator[Piece]:
         """What is left when nothing more comes."""
         rest, self._buffer = self._buffer, ""
-        if self._state == "call":
-            rest = self._form.opening + rest
-        if self.num_calls and not rest.strip():
-            return
-        if self._state in ("text", "call") or (self._state == "after" and not self.num_calls):
+        match self._state:
+            case "call":
+                rest = self._form.opening + rest
+            case "arguments":
+                rest = ""
+            case "after" if self.num_calls:
+                rest = self._unclosed(rest)
+        if rest.strip() or not self.num_calls:
             yield from _content(rest)
 
     def _read(self) -> Iterator[Piece]:
@@ -94,7 +97,7 @@ class ToolCallParser:
             case "arguments":
                 yield from self._read_arguments()
             case "after":
-                self._read_after()
+                yield from self._read_after()
 
     def _read_text(self) -> Iterator[Piece]:
         mark = self._form.opening
@@ -143,13 +146,13 @@ class ToolCallParser:
         if self._arguments.is_complete:
             self._state = "after"
 
-    def _read_after(self) -> None:
+    def _read_after(self) -> Iterator[Piece]:
         """Between calls, or where there are no marks before the first."""
         if self._form.opening:
-            self._skip_closing()
+            yield from self._read_closing()
             return
         rest = self._buffer.lstrip(" \t\r\n;}" if self.num_calls else " \t\r\n")
-        rest = rest.removeprefix(_PYTHON_TAG).lstrip()
+        rest = rest.removeprefix(_PYTHON_TAG).lstrip(" \t\r\n")
         if rest.startswith("{"):
             self._buffer = rest
             self._begin_call()
@@ -157,20 +160,23 @@ class ToolCallParser:
             self._buffer = rest if self.num_calls else self._buffer
             self._state = "text"
 
-    def _skip_closing(self) -> None:
+    def _read_closing(self) -> Iterator[Piece]:
         """Up to the mark that ends a call, or the one that begins the next."""
         end, start = (self._buffer.find(mark) for mark in (self._form.closing, self._form.opening))
         if end >= 0 and not 0 <= start < end:
             self._take(end + len(self._form.closing))
         elif start >= 0:
-            self._take(start)
+            yield from _content(self._unclosed(self._take(start)).rstrip())
         if max(end, start) >= 0:
             self._state = "text"
 
+    def _unclosed(self, text: str) -> str:
+        """What a text behind a call says, if the mark that ends the call is missing."""
+        said = text.lstrip(" \t\r\n;}")
+        return "" if self._form.closing.startswith(said) or not self._form.closing else said
+
     def _is_call_of(self, name: Any) -> bool:
-        if not isinstance(name, str) or not name:
-            return False
-        return bool(self._form.opening) or name in self._names
+        return isinstance(name, str) and name in self._names
 
     def _next_call(self, name: str) -> CallBegun:
         self.num_calls += 1

@@ -62,6 +62,24 @@ def test_a_free_text_may_hold_calls_of_known_functions(form):
         assert not matches(spec, text)
 
 
+@pytest.mark.parametrize("before", ["", " ", "\r\n\t", "<|python_tag|>", "\n<|python_tag|> "])
+def test_nothing_that_would_be_read_as_a_call_is_a_text(before):
+    spec = optional_calls(TOOLS, LLAMA, is_parallel=False)
+    text = before + LLAMA.write("weather", BAD)
+    parser = ToolCallParser(LLAMA, ["weather"])
+    assert list(parser.feed(text))
+    assert parser.num_calls == 1
+    assert not matches(spec, text)
+    assert matches(spec, f"{before}Well. {{}}")
+
+
+@pytest.mark.parametrize("loose", [{"anyOf": [{"type": "integer"}, {"type": "object"}]}, {}])
+def test_arguments_are_an_object_whatever_the_schema_says(loose):
+    spec = forced_calls([Tool("time", "", loose)], HERMES, is_parallel=False)
+    assert matches(spec, HERMES.write("time", {"a": 1}))
+    assert not matches(spec, HERMES.write("time", 1))
+
+
 def test_a_marked_call_may_stand_behind_a_text():
     spec = optional_calls(TOOLS, HERMES, is_parallel=False)
     call = HERMES.write("weather", GOOD)

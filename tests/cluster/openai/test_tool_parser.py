@@ -9,6 +9,8 @@ NAMES = ("weather", "time")
 WEATHER = (
     '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm", "n": [1, {}]}}\n</tool_call>'
 )
+NOT_OFFERED = '<tool_call>{"name":"new","arguments":{"a":1}}</tool_call>'
+UNCLOSED = '<tool_call>{"name":"time","arguments":{}}'
 ULM = '{"city": "Ulm", "n": [1, {}]}'
 
 
@@ -45,7 +47,11 @@ def joined(pieces):
         (f"{WEATHER}\nThere.", "\nThere.", [("weather", ULM)]),
         ('<tool_call>{"name":"time","arguments":{}}</tool_call>', "", [("time", "{}")]),
         ('<tool_call>{"name":"time"}</tool_call>', "", [("time", "{}")]),
-        ('<tool_call>{"name":"new","arguments":{"a":1}}', "", [("new", '{"a":1}')]),
+        (NOT_OFFERED, NOT_OFFERED, []),
+        (f"{NOT_OFFERED}\n{WEATHER}", NOT_OFFERED, [("weather", ULM)]),
+        (f"{UNCLOSED}\nThat is all.", "That is all.", [("time", "{}")]),
+        (f"{UNCLOSED}\n</tool_c", "", [("time", "{}")]),
+        (f"{UNCLOSED} And: {WEATHER}", "And:", [("time", "{}"), ("weather", ULM)]),
         ('<tool_call>{"arguments":{"a": 1},"name":"time"}</tool_call>', "", [("time", '{"a": 1}')]),
         ('<tool_call>{"name":"time","arguments":"{\\"a\\":1}"}', "", [("time", '{"a":1}')]),
         ('<tool_call>{"name":"time","arguments":null}', "", [("time", "{}")]),
