@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from cluster.calls import GenerateCall
 from cluster.config import ServeConfig
@@ -12,6 +13,7 @@ from cluster.openai.chat_choice import ChoiceWriter
 from cluster.openai.chat_schema import ChatChunk, ChatChunkChoice, ChatCompletion, ChatRequest
 from cluster.openai.conversation import told_in_words, turns
 from cluster.openai.logprobs import PromptLogprobs, TokenNames, prompt_logprobs
+from cluster.openai.off_loop import off_loop, tells_many
 from cluster.openai.plan import (
     Origin,
     Terms,
@@ -127,12 +129,20 @@ def make_conversation(
 async def complete_chat(router: Router, plan: ChatPlan) -> ChatCompletion:
     """The whole answer."""
     writers, meter = _writers(plan), UsageMeter()
-    told_prompt: PromptLogprobs | None = None
+    first: Said | None = None
     async with aclosing(answering(router, [plan.call], plan.terms.deadline)) as said:
         async for each in said:
             meter.add(0, each.output)
             writers[each.output.choice].add(each.output)
-            told_prompt = _prompt_logprobs(plan, each) or told_prompt
+            first = first or each
+    assert first is not None, "an answer without an output"
+    build = partial(_completion, plan, writers, meter, first)
+    return await off_loop(build, is_large=plan.names is not None)
+
+
+def _completion(
+    plan: ChatPlan, writers: Iterable[ChoiceWriter], meter: UsageMeter, first: Said
+) -> ChatCompletion:
     completion = ChatCompletion(
         id=plan.origin.id,
         object="chat.completion",
@@ -142,6 +152,7 @@ async def complete_chat(router: Router, plan: ChatPlan) -> ChatCompletion:
         choices=[writer.choice() for writer in writers],
         usage=meter.usage(),
     )
+    told_prompt = _prompt_logprobs(plan, first)
     if told_prompt is not None:
         completion.prompt_logprobs = told_prompt
     if plan.request.return_token_ids:
@@ -154,22 +165,30 @@ async def stream_chat(
 ) -> AsyncGenerator[bytes, None]:
     """The events of an answer: roles first, then what is added, and at last what it took."""
     writers, meter = _writers(plan), UsageMeter()
-    tells_always = plan.request.tells_usage_always
     async for each in said:
-        if not meter.has_begun:
-            yield _event(_opening(plan, writers, each))
-        meter.add(0, each.output)
-        choice = writers[each.output.choice].chunk(each.output)
-        if choice is not None:
-            chunk = _chunk(plan, choices=[choice])
-            if tells_always:
-                chunk.usage = meter.usage()
-            yield _event(chunk)
+        tell = partial(_events, plan, writers, meter, each)
+        for told in await off_loop(tell, is_large=tells_many(each.output, plan.names)):
+            yield told
     if plan.request.tells_usage_at_end:
         chunk = _chunk(plan, choices=[])
         chunk.usage = meter.usage()
         yield _event(chunk)
     yield DONE
+
+
+def _events(
+    plan: ChatPlan, writers: Sequence[ChoiceWriter], meter: UsageMeter, said: Said
+) -> list[bytes]:
+    """What an output is told by: two events at most, none where nothing shows yet."""
+    events = [] if meter.has_begun else [_event(_opening(plan, writers, said))]
+    meter.add(0, said.output)
+    choice = writers[said.output.choice].chunk(said.output)
+    if choice is not None:
+        chunk = _chunk(plan, choices=[choice])
+        if plan.request.tells_usage_always:
+            chunk.usage = meter.usage()
+        events.append(_event(chunk))
+    return events
 
 
 def _opening(plan: ChatPlan, writers: Iterable[ChoiceWriter], first: Said) -> ChatChunk:
@@ -183,7 +202,7 @@ def _opening(plan: ChatPlan, writers: Iterable[ChoiceWriter], first: Said) -> Ch
 
 
 def _chunk(plan: ChatPlan, choices: list[ChatChunkChoice]) -> ChatChunk:
-    return ChatChunk(
+    chunk = ChatChunk(
         id=plan.origin.id,
         object="chat.completion.chunk",
         created=plan.origin.created,
@@ -191,6 +210,9 @@ def _chunk(plan: ChatPlan, choices: list[ChatChunkChoice]) -> ChatChunk:
         seed=plan.seed,
         choices=choices,
     )
+    if plan.request.tells_usage_at_end:
+        chunk.usage = None  # set, so that it is told
+    return chunk
 
 
 def _event(chunk: ChatChunk) -> bytes:

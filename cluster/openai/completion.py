@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from cluster.call_limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length
 from cluster.calls import DetokenizeCall, GenerateCall
@@ -17,6 +18,7 @@ from cluster.openai.completion_schema import (
     CompletionRequest,
 )
 from cluster.openai.logprobs import TokenNames
+from cluster.openai.off_loop import off_loop, tells_many
 from cluster.openai.plan import (
     Origin,
     Terms,
@@ -32,6 +34,7 @@ from cluster.openai.streams import DONE, Said, answering, event
 from cluster.openai.usage import UsageMeter
 from cluster.router import Router
 from specdec.errors import InvalidValueError
+from specdec.request_limits import MAX_ANSWER_LOGPROBS
 from specdec.sampling_params import SamplingParams
 
 
@@ -87,6 +90,7 @@ async def plan_completion(
         await _plan_prompt(router, request, prompt, own, terms)
         for prompt, own in zip(given, each_params, strict=True)
     ]
+    _check_num_logprobs(request, params, prompts, router.max_tokens(params))
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
     return CompletionPlan(
         request=request,
@@ -119,9 +123,8 @@ async def complete(router: Router, plan: CompletionPlan) -> Completion:
         async for each in said:
             meter.add(each.prompt, each.output)
             writers[_index(plan, each)].add(each.output)
-    completion = _completion(plan, [writer.choice() for writer in writers])
-    completion.usage = _usage(plan, meter)
-    return completion
+    build = partial(_whole, plan, writers, meter)
+    return await off_loop(build, is_large=plan.names is not None)
 
 
 async def stream_completion(
@@ -129,19 +132,39 @@ async def stream_completion(
 ) -> AsyncGenerator[bytes, None]:
     """The events of an answer; the first of each choice brings what is echoed."""
     writers, meter = _writers(plan), UsageMeter()
+    echoes = plan.names is not None and plan.request.echo
     async for each in said:
-        meter.add(each.prompt, each.output)
-        choice = writers[_index(plan, each)].chunk(each.output)
-        if choice is not None:
-            chunk = _completion(plan, [choice])
-            if plan.request.tells_usage_always:
-                chunk.usage = _usage(plan, meter)
-            yield event(chunk.to_json())
+        tell = partial(_events, plan, writers, meter, each)
+        is_large = echoes or tells_many(each.output, plan.names)
+        for told in await off_loop(tell, is_large=is_large):
+            yield told
     if plan.request.tells_usage_at_end:
         chunk = _completion(plan, [])
         chunk.usage = _usage(plan, meter)
         yield event(chunk.to_json())
     yield DONE
+
+
+def _whole(
+    plan: CompletionPlan, writers: Sequence[CompletionWriter], meter: UsageMeter
+) -> Completion:
+    completion = _completion(plan, [writer.choice() for writer in writers])
+    completion.usage = _usage(plan, meter)
+    return completion
+
+
+def _events(
+    plan: CompletionPlan, writers: Sequence[CompletionWriter], meter: UsageMeter, said: Said
+) -> list[bytes]:
+    """What an output is told by: one event, or none where nothing shows yet."""
+    meter.add(said.prompt, said.output)
+    choice = writers[_index(plan, said)].chunk(said.output)
+    if choice is None:
+        return []
+    chunk = _completion(plan, [choice])
+    if plan.request.tells_usage_always:
+        chunk.usage = _usage(plan, meter)
+    return [event(chunk.to_json())]
 
 
 def _index(plan: CompletionPlan, said: Said) -> int:
@@ -150,7 +173,7 @@ def _index(plan: CompletionPlan, said: Said) -> int:
 
 def _completion(plan: CompletionPlan, choices: list[CompletionChoice]) -> Completion:
     assert plan.params.seed is not None, "the seed is settled when a completion is planned"
-    return Completion(
+    completion = Completion(
         id=plan.origin.id,
         object="text_completion",
         created=plan.origin.created,
@@ -158,6 +181,9 @@ def _completion(plan: CompletionPlan, choices: list[CompletionChoice]) -> Comple
         seed=plan.params.seed,
         choices=choices,
     )
+    if plan.request.tells_usage_at_end:
+        completion.usage = None  # set, so that it is told
+    return completion
 
 
 def _usage(plan: CompletionPlan, meter: UsageMeter) -> Usage:
@@ -213,6 +239,30 @@ def _check_prompt(name: str, prompt: str | list[int]) -> None:
         require_length(name, len(prompt), 1, MAX_TEXT_CHARS, "characters")
     else:
         require_length(name, len(prompt), 1, MAX_TOKEN_IDS, "tokens")
+
+
+def _check_num_logprobs(
+    request: CompletionRequest,
+    params: SamplingParams,
+    prompts: Sequence[PromptPlan],
+    max_tokens: int,
+) -> None:
+    """Holds what is told at once to a limit: of all prompts, choices and echoes together.
+
+    max_tokens: how long a choice can get. In a stream it is told bit by bit.
+    """
+    num_prompt_tokens = sum(len(each.token_ids) for each in prompts)
+    num_places = params.n * num_prompt_tokens if request.echo else 0
+    if not (request.stream or request.max_tokens == 0):
+        num_places += len(prompts) * params.n * max_tokens
+    answers = 0 if request.logprobs is None else (1 + request.logprobs) * num_places
+    wanted = request.prompt_logprobs
+    num_told = answers + (0 if wanted is None else (1 + wanted) * num_prompt_tokens)
+    if num_told > MAX_ANSWER_LOGPROBS:
+        limit = f"so few that all prompts, choices and echoes have at most {MAX_ANSWER_LOGPROBS}"
+        limit += f" in all, each token's own included; these may have {num_told}"
+        name = "logprobs" if answers else "prompt_logprobs"
+        raise InvalidValueError(name, request.logprobs if answers else wanted, limit)
 
 
 def _check_length(request: CompletionRequest) -> None:

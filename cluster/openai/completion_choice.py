@@ -30,6 +30,11 @@ class Echo:
     text: str
     logprobs: Logprobs | None = None
 
+    def note(self, output: RequestOutput) -> None:
+        """Takes the log-probabilities of the prompt, where an output brings them."""
+        if output.prompt_logprobs is not None:
+            self.logprobs = output.prompt_logprobs
+
 
 class CompletionWriter:
     """Takes the outputs of one choice, and tells them in either way; use one of the two.
@@ -52,12 +57,12 @@ class CompletionWriter:
         self._request = request
         self._has_begun = False
         self._logprobs = None if names is None else CompletionLogprobsWriter(names)
-        self._chunks: list[CompletionChoice] = []
+        self._outputs: list[RequestOutput] = []
 
     def chunk(self, output: RequestOutput) -> CompletionChoice | None:
         """What an output adds; None where it is nothing that shows yet."""
         is_first, self._has_begun = not self._has_begun, True
-        self._echo.logprobs = self._echo.logprobs or output.prompt_logprobs
+        self._echo.note(output)
         is_hidden = self._request.max_tokens == 0
         told = self._told_logprobs(output, is_first=is_first)
         choice = CompletionChoice(
@@ -77,24 +82,25 @@ class CompletionWriter:
         return choice if shows else None
 
     def add(self, output: RequestOutput) -> None:
-        """Keeps an output for `choice`."""
-        chunk = self.chunk(output)
-        if chunk is not None:
-            self._chunks.append(chunk)
+        """Keeps an output for `choice`, which spells it: that may take long."""
+        self._echo.note(output)
+        self._outputs.append(output)
 
     def choice(self) -> CompletionChoice:
         """The whole choice, of the outputs that were added."""
-        first, last = self._chunks[0], self._chunks[-1]
-        parts = [each.logprobs for each in self._chunks if each.logprobs is not None]
+        told = [self.chunk(output) for output in self._outputs]
+        chunks = [each for each in told if each is not None]
+        first, last = chunks[0], chunks[-1]
+        parts = [each.logprobs for each in chunks if each.logprobs is not None]
         whole = CompletionChoice(
             index=self._index,
-            text="".join(each.text for each in self._chunks),
+            text="".join(each.text for each in chunks),
             logprobs=joined(parts) if parts else None,
             finish_reason=last.finish_reason,
             stop_reason=last.stop_reason,
         )
         if self._request.return_token_ids:
-            whole.token_ids = [token for each in self._chunks for token in each.token_ids]
+            whole.token_ids = [token for each in chunks for token in each.token_ids]
             whole.prompt_token_ids = first.prompt_token_ids
         if first.prompt_logprobs is not None:
             whole.prompt_logprobs = first.prompt_logprobs

@@ -22,6 +22,7 @@ from cluster.openai.completion import (
 from cluster.openai.completion_schema import CompletionRequest
 from cluster.openai.errors import failure_of
 from cluster.openai.gate import Gate
+from cluster.openai.off_loop import off_loop
 from cluster.openai.plan import Terms
 from cluster.openai.responses import (
     ResponsePlan,
@@ -51,13 +52,15 @@ Plan = TypeVar("Plan", ChatPlan, CompletionPlan, ResponsePlan)
 class Interface(Generic[Body, Plan]):
     """plan: decides all that can be before the first token. calls: what is asked of the Router.
 
-    whole, events: the answer, at once and as it comes. names: what it calls fields.
+    whole, events: the answer, at once and as it comes. tells_logprobs: whether that may be large.
+    names: what it calls fields.
     """
 
     plan: Callable[[Router, Body, Terms], Awaitable[Plan]]
     calls: Callable[[Plan], Sequence[GenerateCall]]
     whole: Callable[[Router, Plan], Awaitable[AnswerModel]]
     events: Callable[[Plan, AsyncGenerator[Said, None]], AsyncGenerator[bytes, None]]
+    tells_logprobs: Callable[[Plan], bool]
     names: Mapping[str, str]
 
     async def answer(self, gate: Gate, body: Body, request: Request, terms: Terms) -> Response:
@@ -71,8 +74,10 @@ class Interface(Generic[Body, Plan]):
         return await unless_disconnected(request, self._whole(router, body, terms))
 
     async def _whole(self, router: Router, body: Body, terms: Terms) -> Response:
-        answer = await self.whole(router, await self._plan(router, body, terms))
-        return Response(answer.to_json(), media_type="application/json")
+        plan = await self._plan(router, body, terms)
+        answer = await self.whole(router, plan)
+        text = await off_loop(answer.to_json, is_large=self.tells_logprobs(plan))
+        return Response(text, media_type="application/json")
 
     async def _stream(self, gate: Gate, router: Router, body: Body, terms: Terms) -> Response:
         plan = await self._plan(router, body, terms)
@@ -103,15 +108,26 @@ class Interface(Generic[Body, Plan]):
 
 
 CHAT: Interface[ChatRequest, ChatPlan] = Interface(
-    plan_chat, lambda plan: [plan.call], complete_chat, stream_chat, field_names.CHAT
+    plan_chat,
+    lambda plan: [plan.call],
+    complete_chat,
+    stream_chat,
+    lambda plan: plan.names is not None,
+    field_names.CHAT,
 )
 COMPLETIONS: Interface[CompletionRequest, CompletionPlan] = Interface(
-    plan_completion, lambda plan: plan.calls, complete, stream_completion, field_names.COMPLETIONS
+    plan_completion,
+    lambda plan: plan.calls,
+    complete,
+    stream_completion,
+    lambda plan: plan.names is not None,
+    field_names.COMPLETIONS,
 )
 RESPONSES: Interface[ResponsesRequest, ResponsePlan] = Interface(
     plan_response,
     lambda plan: [plan.chat.call],
     complete_response,
     stream_response,
+    lambda plan: plan.chat.names is not None,
     field_names.RESPONSES,
 )

@@ -7,6 +7,7 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from cluster.openai import field_names
@@ -14,6 +15,7 @@ from cluster.openai.chat import ChatPlan, plan_chat
 from cluster.openai.chat_schema import ChatRequest, ContentPart, Message
 from cluster.openai.errors import failure_of
 from cluster.openai.logprobs import TokenLogprob, chat_logprobs
+from cluster.openai.off_loop import off_loop, tells_many
 from cluster.openai.plan import Terms
 from cluster.openai.responses_schema import (
     IncompleteDetails,
@@ -125,7 +127,8 @@ async def complete_response(router: Router, plan: ResponsePlan) -> ResponseBody:
     said = answering(router, [plan.chat.call], plan.chat.terms.deadline)
     async with aclosing(said):
         async for each in said:
-            answer.add(each.output)
+            large = tells_many(each.output, plan.chat.names)
+            await off_loop(partial(answer.add, each.output), is_large=large)
     return answer.body()
 
 
@@ -147,19 +150,28 @@ async def stream_response(
     yield tell("response.content_part.added", **part, part=_part("", []).told())
     try:
         async for each in said:
-            logprobs = answer.add(each.output)
+            large = tells_many(each.output, plan.chat.names)
+            logprobs = await off_loop(partial(answer.add, each.output), is_large=large)
             if each.output.text or logprobs:
                 told = {"delta": each.output.text, "logprobs": _told(logprobs)}
-                yield tell("response.output_text.delta", **part, **told)
+                delta = partial(tell, "response.output_text.delta", **part, **told)
+                yield await off_loop(delta, is_large=large)
     except Exception as error:
         answer.error = failure_of(error, names=field_names.RESPONSES).details
         yield tell("response.failed", response=answer.body().told())
         raise ToldError(error) from error
-    done = {"text": answer.text, "logprobs": _told(answer.logprobs)}
-    yield tell("response.output_text.done", **part, **done)
-    yield tell("response.content_part.done", **part, part=answer.part().told())
-    yield tell("response.output_item.done", output_index=0, item=answer.message().told())
-    yield tell(f"response.{answer.status}", response=answer.body().told())
+
+    def closing() -> list[bytes]:
+        done = {"text": answer.text, "logprobs": _told(answer.logprobs)}
+        return [
+            tell("response.output_text.done", **part, **done),
+            tell("response.content_part.done", **part, part=answer.part().told()),
+            tell("response.output_item.done", output_index=0, item=answer.message().told()),
+            tell(f"response.{answer.status}", response=answer.body().told()),
+        ]
+
+    for each_event in await off_loop(closing, is_large=plan.chat.names is not None):
+        yield each_event
 
 
 class _Answer:

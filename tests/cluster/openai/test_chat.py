@@ -82,7 +82,7 @@ async def test_a_stream_is_the_answer_in_pieces(http):
     assert [each["finish_reason"] for each in deltas] == [None] * (len(deltas) - 1) + ["length"]
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 12)
     assert {chunk["id"] for chunk in (first, *chunks, last)} == {first["id"]}
-    assert all("usage" not in chunk for chunk in chunks)
+    assert all(chunk["usage"] is None for chunk in (first, *chunks))
 
 
 async def test_usage_in_every_event(http):

@@ -59,6 +59,7 @@ async def test_a_stream_is_the_completion_in_pieces(http, prompt):
     body = {**ASKED, "prompt": prompt, "echo": True, "logprobs": 1, "stream": True}
     body["stream_options"] = {"include_usage": True}
     *chunks, last = events(await http.post(URL, json=body))
+    assert all(each["usage"] is None for each in chunks)
     for choice in whole["choices"]:
         parts = [each["choices"][0] for each in chunks]
         parts = [each for each in parts if each["index"] == choice["index"]]
@@ -102,6 +103,27 @@ async def test_a_prompt_can_be_scored_without_an_answer(http):
     assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
     assert len(choice["logprobs"]["tokens"]) == said["usage"]["prompt_tokens"]
     assert said["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"logprobs": 1, "prompt": [TEXT, TEXT]}, "logprobs"),
+        ({"logprobs": 1, "n": 2, "temperature": 1}, "logprobs"),
+        ({"logprobs": 1, "echo": True, "max_tokens": 0, "n": 5}, "logprobs"),
+        ({"logprobs": 1, "echo": True, "stream": True, "n": 5}, "logprobs"),
+        ({"prompt_logprobs": 1, "prompt": [TEXT] * 4}, "prompt_logprobs"),
+    ],
+)
+async def test_log_probabilities_of_all_prompts_choices_and_echoes_count(
+    http, tokenizer, monkeypatch, changes, param
+):
+    num_tokens = len(tokenizer.encode(TEXT))
+    assert 2 * 8 < 20 < 2 * 4 * num_tokens
+    monkeypatch.setattr("cluster.openai.completion.MAX_ANSWER_LOGPROBS", 20)
+    await ask(http, logprobs=1)
+    response = await http.post(URL, json={**ASKED, **changes})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
 async def test_prompt_logprobs_as_vllm_has_them(http):
