@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import openai
@@ -20,6 +21,11 @@ ANIMAL = {
     "additionalProperties": False,
 }
 TOOL = {"type": "function", "function": {"name": "feed", "parameters": ANIMAL}}
+LONG = {"n": 100, "max_tokens": 480, "extra_body": {"ignore_eos": True}}
+"""What takes far longer than LEAVES_AFTER_S, even the tiny model."""
+LEAVES_AFTER_S = 2.0
+REPORT_S = 1.5
+"""After so long a report tells of what was before."""
 ON_SMOLLM2 = [pytest.mark.slow, pytest.mark.model]
 
 
@@ -45,21 +51,39 @@ def model(client):
     return card.id
 
 
-def num_running(service):
+def reports(service):
+    """Of the replicas, which report once a second."""
     status = httpx.get(f"{service.http_url}/v1/admin/status").json()
-    return sum(
-        each["report"]["num_running"] + each["report"]["num_waiting"] for each in status["replicas"]
-    )
+    return [each["report"] for each in status["replicas"]]
 
 
-def comes_to_rest(service, within_s=10.0):
-    """Whether nothing is left to do; replicas report once a second."""
+def num_open(service):
+    return sum(each["num_running"] + each["num_waiting"] for each in reports(service))
+
+
+def num_generated(service):
+    """When all is quiet: reports are a second old, and so is what they count."""
+    assert becomes_true(lambda: num_open(service) == 0)
+    time.sleep(REPORT_S)
+    return sum(each["counts"]["num_generated_tokens"] for each in reports(service))
+
+
+def becomes_true(is_so, within_s=20.0):
     deadline = time.monotonic() + within_s
-    while num_running(service):
+    while not is_so():
         if time.monotonic() > deadline:
             return False
-        time.sleep(0.2)
+        time.sleep(0.1)
     return True
+
+
+def is_running(service):
+    return becomes_true(lambda: num_open(service) > 0)
+
+
+def is_aborted(service, num_before):
+    """Whether a LONG answer comes to rest before all of it was generated."""
+    return num_generated(service) - num_before < LONG["n"] * LONG["max_tokens"]
 
 
 def test_a_chat(client, model):
@@ -228,24 +252,35 @@ def test_the_id_of_a_request_goes_there_and_back(client, model):
 
 
 def test_a_stream_that_is_left_is_aborted(client, model, service):
-    long = {"max_tokens": 200, "extra_body": {"ignore_eos": True}, "n": 8}
-    stream = client.chat.completions.create(model=model, messages=USER, stream=True, **long)
+    before = num_generated(service)
+    stream = client.chat.completions.create(model=model, messages=USER, stream=True, **LONG)
     next(iter(stream))
+    assert is_running(service)
     stream.close()
-    assert comes_to_rest(service)
+    assert is_aborted(service, before)
 
 
 def test_an_answer_that_nobody_waits_for_is_aborted(service, model):
-    long = {"model": model, "messages": USER, "max_tokens": 200, "ignore_eos": True, "n": 8}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{service.http_url}/v1/chat/completions", json=long, timeout=0.05)
-    assert comes_to_rest(service)
+    before = num_generated(service)
+    body = {"model": model, "messages": USER, "ignore_eos": True, **LONG}
+    del body["extra_body"]
+    with ThreadPoolExecutor(1) as pool:
+        url = f"{service.http_url}/v1/chat/completions"
+        asked = pool.submit(httpx.post, url, json=body, timeout=LEAVES_AFTER_S)
+        assert is_running(service)
+        with pytest.raises(httpx.ReadTimeout):
+            asked.result()
+    assert is_aborted(service, before)
 
 
 def test_a_deadline_ends_an_answer(client, model, service):
-    long = {"max_tokens": 200, "extra_body": {"ignore_eos": True}, "n": 8}
-    headers = {"X-Request-Timeout-S": "0.05"}
-    with pytest.raises(openai.APIStatusError) as caught:
-        client.chat.completions.create(model=model, messages=USER, **long, extra_headers=headers)
+    before = num_generated(service)
+    headers = {"X-Request-Timeout-S": str(LEAVES_AFTER_S)}
+    asked = {"model": model, "messages": USER, **LONG, "extra_headers": headers}
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.chat.completions.create, **asked)
+        assert is_running(service)
+        with pytest.raises(openai.APIStatusError) as caught:
+            answer.result()
     assert caught.value.status_code == 504
-    assert comes_to_rest(service)
+    assert is_aborted(service, before)
