@@ -151,6 +151,15 @@ class ChatRequest(SamplingFields):
     safety_identifier: str | None = option("accepted and not used")
     prompt_cache_key: str | None = option("accepted; the cache needs no hint")
 
+    def sent_names(self) -> dict[str, str]:
+        """Also which limit of tokens was given, and whether tools make the grammar."""
+        names = {"structured_output.grammar": "tools"} if self.tools else {}
+        if self.max_completion_tokens is None and self.max_tokens is not None:
+            names["max_tokens"] = "max_tokens"
+        if self.reasoning_effort is not None:
+            names["chat_template_kwargs.reasoning_effort"] = "reasoning_effort"
+        return names | super().sent_names()
+
 
 class AnsweredFunction(AnswerModel):
     """A function that the model calls."""

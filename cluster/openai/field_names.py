@@ -1,4 +1,8 @@
-"""What the API calls fields that are named otherwise within, for errors to be told in its words."""
+"""What the API calls fields that are named otherwise within, for errors to be told in its words.
+
+A field that can be sent in several ways is here by the newest; `sent_names` of a body has the way
+that was taken.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from types import MappingProxyType
 
 COMPLETIONS: Mapping[str, str] = MappingProxyType(
     {
+        "token_ids": "prompt",
         "structured_output": "structured_outputs",
         "structured_output.json_schema": "response_format.json_schema.schema",
         "structured_output.regex": "structured_outputs.regex",
@@ -34,6 +39,7 @@ RESPONSES: Mapping[str, str] = MappingProxyType(
         "messages content length": "input length",
         "prompt": "input",
         "prompt length": "input length",
+        "chat_template_kwargs.reasoning_effort": "reasoning.effort",
         "structured_output.json_schema": "text.format.schema",
         "response_format.json_schema": "text.format.schema",
     }

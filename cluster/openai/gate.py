@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import secrets
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,7 +77,8 @@ class Gate:
         except ClientGoneError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
-            response = self._failure(error, path, model).respond()
+            names = getattr(request.state, "field_names", field_names.BY_PATH.get(path, {}))
+            response = self._failure(error, model, names).respond()
         except BaseException:
             lease.release()
             raise
@@ -119,10 +120,12 @@ class Gate:
         self.get_keys().check(authorization)
         return Lease()
 
-    def _failure(self, error: Exception, path: str, model: type[RequestModel] | None) -> Failure:
+    def _failure(
+        self, error: Exception, model: type[RequestModel] | None, names: Mapping[str, str]
+    ) -> Failure:
         if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):
             error = error.__cause__  # FastAPI's word for whatever reading a body raises
-        failure = failure_of(error, model, field_names.BY_PATH.get(path, {}))
+        failure = failure_of(error, model, names)
         self.count(failure)
         return failure
 

@@ -68,9 +68,11 @@ class Interface(Generic[Body, Plan]):
 
         What the engine has against a request is known before a stream begins, and raised.
         """
-        router = gate.get_router()
+        router, names = gate.get_router(), {**self.names, **body.sent_names()}
+        request.state.field_names = names
         if body.stream:
-            return await unless_disconnected(request, self._stream(gate, router, body, terms))
+            answer = self._stream(gate, router, body, terms, names)
+            return await unless_disconnected(request, answer)
         return await unless_disconnected(request, self._whole(router, body, terms))
 
     async def _whole(self, router: Router, body: Body, terms: Terms) -> Response:
@@ -79,19 +81,21 @@ class Interface(Generic[Body, Plan]):
         text = await off_loop(answer.to_json, is_large=self.tells_logprobs(plan))
         return Response(text, media_type="application/json")
 
-    async def _stream(self, gate: Gate, router: Router, body: Body, terms: Terms) -> Response:
+    async def _stream(
+        self, gate: Gate, router: Router, body: Body, terms: Terms, names: Mapping[str, str]
+    ) -> Response:
         plan = await self._plan(router, body, terms)
         said = answering(router, self.calls(plan), terms.deadline)
         first = await anext(said)
         events = self.events(plan, chained(first, said))
-        return EventStream(self._with_errors(gate, events), said, terms.deadline)
+        return EventStream(self._with_errors(gate, events, names), said, terms.deadline)
 
     async def _plan(self, router: Router, body: Body, terms: Terms) -> Plan:
         async with terms.deadline.held():
             return await self.plan(router, body, terms)
 
     async def _with_errors(
-        self, gate: Gate, events: AsyncGenerator[bytes, None]
+        self, gate: Gate, events: AsyncGenerator[bytes, None], names: Mapping[str, str]
     ) -> AsyncGenerator[bytes, None]:
         """The status has been sent: an error is an event, as the openai client expects it."""
         async with aclosing(events):
@@ -99,9 +103,9 @@ class Interface(Generic[Body, Plan]):
                 async for each in events:
                     yield each
             except ToldError as told:
-                gate.count(failure_of(told.error, names=self.names))
+                gate.count(failure_of(told.error, names=names))
             except Exception as error:
-                failure = failure_of(error, names=self.names)
+                failure = failure_of(error, names=names)
                 gate.count(failure)
                 yield event(failure.body.model_dump_json())
                 yield DONE

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
+from pydantic import Field
+
 from cluster.call_limits import MAX_TOKEN_IDS, check_cache_salt, check_priority
 from cluster.openai.schema import RequestModel, StreamOptions, at_most, entries, number, option
-from cluster.openai.structure import StructuredOutputs, structured_output
+from cluster.openai.structure import KINDS, StructuredOutputs, structured_output
 from specdec.config import MAX_STREAM_INTERVAL
 from specdec.errors import InvalidValueError
 from specdec.field_checks import require_range
@@ -64,6 +66,9 @@ COPIED = (
 """Fields that SamplingParams has by the same name; their limits are checked there."""
 
 
+_Biases = Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), entries(MAX_LOGIT_BIASES)]
+
+
 class Speculation(RequestModel):
     """How to speculate for this request; see docs/sampling.md. Left out: as configured."""
 
@@ -96,7 +101,7 @@ class SamplingFields(RequestModel):
     top_p: float | None = number("keeps the likeliest tokens that sum to so much, above 0", 0, 1)
     presence_penalty: float | None = number("off the logits of tokens said before", -2, 2)
     frequency_penalty: float | None = number("the same for each time that it was said", -2, 2)
-    logit_bias: Annotated[dict[str, float], entries(MAX_LOGIT_BIASES)] | None = option(
+    logit_bias: _Biases | None = option(
         "added to the logits, by token id; from -100 to 100, at most 1024"
     )
     stop: str | Annotated[list[str], at_most(MAX_STOP_STRINGS)] | None = option(
@@ -160,6 +165,13 @@ class SamplingFields(RequestModel):
         require_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKEN_IDS)
         check_priority(self.priority)
         check_cache_salt(self.cache_salt or "")
+
+    def sent_names(self) -> dict[str, str]:
+        """The way in which a form was asked for."""
+        names = self.structured_outputs.sent_names() if self.structured_outputs else {}
+        guided = {own: f"guided_{name}" for name, own in KINDS.items()}
+        used = {own: name for own, name in guided.items() if getattr(self, name) is not None}
+        return names | {f"structured_output.{own}": name for own, name in used.items()}
 
     @property
     def tells_usage_always(self) -> bool:

@@ -40,6 +40,10 @@ class RequestModel(BaseModel):
             del told[name]
         return told
 
+    def sent_names(self) -> dict[str, str]:
+        """What errors of this body have to call fields that it may spell in several ways."""
+        return {}
+
 
 @cache
 def _field_names(model: type[RequestModel]) -> frozenset[str]:
@@ -67,7 +71,10 @@ def at_most(most: int, least: int = 0) -> Any:
 
 
 def entries(most: int) -> BeforeValidator:
-    """Refuses a mapping with more entries than `most` before any of them is looked at."""
+    """Refuses a mapping with more entries than `most` before any of them is looked at.
+
+    Beside Field(max_length), which tells the document of it and counts only when all were checked.
+    """
 
     def check(given: Any) -> Any:
         if isinstance(given, dict) and len(given) > most:
@@ -78,7 +85,7 @@ def entries(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Metadata = Annotated[dict[str, str], entries(16)]
+Metadata = Annotated[dict[str, str], Field(max_length=16), entries(16)]
 """A caller's own words; as many as OpenAI takes."""
 
 

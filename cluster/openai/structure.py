@@ -13,7 +13,7 @@ from cluster.openai.schema import RequestModel, at_most, option
 from specdec.errors import InvalidValueError
 from specdec.sampling_params import MAX_OUTPUT_CHOICES, StructuredOutput
 
-_KINDS: Mapping[str, str] = MappingProxyType(
+KINDS: Mapping[str, str] = MappingProxyType(
     {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 )
 """The fields of StructuredOutput by vLLM's words, alone or after `guided_`."""
@@ -71,6 +71,12 @@ class StructuredOutputs(RequestModel):
         """The form. Raises InvalidValueError."""
         return _structure(self.model_dump(by_alias=True, exclude_none=True))
 
+    def sent_names(self) -> dict[str, str]:
+        """All within this field."""
+        return {
+            f"structured_output.{own}": f"structured_outputs.{name}" for name, own in KINDS.items()
+        }
+
 
 def schema_structure(schema: str | Mapping[str, Any] | None) -> StructuredOutput:
     """JSON that a schema accepts; without a schema, any object."""
@@ -98,7 +104,7 @@ def structured_output(
 
 
 def _structure(asked: Mapping[str, Any]) -> StructuredOutput:
-    given = {_KINDS.get(name, name): value for name, value in asked.items()}
+    given = {KINDS.get(name, name): value for name, value in asked.items()}
     if not isinstance(given.get("json_schema", ""), str):
         given["json_schema"] = json.dumps(given["json_schema"])
     return StructuredOutput(**given)

@@ -229,7 +229,7 @@ def test_responses(client, model):
     [
         ({"temperature": -1}, openai.BadRequestError, "temperature"),
         ({"messages": []}, openai.BadRequestError, "messages"),
-        ({"max_tokens": 100_000}, openai.BadRequestError, "max_completion_tokens"),
+        ({"max_tokens": 100_000}, openai.BadRequestError, "max_tokens"),
         ({"model": "gpt-9"}, openai.NotFoundError, None),
         ({"extra_body": {"use_beam_search": True}}, openai.BadRequestError, "use_beam_search"),
     ],

@@ -31,6 +31,11 @@ TOOL = {
     },
 }
 
+BROKEN_TOOL = {
+    "type": "function",
+    "function": {"name": "ask", "parameters": {"type": "object", "$ref": "#/nowhere"}},
+}
+
 
 async def ask(http, **changes):
     response = await http.post(URL, json={**CHAT, **MORE, **changes})
@@ -290,8 +295,8 @@ async def test_a_prompt_is_cut_where_that_is_asked_for(http):
         ({"n": 0}, "n", "from 1 to 128"),
         ({"n": True}, "n", "integer"),
         ({"top_p": 0}, "top_p", "above 0"),
-        ({"max_tokens": 0}, "max_completion_tokens", "at least 1"),
-        ({"max_tokens": 9999}, "max_completion_tokens", "max_model_len"),
+        ({"max_tokens": 0}, "max_tokens", "at least 1"),
+        ({"max_tokens": 9999}, "max_tokens", "max_model_len"),
         ({"messages": []}, "messages", "at least 1"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role", "'system'"),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "given"),
@@ -317,7 +322,13 @@ async def test_a_prompt_is_cut_where_that_is_asked_for(http):
         ),
         ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "another"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "given"),
-        ({"guided_regex": "("}, "structured_outputs.regex", "can be enforced"),
+        ({"guided_regex": "("}, "guided_regex", "can be enforced"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "can be enforced"),
+        ({"guided_json": "{"}, "guided_json", "can be enforced"),
+        ({"reasoning_effort": "high"}, "reasoning_effort", "none"),
+        ({"max_tokens": 1000}, "max_tokens", "at most"),
+        ({"max_tokens": None, "max_completion_tokens": 1000}, "max_completion_tokens", "at most"),
+        ({"tools": [BROKEN_TOOL], "tool_choice": "required"}, "tools", "can be enforced"),
         ({"guided_regex": "a", "guided_choice": ["b"]}, "structured_outputs", "once"),
         (
             {"speculation": {"num_speculative_tokens": 33}},

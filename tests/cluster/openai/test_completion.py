@@ -149,6 +149,8 @@ async def test_special_tokens_are_added_unless_not_wanted(http):
         ({"prompt": [[]]}, "prompt[0] length"),
         ({"prompt": [1, "a"]}, "prompt[1]"),
         ({"prompt": [9999]}, "prompt[0]"),
+        ({"prompt": [9999], "echo": True}, "prompt[0]"),
+        ({"guided_grammar": "start: ("}, "guided_grammar"),
         ({"prompt": ["a"] * 129}, "prompt"),
         ({"prompt": [0.5, {}]}, "prompt[0]"),
         ({"prompt": [["a"]]}, "prompt[0][0]"),
