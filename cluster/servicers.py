@@ -127,9 +127,8 @@ class InferenceServicer:
     async def _encode_chunk(
         self, seed: int, output: RequestOutput, *, is_first: bool
     ) -> pb.GenerateStreamResponse:
-        encode = partial(
-            encode_stream_chunk, seed, output, self.router.text.spell, is_first=is_first
-        )
+        spell = self.router.text.spell
+        encode = partial(encode_stream_chunk, seed, output, spell, is_first=is_first)
         return encode() if output.prompt_logprobs is None else await asyncio.to_thread(encode)
 
     def _reporting_to(self, grpc_context: Any) -> AbstractContextManager[None]:
