@@ -1,6 +1,6 @@
 """What a replica knows of text: its model's tokenizer, and the grammars that are compiled with it.
 
-The Router answers no text of its own: calls come as text, and go to the engine as tokens.
+Calls come as text and chats, and go to the engine as tokens; no step waits for what is done here.
 """
 
 from __future__ import annotations
