@@ -59,9 +59,9 @@ async def plan_chat(router: Router, request: ChatRequest, terms: Terms) -> ChatP
     """Decides everything. Raises what is wrong with the request."""
     request.check_together()
     _check_together(request)
-    template = router.chat_template
+    template = router.text.chat_template
     form = tool_form(router.config, template)
-    tools = tool_use(request, form, router.is_special)
+    tools = tool_use(request, form, router.text.is_special)
     params = settle_seed(chat_params(request, tools))
     router.check_admission(request.model or "", params.n)
     conversation = make_conversation(request, tools, template, form)

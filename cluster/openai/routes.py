@@ -97,7 +97,7 @@ def _add_tokens(routes: APIRouter, get_router: Callable[[], Router]) -> None:
             count=len(token_ids),
             max_model_len=router.max_model_len,
             tokens=token_ids,
-            token_strs=router.spell(token_ids) if body.return_token_strs else None,
+            token_strs=router.text.spell(token_ids) if body.return_token_strs else None,
         )
         return _json(answer)
 
@@ -148,9 +148,9 @@ def _prompt(router: Router, body: TokenizeRequest) -> str | Conversation:
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    form = tool_form(router.config, router.chat_template)
-    tools = tool_use(chat, form, router.is_special)
-    return make_conversation(chat, tools, router.chat_template, form)
+    form = tool_form(router.config, router.text.chat_template)
+    tools = tool_use(chat, form, router.text.is_special)
+    return make_conversation(chat, tools, router.text.chat_template, form)
 
 
 def _answers(model: type[AnswerModel], events: str | None = None) -> dict[int | str, Any]:
