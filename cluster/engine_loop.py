@@ -139,13 +139,8 @@ class EngineLoop:
         the engine is lost, and NotReadyError once the loop drains. The request's id need not be
         unique.
         """
-        if self._is_draining:
-            raise NotReadyError("the service is draining; send the request again")
-        self.require_room(request.params.n)
         unique_id = f"{request.request_id}/{next(self._serial)}"
-        stream = self._streams[unique_id] = _Stream(observer)
-        self._open[unique_id] = request.params.n
-        self._no_streams.clear()
+        stream = self._admit(unique_id, request.params.n, observer)
         finished = False
         try:
             await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
@@ -164,6 +159,23 @@ class EngineLoop:
                 self._commands.put(_Command(lambda: self._engine.abort(unique_id)))
                 if observer is not None:
                     observer.on_broken_off(sys.exception())
+
+    def _admit(
+        self, unique_id: str, num_choices: int, observer: RequestObserver | None
+    ) -> _Stream:
+        """Opens a stream. Raises NotReadyError and what `require_room` raises; observed as ends."""
+        try:
+            if self._is_draining:
+                raise NotReadyError("the service is draining; send the request again")
+            self.require_room(num_choices)
+        except Exception as error:
+            if observer is not None:
+                observer.on_broken_off(error)
+            raise
+        stream = self._streams[unique_id] = _Stream(observer)
+        self._open[unique_id] = num_choices
+        self._no_streams.clear()
+        return stream
 
     def require_room(self, num_choices: int = 1) -> None:
         """Raises what `specdec.scheduler.require_room` raises, of all requests that are open.
