@@ -160,9 +160,7 @@ class EngineLoop:
                 if observer is not None:
                     observer.on_broken_off(sys.exception())
 
-    def _admit(
-        self, unique_id: str, num_choices: int, observer: RequestObserver | None
-    ) -> _Stream:
+    def _admit(self, unique_id: str, num_choices: int, observer: RequestObserver | None) -> _Stream:
         """Opens a stream. Raises NotReadyError and what `require_room` raises; observed as ends."""
         try:
             if self._is_draining:

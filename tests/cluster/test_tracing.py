@@ -139,10 +139,11 @@ def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
     observer = RequestObserver("r", Metrics(), Clock(), trace)
     observer.on_refused(OverloadedError("full"))
     made = spans(exporter)
-    assert list(made) == ["prepare", "chat other"]
-    root = made["chat other"]
+    assert list(made) == ["prepare", "chat tiny"]
+    root = made["chat tiny"]
     assert root.status.status_code is StatusCode.ERROR
     assert root.attributes["error.type"] == "OverloadedError"
+    assert root.attributes["gen_ai.request.model"] == "other"
     assert "gen_ai.usage.input_tokens" not in root.attributes
 
 
