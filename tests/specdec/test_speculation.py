@@ -318,12 +318,12 @@ def test_goodput_is_bounded_by_threshold_number_and_budget(clock):
 
 
 def test_a_speedup_is_told_where_costs_are_known_and_something_decodes(clock):
-    assert SpeculationPolicy(AUTO, clock).estimated_speedup is None
+    assert SpeculationPolicy(AUTO, clock).estimate is None
     chooser = GoodputChooser(StepCosts(CostTable((1,), (0, 2), ((0.1, 0.1),))))
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
-    assert policy.estimated_speedup is None
+    assert policy.estimate is None
     policy.decide(1)
-    assert policy.estimated_speedup > 1.5, "two drafts for nothing"
+    assert policy.estimate.speedup > 1.5, "two drafts for nothing"
 
 
 def test_each_method_has_estimates_of_its_own(clock):
