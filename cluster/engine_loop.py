@@ -68,6 +68,7 @@ class EngineLoop:
         engine: Engine,
         remake_target: Callable[[], Target] | None = None,
         observe_batch: Callable[[int], None] | None = None,
+        on_target_lost: Callable[[], None] | None = None,
     ) -> None:
         """Must be made on the event loop that will read the streams. Starts the thread.
 
@@ -76,10 +77,13 @@ class EngineLoop:
         remake_target: called on a thread of its own; raises when no target can be had any more.
             None: the engine ends with its target.
         observe_batch: told on the engine's thread how many sequences a step brought tokens to.
+        on_target_lost: called on the engine's thread before `remake_target` is, which may then do
+            away with the lost one: whatever else that thread does with it has to end there.
         """
         self._engine = engine
         self._remake_target = remake_target
         self._observe_batch = observe_batch
+        self._on_target_lost = on_target_lost
         self._is_recovering = False
         self._event_loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
@@ -269,6 +273,8 @@ class EngineLoop:
             return
         logger.warning("streams pause: %s", error)
         self._is_recovering = True
+        if self._on_target_lost is not None:
+            self._on_target_lost()
         threading.Thread(target=self._make_target, name="recovery", daemon=True).start()
 
     def _make_target(self) -> None:

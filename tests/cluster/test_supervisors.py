@@ -6,6 +6,7 @@ import time
 import pytest
 
 from cluster.draft_supervisor import DraftSupervisor
+from cluster.profile_messages import ShardOrder
 from cluster.target_supervisor import MAX_FAILURES, TargetSupervisor
 from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError, TargetFailedError
@@ -47,6 +48,25 @@ class Worker:
 
     def close(self):
         self.is_closed = True
+
+
+class ProfiledWorker(Worker):
+    """Keeps what it is told of a profile, which never ends."""
+
+    num_ranks = 2
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def begin_profile(self, order):
+        self.told.append("begin")
+
+    def end_profile(self):
+        self.told.append("end")
+
+    def collect_profile(self):
+        self.told.append("collect")
 
 
 @pytest.fixture
@@ -148,6 +168,33 @@ def test_a_target_is_replaced_and_a_crash_loop_ends(workers):
         supervisor.remake()
     supervisor.close()
     assert supervisor.current.is_closed
+
+
+def test_no_profile_touches_a_lost_target(workers):
+    """Not even through the sockets that `remake` closes meanwhile, on another thread."""
+
+    def start():
+        workers.append(ProfiledWorker())
+        return workers[-1]
+
+    order = ShardOrder("target", 4, "nowhere", 1)
+    supervisor = TargetSupervisor(start)
+    assert supervisor.num_ranks == 2
+    supervisor.begin_profile(order)
+    assert supervisor.collect_profile() is None
+    supervisor.lose()
+    assert supervisor.num_ranks == 0
+    supervisor.begin_profile(order)
+    supervisor.end_profile()
+    assert supervisor.collect_profile() == ()
+    assert workers[0].told == ["begin", "collect"]
+    supervisor.remake()
+    assert supervisor.num_ranks == 2
+    assert supervisor.collect_profile() == (), "the profile was of the one before"
+    supervisor.begin_profile(order)
+    assert supervisor.collect_profile() is None
+    assert workers[1].told == ["begin", "collect"]
+    supervisor.close()
 
 
 def test_closing_ends_the_wait_for_another_target(start, workers):
