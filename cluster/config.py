@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from cluster.addresses import is_loopback
+from cluster.call_limits import MAX_MODEL_CHARS
 from cluster.config_file import read_config_file
 from cluster.devices import resolved_device
 from cluster.logs import LogConfig
@@ -355,6 +356,9 @@ class ServeConfig:
         if self.tls_cert_file is not None and self.ingress != "embedded":
             limit = "left out unless ingress is embedded"
             raise InvalidValueError("tls_cert_file", str(self.tls_cert_file), limit)
+        if len(self.served_model_name) > MAX_MODEL_CHARS:
+            limit = f"at most {MAX_MODEL_CHARS} characters long, for requests to name it"
+            raise InvalidValueError("served_model_name", self.served_model_name, limit)
         if self.otlp_traces_endpoint is not None and not _can_trace():
             limit = "left out where traces cannot be sent; pip install 'specdec[tracing]'"
             raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)

@@ -60,6 +60,10 @@ class ReplicaModels:
         """The one in use, which `remake_target` replaces."""
         return self._started.current
 
+    def lose_target(self) -> None:
+        """Has the target taken no more profiles, before `remake_target`; on the engine's thread."""
+        self._started.lose()
+
     def remake_target(self) -> Target:
         """Kills the target and starts another; raises TargetFailedError in a crash loop."""
         return self._started.remake()

@@ -107,7 +107,12 @@ class Router:
         )
         if self._control is not None:  # it may have changed while steps were measured
             engine.set_speculation(self._control)
-        self._loop = EngineLoop(engine, self._remake_target, self.metrics[BATCH_SIZE].observe)
+        self._loop = EngineLoop(
+            engine,
+            self._remake_target,
+            self.metrics[BATCH_SIZE].observe,
+            self._models.lose_target,
+        )
         logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
 
     def _make_policy(self) -> SpeculationPolicy | None:

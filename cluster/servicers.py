@@ -20,6 +20,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster import admin_codec, codec
 from cluster.admin_access import AdminAccess
+from cluster.call_limits import check_model
 from cluster.caller_headers import current_headers
 from cluster.control_link import ControlLink
 from cluster.errors import status_of
@@ -111,7 +112,8 @@ class InferenceServicer:
     ) -> pb.GetModelInfoResponse:
         """The model and how it is served."""
         with self._reporting_to(grpc_context):
-            return codec.encode_model_info(self.router.model_info(request.model))
+            info = self.router.model_info(check_model(request.model))
+            return codec.encode_model_info(info)
         return pb.GetModelInfoResponse()
 
     async def Check(

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
+from cluster.call_limits import check_model
 from cluster.calls import DetokenizeCall, TokenizeCall
 from cluster.openai.api_keys import ApiKeys
 from cluster.openai.chat import make_conversation, tool_form
@@ -91,7 +92,7 @@ def _add_tokens(routes: APIRouter, get_router: Callable[[], Router]) -> None:
         """The tokens of a text or a chat, exactly as they would be of a prompt."""
         router = get_router()
         prompt = _prompt(router, body)
-        call = TokenizeCall(body.model or "", prompt, body.add_special_tokens)
+        call = TokenizeCall(check_model(body.model or ""), prompt, body.add_special_tokens)
         token_ids = await router.tokenize(call)
         answer = TokenizeAnswer(
             count=len(token_ids),
@@ -104,7 +105,7 @@ def _add_tokens(routes: APIRouter, get_router: Callable[[], Router]) -> None:
     @routes.post("/detokenize", responses=_answers(DetokenizeAnswer))
     async def detokenize(body: DetokenizeRequest) -> Response:
         """The text of tokens."""
-        call = DetokenizeCall(body.model or "", tuple(body.tokens))
+        call = DetokenizeCall(check_model(body.model or ""), tuple(body.tokens))
         return _json(DetokenizeAnswer(prompt=await get_router().detokenize(call)))
 
 

@@ -85,6 +85,7 @@ def test_every_literal_allows_what_its_setting_allows():
         ("model", 5, "a text that is not empty"),
         ("model", "", "a text that is not empty"),
         ("served_model_name", ["a"], "a text that is not empty"),
+        ("served_model_name", "x" * 257, "at most 256 characters long"),
         ("tensor_parallel_size", 0, "a whole number from 1 to 1024"),
         ("tensor_parallel_size", True, "a whole number from 1 to 1024"),
         ("tensor_parallel_size", 2.0, "a whole number from 1 to 1024"),
