@@ -17,7 +17,7 @@ keeps waiting, or as many as its rate of tokens is worth.
 Serve's own count would take in calls that cost the engine nothing, such as watches.
 """
 
-_LOOK_BACK_S = 10.0
+_LOOK_BACK_S = 12.0  # Serve wants more than its own period of reports, 10
 _SLACK = 0.8
 """A replica is given up once the others would stay below this share of their target: a load on the
 border would otherwise add and take away one for ever."""

@@ -7,9 +7,17 @@ from specdec.errors import InvalidValueError
 MAX_TEXT_CHARS = 1_000_000
 MAX_TOKEN_IDS = 1_000_000
 MAX_CHAT_MESSAGES = 1_000
+MAX_MODEL_CHARS = 256
 MAX_REQUEST_ID_CHARS = 128
 MAX_PRIORITY = 1_000
 MAX_CACHE_SALT_CHARS = 128
+
+
+def check_model(model: str) -> str:
+    """The name as it is; it goes into traces before anybody knows whether there is such a model."""
+    if len(model) > MAX_MODEL_CHARS:
+        raise InvalidValueError("model", model, f"at most {MAX_MODEL_CHARS} characters long")
+    return model
 
 
 def check_request_id(request_id: str) -> str:

@@ -15,6 +15,7 @@ from cluster.call_limits import (
     MAX_TEXT_CHARS,
     MAX_TOKEN_IDS,
     check_cache_salt,
+    check_model,
     check_priority,
     check_request_id,
     require_length,
@@ -30,7 +31,7 @@ from specdec.tokenizer import ChatMessage
 def decode_generate(request: pb.GenerateRequest) -> GenerateCall:
     """Reads a request for a completion."""
     return GenerateCall(
-        model=request.model,
+        model=check_model(request.model),
         prompt=_decode_prompt(request),
         params=decode_params(request.sampling, request.speculation),
         request_id=check_request_id(request.request_id),
@@ -51,7 +52,7 @@ def decode_tokenize(request: pb.TokenizeRequest) -> TokenizeCall:
             prompt = _decode_chat(request.chat)
         case _:
             raise InvalidValueError("input", None, "a text or a chat")
-    return TokenizeCall(request.model, prompt, adds)
+    return TokenizeCall(check_model(request.model), prompt, adds)
 
 
 def encode_tokens(
@@ -64,7 +65,7 @@ def encode_tokens(
 def decode_detokenize(request: pb.DetokenizeRequest) -> DetokenizeCall:
     """Reads a request to decode tokens; no tokens at all have an empty text."""
     require_length("token_ids", len(request.token_ids), 0, MAX_TOKEN_IDS, "tokens")
-    return DetokenizeCall(request.model, tuple(request.token_ids))
+    return DetokenizeCall(check_model(request.model), tuple(request.token_ids))
 
 
 def encode_model_info(info: ModelInfo) -> pb.GetModelInfoResponse:

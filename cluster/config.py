@@ -5,16 +5,17 @@ The flags, the keys of a YAML file and the checks are all made from the fields o
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
-import yaml
-
+from cluster.addresses import is_loopback
+from cluster.call_limits import MAX_MODEL_CHARS
+from cluster.config_file import read_config_file
+from cluster.devices import resolved_device
 from cluster.logs import LogConfig
 from cluster.settings import (
     BOOLEAN,
@@ -38,33 +39,9 @@ from specdec.errors import InvalidValueError
 if TYPE_CHECKING:
     from specdec.speculative_config import SpeculativeConfig
 
-
-_PATHS = (
-    "tls_cert_file",
-    "tls_key_file",
-    "state_dir",
-    "admin_token_file",
-    "api_key_file",
-    "profile_dir",
-)
-
 _CPU_PREFILL_TOKENS = 64
 """As many as reach a CPU's best rate: of SmolLM2 in float32, on one thread, a token costs 2.2 ms
 among 64 of them, 2.5 among 32 and 2.6 among 256, for all of which whoever decodes would wait."""
-
-
-_GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
-"""What there is where torch may find a GPU: NVIDIA's driver, the one under WSL, and AMD's."""
-
-
-def _resolved_device(device: str) -> str:
-    if device != "auto":
-        return device
-    if not any(driver.exists() for driver in _GPU_DRIVERS):
-        return "cpu"
-    import torch  # takes seconds, and is not needed to see that there is no driver
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 @dataclass(frozen=True)
@@ -156,15 +133,11 @@ class ServeConfig:
         "Memory for the KV cache, in GiB over all shards",
         "decided from free memory",
     )
-    speculative_config: SpeculativeConfig | None = field(
-        default=cast("SpeculativeConfig | None", AUTO),  # what it stands for depends on the model
-        metadata={
-            "setting": Setting(
-                SPECULATION,
-                'How to draft, such as {"method": "ngram", "num_speculative_tokens": 3}, or none',
-                "auto, an int8 copy of an alias's model, and ngram for other models",
-            )
-        },
+    speculative_config: SpeculativeConfig | None = setting(
+        AUTO,  # what it stands for depends on the model
+        SPECULATION,
+        'How to draft, such as {"method": "ngram", "num_speculative_tokens": 3}, or none',
+        "auto, an int8 copy of an alias's model, and ngram for other models",
     )
     num_replicas: int = setting(
         1, whole_number(1, 1024), "Replicas of the models; more than one needs ingress serve"
@@ -203,13 +176,9 @@ class ServeConfig:
     grpc_max_message_mib: int = setting(
         16, whole_number(1, 1024), "Largest gRPC message that is accepted, in MiB"
     )
-    tls_cert_file: Path | None = field(
-        default=None,
-        metadata={"setting": Setting(FILE, "Certificate chain in PEM, for TLS", "no TLS")},
-    )
-    tls_key_file: Path | None = field(
-        default=None,
-        metadata={"setting": Setting(FILE, "Private key of the certificate, in PEM", "no TLS")},
+    tls_cert_file: Path | None = setting(None, FILE, "Certificate chain in PEM, for TLS", "no TLS")
+    tls_key_file: Path | None = setting(
+        None, FILE, "Private key of the certificate, in PEM", "no TLS"
     )
     start_timeout_s: float = setting(
         600.0, POSITIVE, "Seconds that the ranks of a model have to be placed, to load and warm up"
@@ -222,35 +191,23 @@ class ServeConfig:
         one_of("auto", "ipc", "tcp"),
         "How steps reach the shards; auto takes ipc on this node and tcp to others",
     )
-    state_dir: Path | None = field(
-        default=None,
-        metadata={
-            "setting": Setting(
-                DIRECTORY,
-                "Directory for what operators set, which outlasts the service",
-                "$XDG_STATE_HOME/specdec, or ~/.local/state/specdec",
-            )
-        },
+    state_dir: Path | None = setting(
+        None,
+        DIRECTORY,
+        "Directory for what operators set, which outlasts the service",
+        "$XDG_STATE_HOME/specdec, or ~/.local/state/specdec",
     )
-    admin_token_file: Path | None = field(
-        default=None,
-        metadata={
-            "setting": Setting(
-                FILE,
-                "File with the token that AdminService and /v1/admin ask for",
-                "$SPECDEC_ADMIN_TOKEN, or none: whoever reaches the service may steer it",
-            )
-        },
+    admin_token_file: Path | None = setting(
+        None,
+        FILE,
+        "File with the token that AdminService and /v1/admin ask for",
+        "$SPECDEC_ADMIN_TOKEN, or none: whoever reaches the service may steer it",
     )
-    profile_dir: Path | None = field(
-        default=None,
-        metadata={
-            "setting": Setting(
-                DIRECTORY,
-                "Directory, on the models' nodes, for the traces of profiles that operators take",
-                "none can be taken",
-            )
-        },
+    profile_dir: Path | None = setting(
+        None,
+        DIRECTORY,
+        "Directory, on the models' nodes, for the traces of profiles that operators take",
+        "none can be taken",
     )
     profile_max_mib: int = setting(
         256, whole_number(1, 2**20), "Most MiB of the traces of one profile together"
@@ -262,15 +219,11 @@ class ServeConfig:
         "http://localhost:4317; needs specdec[tracing]",
         "no traces",
     )
-    api_key_file: Path | None = field(
-        default=None,
-        metadata={
-            "setting": Setting(
-                FILE,
-                "YAML file with the keys that the OpenAI API asks for, and the limits of each",
-                "$SPECDEC_API_KEYS, or none: whoever reaches the service may use it",
-            )
-        },
+    api_key_file: Path | None = setting(
+        None,
+        FILE,
+        "YAML file with the keys that the OpenAI API asks for, and the limits of each",
+        "$SPECDEC_API_KEYS, or none: whoever reaches the service may use it",
     )
     http_max_body_mib: int = setting(
         16, whole_number(1, 1024), "Largest body of an OpenAI API request, in MiB"
@@ -296,13 +249,13 @@ class ServeConfig:
         name = self.served_model_name or Path(str(self.model)).resolve().name
         object.__setattr__(self, "served_model_name", name)
         if isinstance(self.speculative_config, str):  # AUTO
-            default = default_speculation(self.model, _resolved_device(self.device))
+            default = default_speculation(self.model, resolved_device(self.device))
             object.__setattr__(self, "speculative_config", default)
         for key, known in settings().items():
             value = getattr(self, key)
             if not known.limit.accepts(value):
                 raise InvalidValueError(key, value, known.limit.text)
-        object.__setattr__(self, "device", _resolved_device(self.device))
+        object.__setattr__(self, "device", resolved_device(self.device))
         self._check_together()
 
     @classmethod
@@ -316,8 +269,8 @@ class ServeConfig:
         values = dict(mapping)
         if "speculative_config" in values:
             values["speculative_config"] = read_speculation(values["speculative_config"])
-        for name in _PATHS:
-            if isinstance(values.get(name), str):
+        for name, known in settings().items():
+            if known.limit in (FILE, DIRECTORY) and isinstance(values.get(name), str):
                 values[name] = Path(values[name]).absolute()
         return cls(**values)
 
@@ -326,15 +279,7 @@ class ServeConfig:
         cls, path: Path, overrides: Mapping[str, Any] = MappingProxyType({})
     ) -> ServeConfig:
         """Reads a YAML file; `overrides` win over what it says. Raises InvalidValueError."""
-        try:
-            content = yaml.safe_load(path.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            reason = " ".join(str(error).split())
-            limit = f"a YAML file that can be read ({reason})"
-            raise InvalidValueError("configuration file", str(path), limit) from error
-        if not isinstance(content, dict | None):
-            raise InvalidValueError("configuration file", str(path), "a mapping of settings")
-        return cls.from_mapping({**(content or {}), **overrides})
+        return cls.from_mapping({**read_config_file(path), **overrides})
 
     def to_mapping(self) -> dict[str, Any]:
         """Everything as plain data, to send to another process."""
@@ -390,7 +335,7 @@ class ServeConfig:
                 "Ray Serve's gRPC ingress listens on all interfaces, without TLS, takes messages "
                 f"of up to 2 GiB{steer}",
             )
-        if self.tls_cert_file is None and not _is_loopback(self.host):
+        if self.tls_cert_file is None and not is_loopback(self.host):
             return (f"{self.host} can be reached from other machines, and TLS is off",)
         return ()
 
@@ -411,6 +356,9 @@ class ServeConfig:
         if self.tls_cert_file is not None and self.ingress != "embedded":
             limit = "left out unless ingress is embedded"
             raise InvalidValueError("tls_cert_file", str(self.tls_cert_file), limit)
+        if len(self.served_model_name) > MAX_MODEL_CHARS:
+            limit = f"at most {MAX_MODEL_CHARS} characters long, for requests to name it"
+            raise InvalidValueError("served_model_name", self.served_model_name, limit)
         if self.otlp_traces_endpoint is not None and not _can_trace():
             limit = "left out where traces cannot be sent; pip install 'specdec[tracing]'"
             raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)
@@ -431,11 +379,6 @@ class ServeConfig:
             raise InvalidValueError("ingress", self.ingress, limit)
 
 
-def address_of(host: str, port: int) -> str:
-    """host:port, with brackets around an IPv6 address."""
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 def settings() -> dict[str, Setting]:
     """Every setting by name, in the order in which they are explained."""
     return {each.name: each.metadata["setting"] for each in fields(ServeConfig)}
@@ -446,11 +389,4 @@ def _can_trace() -> bool:
     try:
         return find_spec("opentelemetry.exporter.otlp.proto.grpc") is not None
     except ModuleNotFoundError:  # of a package above it
-        return False
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
         return False

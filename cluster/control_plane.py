@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -43,6 +43,11 @@ logger = logging.getLogger(__name__)
 SILENCE_LIMIT_S = 90.0
 """How long a replica may say nothing before it counts as lost; a step may take long."""
 
+OVERDUE_S = 36.0
+"""How old a report may get before its replica no longer counts as ready.
+
+At rest one comes every 30 s; a call may time out, and be made again a second later."""
+
 EXPIRED = "expired"
 """The reason of a version that was made because a time that an operator had set was over."""
 
@@ -61,6 +66,13 @@ class _Heard:
     def started_at_s(self) -> float:
         """By the clock here."""
         return self.heard_at_s - self.uptime_s
+
+    def status(self, now_s: float) -> ReplicaStatus:
+        """As it said last; but not ready, whatever it said, where the next report is overdue."""
+        report, age_s = self.report, now_s - self.heard_at_s
+        if age_s > OVERDUE_S:
+            report = replace(report, is_ready=False, reason=f"nothing heard for {age_s:.0f} s")
+        return ReplicaStatus(report, now_s - self.started_at_s, age_s)
 
 
 class ControlPlane:
@@ -193,7 +205,7 @@ class ControlPlane:
         self.tick()
         return ServiceStatus(
             replicas=tuple(
-                ReplicaStatus(each.report, now_s - each.started_at_s, now_s - each.heard_at_s)
+                each.status(now_s)
                 for each in sorted(self._heard.values(), key=lambda each: each.started_at_s)
             ),
             speculation=self._state,

@@ -48,7 +48,7 @@ class DraftSupervisor:
         self._lock = threading.Lock()  # of what the thread that restarts leaves for the engine's
         self._successor: DraftGroup | None = None
         self._closing = threading.Event()
-        self.num_restarts = 0  # times that another worker took the place of a lost one
+        self.num_restarts = 0  # times that another worker was ready after one was lost
         self.num_catch_up_tokens = 0  # by all workers; see DraftModelProposer
         self._backoff.started()
 
@@ -161,6 +161,7 @@ class DraftSupervisor:
                     worker.close()
                 else:
                     self._successor = worker
+                    self.num_restarts += 1
             return
 
     def _adopt(self) -> None:
@@ -169,6 +170,5 @@ class DraftSupervisor:
                 return
             self._worker, self._successor = self._successor, None
         self._proposer = self._new_proposer(self._worker)
-        self.num_restarts += 1
         self._backoff.started()
         logger.warning("drafting again, with a new worker")

@@ -68,6 +68,7 @@ class EngineLoop:
         engine: Engine,
         remake_target: Callable[[], Target] | None = None,
         observe_batch: Callable[[int], None] | None = None,
+        on_target_lost: Callable[[], None] | None = None,
     ) -> None:
         """Must be made on the event loop that will read the streams. Starts the thread.
 
@@ -76,10 +77,13 @@ class EngineLoop:
         remake_target: called on a thread of its own; raises when no target can be had any more.
             None: the engine ends with its target.
         observe_batch: told on the engine's thread how many sequences a step brought tokens to.
+        on_target_lost: called on the engine's thread before `remake_target` is, which may then do
+            away with the lost one: whatever else that thread does with it has to end there.
         """
         self._engine = engine
         self._remake_target = remake_target
         self._observe_batch = observe_batch
+        self._on_target_lost = on_target_lost
         self._is_recovering = False
         self._event_loop = asyncio.get_running_loop()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
@@ -139,13 +143,8 @@ class EngineLoop:
         the engine is lost, and NotReadyError once the loop drains. The request's id need not be
         unique.
         """
-        if self._is_draining:
-            raise NotReadyError("the service is draining; send the request again")
-        self.require_room(request.params.n)
         unique_id = f"{request.request_id}/{next(self._serial)}"
-        stream = self._streams[unique_id] = _Stream(observer)
-        self._open[unique_id] = request.params.n
-        self._no_streams.clear()
+        stream = self._admit(unique_id, request.params.n, observer)
         finished = False
         try:
             await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
@@ -164,6 +163,21 @@ class EngineLoop:
                 self._commands.put(_Command(lambda: self._engine.abort(unique_id)))
                 if observer is not None:
                     observer.on_broken_off(sys.exception())
+
+    def _admit(self, unique_id: str, num_choices: int, observer: RequestObserver | None) -> _Stream:
+        """Opens a stream. Raises NotReadyError and what `require_room` raises; observed as ends."""
+        try:
+            if self._is_draining:
+                raise NotReadyError("the service is draining; send the request again")
+            self.require_room(num_choices)
+        except Exception as error:
+            if observer is not None:
+                observer.on_broken_off(error)
+            raise
+        stream = self._streams[unique_id] = _Stream(observer)
+        self._open[unique_id] = num_choices
+        self._no_streams.clear()
+        return stream
 
     def require_room(self, num_choices: int = 1) -> None:
         """Raises what `specdec.scheduler.require_room` raises, of all requests that are open.
@@ -259,6 +273,8 @@ class EngineLoop:
             return
         logger.warning("streams pause: %s", error)
         self._is_recovering = True
+        if self._on_target_lost is not None:
+            self._on_target_lost()
         threading.Thread(target=self._make_target, name="recovery", daemon=True).start()
 
     def _make_target(self) -> None:

@@ -14,7 +14,38 @@ from cluster.http_admin import error_response
 from cluster.metric_catalogue import FleetView, LinkView
 from cluster.router import Router
 from cluster.servicers import AdminServicer
+from specdec.client import FleetStatistics
 from specdec.errors import NotReadyError
+
+_SHARED_S = 1.0
+"""How long an answer of the ControlPlane serves; replicas report to it no more often."""
+
+_DEADLINE_S = 4.0
+"""Of both calls together: less than Prometheus waits, which is 5 s as it is configured here."""
+
+
+class _SharedFleet:
+    """Asks the ControlPlane once for all scrapes within a second, however many there are."""
+
+    def __init__(self) -> None:
+        self._asking: asyncio.Task[FleetStatistics] | None = None
+        self._asked_at_s = 0.0  # by the event loop's clock
+
+    async def get(self, link: ControlLink) -> FleetStatistics:
+        """All replicas, at most a second ago. Raises NotReadyError while nobody answers."""
+        now_s = asyncio.get_running_loop().time()
+        if self._asking is None or now_s - self._asked_at_s >= _SHARED_S:
+            self._asking, self._asked_at_s = asyncio.create_task(_ask(link)), now_s
+        return await asyncio.shield(self._asking)  # whoever leaves, others may wait
+
+
+async def _ask(link: ControlLink) -> FleetStatistics:
+    try:
+        async with asyncio.timeout(_DEADLINE_S):
+            return await link.fresh_fleet()
+    except TimeoutError as error:
+        limit = f"the control plane did not answer within {_DEADLINE_S:g} s; try again later"
+        raise NotReadyError(limit) from error
 
 
 def metric_routes(
@@ -22,15 +53,16 @@ def metric_routes(
 ) -> APIRouter:
     """The routes; what they are given is asked at each request, after start-up."""
     routes = APIRouter()
+    shared = _SharedFleet()
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
         """Every replica as it last reported; 503 while the ControlPlane is away."""
         try:
-            families = await _of_fleet(get_router(), get_admin().control)
+            fleet = await shared.get(get_admin().control)
         except NotReadyError as error:
             return error_response(error)
-        return await _respond(families, request)
+        return await _respond(_of_fleet(get_router(), fleet), request)
 
     @routes.get("/metrics/replica")
     async def own_metrics(request: Request) -> Response:
@@ -40,8 +72,8 @@ def metric_routes(
     return routes
 
 
-async def _of_fleet(router: Router, link: ControlLink) -> list[Metric]:
-    view = FleetView(await link.fresh_fleet(), router.config.fewest_replicas)
+def _of_fleet(router: Router, fleet: FleetStatistics) -> list[Metric]:
+    view = FleetView(fleet, router.config.fewest_replicas)
     return fleet_families(router.config.served_model_name, view)
 
 

@@ -17,7 +17,8 @@ import uvicorn
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from cluster.config import ServeConfig, address_of
+from cluster.addresses import address_of
+from cluster.config import ServeConfig
 from cluster.http import make_app
 from cluster.openai.api_keys import ApiKeys
 from cluster.router import Router

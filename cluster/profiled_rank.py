@@ -52,16 +52,26 @@ class ProfiledRank:
             yield self._end(profile)
 
     def _heed(self, order: ShardOrder | None) -> Iterator[wire.Frames]:
-        """Whatever goes wrong with a profile is reported, and no step notices."""
+        """Whatever goes wrong with a profile is reported, and no step notices.
+
+        An order that comes while a profile runs takes its place: nobody waits for that one.
+        """
         if order is None:
             if self._profile is not None:
                 yield self._end(self._profile)
             return
         try:
+            self._drop()
             Path(order.directory).mkdir(mode=0o700, parents=True, exist_ok=True)
             self._profile = _Profile(order, StepProfiler(self.runner))
         except Exception as error:
             yield self._failure(order, error, 0)
+
+    def _drop(self) -> None:
+        """Stops the profile that runs, if one does, and writes nothing."""
+        dropped, self._profile = self._profile, None
+        if dropped is not None:
+            dropped.profiler.stop()
 
     def _end(self, profile: _Profile) -> wire.Frames:
         self._profile = None

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
 from cluster.profile_messages import ShardOrder
-from specdec.errors import InvalidValueError, NotReadyError, OverloadedError
+from specdec.errors import InvalidValueError, NotReadyError, OverloadedError, TargetFailedError
 from specdec.profile import ProfileOrder, ProfileReport, WorkerProfile
 
 WRITING_S = 60.0
@@ -63,7 +64,8 @@ class Profiling:
         """Profiles the models by name. It goes on to its end when the caller has left.
 
         call: runs a function on the engine's thread. Raises InvalidValueError where profiles are
-        off, OverloadedError while one is taken, and NotReadyError when ranks do not report.
+        off, OverloadedError while one is taken, and NotReadyError while the first model, which is
+        the target, is away, and when ranks do not report.
         """
         if self._directory is None:
             limit = "a directory, for profiles to be taken; the service was started without one"
@@ -82,8 +84,11 @@ class Profiling:
         directory: Path,
     ) -> ProfileReport:
         began_at = time.monotonic()
-        present = {name: model for name, model in models.items() if model.num_ranks}
-        max_bytes = self._max_bytes // sum(model.num_ranks for model in present.values())
+        sizes = {name: model.num_ranks for name, model in models.items()}
+        if not next(iter(sizes.values())):
+            raise NotReadyError("the model is starting again; ask for a profile when it is ready")
+        present = {name: models[name] for name, size in sizes.items() if size}
+        max_bytes = self._max_bytes // sum(sizes.values())
         orders = {
             name: ShardOrder(name, order.num_steps, str(directory), max_bytes) for name in present
         }
@@ -92,8 +97,13 @@ class Profiling:
             for name, model in present.items():
                 model.begin_profile(orders[name])
 
-        await call(begin)
-        workers = await _collect(list(present.values()), call, began_at + order.timeout_s)
+        try:
+            await call(begin)
+            workers = await _collect(list(present.values()), call, began_at + order.timeout_s)
+        except BaseException:
+            with suppress(NotReadyError, TargetFailedError):  # the engine has ended, and its models
+                await call(lambda: _end(present.values()))
+            raise
         return ProfileReport(self._replica, time.monotonic() - began_at, workers)
 
 
@@ -102,11 +112,6 @@ async def _collect(
 ) -> tuple[WorkerProfile, ...]:
     """All end when the first, which is the target, has ended, or when the time is up."""
     is_told = False
-
-    def end() -> None:
-        for model in models:
-            model.end_profile()
-
     while time.monotonic() < ends_at + WRITING_S:
         reports = await call(lambda: [model.collect_profile() for model in models])
         if all(each is not None for each in reports):
@@ -115,10 +120,16 @@ async def _collect(
                 raise NotReadyError("the models were lost while they were profiled")
             return workers
         if not is_told and (reports[0] is not None or time.monotonic() >= ends_at):
-            await call(end)
+            await call(lambda: _end(models))
             is_told = True
         await asyncio.sleep(_LOOK_EVERY_S)
     raise NotReadyError("the models did not report their profiles; the service's log may say why")
+
+
+def _end(models: Iterable[ProfiledModel]) -> None:
+    """To be called on the engine's thread."""
+    for model in models:
+        model.end_profile()
 
 
 def _new_name() -> str:

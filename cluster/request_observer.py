@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_LEFT = asyncio.CancelledError | GeneratorExit
+"""What ends a request that its client has left."""
+
 
 class RequestObserver:
     """Told of each output when the engine delivers it, however slowly a client reads.
@@ -59,6 +62,7 @@ class RequestObserver:
         self._first_at: float | None = None
         self._last_at: dict[int, float] = {}  # by choice
         self._last: RequestOutput | None = None
+        self._has_ended = False
         self._trace = trace
 
     def on_queued(self, request: Request) -> None:
@@ -88,17 +92,29 @@ class RequestObserver:
             self._on_end(output, output.finish_reason.value, at)
 
     def on_broken_off(self, error: BaseException | None) -> None:
-        """Records a request that ended before its last output; errors are counted where told."""
+        """Records a request that ended before its last output; errors are counted where told.
+
+        Nothing, where that output was delivered and only its reader has left before reading it.
+        """
+        if self._has_ended:
+            return
+        self._has_ended = True
         at, reason = self._clock(), type(error).__name__
-        if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        if isinstance(error, _LEFT):
             reason = ABORTED
             self._metrics.count_end(ABORTED)
         self._log_end(reason, at)
         self._end_trace(at, reason)
 
     def on_refused(self, error: BaseException) -> None:
-        """Takes note of a request that never came to the engine; it is counted where told."""
-        self._end_trace(self._clock(), type(error).__name__)
+        """Takes note of a request that never came to the engine; errors are counted where told.
+
+        One whose client left while it was prepared was aborted, as later.
+        """
+        if isinstance(error, _LEFT):
+            self.on_broken_off(error)
+        else:
+            self._end_trace(self._clock(), type(error).__name__)
 
     def _end_trace(self, at: float, error_type: str | None = None) -> None:
         if self._trace is not None:
@@ -114,6 +130,7 @@ class RequestObserver:
 
     def _on_end(self, output: RequestOutput, reason: str, at: float) -> None:
         assert self._first_at is not None, "an end without a token"
+        self._has_ended = True
         self._metrics[END_TO_END].observe(at - self._arrived_at)
         self._metrics[DECODE_TIME].observe(at - self._first_at)
         self._metrics[PROMPT_TOKENS].observe(output.num_prompt_tokens)

@@ -13,8 +13,9 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
+from cluster.addresses import address_of
 from cluster.admin_access import read_token
-from cluster.config import ServeConfig, address_of
+from cluster.config import ServeConfig
 from cluster.control_store import ControlStore, state_dir
 from cluster.memory_plan import memory_plan
 from cluster.models import ModelDirectories, resolve_models

@@ -20,6 +20,7 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster import admin_codec, codec
 from cluster.admin_access import AdminAccess
+from cluster.call_limits import check_model
 from cluster.caller_headers import current_headers
 from cluster.control_link import ControlLink
 from cluster.errors import status_of
@@ -85,7 +86,7 @@ class InferenceServicer:
             # Off the event loop, as all log-probabilities of a prompt are below: spelling a hundred
             # thousand tokens takes a while.
             return await asyncio.to_thread(
-                encode_completion, generation.seed, said, self.router.spell
+                encode_completion, generation.seed, said, self.router.text.spell
             )
         return pb.GenerateResponse()
 
@@ -93,7 +94,7 @@ class InferenceServicer:
         """The token ids of a text or a chat."""
         with self._reporting_to(grpc_context):
             token_ids = await self.router.tokenize(codec.decode_tokenize(request))
-            tokens = await asyncio.to_thread(self.router.spell, token_ids)
+            tokens = await asyncio.to_thread(self.router.text.spell, token_ids)
             return codec.encode_tokens(token_ids, tokens, self.router.max_model_len)
         return pb.TokenizeResponse()
 
@@ -111,7 +112,8 @@ class InferenceServicer:
     ) -> pb.GetModelInfoResponse:
         """The model and how it is served."""
         with self._reporting_to(grpc_context):
-            return codec.encode_model_info(self.router.model_info(request.model))
+            info = self.router.model_info(check_model(request.model))
+            return codec.encode_model_info(info)
         return pb.GetModelInfoResponse()
 
     async def Check(
@@ -127,7 +129,8 @@ class InferenceServicer:
     async def _encode_chunk(
         self, seed: int, output: RequestOutput, *, is_first: bool
     ) -> pb.GenerateStreamResponse:
-        encode = partial(encode_stream_chunk, seed, output, self.router.spell, is_first=is_first)
+        spell = self.router.text.spell
+        encode = partial(encode_stream_chunk, seed, output, spell, is_first=is_first)
         return encode() if output.prompt_logprobs is None else await asyncio.to_thread(encode)
 
     def _reporting_to(self, grpc_context: Any) -> AbstractContextManager[None]:

@@ -30,8 +30,17 @@ class TargetSupervisor:
         self._lock = threading.Lock()  # of `current`, against closing while one is made
         self.num_restarts = 0  # times that another target took the place of a lost one
         self.current = start()
-        self._profiled = self.current
+        self._profiled: TargetGroup | None = None
+        self._is_lost = False  # set on the engine's thread; until another takes its place
         self._backoff.started()
+
+    def lose(self) -> None:
+        """Has no profile touch the target any more; on the engine's thread, before `remake`.
+
+        Sockets are for one thread at a time, and `remake` closes those of the lost target.
+        """
+        self._is_lost = True
+        self._profiled = None
 
     def remake(self) -> TargetGroup:
         """Kills the target and starts another; raises TargetFailedError in a crash loop."""
@@ -47,21 +56,23 @@ class TargetSupervisor:
 
     @property
     def num_ranks(self) -> int:
-        """How many the target has."""
-        return self.current.num_ranks
+        """How many the target has; 0 from its loss until another takes its place."""
+        return 0 if self._is_lost else self.current.num_ranks
 
     def begin_profile(self, order: ShardOrder) -> None:
         """See ProfiledModel."""
-        self._profiled = self.current
-        self._profiled.begin_profile(order)
+        self._profiled = None if self._is_lost else self.current
+        if self._profiled is not None:
+            self._profiled.begin_profile(order)
 
     def end_profile(self) -> None:
         """See ProfiledModel."""
-        self._profiled.end_profile()
+        if self._profiled is not None:
+            self._profiled.end_profile()
 
     def collect_profile(self) -> tuple[WorkerProfile, ...] | None:
         """See ProfiledModel."""
-        return self._profiled.collect_profile() if self._profiled is self.current else ()
+        return () if self._profiled is None else self._profiled.collect_profile()
 
     def close(self) -> None:
         """Ends the target, and keeps another from taking its place."""
@@ -81,6 +92,7 @@ class TargetSupervisor:
                 target.kill()
                 raise TargetFailedError("the service is shutting down")
             self.current = target
+            self._is_lost = False
         self.num_restarts += 1
         self._backoff.started()
         return target

@@ -150,11 +150,11 @@ class RequestTrace:
             self.attributes["gen_ai.response.finish_reasons"] = reasons
         if last is not None:
             self.attributes |= _usage_attributes(last)
-        name = (
-            f"{self.attributes['gen_ai.operation.name']} {self.attributes['gen_ai.request.model']}"
+        operation, served = (
+            self.attributes[f"gen_ai.{name}"] for name in ("operation.name", "response.model")
         )
         span = self.tracer.start_span(
-            name,
+            f"{operation} {served}",
             self.parent,
             SpanKind.SERVER,
             self.attributes,

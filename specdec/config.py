@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -27,6 +28,8 @@ Kernels = Literal["auto", "native", "torch"]
 `auto` takes that where there is a compiler, and torch elsewhere."""
 
 QUANTIZATION_METHODS: tuple[QuantizationMethod, ...] = get_args(QuantizationMethod)
+
+_CPU_INFO = Path("/proc/cpuinfo")
 
 MAX_STREAM_INTERVAL = 2**20
 """More tokens than are ever held back."""
@@ -98,10 +101,15 @@ def require_quantization(method: str | None, field: str = "quantization") -> Non
         limit = f"one of {', '.join(QUANTIZATION_METHODS)}, or left out"
         raise InvalidValueError(field, method, limit)
     if method is not None and not has_quantization():
-        limit = "left out: it needs FBGEMM, which torch has for x86 alone"
+        limit = "left out: it needs FBGEMM, which torch has for x86 with AVX2 alone"
         raise InvalidValueError(field, method, limit)
 
 
 def has_quantization() -> bool:
-    """Whether torch multiplies by 8-bit integers here: FBGEMM, which does it, is made for x86."""
-    return platform.machine() in ("x86_64", "AMD64")
+    """Whether torch is likely to multiply by 8-bit integers here; a rank asks torch itself.
+
+    FBGEMM, which does it, is for x86 with AVX2.
+    """
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    return not _CPU_INFO.is_file() or "avx2" in _CPU_INFO.read_text(encoding="utf-8").split()

@@ -54,12 +54,23 @@ class Choice:
 class GoodputEstimate:
     """What steps of one kind are expected to yield, as it was reckoned at `at_s`.
 
-    tokens_per_s: over the whole batch. speedup: that over the same without drafts.
+    num_decoding, num_draft_tokens: the kind, by sequences and draft tokens of each. tokens_per_s:
+        over the whole batch. speedup: that over the same without drafts.
     """
 
     at_s: float
+    num_decoding: int
+    num_draft_tokens: int
     tokens_per_s: float
     speedup: float
+
+    def holds_for(self, now_s: float, num_decoding: int, num_draft_tokens: int) -> bool:
+        """Whether it still tells of such steps."""
+        is_of_the_kind = (self.num_decoding, self.num_draft_tokens) == (
+            num_decoding,
+            num_draft_tokens,
+        )
+        return is_of_the_kind and now_s - self.at_s < _ESTIMATE_HOLDS_S
 
 
 @dataclass
@@ -161,20 +172,26 @@ class GoodputChooser:
         ]
 
     def estimate(self, now_s: float, num_decoding: int, num_draft_tokens: int) -> GoodputEstimate:
-        """Of steps with so many draft tokens; reckoned twice a second.
+        """Of steps with so many draft tokens; reckoned twice a second, and when the kind changes.
 
         No step with drafts is taken to be shorter than one without, whatever noise has it look so.
         """
         known = self._estimate
-        if known is None or now_s - known.at_s >= _ESTIMATE_HOLDS_S:
-            plain_s = self._costs.step_s(num_decoding, 0, now_s)
-            step_s = max(plain_s, self._costs.step_s(num_decoding, num_draft_tokens, now_s))
-            tokens = self._window.expected_tokens(num_draft_tokens, now_s)[-1]
-            known = GoodputEstimate(
-                now_s, num_decoding * tokens / step_s, tokens * plain_s / step_s
-            )
-            self._estimate = known
+        if known is None or not known.holds_for(now_s, num_decoding, num_draft_tokens):
+            known = self._estimate = self._reckon(now_s, num_decoding, num_draft_tokens)
         return known
+
+    def _reckon(self, now_s: float, num_decoding: int, num_draft_tokens: int) -> GoodputEstimate:
+        plain_s = self._costs.step_s(num_decoding, 0, now_s)
+        step_s = max(plain_s, self._costs.step_s(num_decoding, num_draft_tokens, now_s))
+        tokens = self._window.expected_tokens(num_draft_tokens, now_s)[-1]
+        return GoodputEstimate(
+            now_s,
+            num_decoding,
+            num_draft_tokens,
+            tokens_per_s=num_decoding * tokens / step_s,
+            speedup=tokens * plain_s / step_s,
+        )
 
     def _best(self, now_s: float, num_decoding: int, most: int) -> int:
         """The best number; the present one unless another is better by more than the margin."""

@@ -77,7 +77,7 @@ async def begin(router: Router, call: GenerateCall) -> AsyncGenerator[bytes, Non
     generation = await router.generate(call)
     outputs = generation.outputs
     first = await anext(outputs)
-    return _events(generation, first, router.detokenizer())
+    return _events(generation, first, router.text.detokenizer())
 
 
 async def _events(

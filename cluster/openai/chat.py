@@ -62,9 +62,9 @@ async def plan_chat(router: Router, request: ChatRequest, terms: Terms) -> ChatP
     request.check_together()
     _check_together(request)
     router.check_admission(request.model or "", 1)  # while it loads, reading templates would wait
-    template = router.chat_template
+    template = router.text.chat_template
     form = tool_form(router.config, template)
-    tools = tool_use(request, form, router.is_special)
+    tools = tool_use(request, form, router.text.is_special)
     params = settle_seed(chat_params(request, tools))
     router.check_admission(request.model or "", params.n)
     conversation = make_conversation(request, tools, template, form)

@@ -100,5 +100,5 @@ def generate_call(
 
 async def token_names(router: Router, request: SamplingFields) -> TokenNames:
     """How log-probabilities call tokens. On a thread: the first time it reads the vocabulary."""
-    token_bytes = await asyncio.to_thread(lambda: router.token_bytes)
+    token_bytes = await asyncio.to_thread(lambda: router.text.token_bytes)
     return TokenNames(token_bytes, request.return_tokens_as_token_ids)

@@ -87,7 +87,9 @@ class ResponsesRequest(RequestModel):
         }
     )
 
-    model: str | None = option("the model that shall answer; left out: the one that is loaded")
+    model: str | None = option(
+        "the model that shall answer, at most 256 characters; left out: the one that is loaded"
+    )
     input: str | Annotated[list[InputMessage], at_most(MAX_CHAT_MESSAGES - 1, 1)] = Field(
         description="what the user says, or the conversation; at most 999 messages"
     )

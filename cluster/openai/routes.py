@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
+from cluster.call_limits import check_model
 from cluster.calls import DetokenizeCall, TokenizeCall
 from cluster.openai.api_keys import ApiKeys
 from cluster.openai.chat import make_conversation, tool_form
@@ -91,8 +92,10 @@ def _add_tokens(routes: APIRouter, gate: Gate) -> None:
     async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         """The tokens of a text or a chat, exactly as they would be of a prompt."""
         router, terms = gate.get_router(), gate.terms(request, None)
-        router.check_admission(body.model or "", 1)
-        call = TokenizeCall(body.model or "", _prompt(router, body), body.add_special_tokens)
+        router.check_admission(check_model(body.model or ""), 1)
+        call = TokenizeCall(
+            check_model(body.model or ""), _prompt(router, body), body.add_special_tokens
+        )
         async with terms.deadline.held():
             token_ids = await terms.encoding.run(lambda: router.tokenize(call))
             return await asyncio.to_thread(_tokens, router, token_ids, body.return_token_strs)
@@ -101,7 +104,7 @@ def _add_tokens(routes: APIRouter, gate: Gate) -> None:
     async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         """The text of tokens."""
         router, terms = gate.get_router(), gate.terms(request, None)
-        router.check_admission(body.model or "", 1)
+        router.check_admission(check_model(body.model or ""), 1)
         call = DetokenizeCall(body.model or "", tuple(body.tokens))
         async with terms.deadline.held():
             text = await terms.encoding.run(lambda: router.detokenize(call))
@@ -114,7 +117,7 @@ def _tokens(router: Router, token_ids: list[int], tells_strings: bool) -> Respon
         count=len(token_ids),
         max_model_len=router.max_model_len,
         tokens=token_ids,
-        token_strs=router.spell(token_ids) if tells_strings else None,
+        token_strs=router.text.spell(token_ids) if tells_strings else None,
     )
     return _json(answer)
 
@@ -159,9 +162,9 @@ def _prompt(router: Router, body: TokenizeRequest) -> str | Conversation:
         continue_final_message=body.continue_final_message,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-    form = tool_form(router.config, router.chat_template)
-    tools = tool_use(chat, form, router.is_special)
-    return make_conversation(chat, tools, router.chat_template, form)
+    form = tool_form(router.config, router.text.chat_template)
+    tools = tool_use(chat, form, router.text.is_special)
+    return make_conversation(chat, tools, router.text.chat_template, form)
 
 
 def _answers(model: type[AnswerModel], events: str | None = None) -> dict[int | str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from cluster.call_limits import MAX_TOKEN_IDS, check_cache_salt, check_priority
+from cluster.call_limits import MAX_TOKEN_IDS, check_cache_salt, check_model, check_priority
 from cluster.openai.schema import RequestModel, StreamOptions, at_most, entries, number, option
 from cluster.openai.structure import KINDS, StructuredOutputs, structured_output
 from specdec.config import MAX_STREAM_INTERVAL
@@ -95,7 +95,9 @@ class SamplingFields(RequestModel):
 
     refused = MappingProxyType(_VLLM_NOT_HERE)
 
-    model: str | None = option("the model that shall answer; left out: the one that is loaded")
+    model: str | None = option(
+        "the model that shall answer, at most 256 characters; left out: the one that is loaded"
+    )
     n: int | None = number("choices to generate for each prompt", 1, 128)
     temperature: float | None = number("divides the logits; 0 takes the likeliest token", 0, 100)
     top_p: float | None = number("keeps the likeliest tokens that sum to so much, above 0", 0, 1)
@@ -163,6 +165,7 @@ class SamplingFields(RequestModel):
             raise InvalidValueError("stream_options", self.stream_options.model_dump(), limit)
         require_range("stream_interval", self.stream_interval, 1, MAX_STREAM_INTERVAL)
         require_range("truncate_prompt_tokens", self.truncate_prompt_tokens, 1, MAX_TOKEN_IDS)
+        check_model(self.model or "")
         check_priority(self.priority)
         check_cache_salt(self.cache_salt or "")
 

@@ -17,7 +17,7 @@ class TokenizeRequest(RequestModel):
 
     refused = MappingProxyType({"chat_template": "left out: the model's template is used"})
 
-    model: str | None = option("left out: the model that is loaded")
+    model: str | None = option("at most 256 characters; left out: the model that is loaded")
     prompt: str | None = Field(
         default=None, max_length=1_000_000, description="a text; at most 1,000,000 characters"
     )
@@ -46,7 +46,7 @@ class TokenizeAnswer(AnswerModel):
 class DetokenizeRequest(RequestModel):
     """Tokens to decode; special ones are left out of the text."""
 
-    model: str | None = option("left out: the model that is loaded")
+    model: str | None = option("at most 256 characters; left out: the model that is loaded")
     tokens: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = Field(
         description="token ids; at most 1,000,000"
     )

@@ -11,6 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from specdec.errors import UnsupportedModelError
+
 _SMALLEST = torch.finfo(torch.float32).tiny
 
 
@@ -82,7 +84,12 @@ def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pack(blocks: Iterable[Tensor], shape: tuple[int, int]) -> torch.ScriptObject:
-    """The rows of a matrix of `shape`, quantized, in FBGEMM's layout."""
+    """The rows of a matrix of `shape`, quantized, in FBGEMM's layout.
+
+    Raises UnsupportedModelError where torch was built without it.
+    """
+    if not _has_fbgemm():
+        raise UnsupportedModelError("quantization needs FBGEMM, which this build of torch lacks")
     values = torch.empty(shape, dtype=torch.int8)
     scales = torch.empty(shape[0], dtype=torch.float64)
     end = 0
@@ -98,3 +105,7 @@ def _pack(blocks: Iterable[Tensor], shape: tuple[int, int]) -> torch.ScriptObjec
         )
     packed: torch.ScriptObject = torch.ops.quantized.linear_prepack(tensor, None)
     return packed
+
+
+def _has_fbgemm() -> bool:
+    return "fbgemm" in torch.backends.quantized.supported_engines

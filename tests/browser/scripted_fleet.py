@@ -25,17 +25,17 @@ from cluster.control_store import ControlStore
 from cluster.http import make_app
 from cluster.metrics import FIRST_TOKEN, INTER_TOKEN
 from cluster.overrides import OverrideLimits
+from cluster.replica_text import ReplicaText
 from cluster.router import Generation
 from cluster.servicers import AdminServicer
 from cluster.watches import Watches
 from specdec.client import Counts, DecisionNews, HistogramCounts, ReplicaReport, SpeculationState
-from specdec.detokenizer import IncrementalDetokenizer
 from specdec.errors import InvalidValueError
 from specdec.finish_reason import FinishReason
+from specdec.model_config import ModelConfig
 from specdec.request_output import RequestOutput
 from specdec.speculation_control import SpeculationControl
 from specdec.stats import SpeculationStats
-from specdec.tokenizer import Tokenizer
 from tests.cluster.admin_service import LocalHandle, take_profile
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=5)
@@ -141,14 +141,11 @@ class ScriptedRouter:
     is_ready = True
     failure = None
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, model: Path) -> None:
         self.config = SimpleNamespace(served_model_name="tiny-llama")
-        self.tokenizer = tokenizer
+        self.text = ReplicaText(model, ModelConfig.from_directory(model))
         self.calls: list[Any] = []
         self.num_left = 0
-
-    def detokenizer(self) -> IncrementalDetokenizer:
-        return IncrementalDetokenizer(self.tokenizer)
 
     async def generate(self, call: Any) -> Generation:
         self.calls.append(call)
@@ -157,7 +154,8 @@ class ScriptedRouter:
         return Generation(42, self._outputs(call))
 
     async def _outputs(self, call: Any) -> AsyncGenerator[RequestOutput, None]:
-        ids = self.tokenizer.encode(ANSWER, add_special_tokens=False)[: call.params.max_tokens]
+        tokenizer = self.text.tokenizer
+        ids = tokenizer.encode(ANSWER, add_special_tokens=False)[: call.params.max_tokens]
         length = 0 if call.params.speculation.enabled is False else 3
         stats, said, step = SpeculationStats(), 0, 0
         try:
@@ -234,7 +232,7 @@ async def _start(
     plane = ControlPlane(CONFIGURED, ControlStore(state_dir, "tiny-llama"), limits=limits)
     replicas = [ScriptedReplica(f"replica-{index}") for index in range(num_replicas)]
     link = ControlLink(LocalHandle(plane), replicas[0].apply, replicas[0].report)
-    router = ScriptedRouter(Tokenizer(model))
+    router = ScriptedRouter(model)
     admin = AdminServicer(link, AdminAccess(token), Watches(link.fleet), take_profile)
     app = make_app(lambda: router, lambda: admin)  # type: ignore[arg-type,return-value]
     config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1)

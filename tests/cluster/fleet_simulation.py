@@ -23,7 +23,7 @@ from cluster.replica_load import ReplicaLoad
 from specdec.speculation import StepDrafts
 from tests.clock import Clock
 
-_LOOK_BACK_S = 10
+_LOOK_BACK_S = 12
 _PERIOD_S = 2
 
 

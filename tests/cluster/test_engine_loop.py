@@ -274,6 +274,26 @@ async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, targ
     await loop.close()
 
 
+async def test_a_loss_is_told_on_the_engines_thread_before_another_target_is_made(
+    tiny_model_dir, target
+):
+    told = []
+
+    def tell(what):
+        told.append((what, threading.current_thread().name))
+
+    def remake():
+        tell("remake")
+        return HashTarget(block_size=4, vocab_size=383)
+
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    loop = EngineLoop(engine, remake, on_target_lost=lambda: tell("lost"))
+    target.error = TargetFailedError("it died")
+    assert len(await tokens_of(loop, request("r", PROMPT))) == 24
+    assert told == [("lost", "engine"), ("remake", "recovery")]
+    await loop.close()
+
+
 async def test_a_target_that_cannot_be_made_again_ends_the_streams(tiny_model_dir, target):
     def remake():
         raise TargetFailedError("it failed 5 times in a row")

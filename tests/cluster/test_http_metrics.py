@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+from cluster import http_metrics
 from specdec.client import Counts, ReplicaReport
 from specdec.stats import SpeculationStats
 from tests.cluster.replica_on_hash_target import REPLICA, running_replica
@@ -12,7 +13,9 @@ from tests.cluster.scraped import OPEN_METRICS, open_families, samples
 
 
 @pytest.fixture
-async def replica(tiny_model_dir, tmp_path):
+async def replica(tiny_model_dir, tmp_path, monkeypatch):
+    """Each scrape of it asks the control plane, so that none has to wait for the next second."""
+    monkeypatch.setattr(http_metrics, "_SHARED_S", 0.0)
     async with running_replica(tiny_model_dir, tmp_path) as replica:
         yield replica
 
@@ -137,6 +140,38 @@ async def test_a_scrape_waits_for_no_step(replica):
     assert (await scrape(replica))["generation_tokens_total",] == 0
     assert not running.done()
     await running
+
+
+async def test_scrapes_within_a_second_share_one_answer(replica, monkeypatch):
+    monkeypatch.setattr(http_metrics, "_SHARED_S", 0.3)
+    asked = []
+    fresh_fleet = replica.link.fresh_fleet
+
+    async def ask():
+        asked.append(await fresh_fleet())
+        return asked[-1]
+
+    monkeypatch.setattr(replica.link, "fresh_fleet", ask)
+    leaving = asyncio.create_task(scrape(replica))
+    await asyncio.sleep(0)
+    found = asyncio.gather(*(scrape(replica) for _ in range(5)))
+    leaving.cancel()
+    assert len({each["replica_uptime_seconds",] for each in await found}) == 1
+    assert len(asked) == 1
+    await replica.generate(max_tokens=10)
+    await asyncio.sleep(0.3)
+    assert (await scrape(replica))["generation_tokens_total",] == 10
+    assert len(asked) == 2
+
+
+async def test_a_scrape_has_one_deadline_for_both_calls(replica, monkeypatch):
+    monkeypatch.setattr(http_metrics, "_DEADLINE_S", 0.1)
+    replica.plane.plane = None  # each call would wait for 0.3 s
+    began_at = time.monotonic()
+    response = await replica.http.get("/metrics")
+    assert (response.status_code, time.monotonic() - began_at < 0.25) == (503, True)
+    message = response.json()["error"]["message"]
+    assert message == "the control plane did not answer within 0.1 s; try again later"
 
 
 async def test_any_router_tells_of_every_replica(replica):

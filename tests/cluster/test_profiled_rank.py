@@ -60,6 +60,18 @@ def test_it_ends_by_itself_after_its_steps(rank, tmp_path):
     assert tell(rank, STEP) == [ANSWER]
 
 
+def test_an_order_takes_the_place_of_a_profile_that_runs(rank, tmp_path):
+    model = rank.runner.model
+    tell(rank, order(tmp_path / "first", num_steps=9).encode())
+    tell(rank, STEP)
+    wanted = order(tmp_path / "second", num_steps=1)
+    assert tell(rank, wanted.encode()) == []
+    report = report_in(wanted, tell(rank, STEP)[1])
+    assert (report.num_steps, report.fault) == (1, "")
+    assert rank.runner.model is model
+    assert list((tmp_path / "first").iterdir()) == []
+
+
 def test_it_ends_when_it_is_told_to(rank, tmp_path):
     wanted = order(tmp_path, num_steps=9)
     tell(rank, wanted.encode())
@@ -90,3 +102,4 @@ def test_a_step_that_fails_fails_as_without_a_profile(rank, tmp_path):
     with pytest.raises(AssertionError):
         tell(rank, [b"no step"])
     assert tell(rank, STEP) == [ANSWER]
+    tell(rank, END)  # torch crashes at the end of a process in which one still runs

@@ -114,6 +114,26 @@ async def test_ranks_that_never_report_are_given_up_on(take, target, monkeypatch
     target.ends_when_told = False
     with pytest.raises(NotReadyError, match="the models did not report their profiles"):
         await take()
+    assert target.num_ends == 2, "when the time was up, and when it was given up on"
+
+
+async def test_what_fails_while_it_is_taken_ends_it_on_the_other_ranks(take, target, draft):
+    def fail():
+        raise KeyError("a bug of ours")
+
+    target.collect_profile = fail
+    with pytest.raises(KeyError):
+        await take()
+    assert (target.num_ends, draft.num_ends) == (1, 1)
+
+
+async def test_none_is_taken_while_the_target_is_away(take, target, draft):
+    target.num_ranks = 0
+    with pytest.raises(NotReadyError, match="the model is starting again"):
+        await take()
+    assert (target.orders, draft.orders) == ([], [])
+    target.num_ranks = 2
+    assert len((await take()).workers) == 3
 
 
 async def test_without_a_directory_none_is_taken(target):

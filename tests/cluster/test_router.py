@@ -37,7 +37,7 @@ def test_the_models_wishes_hold_unless_they_are_left_aside(model_dir, setting, d
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
     router = Router(config, ModelDirectories(model_dir, None), memory_bytes=2**32)
     assert router.model_info("").sampling_defaults == defaults
-    assert router.spell([0, 50]) == ["<|endoftext|>", "P"]
+    assert router.text.spell([0, 50]) == ["<|endoftext|>", "P"]
 
 
 @pytest.mark.parametrize(

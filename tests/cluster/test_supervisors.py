@@ -6,6 +6,7 @@ import time
 import pytest
 
 from cluster.draft_supervisor import DraftSupervisor
+from cluster.profile_messages import ShardOrder
 from cluster.target_supervisor import MAX_FAILURES, TargetSupervisor
 from specdec.config import DraftLimits
 from specdec.errors import DraftFailedError, TargetFailedError
@@ -49,6 +50,25 @@ class Worker:
         self.is_closed = True
 
 
+class ProfiledWorker(Worker):
+    """Keeps what it is told of a profile, which never ends."""
+
+    num_ranks = 2
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def begin_profile(self, order):
+        self.told.append("begin")
+
+    def end_profile(self):
+        self.told.append("end")
+
+    def collect_profile(self):
+        self.told.append("collect")
+
+
 @pytest.fixture
 def workers():
     return []
@@ -84,7 +104,7 @@ def test_a_lost_draft_worker_is_replaced_and_nobody_hears_of_it(start, workers, 
     assert drafts(supervisor) == []
     assert workers[0].is_killed
     wait_for(lambda: supervisor.is_available)
-    assert supervisor.num_restarts == 0, "nobody has asked the new one yet"
+    assert supervisor.num_restarts == 1, "it counts, whether anybody drafts with it or not"
     assert drafts(supervisor) == [(7, 7, 7)]
     assert supervisor.num_restarts == 1
     supervisor.close()
@@ -148,6 +168,33 @@ def test_a_target_is_replaced_and_a_crash_loop_ends(workers):
         supervisor.remake()
     supervisor.close()
     assert supervisor.current.is_closed
+
+
+def test_no_profile_touches_a_lost_target(workers):
+    """Not even through the sockets that `remake` closes meanwhile, on another thread."""
+
+    def start():
+        workers.append(ProfiledWorker())
+        return workers[-1]
+
+    order = ShardOrder("target", 4, "nowhere", 1)
+    supervisor = TargetSupervisor(start)
+    assert supervisor.num_ranks == 2
+    supervisor.begin_profile(order)
+    assert supervisor.collect_profile() is None
+    supervisor.lose()
+    assert supervisor.num_ranks == 0
+    supervisor.begin_profile(order)
+    supervisor.end_profile()
+    assert supervisor.collect_profile() == ()
+    assert workers[0].told == ["begin", "collect"]
+    supervisor.remake()
+    assert supervisor.num_ranks == 2
+    assert supervisor.collect_profile() == (), "the profile was of the one before"
+    supervisor.begin_profile(order)
+    assert supervisor.collect_profile() is None
+    assert workers[1].told == ["begin", "collect"]
+    supervisor.close()
 
 
 def test_closing_ends_the_wait_for_another_target(start, workers):

@@ -20,13 +20,13 @@ from opentelemetry.trace import SpanKind, StatusCode
 from cluster.caller_headers import KeepHeaders, current_headers, text_headers
 from cluster.calls import GenerateCall
 from cluster.engine_loop import EngineLoop
-from cluster.metrics import Metrics
+from cluster.metrics import ABORTED, Metrics
 from cluster.request_observer import RequestObserver
 from cluster.servicers import InferenceServicer
 from cluster.step_timing import TimedProposer, TimedTarget
 from cluster.tracing import PHASES, Tracing, tracing_to
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.errors import OverloadedError
+from specdec.errors import NotReadyError, OverloadedError
 from specdec.finish_reason import FinishReason
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingParams
@@ -139,10 +139,11 @@ def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
     observer = RequestObserver("r", Metrics(), Clock(), trace)
     observer.on_refused(OverloadedError("full"))
     made = spans(exporter)
-    assert list(made) == ["prepare", "chat other"]
-    root = made["chat other"]
+    assert list(made) == ["prepare", "chat tiny"]
+    root = made["chat tiny"]
     assert root.status.status_code is StatusCode.ERROR
     assert root.attributes["error.type"] == "OverloadedError"
+    assert root.attributes["gen_ai.request.model"] == "other"
     assert "gen_ai.usage.input_tokens" not in root.attributes
 
 
@@ -249,6 +250,42 @@ async def test_a_client_that_leaves_ends_the_trace(replica, exporter):
     assert made["text_completion tiny"].attributes["error.type"] == "abort"
 
 
+async def test_a_reader_that_leaves_after_the_last_output_ends_nothing_twice(
+    replica, exporter, caplog
+):
+    caplog.set_level("INFO", "cluster.request_observer")
+    async with aclosing(replica.generate(request("r", PROMPT, max_tokens=20))) as outputs:
+        await anext(outputs)
+        while replica.loop.num_streams:  # the rest is delivered while nobody reads
+            await asyncio.sleep(0.01)
+    assert replica.metrics.ended == {"length": 1} | {
+        reason: 0 for reason in replica.metrics.ended if reason != "length"
+    }
+    assert [each.finish_reason for each in caplog.records] == ["length"]
+    assert len(exporter.get_finished_spans()) == 5
+    assert "error.type" not in spans(exporter)["text_completion tiny"].attributes
+
+
+async def test_a_request_that_comes_while_the_loop_drains_is_traced_and_logged(
+    replica, exporter, caplog
+):
+    caplog.set_level("INFO", "cluster.request_observer")
+    await replica.loop.drain(1)
+    with pytest.raises(NotReadyError):
+        await anext(replica.generate(request("r", PROMPT)))
+    assert [each.finish_reason for each in caplog.records] == ["NotReadyError"]
+    assert spans(exporter)["text_completion tiny"].attributes["error.type"] == "NotReadyError"
+    assert replica.loop.num_streams == 0
+
+
+def test_a_client_that_leaves_while_its_request_is_prepared_is_counted(tracing, exporter):
+    metrics = Metrics()
+    observer = RequestObserver("r", metrics, Clock(), tracing.begin("r", CALL, Clock()))
+    observer.on_refused(asyncio.CancelledError())
+    assert metrics.ended[ABORTED] == 1
+    assert spans(exporter)["text_completion tiny"].attributes["error.type"] == ABORTED
+
+
 def test_http_headers_are_known_where_a_request_is_answered():
     app = FastAPI()
     app.add_middleware(KeepHeaders)
@@ -321,5 +358,7 @@ async def test_a_collector_that_is_away_holds_up_nobody(monkeypatch, caplog):
     monkeypatch.setattr("cluster.tracing._FLUSH_S", 0.2)
     tracing = tracing_to("http://127.0.0.1:1", "tiny", "replica-1")
     tracing.begin("r", CALL, Clock()).end(101.0, None)
-    async with asyncio.timeout(5):
-        await asyncio.to_thread(tracing.close)
+    began_at = time.monotonic()
+    await asyncio.to_thread(tracing.close)
+    assert time.monotonic() - began_at < 1.2
+    assert "the last traces were not sent within 0.2 s" in caplog.text

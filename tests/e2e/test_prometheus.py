@@ -158,6 +158,7 @@ def test_the_running_service_exposes_the_catalogue_and_nothing_else(service):
 
 def test_both_replicas_together_have_counted_what_clients_were_told(service):
     names = ("generation_tokens_total", "spec_decode_num_accepted_tokens_total")
+    time.sleep(1.5)  # what was said before is a second old at most
     before = [total(service, name) for name in names]
     load = Load(service.grpc_address)
     with running(load) as streams:

@@ -57,14 +57,22 @@ def test_a_hand_worked_estimate_of_a_batch():
 def test_a_hand_worked_speedup_which_holds_for_half_a_second():
     chooser = GoodputChooser(StepCosts(CostTable((1,), (0, 1), ((0.10, 0.15),))))
     assert chooser.estimate(0.0, 1, 1).speedup == pytest.approx(1.7 * 0.10 / 0.15)
-    assert chooser.estimate(0.4, 1, 0).speedup == chooser.estimate(0.0, 1, 1).speedup
-    assert chooser.estimate(0.5, 1, 0).speedup == 1.0
     for _ in range(5):
-        chooser.observe_step(1, 0, seconds=0.10, now_s=1.0)
-        chooser.observe_step(1, 1, seconds=0.01, now_s=1.0)
-    assert chooser.estimate(1.0, 1, 1).speedup == pytest.approx(1.7), (
+        chooser.observe_step(1, 0, seconds=0.10, now_s=0.4)
+        chooser.observe_step(1, 1, seconds=0.01, now_s=0.4)
+    assert chooser.estimate(0.4, 1, 1).speedup == pytest.approx(1.7 * 0.10 / 0.15)
+    assert chooser.estimate(0.5, 1, 1).speedup == pytest.approx(1.7), (
         "cheaper than no drafts: noise"
     )
+
+
+def test_an_estimate_is_of_the_steps_that_are_asked_about():
+    table = CostTable((1, 3), (0, 1), ((0.10, 0.15), (0.12, 0.20)))
+    chooser = GoodputChooser(StepCosts(table))
+    assert chooser.estimate(0.0, 1, 1).speedup == pytest.approx(1.7 * 0.10 / 0.15)
+    assert chooser.estimate(0.1, 1, 0).speedup == 1.0, "without drafts there is nothing to gain"
+    assert chooser.estimate(0.2, 3, 0).tokens_per_s == pytest.approx(3 / 0.12)
+    assert chooser.estimate(0.3, 3, 1).speedup == pytest.approx(1.7 * 0.12 / 0.20)
 
 
 @pytest.mark.parametrize("curve", [GPU, SMALL], ids=["gpu", "small"])

@@ -63,15 +63,30 @@ ALERTS = (
         "{{ $labels.model_name }} is taken.",
     ),
     Alert(
-        "SpecdecQueueGrowing",
+        "SpecdecRequestsFailing",
         """
-        specdec:num_requests_waiting > 10
-        and deriv(specdec:num_requests_waiting[10m]) > 0
+        sum by (model_name, code) (
+          rate(specdec:request_failure_total{code=~"INTERNAL|RESOURCE_EXHAUSTED"}[5m])
+        )
+          / on (model_name) group_left ()
+        (
+          sum by (model_name) (rate(specdec:request_success_total[5m]))
+            + sum by (model_name) (rate(specdec:request_failure_total[5m]))
+        ) > 0.05
         """,
+        "5m",
+        "critical",
+        "{{ $value | humanizePercentage }} of the requests to {{ $labels.model_name }} end in "
+        "{{ $labels.code }}.",
+    ),
+    Alert(
+        "SpecdecQueueLong",
+        # By its level: a queue that is full grows no more, and what it has no room for is refused.
+        "specdec:num_requests_waiting > 10",
         "10m",
         "warning",
-        "{{ $value }} requests wait on replica {{ $labels.replica }} of {{ $labels.model_name }}, "
-        "and ever more.",
+        "For ten minutes requests have waited on replica {{ $labels.replica }} of "
+        "{{ $labels.model_name }}: {{ $value }} do now.",
     ),
     Alert(
         "SpecdecTimeToFirstTokenHigh",
@@ -131,6 +146,13 @@ ALERTS = (
         "2m",
         "critical",
         "The control plane does not answer the replicas of {{ $labels.model_name }}.",
+    ),
+    Alert(
+        "SpecdecFleetUnreachable",
+        'up{job="specdec"} == 0',
+        "5m",
+        "critical",
+        "{{ $labels.instance }} does not tell of the service, so most other alerts are blind.",
     ),
     Alert(
         "SpecdecUnreachable",

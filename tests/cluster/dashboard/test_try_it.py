@@ -5,10 +5,11 @@ import json
 import pytest
 
 from cluster.dashboard import try_it
+from cluster.replica_text import ReplicaText
 from cluster.router import Generation
-from specdec.detokenizer import IncrementalDetokenizer
 from specdec.errors import InvalidValueError, TargetFailedError
 from specdec.finish_reason import FinishReason
+from specdec.model_config import ModelConfig
 from specdec.request_output import RequestOutput
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import Tokenizer
@@ -20,7 +21,7 @@ class ScriptedRouter:
     """Answers with given outputs, and knows whether its reader left early."""
 
     def __init__(self, directory, outputs, error=None):
-        self.tokenizer = Tokenizer(directory)
+        self.text = ReplicaText(directory, ModelConfig.from_directory(directory))
         self.outputs = outputs
         self.error = error
         self.was_left = False
@@ -37,9 +38,6 @@ class ScriptedRouter:
         except GeneratorExit:
             self.was_left = True
             raise
-
-    def detokenizer(self):
-        return IncrementalDetokenizer(self.tokenizer)
 
 
 def outputs_of(token_ids, sizes):

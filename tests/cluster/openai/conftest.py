@@ -28,7 +28,7 @@ async def router(tiny_model_dir: Path):
     router = Router(config, ModelDirectories(tiny_model_dir, None), memory_bytes=2**32)
     limits = engine_config(3, max_model_len=512, num_blocks=400, max_queue_len=8)
     router._loop = EngineLoop(local_engine(tiny_model_dir, limits))  # in place of `start`
-    router._grammars.wait_until_ready()
+    router.text.load()
     yield router
     await router._loop.close()
 

@@ -339,6 +339,7 @@ async def test_a_prompt_is_cut_where_that_is_asked_for(http):
         ({"speculation": {"k": 1}}, "speculation.k", "no such field"),
         ({"priority": 1001}, "priority", "1000"),
         ({"cache_salt": "x" * 129}, "cache_salt", "128"),
+        ({"model": "x" * 257}, "model", "256"),
         (
             {"chat_template_kwargs": {"enable_thinking": True}},
             "chat_template_kwargs.enable_thinking",

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from specdec.checkpoint import open_checkpoint
-from specdec.errors import InvalidValueError
+from specdec.config import has_quantization
+from specdec.errors import InvalidValueError, UnsupportedModelError
 from specdec.layers import RowParallelLinear
 from specdec.layers.matrix import FullMatrix
 from specdec.layers.quantization import CoarseInt8Matrix, Int8Matrix, quantize_rows
@@ -105,7 +106,31 @@ def test_an_unknown_method_is_refused(tiny_model_dir):
         open_checkpoint(tiny_model_dir, torch.float32, "int3")
 
 
-def test_a_build_without_fbgemm_is_told(tiny_model_dir, monkeypatch):
+@pytest.mark.parametrize(
+    ("machine", "flags", "has"),
+    [
+        ("x86_64", "flags : sse4_2 avx2 fma", True),
+        ("x86_64", "flags : sse4_2", False),
+        ("AMD64", None, True),
+        ("aarch64", None, False),
+    ],
+)
+def test_which_processors_fbgemm_is_for(monkeypatch, tmp_path, machine, flags, has):
+    cpu_info = tmp_path / "cpuinfo"
+    if flags is not None:
+        cpu_info.write_text(flags)
+    monkeypatch.setattr("specdec.config.platform.machine", lambda: machine)
+    monkeypatch.setattr("specdec.config._CPU_INFO", cpu_info)
+    assert has_quantization() is has
+
+
+def test_a_torch_without_fbgemm_cannot_pack(monkeypatch):
+    monkeypatch.setattr("specdec.layers.quantization._has_fbgemm", lambda: False)
+    with pytest.raises(UnsupportedModelError, match="FBGEMM"):
+        Int8Matrix([random_tensor(4, 8)], (4, 8))
+
+
+def test_a_processor_without_fbgemm_is_told(tiny_model_dir, monkeypatch):
     monkeypatch.setattr("specdec.config.has_quantization", lambda: False)
     with pytest.raises(InvalidValueError, match="it needs FBGEMM"):
         open_checkpoint(tiny_model_dir, torch.float32, "int8")

@@ -1,0 +1,103 @@
+"""What a replica knows of text: its model's tokenizer, and the grammars that are compiled with it.
+
+Calls come as text and chats, and go to the engine as tokens; no step waits for what is done here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from cluster.calls import Prompt
+from specdec.chat_template import ChatTemplate, Conversation
+from specdec.detokenizer import IncrementalDetokenizer
+from specdec.errors import OverloadedError
+from specdec.model_config import ModelConfig
+from specdec.sampling_params import StructuredOutput
+from specdec.structured_output import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
+from specdec.token_bytes import TokenBytes
+from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
+
+
+class ReplicaText:
+    """From text to tokens and back. Everything is read when it is first asked for."""
+
+    def __init__(self, directory: Path, model: ModelConfig) -> None:
+        """directory: of the target, whose tokens these are. model: its shape."""
+        self._directory = directory
+        self._model = model
+
+    def load(self) -> None:
+        """Reads the tokenizer and starts what compiles grammars; takes seconds. From any thread."""
+        self._grammars.wait_until_ready()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The target's own."""
+        return Tokenizer(self._directory)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """What each token adds to a text. The first time takes a moment: not on the event loop."""
+        return TokenBytes(self.tokenizer)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """How the model wants conversations to look."""
+        return self.tokenizer.chat_template
+
+    def is_special(self, text: str) -> bool:
+        """Whether a text is the name of a token that is left out of answers."""
+        token_id = self.tokenizer.token_id(text)
+        return token_id is not None and token_id in self.tokenizer.special_token_ids
+
+    def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it. At once, and from any thread."""
+        return self.tokenizer.token_strings(token_ids)
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """Turns the tokens of an answer into text, one by one."""
+        return IncrementalDetokenizer(self.tokenizer)
+
+    async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The tokens of a prompt; `add_special_tokens` concerns texts only.
+
+        Off the event loop: a text of a million characters takes a second.
+        """
+        encode = self.tokenizer.encode
+        if isinstance(prompt, str):
+            return tuple(await asyncio.to_thread(encode, prompt, add_special_tokens))
+        if isinstance(prompt, Conversation):
+            return tuple(await asyncio.to_thread(self.tokenizer.encode_conversation, prompt))
+        if isinstance(prompt[0], ChatMessage):
+            return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, prompt))
+        return prompt
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of some ids, special tokens left out. Raises InvalidValueError for unknown ones.
+
+        Off the event loop.
+        """
+        check_token_ids("token_ids", token_ids, self._model.vocab_size)
+        return await asyncio.to_thread(self.tokenizer.decode, token_ids)
+
+    async def compile(self, spec: StructuredOutput | None) -> Grammar | None:
+        """The grammar of what a request asks for; None where it asks for none.
+
+        Beside the steps, and without a thread that waits: it may take more than a second. Raises
+        InvalidValueError for what cannot be compiled, and OverloadedError when it takes too long.
+        """
+        if spec is None:
+            return None
+        compiled = asyncio.wrap_future(self._grammars.submit(spec))
+        compiled.add_done_callback(lambda done: done.exception())  # nobody may be waiting any more
+        done, _ = await asyncio.wait([compiled], timeout=COMPILE_TIMEOUT_S)
+        if not done:
+            raise OverloadedError(BUSY)
+        return compiled.result()
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer, self._model.vocab_size, self._model.eos_token_ids)

@@ -1,0 +1,76 @@
+"""Tokens, texts and grammars of a replica whose models are not there."""
+
+import asyncio
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+
+from cluster.replica_text import ReplicaText
+from specdec.errors import InvalidValueError, OverloadedError
+from specdec.model_config import ModelConfig
+from specdec.sampling_params import StructuredOutput
+from specdec.tokenizer import ChatMessage
+
+TEXT = "Ask the baker for a café"
+MARK = "<|endoftext|>"
+
+
+@pytest.fixture(scope="module")
+def model(tiny_model_dir):
+    return ModelConfig.from_directory(tiny_model_dir)
+
+
+@pytest.fixture
+def text(tiny_model_dir, model):
+    return ReplicaText(tiny_model_dir, model)
+
+
+def test_nothing_is_read_before_it_is_asked_for(model):
+    text = ReplicaText(Path("nowhere"), model)
+    with pytest.raises(Exception, match="nowhere"):
+        text.load()
+
+
+async def test_a_text_there_and_back(text):
+    token_ids = await text.encode(TEXT)
+    assert await text.decode(token_ids) == TEXT
+    assert b"".join(text.token_bytes.of(token_ids)).decode() == TEXT
+    assert await text.encode(token_ids) == token_ids, "ids are used as they are"
+
+
+async def test_a_chat_is_encoded_by_the_models_template(text):
+    chat = (ChatMessage("user", TEXT),)
+    token_ids = await text.encode(chat)
+    assert token_ids == tuple(text.tokenizer.encode_chat(chat))
+    assert TEXT in await text.decode(token_ids)
+
+
+async def test_an_id_that_the_model_does_not_have_is_named(text, model):
+    with pytest.raises(InvalidValueError, match=r"token_ids\[1\]"):
+        await text.decode((0, model.vocab_size))
+
+
+def test_special_tokens_are_told_from_text(text):
+    assert text.is_special(MARK)
+    assert not text.is_special("P")
+    assert not text.is_special("no token at all")
+    assert text.spell([0, 50]) == [MARK, "P"]
+
+
+async def test_a_grammar_is_compiled_where_one_is_asked_for(text):
+    text.load()
+    assert await text.compile(None) is None
+    assert await text.compile(StructuredOutput(choice=("yes", "no"))) is not None
+
+
+async def test_one_that_takes_too_long_is_refused_and_not_cancelled(text, monkeypatch):
+    """Another request may wait for the same grammar."""
+    unfinished = Future()
+    text._grammars = type("Slow", (), {"submit": lambda self, spec: unfinished})()
+    monkeypatch.setattr("cluster.replica_text.COMPILE_TIMEOUT_S", 0.01)
+    with pytest.raises(OverloadedError):
+        await text.compile(StructuredOutput(regex="a*"))
+    unfinished.set_exception(InvalidValueError("regex", "a*", "shorter"))
+    await asyncio.sleep(0)
+    assert not unfinished.cancelled()
