@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.openai.encoding_room import EncodingRoom
-from cluster.router import Router
+from cluster.replica_text import ReplicaText
 from specdec.errors import OverloadedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -43,7 +43,8 @@ async def test_a_chat_is_encoded_as_it_would_be_as_a_prompt(http):
 )
 async def test_nothing_waits_for_a_model_that_is_loading(http, router, monkeypatch, path, body):
     monkeypatch.setattr(router, "_loop", None)
-    monkeypatch.delattr(Router, "_tokenizer")  # it is read on the event loop where it is asked for
+    # It is read on the event loop where it is asked for.
+    monkeypatch.delattr(ReplicaText, "tokenizer")
     assert (await http.post(path, json=body)).status_code == 503
 
 
