@@ -16,8 +16,11 @@ import psutil
 import pytest
 
 START_TIMEOUT_S = 150.0
-# These tests are about drafts, whether they pay on a tiny model or not.
-ALWAYS_DRAFT = ["--speculative-config", '{"method": "ngram", "policy": "threshold"}']
+# These tests are about drafts, whether they pay on a tiny model or not, and whoever asked before.
+ALWAYS_DRAFT = [
+    "--speculative-config",
+    '{"method": "ngram", "policy": "threshold", "speculation_threshold": 256}',
+]
 STOP_TIMEOUT_S = 45.0
 
 
