@@ -34,7 +34,7 @@ _OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
 _RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # A service at rest should be at rest: by default these loops wake ten times a second.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.5",
+    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1.0",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
     # Where replicas follow the load, several reports fall into the time that is looked back on.
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2.0",
