@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,12 @@ INDEX_FILE = "model.safetensors.index.json"
 CPU = torch.device("cpu")
 
 
+@dataclass(frozen=True)
+class _Place:
+    path: Path
+    shape: tuple[int, ...]
+
+
 class StoredFiles:
     """Every tensor of a checkpoint, in whichever file it is. See `StoredTensors`.
 
@@ -29,29 +37,33 @@ class StoredFiles:
     in use, and what was read of it stays resident so long.
     """
 
-    def __init__(self, files: dict[str, Path], directory: Path) -> None:
-        """`files` maps the name of each tensor to the file that holds it."""
-        self._files = files
+    def __init__(self, paths: Iterable[Path], directory: Path) -> None:
+        """Finds what is in which file. Raises UnsupportedModelError for one that is unreadable."""
         self._directory = directory
+        self._places: dict[str, _Place] = {}
+        for path in paths:
+            with _open(path) as file:
+                names: list[str] = file.keys()
+                for name in names:
+                    self._places[name] = _Place(path, tuple(file.get_slice(name).get_shape()))
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._places
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Raises UnsupportedModelError where there is no such tensor."""
-        with self._open(name) as file:
-            return tuple(file.get_slice(name).get_shape())
+        return self._place(name).shape
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """A part of a tensor, as it is stored; all of it without a window."""
-        with self._open(name) as file:
+        with _open(self._place(name).path) as file:
             tensor: Tensor = file.get_slice(name)[window] if window else file.get_tensor(name)
         return tensor
 
-    def _open(self, name: str) -> Any:
-        if name not in self._files:
+    def _place(self, name: str) -> _Place:
+        if name not in self._places:
             raise UnsupportedModelError(f"{self._directory} has no tensor {name}")
-        return _open(self._files[name])
+        return self._places[name]
 
 
 class CheckpointReader:
@@ -124,11 +136,7 @@ def open_checkpoint(
     """
     require_quantization(quantization)
     layout = _weight_format(directory)
-    files: dict[str, Path] = {}
-    for path in _weight_files(directory):
-        with _open(path) as opened:
-            files.update(dict.fromkeys(opened.keys(), path))
-    stored = StoredFiles(files, directory)
+    stored = StoredFiles(_weight_files(directory), directory)
     return CheckpointReader(stored, dtype, quantization, layout, device, kernels)
 
 
