@@ -12,7 +12,7 @@ from cluster.config import ServeConfig
 from cluster.openai.chat_choice import ChoiceWriter
 from cluster.openai.chat_schema import ChatChunk, ChatChunkChoice, ChatCompletion, ChatRequest
 from cluster.openai.conversation import told_in_words, turns
-from cluster.openai.logprobs import PromptLogprobs, TokenNames, prompt_logprobs
+from cluster.openai.logprobs import TokenNames, prompt_logprobs
 from cluster.openai.off_loop import off_loop, tells_many
 from cluster.openai.plan import (
     Origin,
@@ -152,11 +152,7 @@ def _completion(
         choices=[writer.choice() for writer in writers],
         usage=meter.usage(),
     )
-    told_prompt = _prompt_logprobs(plan, first)
-    if told_prompt is not None:
-        completion.prompt_logprobs = told_prompt
-    if plan.request.return_token_ids:
-        completion.prompt_token_ids = list(plan.prompt)
+    _tell_prompt(plan, first, completion)
     return completion
 
 
@@ -193,11 +189,7 @@ def _events(
 
 def _opening(plan: ChatPlan, writers: Iterable[ChoiceWriter], first: Said) -> ChatChunk:
     chunk = _chunk(plan, choices=[writer.opening() for writer in writers])
-    told_prompt = _prompt_logprobs(plan, first)
-    if told_prompt is not None:
-        chunk.prompt_logprobs = told_prompt
-    if plan.request.return_token_ids:
-        chunk.prompt_token_ids = list(plan.prompt)
+    _tell_prompt(plan, first, chunk)
     return chunk
 
 
@@ -234,9 +226,13 @@ def _writers(plan: ChatPlan) -> list[ChoiceWriter]:
     ]
 
 
-def _prompt_logprobs(plan: ChatPlan, said: Said) -> PromptLogprobs | None:
-    told = said.output.prompt_logprobs
-    return None if told is None or plan.names is None else prompt_logprobs(told, plan.names)
+def _tell_prompt(plan: ChatPlan, first: Said, answer: ChatCompletion | ChatChunk) -> None:
+    """Sets what was asked for of the prompt; what is not set is not told."""
+    told = first.output.prompt_logprobs
+    if told is not None and plan.names is not None:
+        answer.prompt_logprobs = prompt_logprobs(told, plan.names)
+    if plan.request.return_token_ids:
+        answer.prompt_token_ids = list(plan.prompt)
 
 
 def _prefix(request: ChatRequest) -> str:

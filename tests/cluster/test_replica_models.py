@@ -120,6 +120,7 @@ async def test_they_start_at_the_same_time(models, started, monkeypatch):
     monkeypatch.setattr("cluster.replica_models.TargetGroup", meeting(started.make_target))
     monkeypatch.setattr("cluster.replica_models.DraftGroup", meeting(started.make_draft))
     await models.start(PLACEMENT)
+    assert (len(started.target), len(started.draft)) == (1, 1)
     await models.close()
 
 

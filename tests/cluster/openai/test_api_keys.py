@@ -79,7 +79,7 @@ def test_a_second_of_requests_may_come_at_once():
     clock.now_s += 1000
     for _ in range(3):
         keys.admit(bearer(KEY))
-    refused(keys, bearer(KEY))
+    assert refused(keys, bearer(KEY)).status == 429
 
 
 def test_keys_come_from_a_file(tmp_path):
