@@ -8,9 +8,9 @@ from dataclasses import asdict, fields
 from datetime import datetime
 from typing import Any
 
-from cluster.settings import refuse_unknown
 from specdec.client import ProfileOrder, SpeculationChange
 from specdec.errors import InvalidValueError
+from specdec.settings import refuse_unknown
 from specdec.speculation_rules import SpeculationRule
 
 _WORDS: Mapping[type, str] = {str: "a text", bool: "true or false", int: "a whole number"}

@@ -20,7 +20,6 @@ from cluster.control_plane import ControlPlaneReplica
 from cluster.control_store import state_dir
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
-from cluster.models import ModelDirectories
 from cluster.openai.api_keys import ApiKeys, read_keys
 from cluster.overrides import OverrideLimits
 from cluster.resources import CPUS_PER_ROUTER, placement_bundles
@@ -28,6 +27,7 @@ from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
 from cluster.watches import Watches
 from specdec.errors import InvalidValueError, TargetFailedError
+from specdec.model_directories import ModelDirectories
 from specdec.profile import ProfileOrder, ProfileReport
 
 APPLICATION = "specdec"

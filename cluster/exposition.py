@@ -17,12 +17,13 @@ from prometheus_client.utils import floatToGoString
 from cluster.metric_catalogue import (
     FLEET_METRICS,
     LINK_METRICS,
+    REPLICA_LABEL,
     REPLICA_METRICS,
     FleetView,
     LinkView,
 )
-from cluster.metric_spec import MODEL_LABEL, PREFIX, REPLICA_LABEL, MetricSpec
 from specdec.client import HistogramCounts, ReplicaStatus
+from specdec.metric_spec import MODEL_LABEL, PREFIX, MetricSpec
 
 _OPEN_METRICS = "application/openmetrics-text"
 

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
-from cluster.metrics import FIRST_TOKEN, INTER_TOKEN
 from specdec.client import Counts, FleetStatistics, HistogramCounts, ReplicaReport
+from specdec.metrics import FIRST_TOKEN, INTER_TOKEN
 
 
 @dataclass(frozen=True)

@@ -11,18 +11,18 @@ from ray.util.placement_group import PlacementGroup
 from cluster.config import ServeConfig
 from cluster.draft_group import DraftGroup
 from cluster.draft_supervisor import DraftSupervisor
-from cluster.engine_loop import EngineLoop
-from cluster.memory_plan import MemoryPlan
-from cluster.models import ModelDirectories
 from cluster.profiling import ProfiledModel
-from cluster.replica_report import ModelCounts
 from cluster.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from cluster.shard_group import GroupSpec
-from cluster.speculation_policy import make_policy
 from cluster.target_group import TargetGroup
 from cluster.target_supervisor import TargetSupervisor
 from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
+from specdec.counts import ModelCounts
+from specdec.engine_loop import EngineLoop
 from specdec.errors import TargetFailedError
+from specdec.measured_policy import make_policy
+from specdec.memory_plan import MemoryPlan
+from specdec.model_directories import ModelDirectories
 from specdec.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.workers import Target
@@ -99,7 +99,7 @@ class ReplicaModels:
             control,
             self._plan.engine,
             self.target,
-            self._draft,
+            None if self._draft is None else self._draft.measure,
             self._plan.draft,
             lambda: self.can_draft,
             full_batch,

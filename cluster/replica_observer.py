@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from cluster.calls import GenerateCall
 from cluster.config import ServeConfig
-from cluster.metrics import DRAFT_TIME, VERIFY_TIME, Metrics
-from cluster.request_observer import RequestObserver
-from cluster.step_timing import TimedProposer, TimedTarget
+from cluster.traced_request import TracedRequest
+from specdec.metrics import DRAFT_TIME, VERIFY_TIME, Metrics
 from specdec.proposers import Proposer
+from specdec.request_observer import RequestObserver
+from specdec.step_timing import TimedProposer, TimedTarget
 from specdec.workers import Target
 
 if TYPE_CHECKING:
@@ -29,7 +30,9 @@ class ReplicaObserver:
         """Hears of a request that has just come."""
         clock = time.perf_counter
         trace = self._tracing.begin(request_id, call, clock) if self._tracing else None
-        return RequestObserver(request_id, self._metrics, clock, trace)
+        if trace is None:
+            return RequestObserver(request_id, self._metrics, clock)
+        return TracedRequest(request_id, self._metrics, clock, trace=trace)
 
     def timed_target(self, target: Target) -> TimedTarget:
         """The same, with the seconds of each step observed."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TypedDict
 
-from cluster.metrics import Metrics
-from specdec.client import Counts, DecisionNews
+from specdec.client import DecisionNews
 from specdec.stats import EngineStats
 
 _MOST_CHANGES = 32
@@ -38,44 +36,6 @@ def decision_fields(stats: EngineStats, now_s: float, now: datetime) -> Decision
         num_chosen_tokens=decision.num_draft_tokens if decision else 0,
         decision_reason=decision.reason.value if decision else "",
         decision_changes=changes,
-    )
-
-
-@dataclass(frozen=True)
-class ModelCounts:
-    """How often each model was made again, and what the draft model has run to catch up."""
-
-    num_target_restarts: int = 0
-    num_draft_restarts: int = 0
-    num_catch_up_tokens: int = 0
-
-
-def counts_of(
-    stats: EngineStats, num_requests: int, metrics: Metrics, models: ModelCounts
-) -> Counts:
-    """What the replica has done since it started."""
-    return Counts(
-        num_requests=num_requests,
-        num_prompt_tokens=stats.num_prompt_tokens,
-        num_generated_tokens=stats.num_generated_tokens,
-        num_steps=stats.num_steps,
-        speculation=stats.speculation,
-        accepted_by_position=stats.accepted_by_position,
-        drafted_by_position=stats.drafted_by_position,
-        drafted_by_method=stats.drafted_by_method,
-        accepted_by_method=stats.accepted_by_method,
-        decisions={reason.value: count for reason, count in stats.decisions.items()},
-        decided_lengths=stats.decided_lengths,
-        histograms=metrics.histograms,
-        ended=metrics.ended,
-        failed=metrics.failed,
-        num_cached_tokens=stats.num_cached_tokens,
-        num_prefill_chunks=stats.num_prefill_chunks,
-        num_preemptions=stats.num_preemptions,
-        num_lookahead_tokens=stats.num_lookahead_tokens,
-        num_catch_up_tokens=models.num_catch_up_tokens,
-        num_target_restarts=models.num_target_restarts,
-        num_draft_restarts=models.num_draft_restarts,
     )
 
 

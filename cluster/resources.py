@@ -1,16 +1,12 @@
-"""What the machine has: memory, cores, GPUs; and whether the ranks of a configuration fit."""
+"""What replicas reserve of the machine, and whether the ranks of a configuration fit on it."""
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass
-from pathlib import Path
-
-import psutil
-
 from cluster.config import ServeConfig
 from specdec.errors import InvalidValueError
+from specdec.machine import available_cpus, available_memory_bytes, num_gpus, smallest_gpu_bytes
 from specdec.model_config import ModelConfig
+from specdec.model_directories import Models
 
 CPUS_PER_SHARD = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
@@ -21,25 +17,6 @@ CPUS_PER_CONTROL_PLANE = 0.1
 TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
 """Indices into the placement group of a replica, whose first bundle is the Router's."""
 
-_CONTROL_GROUP = Path("/sys/fs/cgroup")
-
-
-def available_memory_bytes() -> int:
-    """Memory that can be taken now, of the machine or of the control group, the smaller one."""
-    available = psutil.virtual_memory().available
-    limit, used = _read_int("memory.max"), _read_int("memory.current")
-    if limit is None or used is None:
-        return available
-    # Pages of files that were read or written are given back when memory is asked for.
-    return min(available, max(0, limit - used + _reclaimable_bytes()))
-
-
-def available_cpus() -> int:
-    """Cores that this process may run on, whole ones of the control group's quota."""
-    cores = len(os.sched_getaffinity(0))
-    quota, _, period = (_read("cpu.max") or "max 1").partition(" ")
-    return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
-
 
 def memory_per_replica(config: ServeConfig) -> int:
     """The bytes that a replica may take, so that all there may be fit on this machine.
@@ -47,7 +24,7 @@ def memory_per_replica(config: ServeConfig) -> int:
     On GPUs, where each rank has one of its own: what it may take of the smallest.
     """
     if config.device == "cuda":
-        return int(_smallest_gpu_bytes() * config.gpu_memory_utilization)
+        return int(smallest_gpu_bytes() * config.gpu_memory_utilization)
     return available_memory_bytes() // config.most_replicas
 
 
@@ -98,7 +75,7 @@ def _check_replicas(config: ServeConfig, num_cpus: int) -> None:
 
 def _check_gpus(config: ServeConfig) -> None:
     per_replica = sum(bundle.get("GPU", 0) for bundle in placement_bundles(config))
-    needed, found = int(per_replica * config.most_replicas), _num_gpus()
+    needed, found = int(per_replica * config.most_replicas), num_gpus()
     if needed > found:
         limit = (
             f"such that each rank of each model and replica has a GPU of its own: {needed} are "
@@ -117,45 +94,3 @@ def _check_size(
             f"of {num_cpus} cores bears {num_ranks_left} ranks of it"
         )
         raise InvalidValueError(field, size, reason)
-
-
-@dataclass(frozen=True)
-class Models:
-    """The shapes of the target and, where one drafts, of the draft model."""
-
-    target: ModelConfig
-    draft: ModelConfig | None = None
-
-
-def _num_gpus() -> int:
-    import torch  # here, for a process that asks for GPUs alone
-
-    return torch.cuda.device_count() if torch.cuda.is_available() else 0
-
-
-def _smallest_gpu_bytes() -> int:
-    """What is free on the fullest GPU; raises InvalidValueError where torch finds none."""
-    import torch
-
-    count = _num_gpus()
-    if count == 0:
-        raise InvalidValueError("device", "cuda", "cpu, or auto, where torch finds no GPU")
-    return min(torch.cuda.mem_get_info(index)[0] for index in range(count))
-
-
-def _reclaimable_bytes() -> int:
-    lines = (_read("memory.stat") or "").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-
-
-def _read_int(name: str) -> int | None:
-    text = _read(name) or ""
-    return int(text) if text.isdigit() else None
-
-
-def _read(name: str) -> str | None:
-    """A file of this process's control group (version 2), where there is one."""
-    try:
-        return (_CONTROL_GROUP / name).read_text().strip()
-    except OSError:
-        return None

@@ -20,21 +20,21 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.calls import DetokenizeCall, GenerateCall, TokenizeCall
 from cluster.config import ServeConfig
-from cluster.engine_loop import EngineLoop
 from cluster.logs import current_request_id
-from cluster.memory_plan import memory_plan
-from cluster.metrics import BATCH_SIZE, Metrics
-from cluster.models import ModelDirectories
 from cluster.profiling import Profiling
 from cluster.replica_load import ReplicaLoad
 from cluster.replica_models import ReplicaModels
 from cluster.replica_observer import ReplicaObserver
-from cluster.replica_report import counts_of, decision_fields
+from cluster.replica_report import decision_fields
 from cluster.replica_text import ReplicaText
-from cluster.resources import available_memory_bytes
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.engine import Engine
+from specdec.engine_loop import EngineLoop
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
+from specdec.machine import available_memory_bytes
+from specdec.memory_plan import memory_plan
+from specdec.metrics import BATCH_SIZE, Metrics, counts_of
+from specdec.model_directories import ModelDirectories
 from specdec.profile import ProfileOrder, ProfileReport
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingDefaults, SamplingParams

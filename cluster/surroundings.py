@@ -124,7 +124,7 @@ def _kernels_fault() -> str:
 
 def _share_of_machine() -> tuple[int, int]:
     """Cores and bytes of memory that a service would find."""
-    from cluster.resources import available_cpus, available_memory_bytes  # imports torch
+    from specdec.machine import available_cpus, available_memory_bytes
 
     return available_cpus(), available_memory_bytes()
 

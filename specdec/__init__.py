@@ -1,1 +1,25 @@
-"""Speculative decoding in one process: algorithms, scheduling, running the model."""
+"""Speculative decoding in one process: algorithms, scheduling, running the model.
+
+`from specdec import LLM, AsyncLLM, SamplingParams` is the Python API (docs/python.md). What it
+takes is imported when it is first asked for: importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from specdec.llm import LLM, AsyncLLM
+    from specdec.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+
+__all__ = ["LLM", "AsyncLLM", "SamplingParams", "SpeculationOptions", "StructuredOutput"]
+
+_MODULES = {"LLM": "specdec.llm", "AsyncLLM": "specdec.llm"}
+
+
+def __getattr__(name: str) -> object:
+    """Finds what `__all__` lists in the module that has it."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_MODULES.get(name, "specdec.sampling_params")), name)

@@ -79,6 +79,10 @@ class Engine:
         self._next_seq_id += len(sequences)
         self._counters.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
 
+    def check(self, request: Request) -> None:
+        """Raises InvalidValueError where `add` would for what the request asks. From any thread."""
+        self._intake.sequences(request, self._next_seq_id)
+
     def abort(self, request_id: str) -> None:
         """Ends all choices of a request and frees their blocks.
 

@@ -53,6 +53,11 @@ class Tokenizer:
         self._blank_ids = frozenset(range(self._vocab_size)) - assigned
 
     @property
+    def transformers(self) -> Any:
+        """The same tokenizer as transformers knows it, for who wants what only that has."""
+        return self._transformers
+
+    @property
     def vocab_size(self) -> int:
         """One more than the highest token id. A model's own vocabulary may be padded beyond it."""
         return self._vocab_size

@@ -15,11 +15,11 @@ from cluster.calls import GenerateCall, Prompt
 from cluster.dashboard.server_sent import event
 from cluster.errors import status_of
 from cluster.router import Generation, Router
-from cluster.settings import refuse_unknown
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.errors import InvalidValueError
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
+from specdec.settings import refuse_unknown
 from specdec.tokenizer import ChatMessage
 
 MAX_PROMPT_CHARS = 100_000

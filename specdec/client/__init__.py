@@ -14,10 +14,8 @@ from specdec.client.admin_messages import (
 )
 from specdec.client.errors import ClientError
 from specdec.client.fleet_messages import (
-    Counts,
     DecisionNews,
     FleetStatistics,
-    HistogramCounts,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
@@ -34,6 +32,7 @@ from specdec.client.messages import (
     Usage,
 )
 from specdec.client.sync_client import Client
+from specdec.counts import Counts, HistogramCounts
 from specdec.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
 
 __all__ = [

@@ -16,14 +16,13 @@ from specdec.client.admin_messages import (
     SpeculationState,
 )
 from specdec.client.fleet_messages import (
-    Counts,
     DecisionNews,
     FleetStatistics,
-    HistogramCounts,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
 )
+from specdec.counts import Counts, HistogramCounts
 from specdec.errors import InvalidValueError
 from specdec.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
 from specdec.sampling_params import SpeculationMethod, VerifierName

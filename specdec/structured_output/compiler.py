@@ -83,6 +83,12 @@ class GrammarCompiler:
         self._tokenizer.exception()
         wait(self._prepared)
 
+    def close(self) -> None:
+        """Ends the processes that grammars are tried in, after those that are being compiled."""
+        self._pool.shutdown(cancel_futures=True)
+        while not self._trials.empty():
+            self._trials.get().close()
+
     def submit(self, spec: StructuredOutput) -> Future[Grammar]:
         """The same without waiting. Others may wait for the same future: it is not to be cancelled.
 

@@ -23,7 +23,6 @@ from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlane
 from cluster.control_store import ControlStore
 from cluster.http import make_app
-from cluster.metrics import FIRST_TOKEN, INTER_TOKEN
 from cluster.overrides import OverrideLimits
 from cluster.replica_text import ReplicaText
 from cluster.router import Generation
@@ -32,6 +31,7 @@ from cluster.watches import Watches
 from specdec.client import Counts, DecisionNews, HistogramCounts, ReplicaReport, SpeculationState
 from specdec.errors import InvalidValueError
 from specdec.finish_reason import FinishReason
+from specdec.metrics import FIRST_TOKEN, INTER_TOKEN
 from specdec.model_config import ModelConfig
 from specdec.request_output import RequestOutput
 from specdec.speculation_control import SpeculationControl

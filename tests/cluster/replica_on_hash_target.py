@@ -16,19 +16,19 @@ from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlane
 from cluster.control_store import ControlStore
-from cluster.engine_loop import EngineLoop
 from cluster.http import make_app
-from cluster.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME
-from cluster.models import ModelDirectories
 from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
-from cluster.step_timing import TimedProposer, TimedTarget
 from cluster.watches import Watches
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.engine_loop import EngineLoop
+from specdec.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME
+from specdec.model_directories import ModelDirectories
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingParams
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.speculative_config import SpeculativeConfig
+from specdec.step_timing import TimedProposer, TimedTarget
 from tests.cluster.admin_service import LocalHandle
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from cluster.config import ServeConfig, settings
-from cluster.speculative_config import read_speculation
 from specdec.config import DTYPE_BYTES, EngineConfig
 from specdec.errors import InvalidValueError
 from specdec.speculative_config import SpeculativeConfig
+from specdec.speculative_keys import read_speculation
 
 
 @pytest.fixture

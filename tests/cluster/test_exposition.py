@@ -14,7 +14,6 @@ from cluster.metric_catalogue import (
     FleetView,
     LinkView,
 )
-from cluster.metrics import Metrics
 from specdec.client import (
     Counts,
     FleetStatistics,
@@ -24,6 +23,7 @@ from specdec.client import (
     ServiceStatus,
     SpeculationState,
 )
+from specdec.metrics import Metrics
 from specdec.speculation_control import SpeculationControl
 from specdec.stats import SpeculationStats
 from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples

@@ -6,7 +6,6 @@ import pytest
 
 from cluster.fleet_figures import Percentiles
 from cluster.fleet_history import KEPT_S, FleetHistory
-from cluster.metrics import FIRST_TOKEN
 from specdec.client import (
     Counts,
     FleetStatistics,
@@ -16,6 +15,7 @@ from specdec.client import (
     ServiceStatus,
     SpeculationState,
 )
+from specdec.metrics import FIRST_TOKEN
 from specdec.speculation_control import SpeculationControl
 from specdec.stats import SpeculationStats
 

@@ -4,10 +4,11 @@ from datetime import UTC, datetime, timedelta
 
 from grpc import StatusCode
 
-from cluster.metrics import Metrics
-from cluster.replica_report import ModelCounts, counts_of, decision_fields
+from cluster.replica_report import decision_fields
 from specdec.client import Counts, HistogramCounts
+from specdec.counts import ModelCounts
 from specdec.decisions import Decision, DecisionChange, DecisionReason
+from specdec.metrics import Metrics, counts_of
 from specdec.stats import EngineStats, SpeculationStats
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

@@ -14,9 +14,9 @@ from cluster.logs import (
     configure,
     current_request_id,
 )
-from cluster.metrics import Metrics
-from cluster.request_observer import RequestObserver
 from specdec.finish_reason import FinishReason
+from specdec.metrics import Metrics
+from specdec.request_observer import RequestObserver
 from specdec.request_output import RequestOutput
 from specdec.stats import SpeculationStats
 
@@ -123,7 +123,7 @@ def test_serves_own_handler_takes_over_the_format(clean_logging):
 
 
 def test_a_request_ends_in_one_line_of_numbers(caplog):
-    caplog.set_level(logging.INFO, "cluster")
+    caplog.set_level(logging.INFO, "specdec")
     observer = RequestObserver("r1", Metrics(), clock=lambda: 10.0)
     observer.on_output(output(), 10.5)
     observer.on_output(output(FinishReason.STOP), 12.0)
@@ -150,7 +150,7 @@ def test_a_request_ends_in_one_line_of_numbers(caplog):
     [(asyncio.CancelledError(), "abort"), (ValueError("a secret"), "ValueError")],
 )
 def test_so_does_one_that_is_broken_off(caplog, error, reason):
-    caplog.set_level(logging.INFO, "cluster")
+    caplog.set_level(logging.INFO, "specdec")
     RequestObserver("r1", Metrics()).on_broken_off(error)
     [ended] = caplog.records
     line = TextFormatter().format(ended)

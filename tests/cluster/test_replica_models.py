@@ -5,12 +5,12 @@ import threading
 import pytest
 
 from cluster.config import ServeConfig
-from cluster.memory_plan import memory_plan
-from cluster.models import ModelDirectories
 from cluster.replica_models import ReplicaModels
-from cluster.replica_report import ModelCounts
 from cluster.resources import DRAFT_BUNDLE, TARGET_BUNDLE
+from specdec.counts import ModelCounts
 from specdec.errors import DraftFailedError, TargetFailedError
+from specdec.memory_plan import memory_plan
+from specdec.model_directories import ModelDirectories
 from specdec.speculative_config import SpeculativeConfig
 
 PLACEMENT = object()

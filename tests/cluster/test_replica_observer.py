@@ -6,8 +6,8 @@ import pytest
 
 from cluster.calls import GenerateCall
 from cluster.config import ServeConfig
-from cluster.metrics import ABORTED, DRAFT_TIME, VERIFY_TIME, Metrics
 from cluster.replica_observer import ReplicaObserver
+from specdec.metrics import ABORTED, DRAFT_TIME, VERIFY_TIME, Metrics
 from specdec.proposers import DraftRequest
 from specdec.sampling_params import SamplingParams
 

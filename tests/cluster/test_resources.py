@@ -5,7 +5,6 @@ import pytest
 from cluster.config import ServeConfig
 from cluster.resources import (
     CPUS_PER_SHARD,
-    Models,
     check_ranks,
     memory_per_replica,
     placement_bundles,
@@ -13,6 +12,7 @@ from cluster.resources import (
 )
 from specdec.errors import InvalidValueError
 from specdec.model_config import ModelConfig
+from specdec.model_directories import Models
 from specdec.speculative_config import SpeculativeConfig
 
 GIB = 2**30

@@ -9,10 +9,10 @@ import pytest
 from grpc import StatusCode
 
 from cluster.config import ServeConfig
-from cluster.models import ModelDirectories
 from cluster.router import Router
 from cluster.servicers import InferenceServicer, StreamFailedError
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.model_directories import ModelDirectories
 from specdec.sampling_params import SamplingDefaults
 
 WISHES = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}

@@ -19,18 +19,18 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from cluster.caller_headers import KeepHeaders, current_headers, text_headers
 from cluster.calls import GenerateCall
-from cluster.engine_loop import EngineLoop
-from cluster.metrics import ABORTED, Metrics
-from cluster.request_observer import RequestObserver
 from cluster.servicers import InferenceServicer
-from cluster.step_timing import TimedProposer, TimedTarget
+from cluster.traced_request import TracedRequest
 from cluster.tracing import PHASES, Tracing, tracing_to
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.engine_loop import EngineLoop
 from specdec.errors import NotReadyError, OverloadedError
 from specdec.finish_reason import FinishReason
+from specdec.metrics import ABORTED, Metrics
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingParams
 from specdec.stats import SpeculationStats
+from specdec.step_timing import TimedProposer, TimedTarget
 from specdec.tokenizer import ChatMessage
 from tests.clock import Clock
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine, request
@@ -136,7 +136,7 @@ def seconds(span):
 def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
     chat = GenerateCall("other", (ChatMessage("user", "hi"),), SamplingParams(), "r")
     trace = tracing.begin("r", chat, Clock())
-    observer = RequestObserver("r", Metrics(), Clock(), trace)
+    observer = TracedRequest("r", Metrics(), Clock(), trace=trace)
     observer.on_refused(OverloadedError("full"))
     made = spans(exporter)
     assert list(made) == ["prepare", "chat tiny"]
@@ -198,7 +198,7 @@ class Replica:
     def generate(self, each):
         clock = time.perf_counter
         trace = self.tracing.begin(each.request_id, CALL, clock)
-        observer = RequestObserver(each.request_id, self.metrics, clock, trace)
+        observer = TracedRequest(each.request_id, self.metrics, clock, trace=trace)
         observer.on_queued(each)
         return self.loop.generate(each, observer)
 
@@ -253,7 +253,7 @@ async def test_a_client_that_leaves_ends_the_trace(replica, exporter):
 async def test_a_reader_that_leaves_after_the_last_output_ends_nothing_twice(
     replica, exporter, caplog
 ):
-    caplog.set_level("INFO", "cluster.request_observer")
+    caplog.set_level("INFO", "specdec.request_observer")
     async with aclosing(replica.generate(request("r", PROMPT, max_tokens=20))) as outputs:
         await anext(outputs)
         while replica.loop.num_streams:  # the rest is delivered while nobody reads
@@ -269,7 +269,7 @@ async def test_a_reader_that_leaves_after_the_last_output_ends_nothing_twice(
 async def test_a_request_that_comes_while_the_loop_drains_is_traced_and_logged(
     replica, exporter, caplog
 ):
-    caplog.set_level("INFO", "cluster.request_observer")
+    caplog.set_level("INFO", "specdec.request_observer")
     await replica.loop.drain(1)
     with pytest.raises(NotReadyError):
         await anext(replica.generate(request("r", PROMPT)))
@@ -280,7 +280,7 @@ async def test_a_request_that_comes_while_the_loop_drains_is_traced_and_logged(
 
 def test_a_client_that_leaves_while_its_request_is_prepared_is_counted(tracing, exporter):
     metrics = Metrics()
-    observer = RequestObserver("r", metrics, Clock(), tracing.begin("r", CALL, Clock()))
+    observer = TracedRequest("r", metrics, Clock(), trace=tracing.begin("r", CALL, Clock()))
     observer.on_refused(asyncio.CancelledError())
     assert metrics.ended[ABORTED] == 1
     assert spans(exporter)["text_completion tiny"].attributes["error.type"] == ABORTED

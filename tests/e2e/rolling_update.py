@@ -10,10 +10,10 @@ import time
 from dataclasses import replace
 
 from cluster.config import ServeConfig
-from cluster.models import resolve_models
 from cluster.resources import memory_per_replica
 from cluster.service import deploy, running_service
 from specdec.client import Client, ClientError
+from specdec.model_directories import resolve_models
 from specdec.sampling_params import SamplingParams
 from tests.e2e.conftest import free_ports
 

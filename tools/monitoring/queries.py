@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.metric_spec import MODEL_LABEL, PREFIX, REPLICA_LABEL
+from cluster.metric_catalogue import REPLICA_LABEL
+from specdec.metric_spec import MODEL_LABEL, PREFIX
 
 WINDOW = "$__rate_interval"
 

@@ -10,11 +10,11 @@ import pytest
 import pytest_asyncio
 
 from cluster.config import ServeConfig
-from cluster.engine_loop import EngineLoop
 from cluster.http import make_app
-from cluster.models import ModelDirectories
 from cluster.openai.api_keys import ApiKeys
 from cluster.router import Router
+from specdec.engine_loop import EngineLoop
+from specdec.model_directories import ModelDirectories
 from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
 

@@ -10,12 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from cluster.request_observer import RequestObserver
 from specdec.engine import Engine
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError
+from specdec.request_observer import AbortedError, RequestObserver
 from specdec.request_output import RequestOutput
 from specdec.scheduler import require_room
 from specdec.sequence import Request
@@ -186,6 +187,12 @@ class EngineLoop:
         """
         require_room(self._engine.config, self.num_sequences, num_choices)
 
+    def abort(self, request_id: str) -> None:
+        """Ends the streams of the requests with this id, which then raise AbortedError."""
+        for unique_id, stream in self._streams.items():
+            if unique_id.rpartition("/")[0] == request_id:
+                stream.outputs.put_nowait(AbortedError(request_id))
+
     async def stats(self) -> EngineStats:
         """The engine's load, as of between two steps."""
         return await self.call(self._engine.stats)
@@ -211,10 +218,23 @@ class EngineLoop:
 
     async def close(self) -> None:
         """Stops the thread after the step in flight; streams still open end with an error."""
+        await asyncio.to_thread(self.stop)
+        self._fail_streams(NotReadyError("the service is shutting down"))
+
+    def stop(self) -> None:
+        """Stops the thread after the step in flight, and waits, unless it is the thread that asks.
+
+        Streams that are still open get nothing any more.
+        """
         self._closed = True
         self._commands.put(None)
-        await asyncio.to_thread(self._thread.join)
-        self._fail_streams(NotReadyError("the service is shutting down"))
+        if threading.current_thread() is not self._thread:  # where garbage may be collected too
+            self._thread.join()
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """The one that reads the streams."""
+        return self._event_loop
 
     def post(self, function: Callable[[], None]) -> None:
         """Has a function run on the engine's thread, between two steps, and does not wait."""
@@ -258,12 +278,17 @@ class EngineLoop:
         if batch_size and self._observe_batch is not None:
             self._observe_batch(batch_size)
         if outputs or begun:
-            self._event_loop.call_soon_threadsafe(self._deliver, outputs, begun)
+            self._notify(self._deliver, outputs, begun)
+
+    def _notify(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Has the event loop call a function; one that has been closed has nobody left to tell."""
+        with suppress(RuntimeError):
+            self._event_loop.call_soon_threadsafe(function, *arguments)
 
     def _expire(self) -> None:
         expired = self._engine.expire(time.monotonic())
         if expired:
-            self._event_loop.call_soon_threadsafe(self._refuse, expired)
+            self._notify(self._refuse, expired)
 
     def _recover(self, error: TargetFailedError) -> None:
         if self._is_recovering or self._failure is not None:
@@ -302,7 +327,7 @@ class EngineLoop:
         logger.error("the engine ends: %s", failure)
         self._failure = failure
         self._is_recovering = False
-        self._event_loop.call_soon_threadsafe(self._fail_streams, failure)
+        self._notify(self._fail_streams, failure)
 
     def _run_commands(self) -> bool:
         """Runs what is queued, waiting for it when there is no other work; False to stop."""
@@ -327,9 +352,9 @@ class EngineLoop:
         except Exception as error:
             if command.result is None and error is not self._failure:
                 logger.exception("a command that nobody waits for failed")
-            self._event_loop.call_soon_threadsafe(_settle, command.result, None, error)
+            self._notify(_settle, command.result, None, error)
         else:
-            self._event_loop.call_soon_threadsafe(_settle, command.result, value, None)
+            self._notify(_settle, command.result, value, None)
 
     def _deliver(self, outputs: list[RequestOutput], begun: tuple[str, ...]) -> None:
         delivered_at = time.perf_counter()

@@ -6,9 +6,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-from cluster.metrics import (
+from specdec.metrics import (
     ABORTED,
     DECODE_TIME,
     END_TO_END,
@@ -21,15 +21,31 @@ from cluster.metrics import (
     Metrics,
 )
 from specdec.request_output import RequestOutput
-
-if TYPE_CHECKING:
-    from cluster.tracing import RequestTrace
-    from specdec.sequence import Request
+from specdec.sequence import Request
 
 logger = logging.getLogger(__name__)
 
-_LEFT = asyncio.CancelledError | GeneratorExit
-"""What ends a request that its client has left."""
+
+class AbortedError(Exception):
+    """A request was ended by whoever may end it, other than by leaving its stream."""
+
+
+LEFT = asyncio.CancelledError | GeneratorExit | AbortedError
+"""What ends a request that is not wanted any more."""
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """When a request came to each stage, in seconds of one clock; None for those to come.
+
+    queued_at: handed to the engine. began_at: in a batch. last_at: its latest output.
+    """
+
+    arrived_at: float
+    queued_at: float | None
+    began_at: float | None
+    first_at: float | None
+    last_at: float | None
 
 
 class RequestObserver:
@@ -48,34 +64,35 @@ class RequestObserver:
         request_id: str,
         metrics: Metrics,
         clock: Callable[[], float] = time.perf_counter,
-        trace: RequestTrace | None = None,
     ) -> None:
-        """Made when the request arrives. `clock` must be the one of `on_output`'s times.
-
-        trace: is told of the same moments; None where there are no traces.
-        """
+        """Made when the request arrives. `clock` must be the one of `on_output`'s times."""
         self._request_id = request_id
         self._metrics = metrics
         self._clock = clock
         self._arrived_at = clock()
+        self._queued_at: float | None = None
         self._began_at: float | None = None
         self._first_at: float | None = None
         self._last_at: dict[int, float] = {}  # by choice
         self._last: RequestOutput | None = None
         self._has_ended = False
-        self._trace = trace
+
+    @property
+    def times(self) -> RequestTimes:
+        """The moments so far."""
+        last_at = max(self._last_at.values(), default=None)
+        return RequestTimes(
+            self._arrived_at, self._queued_at, self._began_at, self._first_at, last_at
+        )
 
     def on_queued(self, request: Request) -> None:
         """Takes note that the request goes to the engine."""
-        if self._trace is not None:
-            self._trace.on_queued(request)
+        self._queued_at = self._clock()
 
     def on_begun(self, at: float) -> None:
         """Records that the request has left the queue, for the first time."""
         self._began_at = at
         self._metrics[QUEUE_TIME].observe(at - self._arrived_at)
-        if self._trace is not None:
-            self._trace.on_begun(at)
 
     def on_output(self, output: RequestOutput, at: float) -> None:
         """Records an output that was delivered at this time."""
@@ -86,8 +103,6 @@ class RequestObserver:
             for _ in range(output.num_steps):
                 self._metrics[INTER_TOKEN].observe(step_s)
         self._last_at[output.choice], self._last = at, output
-        if output.finish_reason is not None and self._trace is not None:
-            self._trace.on_choice_end(output.choice, output.finish_reason.value)
         if output.is_last and output.finish_reason is not None:
             self._on_end(output, output.finish_reason.value, at)
 
@@ -99,34 +114,23 @@ class RequestObserver:
         if self._has_ended:
             return
         self._has_ended = True
-        at, reason = self._clock(), type(error).__name__
-        if isinstance(error, _LEFT):
-            reason = ABORTED
+        if isinstance(error, LEFT):
             self._metrics.count_end(ABORTED)
-        self._log_end(reason, at)
-        self._end_trace(at, reason)
+        self._log_end(reason_of(error), self._clock())
 
     def on_refused(self, error: BaseException) -> None:
         """Takes note of a request that never came to the engine; errors are counted where told.
 
         One whose client left while it was prepared was aborted, as later.
         """
-        if isinstance(error, _LEFT):
+        if isinstance(error, LEFT):
             self.on_broken_off(error)
-        else:
-            self._end_trace(self._clock(), type(error).__name__)
-
-    def _end_trace(self, at: float, error_type: str | None = None) -> None:
-        if self._trace is not None:
-            self._trace.end(at, self._last, error_type)
 
     def _on_first(self, at: float) -> None:
         self._first_at = at
         self._metrics[FIRST_TOKEN].observe(at - self._arrived_at)
         if self._began_at is not None:
             self._metrics[PREFILL_TIME].observe(at - self._began_at)
-        if self._trace is not None:
-            self._trace.on_first_output(at)
 
     def _on_end(self, output: RequestOutput, reason: str, at: float) -> None:
         assert self._first_at is not None, "an end without a token"
@@ -137,7 +141,6 @@ class RequestObserver:
         self._metrics[GENERATION_TOKENS].observe(output.num_output_tokens)
         self._metrics.count_end(reason)
         self._log_end(reason, at)
-        self._end_trace(at)
 
     def _log_end(self, reason: str, at: float) -> None:
         """One line, with numbers only: neither the prompt nor the answer is anybody's business."""
@@ -155,3 +158,8 @@ class RequestObserver:
         logger.info(
             "request ended", extra={**fields, "duration_s": round(at - self._arrived_at, 4)}
         )
+
+
+def reason_of(error: BaseException | None) -> str:
+    """What a request that was broken off is said to have ended by."""
+    return ABORTED if isinstance(error, LEFT) else type(error).__name__

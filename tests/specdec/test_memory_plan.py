@@ -5,11 +5,11 @@ import dataclasses
 import pytest
 
 from cluster.config import ServeConfig
-from cluster.memory_plan import memory_plan
-from cluster.resources import Models
 from specdec.config import EngineConfig
 from specdec.errors import InvalidValueError, OutOfMemoryError
+from specdec.memory_plan import memory_plan
 from specdec.model_config import ModelConfig
+from specdec.model_directories import Models
 from specdec.proposers import proposer_memory
 from specdec.speculative_config import SpeculativeConfig
 

@@ -9,9 +9,9 @@ from dataclasses import fields
 from types import MappingProxyType, UnionType
 from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
-from cluster.settings import Limit, refuse_unknown
 from specdec.errors import InvalidValueError
 from specdec.sampling_params import VerifierName
+from specdec.settings import Limit, refuse_unknown
 
 if TYPE_CHECKING:
     from specdec.speculative_config import SpeculativeConfig

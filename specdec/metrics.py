@@ -1,7 +1,7 @@
-"""What a replica records of its requests and steps, as it happens.
+"""What is recorded of requests and steps, as it happens.
 
-What the engine counts itself is in its statistics; both are told together in a `ReplicaReport`, of
-which `cluster.metric_catalogue` makes what Prometheus reads.
+What the engine counts itself is in its statistics; `counts_of` puts both together, and
+`specdec.engine_metrics` says what the metrics are that are made of it.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping
+from enum import Enum
 from threading import Lock
 
-from grpc import StatusCode
-
-from specdec.client import HistogramCounts
+from specdec.counts import Counts, HistogramCounts, ModelCounts
 from specdec.finish_reason import FinishReason
+from specdec.stats import EngineStats
 
 ABORTED = "abort"
 """The finish reason of a request whose client left."""
@@ -84,7 +84,7 @@ class Histogram:
 
 
 class Metrics:
-    """What one replica records. Ends and failures are for the event loop's thread."""
+    """What is recorded around one engine. Ends and failures are for the event loop's thread."""
 
     def __init__(self) -> None:
         self._histograms = {name: Histogram(bounds) for name, bounds in _BUCKETS.items()}
@@ -100,8 +100,8 @@ class Metrics:
         assert finish_reason in self._ended, "a reason that no label has"
         self._ended[finish_reason] += 1
 
-    def count_failure(self, code: StatusCode) -> None:
-        """Counts a call that ended in an error, whatever interface it came by."""
+    def count_failure(self, code: Enum) -> None:
+        """Counts a call that ended in an error, by the name of its gRPC status code."""
         self._failed[code.name] += 1
 
     @property
@@ -118,3 +118,32 @@ class Metrics:
     def histograms(self) -> Mapping[str, HistogramCounts]:
         """All of them as plain numbers, by name without the prefix, to be added up."""
         return {name: each.read() for name, each in self._histograms.items()}
+
+
+def counts_of(
+    stats: EngineStats, num_requests: int, metrics: Metrics, models: ModelCounts
+) -> Counts:
+    """What an engine has done since it started."""
+    return Counts(
+        num_requests=num_requests,
+        num_prompt_tokens=stats.num_prompt_tokens,
+        num_generated_tokens=stats.num_generated_tokens,
+        num_steps=stats.num_steps,
+        speculation=stats.speculation,
+        accepted_by_position=stats.accepted_by_position,
+        drafted_by_position=stats.drafted_by_position,
+        drafted_by_method=stats.drafted_by_method,
+        accepted_by_method=stats.accepted_by_method,
+        decisions={reason.value: count for reason, count in stats.decisions.items()},
+        decided_lengths=stats.decided_lengths,
+        histograms=metrics.histograms,
+        ended=metrics.ended,
+        failed=metrics.failed,
+        num_cached_tokens=stats.num_cached_tokens,
+        num_prefill_chunks=stats.num_prefill_chunks,
+        num_preemptions=stats.num_preemptions,
+        num_lookahead_tokens=stats.num_lookahead_tokens,
+        num_catch_up_tokens=models.num_catch_up_tokens,
+        num_target_restarts=models.num_target_restarts,
+        num_draft_restarts=models.num_draft_restarts,
+    )

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster.step_timing import TimedProposer, TimedTarget
 from specdec.errors import TargetFailedError
 from specdec.proposers import DraftRequest
+from specdec.step_timing import TimedProposer, TimedTarget
 from tests.clock import Clock
 
 

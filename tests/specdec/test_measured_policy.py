@@ -2,8 +2,8 @@
 
 import pytest
 
-from cluster.speculation_policy import make_policy
 from specdec.decisions import DecisionReason
+from specdec.measured_policy import make_policy
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, load_runner
 from specdec.speculative_config import SpeculativeConfig
@@ -12,7 +12,7 @@ from tests.specdec.engines import engine_config
 
 @pytest.fixture
 def make(tiny_model_dir, monkeypatch):
-    monkeypatch.setattr("cluster.speculation_policy._VERIFICATION_BUDGET_S", 0.2)
+    monkeypatch.setattr("specdec.measured_policy._VERIFICATION_BUDGET_S", 0.2)
 
     def make(speculation):
         config = engine_config(speculation=speculation)

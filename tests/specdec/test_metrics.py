@@ -5,11 +5,11 @@ import threading
 import pytest
 from grpc import StatusCode
 
-from cluster import metrics as names
-from cluster.metrics import Histogram, Metrics
-from cluster.request_observer import RequestObserver
+from specdec import metrics as names
 from specdec.client import HistogramCounts
 from specdec.finish_reason import FinishReason
+from specdec.metrics import Histogram, Metrics
+from specdec.request_observer import RequestObserver
 from specdec.request_output import RequestOutput
 from specdec.stats import SpeculationStats
 

@@ -6,9 +6,9 @@ from dataclasses import asdict
 
 import pytest
 
-from cluster.speculative_config import read_speculation
 from specdec.errors import InvalidValueError
 from specdec.speculative_config import SpeculativeConfig
+from specdec.speculative_keys import read_speculation
 
 
 def test_every_key_of_suffix_decoding_with_its_default():

@@ -3,8 +3,8 @@
 import pytest
 
 from cluster.config import ServeConfig
-from cluster.models import resolve_models
 from specdec.errors import InvalidValueError
+from specdec.model_directories import resolve_models
 from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.tiny import tiny_llama_dir
 

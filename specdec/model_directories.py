@@ -5,12 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.config import ServeConfig
-from cluster.resources import Models
+from specdec.llm_config import LLMConfig
 from specdec.model_config import ModelConfig
 from specdec.models.store import Progress, resolve
 from specdec.proposers import DraftVocabulary
 from specdec.vocabulary import require_enough_shared
+
+
+@dataclass(frozen=True)
+class Models:
+    """The shapes of the target and, where one drafts, of the draft model."""
+
+    target: ModelConfig
+    draft: ModelConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -26,7 +33,7 @@ class ModelDirectories:
         return Models(ModelConfig.from_directory(self.target), draft)
 
 
-def resolve_models(config: ServeConfig, progress: Progress) -> ModelDirectories:
+def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     """Finds or fetches the models. Raises ModelNotFoundError.
 
     Raises InvalidValueError for a draft model whose vocabulary has too little in common with the

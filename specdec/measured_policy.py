@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from cluster.draft_supervisor import DraftSupervisor
 from specdec.config import DraftLimits, EngineConfig
 from specdec.cost_measurement import measure_drafting, measure_verification, with_drafting
 from specdec.goodput import GoodputChooser
@@ -15,9 +14,12 @@ from specdec.sampling_params import SpeculationMethod
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 from specdec.speculative_config import SpeculativeConfig
 from specdec.step_costs import CostTable, StepCosts
-from specdec.workers import Target
+from specdec.workers import DraftWorker, Target
 
 logger = logging.getLogger(__name__)
+
+MeasureDraft = Callable[[Callable[[DraftWorker], CostTable | None]], CostTable | None]
+"""Returns what measuring the worker finds; None where the worker is lost meanwhile."""
 
 _VERIFICATION_BUDGET_S = 2.0
 _DRAFTING_BUDGET_S = 1.0
@@ -27,15 +29,16 @@ def make_policy(
     control: SpeculationControl,
     config: EngineConfig,
     target: Target,
-    draft: DraftSupervisor | None,
+    measure_draft: MeasureDraft | None,
     draft_limits: DraftLimits | None,
     is_drafter_available: Callable[[], bool],
     full_batch: int,
 ) -> SpeculationPolicy | None:
     """None where nothing drafts. With goodput it first measures, for some three seconds.
 
-    `target` and `draft` know of no sequence yet. control: what is in force by now. full_batch: as
-    many decoding requests as a replica is meant to have.
+    `target` and the draft model know of no sequence yet. control: what is in force by now.
+    measure_draft: of a draft model, hands its worker to what is to measure it. full_batch: as many
+    decoding requests as there are meant to be.
     """
     speculation = config.speculation
     if speculation is None:
@@ -43,7 +46,7 @@ def make_policy(
     rule = speculation.length_rule
     choosers: Mapping[SpeculationMethod | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
-        choosers = _choosers(speculation, config, target, draft, draft_limits)
+        choosers = _choosers(speculation, config, target, measure_draft, draft_limits)
     return SpeculationPolicy(
         control,
         time.monotonic,
@@ -53,7 +56,7 @@ def make_policy(
         max_num_batched_tokens=config.max_num_batched_tokens,
         full_batch=full_batch,
         is_drafter_available=is_drafter_available,
-        catches_up=draft is not None,
+        catches_up=measure_draft is not None,
     )
 
 
@@ -61,7 +64,7 @@ def _choosers(
     speculation: SpeculativeConfig,
     config: EngineConfig,
     target: Target,
-    draft: DraftSupervisor | None,
+    measure_draft: MeasureDraft | None,
     draft_limits: DraftLimits | None,
 ) -> dict[SpeculationMethod | None, GoodputChooser]:
     """One for each method that may be chosen, and one for all together: their costs differ."""
@@ -70,7 +73,7 @@ def _choosers(
     clock = time.perf_counter
     verification = measure_verification(target, config, most, clock, _VERIFICATION_BUDGET_S)
     whole = verification
-    if draft is not None and draft_limits is not None:
+    if measure_draft is not None and draft_limits is not None:
         measure = partial(
             measure_drafting,
             config=config,
@@ -79,7 +82,7 @@ def _choosers(
             clock=clock,
             budget_s=_DRAFTING_BUDGET_S,
         )
-        drafting = draft.measure(measure)
+        drafting = measure_draft(measure)
         whole = verification if drafting is None else with_drafting(verification, drafting)
     logger.info("seconds of a step: %s", whole)
     by_method: dict[SpeculationMethod | None, CostTable] = {None: whole}

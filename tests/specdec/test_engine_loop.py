@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.engine_loop import EngineLoop
+from specdec.engine_loop import EngineLoop
 from specdec.errors import (
     BadLogitsError,
     InvalidValueError,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.devices import resolved_device
+from specdec.devices import resolved_device
 
 
 @pytest.mark.parametrize(
@@ -13,7 +13,7 @@ def test_auto_takes_a_gpu_where_torch_finds_one(
     monkeypatch, tmp_path, has_driver, finds_gpu, device
 ):
     driver = tmp_path if has_driver else tmp_path / "missing"
-    monkeypatch.setattr("cluster.devices._GPU_DRIVERS", (driver,))
+    monkeypatch.setattr("specdec.devices._GPU_DRIVERS", (driver,))
     monkeypatch.setattr("torch.cuda.is_available", lambda: finds_gpu)
     assert resolved_device("auto") == device
     assert resolved_device("cpu") == "cpu"

@@ -1,4 +1,4 @@
-"""How the memory of a replica is divided: weights, processes, proposers, and KV of both models.
+"""Who gets what of an engine's memory: weights, processes, proposers, and KV of both models.
 
 "auto" is resolved here, before anything is started, so that neither model runs out later.
 """
@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from cluster.config import ServeConfig
-from cluster.resources import Models
 from specdec.config import DraftLimits, EngineConfig
 from specdec.errors import OutOfMemoryError
 from specdec.field_checks import require_range
+from specdec.llm_config import LLMConfig
 from specdec.model_config import ModelConfig
+from specdec.model_directories import Models
 from specdec.proposers import proposer_memory
 
 _MIB, _GIB = 2**20, 2**30
@@ -60,8 +60,13 @@ class _NumBlocks:
     draft: int
 
 
-def memory_plan(config: ServeConfig, models: Models, available_bytes: int) -> MemoryPlan:
+def memory_plan(
+    config: LLMConfig, models: Models, available_bytes: int, *, in_process: bool = False
+) -> MemoryPlan:
     """Everything that was left open decided.
+
+    in_process: whether the models run in the caller's process, and not each rank in one of its own
+    beside a service's.
 
     Where both models share a memory, the draft's pool has as many blocks as the target's, so that
     whatever runs fits into both, or the fewer that sequences of its own max_model_len can fill.
@@ -73,7 +78,7 @@ def memory_plan(config: ServeConfig, models: Models, available_bytes: int) -> Me
     if config.device == "cuda":
         num_blocks = _divide_gpus(config, target, draft, available_bytes)
     else:
-        free_bytes = available_bytes - _bytes_without_kv(config, models)
+        free_bytes = available_bytes - _bytes_without_kv(config, models, in_process)
         num_blocks = _divide_host(config, target, draft, free_bytes)
         _check_host(config, target, draft, num_blocks, free_bytes, available_bytes)
     return MemoryPlan(
@@ -82,7 +87,7 @@ def memory_plan(config: ServeConfig, models: Models, available_bytes: int) -> Me
     )
 
 
-def _engine_config(config: ServeConfig, pool: _Pool, num_blocks: int) -> EngineConfig:
+def _engine_config(config: LLMConfig, pool: _Pool, num_blocks: int) -> EngineConfig:
     return EngineConfig(
         max_model_len=pool.max_model_len,
         num_blocks=num_blocks,
@@ -97,7 +102,7 @@ def _engine_config(config: ServeConfig, pool: _Pool, num_blocks: int) -> EngineC
     )
 
 
-def _draft_limits(config: ServeConfig, pool: _Pool, num_blocks: int) -> DraftLimits:
+def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimits:
     assert config.speculative_config is not None, "a draft model that nobody asked for"
     return DraftLimits(
         num_blocks=num_blocks,
@@ -109,14 +114,14 @@ def _draft_limits(config: ServeConfig, pool: _Pool, num_blocks: int) -> DraftLim
     )
 
 
-def _target_pool(config: ServeConfig, models: Models) -> _Pool:
+def _target_pool(config: LLMConfig, models: Models) -> _Pool:
     model = models.target
     max_model_len = config.max_model_len or model.max_position_embeddings
     require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
     return _pool(config, "target", model, config.tensor_parallel_size, max_model_len)
 
 
-def _draft_pool(config: ServeConfig, models: Models) -> _Pool | None:
+def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
     """It may be told of shorter sequences than the target's; never of longer ones."""
     model, speculation = models.draft, config.speculative_config
     if model is None or speculation is None:
@@ -131,7 +136,7 @@ def _draft_pool(config: ServeConfig, models: Models) -> _Pool | None:
 
 
 def _pool(
-    config: ServeConfig, name: str, model: ModelConfig, num_ranks: int, max_model_len: int
+    config: LLMConfig, name: str, model: ModelConfig, num_ranks: int, max_model_len: int
 ) -> _Pool:
     blocks_of_longest = -(-max_model_len // config.block_size)
     return _Pool(
@@ -157,7 +162,7 @@ def _fill(num_bytes: int, target_bytes: int, draft: _Pool | None) -> _NumBlocks:
 
 
 def _divide_host(
-    config: ServeConfig, target: _Pool, draft: _Pool | None, free_bytes: int
+    config: LLMConfig, target: _Pool, draft: _Pool | None, free_bytes: int
 ) -> _NumBlocks:
     """All ranks of both models share one memory: what is configured, else a share of what is free.
 
@@ -172,7 +177,7 @@ def _divide_host(
 
 
 def _check_host(
-    config: ServeConfig,
+    config: LLMConfig,
     target: _Pool,
     draft: _Pool | None,
     num_blocks: _NumBlocks,
@@ -198,7 +203,7 @@ def _check_host(
         )
 
 
-def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
+def _bytes_without_kv(config: LLMConfig, models: Models, in_process: bool) -> int:
     """Of the host: weights, processes, and what proposers keep whatever runs."""
     speculation = config.speculative_config
     num_processes = config.tensor_parallel_size + 1
@@ -208,10 +213,11 @@ def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
         weights += models.draft.weight_bytes(config.dtype, speculation.quantization)
     memory = proposer_memory(speculation)
     proposers = memory.fixed_bytes + config.max_num_seqs * memory.bytes_per_sequence
-    return weights + num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES + proposers
+    processes = num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
+    return weights + (_PROCESS_BYTES if in_process else processes) + proposers
 
 
-def _lookup_bytes_per_block(config: ServeConfig) -> int:
+def _lookup_bytes_per_block(config: LLMConfig) -> int:
     """What lookups keep of the text whose KV fills a block of the target's.
 
     Sequences that share the KV of a prompt keep its text one by one; what is free beyond the KV
@@ -221,7 +227,7 @@ def _lookup_bytes_per_block(config: ServeConfig) -> int:
 
 
 def _divide_gpus(
-    config: ServeConfig, target: _Pool, draft: _Pool | None, available_bytes: int
+    config: LLMConfig, target: _Pool, draft: _Pool | None, available_bytes: int
 ) -> _NumBlocks:
     """Each rank has a memory of its own, so neither model's pool depends on the other's.
 
@@ -236,7 +242,7 @@ def _divide_gpus(
     )
 
 
-def _gpu_blocks(config: ServeConfig, pool: _Pool, most: int, available_bytes: int) -> int:
+def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int) -> int:
     """What the fullest rank of a model bears, `most` at most."""
     model = pool.model
     # The fullest rank's share: KV heads are divided whole.

@@ -1,0 +1,155 @@
+"""`AsyncLLM`: a model in this process whose answers are streamed on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import weakref
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Unpack, get_args
+
+from specdec.chat_template import Conversation
+from specdec.errors import InvalidValueError
+from specdec.llm.arguments import LLMArguments, read_arguments
+from specdec.llm.host import EngineHost
+from specdec.llm.metrics import Metric
+from specdec.llm.misspelled import refuse_attribute
+from specdec.llm.outputs import OutputKind, RequestOutput
+from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompt
+from specdec.sampling_params import SamplingParams, SpeculationMethod
+from specdec.speculation import SpeculationControl, SpeculationMode
+
+
+class AsyncLLM:
+    """Streams answers. The engine has a thread of its own; loading happens when this is made.
+
+    Streams are read on one event loop at a time. Ends with `shutdown`, as a context manager, or
+    with the last reference to it.
+    """
+
+    def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
+        """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.
+
+        Raises InvalidValueError, ModelNotFoundError, UnsupportedModelError, OutOfMemoryError.
+        """
+        self._host = EngineHost(read_arguments(model, arguments))
+        self._ids = itertools.count()
+        self._end = weakref.finalize(self, self._host.close)
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        output_kind: OutputKind = "cumulative",
+        priority: int = 0,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Streams the answer; leaving the stream early aborts the request.
+
+        request_id: None for one of our own. output_kind: whether each output has all so far, what
+        is new, or whether there is one alone, at the end. Raises InvalidValueError.
+        """
+        parts = read_prompt("prompt", prompt)
+        async for output in self._stream(parts, sampling_params, request_id, output_kind, priority):
+            yield output
+
+    async def chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        output_kind: OutputKind = "cumulative",
+        priority: int = 0,
+        tools: Sequence[Mapping[str, Any]] = (),
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """The same for a conversation, by the model's chat template."""
+        [conversation] = read_conversations(
+            messages,
+            tools=tuple(tools),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=chat_template_kwargs or {},
+        )
+        stream = self._stream(conversation, sampling_params, request_id, output_kind, priority)
+        async for output in stream:
+            yield output
+
+    async def _stream(
+        self,
+        prompt: PromptParts | Conversation,
+        params: SamplingParams | None,
+        request_id: str | None,
+        kind: OutputKind,
+        priority: int,
+    ) -> AsyncGenerator[RequestOutput, None]:
+        if kind not in get_args(OutputKind):
+            kinds = ", ".join(get_args(OutputKind))
+            raise InvalidValueError("output_kind", kind, f"one of {kinds}")
+        name = str(next(self._ids)) if request_id is None else request_id
+        params = params or SamplingParams()
+        call = await asyncio.to_thread(self._host.call, name, prompt, params, priority)
+        stream = self._host.stream(call, kind)
+        try:
+            async for output in stream:
+                yield output
+        finally:
+            await stream.aclose()
+
+    async def abort(self, request_id: str) -> None:
+        """Ends the requests of this id; their streams end with finish reason `abort`."""
+        self._host.abort(request_id)
+
+    @property
+    def speculation(self) -> SpeculationControl | None:
+        """What is in force; None where nothing can draft."""
+        return self._host.control
+
+    def set_speculation(
+        self,
+        *,
+        mode: SpeculationMode | None = None,
+        threshold: int | None = None,
+        num_speculative_tokens: int | None = None,
+        method: SpeculationMethod | None = None,
+    ) -> SpeculationControl:
+        """Steers speculation from the next step on; see `LLM.set_speculation`."""
+        control = self._host.changed_control(
+            mode=mode,
+            threshold=threshold,
+            num_speculative_tokens=num_speculative_tokens,
+            method=method,
+        )
+        self._host.set_control(control)
+        return control
+
+    def get_metrics(self) -> list[Metric]:
+        """What has been counted, as of the last step."""
+        return self._host.get_metrics()
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, of transformers' PreTrainedTokenizerFast."""
+        return self._host.tokenizer.transformers
+
+    def shutdown(self) -> None:
+        """Ends the engine and the models after the step in flight. More than once is no error."""
+        self._end()
+
+    def __enter__(self) -> AsyncLLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await asyncio.to_thread(self.shutdown)
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_attribute(self, name)

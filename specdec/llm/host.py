@@ -1,0 +1,253 @@
+"""What `LLM` and `AsyncLLM` are both made of: an engine, its models, and requests for it."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import secrets
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from specdec.chat_template import Conversation
+from specdec.engine import Engine
+from specdec.engine_loop import EngineLoop
+from specdec.errors import InvalidValueError, NotReadyError
+from specdec.llm.arguments import Arguments
+from specdec.llm.executors import make_executor
+from specdec.llm.metrics import LLMReport, Metric, metrics_of
+from specdec.llm.outputs import OutputBuilder, OutputKind, RequestOutput
+from specdec.llm.prompts import PromptParts
+from specdec.llm.stats_log import StatsLog
+from specdec.machine import available_memory_bytes, smallest_gpu_bytes
+from specdec.memory_plan import memory_plan
+from specdec.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics, counts_of
+from specdec.model_directories import resolve_models
+from specdec.models.store import print_progress
+from specdec.request_observer import AbortedError, RequestObserver
+from specdec.sampling_params import SEED_LIMIT, SamplingDefaults, SamplingParams, StructuredOutput
+from specdec.sequence import Request
+from specdec.speculation import SpeculationControl
+from specdec.stats import EngineStats
+from specdec.step_timing import TimedProposer, TimedTarget
+from specdec.structured_output import Grammar, GrammarCompiler
+from specdec.tokenizer import Tokenizer
+from specdec.workers import Target
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request for the engine, with the text that it was made of, where it was one."""
+
+    request: Request
+    prompt: str | None
+
+
+class EngineHost:
+    """An engine, loaded and warm. It runs once a stream is opened, on a thread of its own."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        """Finds, loads and measures the models. Raises what any of that raises."""
+        config = self.config = arguments.config
+        self._arguments = arguments
+        directories = resolve_models(config, print_progress)
+        models = directories.configs()
+        self.model = models.target
+        if config.generation_config == "none":
+            self.model = replace(models.target, sampling_defaults=SamplingDefaults())
+        in_process = arguments.executor is None
+        memory_bytes = _memory_bytes(arguments)
+        self._plan = memory_plan(config, models, memory_bytes, in_process=in_process)
+        self.tokenizer = Tokenizer(directories.target)
+        self.metrics = Metrics()
+        self._stats_log = StatsLog(arguments.logs_stats, time.monotonic)
+        self._num_requests = 0
+        seed = secrets.randbits(64) if arguments.seed is None else arguments.seed
+        self._seeds = random.Random(seed)
+        self._grammars: GrammarCompiler | None = None
+        self._loop: EngineLoop | None = None
+        self._is_closed = False
+        self._executor = make_executor(arguments.executor, config, directories, self._plan)
+        try:
+            self.engine = self._make_engine()
+        except BaseException:
+            self._executor.close()
+            raise
+
+    def _make_engine(self) -> Engine:
+        speculation = self.config.speculative_config
+        self.control = speculation.control if speculation else None
+        policy = None
+        if self.control is not None:
+            policy = self._executor.make_policy(self.control, self.config.max_num_seqs)
+        proposer = self._executor.make_proposer()
+        if proposer is not None:
+            proposer = TimedProposer(proposer, self.metrics[DRAFT_TIME].observe)
+        target = self._timed(self._executor.target)
+        return Engine(self._plan.engine, self.model, target, self.tokenizer, proposer, policy)
+
+    def _timed(self, target: Target) -> TimedTarget:
+        return TimedTarget(target, self.metrics[VERIFY_TIME].observe)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of a prompt and its completion together."""
+        return self._plan.engine.max_model_len
+
+    def call(
+        self,
+        request_id: str,
+        prompt: PromptParts | Conversation,
+        params: SamplingParams,
+        priority: int,
+    ) -> Call:
+        """A request, found to be one that can be answered. Raises InvalidValueError.
+
+        Encodes text, and compiles grammars, which may take seconds: not on an event loop.
+        """
+        parts = self._encoded(prompt)
+        assert parts.token_ids is not None, "a prompt that was not encoded"
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=parts.token_ids,
+            params=params,
+            seed=self._seeds.randrange(SEED_LIMIT) if params.seed is None else params.seed,
+            priority=priority,
+            grammar=self._compile(params.structured_output),
+            cache_salt=parts.cache_salt,
+        )
+        self.engine.check(request)
+        return Call(request, parts.text)
+
+    def _encoded(self, prompt: PromptParts | Conversation) -> PromptParts:
+        if isinstance(prompt, Conversation):
+            text = self.tokenizer.chat_template.render(prompt)
+            return PromptParts(text, tuple(self.tokenizer.encode_conversation(prompt)))
+        if prompt.token_ids is not None:
+            return prompt
+        assert prompt.text is not None, "a prompt of nothing"
+        return replace(prompt, token_ids=tuple(self.tokenizer.encode(prompt.text)))
+
+    def _compile(self, spec: StructuredOutput | None) -> Grammar | None:
+        if spec is None:
+            return None
+        if self._grammars is None:
+            self._grammars = GrammarCompiler(
+                self.tokenizer, self.model.vocab_size, self.model.eos_token_ids
+            )
+        return self._grammars.compile(spec)
+
+    async def stream(self, call: Call, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
+        """Answers a call on the running event loop; leaving early aborts it."""
+        loop, arrival_time = self._running_loop(), time.time()
+        observer = RequestObserver(call.request.request_id, self.metrics)
+        observer.on_queued(call.request)
+        self._num_requests += call.request.params.n
+        builder = OutputBuilder(call.request, call.prompt, self.tokenizer)
+        steps = loop.generate(call.request, observer)
+        try:
+            async for step in steps:
+                builder.add(step)
+                if kind == "delta":
+                    yield builder.delta(observer.times, arrival_time)
+                elif kind == "cumulative" or step.is_last:
+                    yield builder.output(observer.times, arrival_time)
+        except AbortedError:
+            builder.abort()
+            tell = builder.delta if kind == "delta" else builder.output
+            yield tell(observer.times, arrival_time)
+        finally:
+            await steps.aclose()
+            self._stats_log.note(self._stats())
+
+    async def complete(self, call: Call) -> RequestOutput:
+        """The whole answer."""
+        [output] = [each async for each in self.stream(call, "final_only")]
+        return output
+
+    def abort(self, request_id: str) -> None:
+        """Ends the requests of this id; on the event loop of their streams."""
+        if self._loop is not None:
+            self._loop.abort(request_id)
+
+    def _running_loop(self) -> EngineLoop:
+        """The engine's thread, telling the event loop that runs now."""
+        if self._is_closed:
+            raise NotReadyError("it has been shut down")
+        loop = self._loop
+        if loop is not None and loop.event_loop is not asyncio.get_running_loop():
+            if loop.num_streams and not loop.event_loop.is_closed():
+                raise NotReadyError("another event loop has streams that are open")
+            loop.stop()
+            loop = None
+        if loop is None:
+            loop = self._loop = EngineLoop(
+                self.engine, self._remake_target, self.metrics[BATCH_SIZE].observe,
+                self._executor.lose_target,
+            )  # fmt: skip
+        return loop
+
+    def _remake_target(self) -> Target:
+        return self._timed(self._executor.remake_target())
+
+    def changed_control(self, **changes: Any) -> SpeculationControl:
+        """What is in force with some of it changed; those that are None are left as they are."""
+        given = {name: value for name, value in changes.items() if value is not None}
+        speculation = self.config.speculative_config
+        if self.control is None or speculation is None:
+            name, value = next(iter(given.items()), ("mode", "auto"))
+            limit = "left out: without speculative_config nothing drafts"
+            raise InvalidValueError(name, value, limit)
+        method = given.get("method")
+        if method is not None and method not in speculation.methods:
+            limit = f"what is loaded: {' or '.join(speculation.methods)}"
+            raise InvalidValueError("method", method, limit)
+        return replace(self.control, **given)
+
+    def set_control(self, control: SpeculationControl) -> None:
+        """Has the next step go by it."""
+        self.control = control
+        if self._loop is None:
+            self.engine.set_speculation(control)
+        else:
+            self._loop.post(lambda: self.engine.set_speculation(control))
+
+    def get_metrics(self) -> list[Metric]:
+        """As of the last step."""
+        stats = self._stats()
+        counts = counts_of(stats, self._num_requests, self.metrics, self._executor.counts)
+        report = LLMReport.of(stats, self.control.mode if self.control else "", counts)
+        speculation = self.config.speculative_config
+        num_positions = speculation.num_speculative_tokens if speculation else 0
+        arguments = self._arguments
+        return metrics_of(report, arguments.metric_prefix, arguments.model_name, num_positions)
+
+    def begin_batch(self) -> None:
+        """Has the line of statistics tell of what comes from now on."""
+        self._stats_log.begin(self._stats())
+
+    def end_batch(self) -> None:
+        """Writes the line, where it is wanted."""
+        self._stats_log.write(self._stats())
+
+    def _stats(self) -> EngineStats:
+        return self.engine.stats() if self._loop is None else self._loop.last_stats
+
+    def close(self) -> None:
+        """Ends the engine's thread and the models. May be called again, from any other thread."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._loop is not None:
+            self._loop.stop()
+        self._executor.close()
+        if self._grammars is not None:
+            self._grammars.close()
+
+
+def _memory_bytes(arguments: Arguments) -> int:
+    config = arguments.config
+    if config.device == "cuda":
+        return int(smallest_gpu_bytes() * config.gpu_memory_utilization)
+    return available_memory_bytes()

@@ -1,0 +1,218 @@
+"""`LLM`: a model in this process that answers batches of prompts."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import queue
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Unpack
+
+from tqdm.auto import tqdm
+
+from specdec.chat_template import Conversation
+from specdec.errors import InvalidValueError
+from specdec.llm.arguments import LLMArguments, read_arguments
+from specdec.llm.event_loop_thread import EventLoopThread
+from specdec.llm.host import Call, EngineHost
+from specdec.llm.metrics import Metric
+from specdec.llm.misspelled import refuse_attribute
+from specdec.llm.outputs import RequestOutput
+from specdec.llm.progress import Progress
+from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
+from specdec.sampling_params import SamplingParams, SpeculationMethod
+from specdec.speculation import SpeculationControl, SpeculationMode
+
+Params = SamplingParams | Sequence[SamplingParams]
+UseTqdm = bool | Callable[..., "tqdm[Any]"]
+
+_OPEN_PER_PLACE = 2
+"""Requests that are handed to the engine for each that can run: enough that none waits for us."""
+
+
+class LLM:
+    """Answers batches. Safe to use where an event loop runs, as in a notebook.
+
+    Ends with `shutdown`, as a context manager, or with the last reference to it.
+    """
+
+    def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
+        """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.
+
+        Raises InvalidValueError, ModelNotFoundError, UnsupportedModelError, OutOfMemoryError.
+        """
+        self._host = EngineHost(read_arguments(model, arguments))
+        self._thread = EventLoopThread()
+        self._ids = itertools.count()
+        self._end = weakref.finalize(self, _end, self._host, self._thread)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: Params | None = None,
+        use_tqdm: UseTqdm = True,
+        *,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers all prompts, and returns when the last answer is complete, in their order.
+
+        prompts: each a text, token ids, or a mapping of `prompt` or `prompt_token_ids`.
+        sampling_params: for all, or one for each; None leaves everything to the model.
+        use_tqdm: whether to show progress; or what makes the bar, instead of tqdm.
+        priority: one for each; lower goes first.
+
+        Raises InvalidValueError before anything runs. An error of one request ends them all.
+        """
+        return self._answer("prompts", read_prompts(prompts), sampling_params, use_tqdm, priority)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: Params | None = None,
+        use_tqdm: UseTqdm = True,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers one conversation or several, by the model's chat template; else as `generate`."""
+        conversations = read_conversations(
+            messages,
+            tools=tuple(tools or ()),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=chat_template_kwargs or {},
+        )
+        return self._answer("messages", conversations, sampling_params, use_tqdm, None)
+
+    def set_speculation(
+        self,
+        *,
+        mode: SpeculationMode | None = None,
+        threshold: int | None = None,
+        num_speculative_tokens: int | None = None,
+        method: SpeculationMethod | None = None,
+    ) -> SpeculationControl:
+        """Steers speculation from the next step on, also of requests that run; returns all of it.
+
+        mode: auto, on or off. threshold: most decoding requests that auto drafts for.
+        num_speculative_tokens: draft tokens a step, 0 for none. method: what drafts, of those
+        loaded. What is None stays as it is. Raises InvalidValueError.
+        """
+        control = self._host.changed_control(
+            mode=mode,
+            threshold=threshold,
+            num_speculative_tokens=num_speculative_tokens,
+            method=method,
+        )
+        self._host.set_control(control)
+        return control
+
+    @property
+    def speculation(self) -> SpeculationControl | None:
+        """What is in force; None where nothing can draft."""
+        return self._host.control
+
+    def get_metrics(self) -> list[Metric]:
+        """What has been counted since the model was loaded."""
+        return self._host.get_metrics()
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, of transformers' PreTrainedTokenizerFast."""
+        return self._host.tokenizer.transformers
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What holds where nothing is said: the model's own generation_config.json."""
+        defaults = self._host.model.sampling_defaults
+        return SamplingParams(**vars(defaults))
+
+    def shutdown(self) -> None:
+        """Ends the engine and the models. More than once is no error."""
+        self._end()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __getattr__(self, name: str) -> Any:
+        refuse_attribute(self, name)
+
+    def _answer(
+        self,
+        field: str,
+        prompts: Sequence[PromptParts | Conversation],
+        params: Params | None,
+        use_tqdm: UseTqdm,
+        priority: Sequence[int] | None,
+    ) -> list[RequestOutput]:
+        """The whole way of a batch: checked, run, told."""
+        all_params = _one_for_each("sampling_params", params or SamplingParams(), len(prompts))
+        priorities = _one_for_each("priority", priority or 0, len(prompts))
+        calls = []
+        for index, prompt in enumerate(prompts):
+            try:
+                call = self._host.call(
+                    str(next(self._ids)), prompt, all_params[index], priorities[index]
+                )
+            except InvalidValueError as error:
+                where = f"{error.field} of {field}[{index}]"
+                raise InvalidValueError(where, error.value, error.limit) from None
+            calls.append(call)
+        return self._run(calls, use_tqdm)
+
+    def _run(self, calls: Sequence[Call], use_tqdm: UseTqdm) -> list[RequestOutput]:
+        """Leaves nothing running, however it ends: Ctrl-C aborts the batch."""
+        ended: queue.SimpleQueue[RequestOutput | None] = queue.SimpleQueue()
+        batch = self._thread.submit(_run_all(self._host, calls, ended.put))
+        batch.add_done_callback(lambda _: ended.put(None))
+        try:
+            with Progress(len(calls), use_tqdm) as progress:
+                while (output := ended.get()) is not None:
+                    progress.add(output)
+        except BaseException:
+            batch.cancel()
+            raise
+        return batch.result()
+
+
+async def _run_all(
+    host: EngineHost, calls: Sequence[Call], tell: Callable[[RequestOutput], None]
+) -> list[RequestOutput]:
+    """Runs all calls, some at a time, the most urgent first; returns the outputs in their order."""
+    order = sorted(range(len(calls)), key=lambda index: calls[index].request.priority)
+    outputs: dict[int, RequestOutput] = {}
+    waiting = iter(order)
+
+    async def work() -> None:
+        for index in waiting:
+            outputs[index] = await host.complete(calls[index])
+            tell(outputs[index])
+
+    host.begin_batch()
+    most = _OPEN_PER_PLACE * host.config.max_num_seqs
+    workers = [asyncio.create_task(work()) for _ in range(min(len(calls), most))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+    host.end_batch()
+    return [outputs[index] for index in range(len(calls))]
+
+
+def _one_for_each(field: str, given: Any, count: int) -> list[Any]:
+    if not isinstance(given, Sequence):
+        return [given] * count
+    if len(given) != count:
+        raise InvalidValueError(f"{field} length", len(given), f"1, or as many as prompts: {count}")
+    return list(given)
+
+
+def _end(host: EngineHost, thread: EventLoopThread) -> None:
+    host.close()
+    thread.stop()

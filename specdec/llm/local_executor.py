@@ -1,0 +1,100 @@
+"""The models of an `LLM` in its own process, on one rank each."""
+
+from __future__ import annotations
+
+import torch
+
+from specdec.counts import ModelCounts
+from specdec.errors import TargetFailedError
+from specdec.llm_config import LLMConfig
+from specdec.measured_policy import make_policy
+from specdec.memory_plan import MemoryPlan
+from specdec.model_directories import ModelDirectories
+from specdec.parallel import TensorParallelGroup
+from specdec.proposers import DraftModelProposer, DraftVocabulary, Proposer, make_proposer
+from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
+from specdec.speculation import SpeculationControl, SpeculationPolicy
+
+
+class LocalExecutor:
+    """See Executor. Whatever fails here fails for good: there is no process to start again."""
+
+    def __init__(self, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan) -> None:
+        """Loads and warms up both models."""
+        self._config = config
+        self._directories = directories
+        self._plan = plan
+        self._draft_worker: LocalDraftWorker | None = None
+        self._draft: DraftModelProposer | None = None
+        self.target = self._load_target()
+        self._load_draft()
+
+    @property
+    def counts(self) -> ModelCounts:
+        """See Executor."""
+        num_tokens = 0 if self._draft is None else self._draft.num_catch_up_tokens
+        return ModelCounts(num_catch_up_tokens=num_tokens)
+
+    def make_proposer(self) -> Proposer | None:
+        """See Executor."""
+        return make_proposer(self._plan.engine.speculation, self._draft)
+
+    def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
+        """See Executor."""
+        worker = self._draft_worker
+        return make_policy(
+            control,
+            self._plan.engine,
+            self.target,
+            None if worker is None else lambda measure: measure(worker),
+            self._plan.draft,
+            lambda: True,
+            full_batch,
+        )
+
+    def lose_target(self) -> None:
+        """See Executor."""
+
+    def remake_target(self) -> LocalTarget:
+        """See Executor."""
+        raise TargetFailedError("it runs in the process of whoever asks")
+
+    def close(self) -> None:
+        """See Executor; memory is freed with the last reference."""
+        del self.target
+        self._draft_worker = self._draft = None
+
+    def _load_target(self) -> LocalTarget:
+        config, limits = self._config, self._plan.engine
+        runner = load_runner(
+            self._directories.target,
+            config.dtype,
+            limits,
+            TensorParallelGroup(),
+            config.quantization_method,
+            torch.device(config.device),
+            config.kernels,
+        )
+        runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
+        return LocalTarget(runner)
+
+    def _load_draft(self) -> None:
+        limits, directory = self._plan.draft, self._directories.draft
+        speculation = self._config.speculative_config
+        if limits is None or directory is None or speculation is None:
+            return
+        vocabulary = DraftVocabulary.between(directory, self._directories.target)
+        runner = load_draft_runner(
+            directory,
+            self._config.dtype,
+            limits,
+            TensorParallelGroup(),
+            speculation.quantization,
+            torch.device(self._config.device),
+            vocabulary.shared,
+            self._config.kernels,
+        )
+        runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
+        self._draft_worker = LocalDraftWorker(runner)
+        translation = vocabulary.new_translation()
+        self._draft = DraftModelProposer(self._draft_worker, limits, translation)

@@ -1,0 +1,216 @@
+"""What `LLM` and `AsyncLLM` return, in vLLM's words, and how it grows out of the engine's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from specdec.request_observer import RequestTimes
+from specdec.request_output import RequestOutput as StepOutput
+from specdec.sampling_params import VerifierName
+from specdec.sequence import Request
+from specdec.stats import SpeculationStats
+from specdec.step import Logprobs
+from specdec.tokenizer import Tokenizer
+
+OutputKind = Literal["cumulative", "delta", "final_only"]
+"""Whether each output of a stream has all so far, or only what is new; or there is only one."""
+
+ABORT = "abort"
+"""The finish reason of a choice that was ended by `AsyncLLM.abort`."""
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token that could have come: rank 1 is the most likely one."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
+PositionLogprobs = dict[int, Logprob]
+"""By token id, the token that came first, then the most likely ones."""
+
+
+@dataclass(frozen=True)
+class CompletionOutput:
+    """One choice.
+
+    finish_reason: stop, length or abort; None while it goes on. stop_reason: the stop string or
+    stop token that ended it. cumulative_logprob: of all tokens so far, None unless logprobs are
+    asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[PositionLogprobs] | None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether nothing more comes of it."""
+        return self.finish_reason is not None
+
+
+@dataclass(frozen=True)
+class RequestStats:
+    """When a request came to each stage; None for those to come.
+
+    arrival_time: in seconds since the epoch. The others go by one clock of their own.
+    """
+
+    arrival_time: float
+    queued_ts: float | None
+    scheduled_ts: float | None
+    first_token_ts: float | None
+    last_token_ts: float | None
+    first_token_latency: float | None
+    num_generation_tokens: int
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """A prompt and what came of it.
+
+    prompt: None where token ids were given. num_cached_tokens: of the prompt, found in the prefix
+    cache. Beyond vLLM: seed, with which the same tokens come again; speculation, what was drafted
+    for the request and accepted; verifier, what decided on it.
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    prompt_logprobs: list[PositionLogprobs | None] | None
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestStats
+    num_cached_tokens: int
+    seed: int
+    speculation: SpeculationStats
+    verifier: VerifierName
+
+
+@dataclass
+class _Choice:
+    """What has come of one choice, and since the last output."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[PositionLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    is_told: bool = True
+
+
+class OutputBuilder:
+    """Joins a request's steps to outputs of the kind that is wanted."""
+
+    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
+        self._request = request
+        self._prompt = prompt
+        self._tokenizer = tokenizer
+        self._choices = [_Choice() for _ in range(request.params.n)]
+        self._prompt_logprobs: list[PositionLogprobs | None] | None = None
+        self._last: StepOutput | None = None
+        self._is_finished = False
+
+    def add(self, output: StepOutput) -> None:
+        """Takes in what a step brought."""
+        choice = self._choices[output.choice]
+        choice.is_told = False
+        choice.text += output.text
+        choice.token_ids.extend(output.token_ids)
+        if output.logprobs is not None:
+            own = output.logprobs.logprobs[:, 0]
+            choice.cumulative_logprob += float(own.sum(dtype=float))
+            choice.logprobs.extend(self._positions(output.logprobs))
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs = [None, *self._positions(output.prompt_logprobs)]
+        if output.finish_reason is not None:
+            choice.finish_reason = output.finish_reason.value
+            choice.stop_reason = output.stop_reason
+        self._last, self._is_finished = output, output.is_last
+
+    def abort(self) -> None:
+        """Ends what has not ended."""
+        for choice in self._choices:
+            if choice.finish_reason is None:
+                choice.finish_reason, choice.is_told = ABORT, False
+        self._is_finished = True
+
+    def output(self, times: RequestTimes, arrival_time: float) -> RequestOutput:
+        """All so far."""
+        last = self._last
+        return RequestOutput(
+            request_id=self._request.request_id,
+            prompt=self._prompt,
+            prompt_token_ids=list(self._request.prompt_token_ids),
+            prompt_logprobs=self._prompt_logprobs,
+            outputs=[self._completion(index) for index in range(len(self._choices))],
+            finished=self._is_finished,
+            metrics=_stats(times, arrival_time, last.num_output_tokens if last else 0),
+            num_cached_tokens=last.num_cached_tokens if last else 0,
+            seed=self._request.seed,
+            speculation=last.speculation if last else SpeculationStats(),
+            verifier=last.verifier if last else "coupled",
+        )
+
+    def delta(self, times: RequestTimes, arrival_time: float) -> RequestOutput:
+        """What is new of the choices that have something new since the last delta."""
+        whole = self.output(times, arrival_time)
+        told = [each for each in whole.outputs if not self._choices[each.index].is_told]
+        for choice in self._choices:
+            choice.text, choice.token_ids, choice.logprobs = "", [], []
+            choice.is_told = True
+        return replace(whole, outputs=told)
+
+    def _completion(self, index: int) -> CompletionOutput:
+        choice = self._choices[index]
+        has_logprobs = self._request.params.logprobs is not None
+        return CompletionOutput(
+            index=index,
+            text=choice.text,
+            token_ids=list(choice.token_ids),
+            cumulative_logprob=choice.cumulative_logprob if has_logprobs else None,
+            logprobs=list(choice.logprobs) if has_logprobs else None,
+            finish_reason=choice.finish_reason,
+            stop_reason=choice.stop_reason,
+        )
+
+    def _positions(self, logprobs: Logprobs) -> list[PositionLogprobs]:
+        rows = zip(
+            logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), logprobs.ranks.tolist(),
+            strict=True,
+        )  # fmt: skip
+        return [self._position(ids, values, rank) for ids, values, rank in rows]
+
+    def _position(
+        self, token_ids: Sequence[int], values: Sequence[float], rank: int
+    ) -> PositionLogprobs:
+        """The first is the token itself, with its rank; the others are the best, in order."""
+        ranks = [rank, *range(1, len(token_ids))]
+        return {
+            token_id: Logprob(value, place, self._spell(token_id))
+            for token_id, value, place in zip(token_ids, values, ranks, strict=True)
+        }
+
+    def _spell(self, token_id: int) -> str:
+        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+
+
+def _stats(times: RequestTimes, arrival_time: float, num_tokens: int) -> RequestStats:
+    first_at = times.first_at
+    return RequestStats(
+        arrival_time=arrival_time,
+        queued_ts=times.queued_at,
+        scheduled_ts=times.began_at,
+        first_token_ts=first_at,
+        last_token_ts=times.last_at,
+        first_token_latency=None if first_at is None else first_at - times.arrived_at,
+        num_generation_tokens=num_tokens,
+    )

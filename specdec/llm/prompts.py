@@ -1,0 +1,115 @@
+"""What `generate` and `chat` take for a prompt, and for many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
+
+from specdec.chat_template import Conversation
+from specdec.errors import InvalidValueError
+from specdec.settings import refuse_unknown
+
+
+class TextPrompt(TypedDict, total=False):
+    """A text. cache_salt: whose it is; KV and drafts are shared among prompts with the same one."""
+
+    prompt: str
+    cache_salt: str
+
+
+class TokensPrompt(TypedDict, total=False):
+    """Token ids, used as they are. prompt: the text to tell of with them."""
+
+    prompt_token_ids: Sequence[int]
+    prompt: str
+    cache_salt: str
+
+
+Prompt = str | TextPrompt | TokensPrompt | Sequence[int]
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class PromptParts:
+    """A prompt in one shape; token_ids: None where the text is to be encoded."""
+
+    text: str | None
+    token_ids: tuple[int, ...] | None = None
+    cache_salt: str = ""
+
+
+def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[PromptParts]:
+    """One prompt or several. Raises InvalidValueError, naming the place."""
+    if isinstance(prompts, str | Mapping) or _are_token_ids(prompts):
+        return [read_prompt("prompts", prompts)]
+    if not isinstance(prompts, Sequence):
+        raise InvalidValueError("prompts", prompts, _LIMIT)
+    return [read_prompt(f"prompts[{index}]", each) for index, each in enumerate(prompts)]
+
+
+_LIMIT = 'a text, {"prompt": text}, {"prompt_token_ids": ids}, token ids, or a list of these'
+
+
+def read_prompt(field: str, prompt: object) -> PromptParts:
+    """One prompt; `field` names it in errors."""
+    if isinstance(prompt, str):
+        return PromptParts(prompt)
+    if _are_token_ids(prompt):
+        return PromptParts(None, tuple(cast("Sequence[int]", prompt)))
+    if not isinstance(prompt, Mapping):
+        raise InvalidValueError(field, prompt, _LIMIT)
+    refuse_unknown(f"key of {field}", prompt, ("prompt", "prompt_token_ids", "cache_salt"))
+    text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+    salt = prompt.get("cache_salt", "")
+    is_text = isinstance(text, str) or (text is None and token_ids is not None)
+    if not (is_text and isinstance(salt, str) and (token_ids is None or _is_list(token_ids))):
+        raise InvalidValueError(field, prompt, _LIMIT)
+    return PromptParts(text, None if token_ids is None else tuple(token_ids), salt)
+
+
+def _are_token_ids(value: object) -> bool:
+    return _is_list(value) and bool(value) and all(type(each) is int for each in value)  # type: ignore[attr-defined]
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
+
+
+def read_conversations(
+    messages: Sequence[Message] | Sequence[Sequence[Message]], **options: Any
+) -> list[Conversation]:
+    """One conversation or several; `options` are fields of Conversation, for all of them."""
+    if not messages:
+        raise InvalidValueError("messages", messages, "at least one message")
+    if isinstance(messages[0], Mapping):
+        return [_conversation("messages", messages, options)]
+    return [
+        _conversation(f"messages[{index}]", each, options) for index, each in enumerate(messages)
+    ]
+
+
+def _conversation(field: str, messages: object, options: Mapping[str, Any]) -> Conversation:
+    if not isinstance(messages, Sequence) or not messages:
+        raise InvalidValueError(field, messages, "at least one message")
+    turns = (_message(f"{field}[{index}]", each) for index, each in enumerate(messages))
+    return Conversation(tuple(turns), **options)
+
+
+def _message(field: str, message: object) -> dict[str, Any]:
+    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+        raise InvalidValueError(field, message, 'a mapping with "role" and "content"')
+    content = message.get("content")
+    return {**message, "content": _text_of(f"{field}.content", content)}
+
+
+def _text_of(field: str, content: object) -> str | None:
+    """Content may come in parts, of which a language model takes text alone."""
+    if content is None or isinstance(content, str):
+        return content
+    parts = content if isinstance(content, Sequence) else [content]
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    if not all(isinstance(text, str) for text in texts):
+        limit = 'a text, or a list of {"type": "text", "text": ...}'
+        raise InvalidValueError(field, content, limit)
+    return "\n".join(cast("list[str]", texts))
