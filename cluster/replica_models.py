@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,11 +50,16 @@ class ReplicaModels:
 
         `close` ends what has been started by then.
         """
-        draft = asyncio.create_task(asyncio.to_thread(self._start_draft, placement))
-        try:
-            self._target = await asyncio.to_thread(self._start_target, placement)
-        finally:
-            self._draft = await draft
+        await asyncio.to_thread(self.load, placement)
+
+    def load(self, placement: PlacementGroup | None) -> None:
+        """The same, for who has no event loop."""
+        with ThreadPoolExecutor(1) as other:
+            draft = other.submit(self._start_draft, placement)
+            try:
+                self._target = self._start_target(placement)
+            finally:
+                self._draft = draft.result()
 
     @property
     def target(self) -> Target:
@@ -81,10 +87,14 @@ class ReplicaModels:
 
     async def close(self) -> None:
         """Ends both, after the engine's last call."""
+        await asyncio.to_thread(self.end)
+
+    def end(self) -> None:
+        """The same, for who has no event loop."""
         if self._draft is not None:
-            await asyncio.to_thread(self._draft.close)
+            self._draft.close()
         if self._target is not None:
-            await asyncio.to_thread(self._target.close)
+            self._target.close()
 
     def make_proposer(self) -> Proposer | None:
         """What drafts as it is configured; None where nothing does."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
 import signal
 import threading
 import time
@@ -17,6 +15,7 @@ from cluster.addresses import address_of
 from cluster.admin_access import read_token
 from cluster.config import ServeConfig
 from cluster.control_store import ControlStore, state_dir
+from cluster.local_ray import start_ray, stop_ray
 from cluster.openai.api_keys import read_keys
 from cluster.resources import check_ranks, memory_per_replica
 from cluster.surroundings import listen_error
@@ -29,30 +28,6 @@ Report = Callable[[str], None]
 
 _DRAIN_ANSWER_TIMEOUT_S = 5.0  # beyond the drain itself, for a replica that hangs
 _STOP_TIMEOUT_S = 15.0
-_EXIT_TIMEOUT_S = 5.0
-_OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
-
-_RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # A service at rest should be at rest: by default these loops wake ten times a second.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1.0",
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
-    # Where replicas follow the load, several reports fall into the time that is looked back on.
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2.0",
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # so that the next line applies
-    "LOG_NAME_UPDATE_INTERVAL_S": "1.0",
-    "RAY_raylet_report_resources_period_milliseconds": "1000",
-    "RAY_health_check_period_ms": "10000",
-    "RAY_memory_monitor_refresh_ms": "1000",
-    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that nothing here reads
-    "RAY_enable_metrics_collection": "0",
-    "RAY_event_stats": "0",
-    # By default Ray's workers give way to every other process, clients and Ray's own included.
-    "RAY_worker_niceness": "0",
-    # Log lines say where they come from, and each is to appear as it was written.
-    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",
-    "RAY_DEDUP_LOGS": "0",
-}
 
 # At info it writes of every call, as we do ourselves, and with less in it.
 _SERVE_LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
@@ -142,23 +117,12 @@ def _report_overrides(config: ServeConfig, report: Report) -> None:
 
 
 def _start_ray(config: ServeConfig) -> None:
-    """A Ray for this service alone, closed to whoever lacks its token."""
-    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    for name, value in _RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import ray  # reads the environment when it is imported
-    from ray import serve
+    """A Ray for this service alone, and Serve on it."""
+    start_ray()
+    from ray import serve  # reads the environment when it is imported
 
     from cluster.deployment import grpc_options
 
-    ray.init(
-        address="local",
-        num_cpus=available_cpus(),
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=True,  # what the Router and the shards log appears here
-        logging_level=logging.ERROR,
-    )
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     embedded = config.ingress == "embedded"
     serve.start(
@@ -245,10 +209,7 @@ def _stop_ray(drain_timeout_s: float, hurry: threading.Event) -> None:
     # Lets the replica close its servers and shards; a Ray that was hit itself will not answer.
     threading.Thread(target=delete, daemon=True).start()
     hurry.wait(drain_timeout_s + _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S)
-    ray.shutdown()
-    _, left_over = psutil.wait_procs(started, timeout=_EXIT_TIMEOUT_S)
-    for process in left_over:
-        process.kill()
+    stop_ray(started)
 
 
 def _drain_replicas(timeout_s: float) -> None:

@@ -1,0 +1,66 @@
+"""A Ray of one program's own, on this machine, closed to whoever lacks its token."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+from types import MappingProxyType
+
+import psutil
+
+from specdec.machine import available_cpus
+
+_OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
+_EXIT_TIMEOUT_S = 5.0
+
+_ENVIRONMENT = MappingProxyType(
+    {
+        "RAY_USAGE_STATS_ENABLED": "0",
+        # A service at rest should be at rest: by default these loops wake ten times a second.
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1.0",
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
+        # Where replicas follow the load, several reports fall into the time that is looked back on.
+        "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2.0",
+        "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # so that the next line applies
+        "LOG_NAME_UPDATE_INTERVAL_S": "1.0",
+        "RAY_raylet_report_resources_period_milliseconds": "1000",
+        "RAY_health_check_period_ms": "10000",
+        "RAY_memory_monitor_refresh_ms": "1000",
+        "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that nothing here reads
+        "RAY_enable_metrics_collection": "0",
+        "RAY_event_stats": "0",
+        # By default Ray's workers give way to every other process, clients and Ray's own included.
+        "RAY_worker_niceness": "0",
+        # Log lines say where they come from, and each is to appear as it was written.
+        "RAY_DISABLE_WORKER_LOG_PREFIX": "1",
+        "RAY_DEDUP_LOGS": "0",
+    }
+)
+
+
+def start_ray() -> None:
+    """Starts it. Sets variables of this process's environment, of which Ray's processes get all."""
+    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
+    for name, value in _ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    import ray  # reads the environment when it is imported
+
+    ray.init(
+        address="local",
+        num_cpus=available_cpus(),
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        log_to_driver=True,  # what the Router and the shards log appears here
+        logging_level=logging.ERROR,
+    )
+
+
+def stop_ray(processes: list[psutil.Process]) -> None:
+    """Shuts it down, and ends those of its `processes` that are left then."""
+    import ray
+
+    ray.shutdown()
+    _, left_over = psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)
+    for process in left_over:
+        process.kill()

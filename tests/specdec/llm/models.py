@@ -1,0 +1,35 @@
+"""`LLM`s on the tiny model, with small limits, whose policy needs nothing measured."""
+
+from pathlib import Path
+from typing import Any
+
+SPECULATION = {
+    "method": "ngram",
+    "num_speculative_tokens": 3,
+    "prompt_lookup_min": 1,
+    "policy": "threshold",
+}
+
+
+def arguments(directory: Path, **changes: Any) -> dict[str, Any]:
+    """For an `LLM` or `AsyncLLM` that loads in a moment."""
+    values: dict[str, Any] = {
+        "model": str(directory),
+        "max_model_len": 160,
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 64,
+        "speculative_config": SPECULATION,
+        "kernels": "torch",
+        "kv_cache_memory_gib": 0.05,
+    }
+    return values | changes
+
+
+def metrics_of(llm: Any) -> dict[str, Any]:
+    """Values by name without the prefix; those with labels of their own by name and labels."""
+    values = {}
+    for metric in llm.get_metrics():
+        labels = [value for name, value in metric.labels.items() if name != "model_name"]
+        key = " ".join([metric.name.removeprefix("specdec:"), *labels])
+        values[key] = getattr(metric, "values", None) or getattr(metric, "value", metric)
+    return values

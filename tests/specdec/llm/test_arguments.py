@@ -1,0 +1,91 @@
+"""What the arguments of vLLM's programs come to, and what is refused with which words."""
+
+import pytest
+import torch
+
+from specdec.errors import InvalidValueError
+from specdec.llm.arguments import LLMArguments, read_arguments
+from specdec.llm_config import LLMConfig
+from specdec.speculative_config import SpeculativeConfig
+
+
+def test_an_llm_that_is_told_nothing():
+    arguments = read_arguments("smollm2-135m-instruct", {})
+    assert arguments.config.model == arguments.model_name == "smollm2-135m-instruct"
+    assert (arguments.seed, arguments.metric_prefix) == (0, "specdec:")
+    assert (arguments.logs_stats, arguments.executor) == (False, None)
+    assert arguments.config.speculative_config is not None
+    assert arguments.config.max_queue_len == 1_000_000
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "value"),
+    [
+        ({"dtype": "auto"}, "dtype", "float32"),
+        ({"dtype": "half"}, "dtype", "float16"),
+        ({"dtype": torch.bfloat16}, "dtype", "bfloat16"),
+        ({"quantization": None}, "quantization", "none"),
+        ({"quantization": "int8"}, "quantization", "int8"),
+        ({"revision": "v2"}, "model", "org/name@v2"),
+        ({"kv_cache_memory_bytes": 2**29}, "kv_cache_memory_gib", 0.5),
+        ({"generation_config": "vllm"}, "generation_config", "none"),
+        ({"max_queue_len": 5}, "max_queue_len", 5),
+        ({"speculative_config": None}, "speculative_config", None),
+        ({"speculative_config": SpeculativeConfig("suffix")}, "speculative_config",
+         SpeculativeConfig("suffix")),
+        ({"speculative_config": {"method": "[ngram]"}}, "speculative_config",
+         SpeculativeConfig("ngram")),
+        ({"speculative_model": "small", "num_speculative_tokens": 5}, "speculative_config",
+         SpeculativeConfig("draft_model", 5, model="small")),
+        ({"speculative_model": "[ngram]", "ngram_prompt_lookup_max": 3}, "speculative_config",
+         SpeculativeConfig("ngram", prompt_lookup_min=3, prompt_lookup_max=3)),
+        ({"speculative_model": None}, "model", "org/name"),
+        ({"enforce_eager": True, "trust_remote_code": False}, "model", "org/name"),
+        ({"tokenizer": "org/name", "task": "generate"}, "model", "org/name"),
+    ],
+)  # fmt: skip
+def test_what_is_taken(given, field, value):
+    assert getattr(read_arguments("org/name", given).config, field) == value
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"tensor_paralel_size": 2}, "did you mean tensor_parallel_size?"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; it must be a whole number"),
+        ({"trust_remote_code": True}, "a model's own code is never run"),
+        ({"enforce_eager": False}, "no graphs are captured"),
+        ({"speculative_ratio": 0.5}, "num_speculative_tokens"),
+        ({"speculative_sampling": True}, "speculative_config={...} drafts, None does not"),
+        ({"draft_model": "small"}, "speculative_config={'model': ...}"),
+        ({"speculative_model": "a", "speculative_config": {}}, "left out where speculative_config"),
+        ({"speculative_config": {"mode": "ngram"}}, "speculative_config key is 'mode'; .* mode"),
+        ({"tokenizer": "other"}, "it comes with the model"),
+        ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float32"),
+        ({"seed": -1}, "seed is -1; it must be None, or"),
+        ({"metric_prefix": 3}, "metric_prefix is 3; it must be a text"),
+        ({"disable_log_stats": 1}, "disable_log_stats is 1; it must be true or false"),
+        ({"distributed_executor_backend": "mp"}, "is 'mp'; it must be ray"),
+        ({"pipeline_parallel_size": 2}, "tensor_parallel_size divides"),
+    ],
+)
+def test_what_is_refused_and_in_which_words(given, message):
+    with pytest.raises(InvalidValueError, match=message):
+        read_arguments("org/name", given)
+
+
+@pytest.mark.parametrize(
+    ("given", "executor"),
+    [
+        ({}, None),
+        ({"tensor_parallel_size": 2}, "ray"),
+        ({"distributed_executor_backend": "ray"}, "ray"),
+        ({"speculative_config": {"model": "small", "draft_tensor_parallel_size": 2}}, "ray"),
+    ],
+)
+def test_several_ranks_run_on_ray(given, executor):
+    assert read_arguments("org/name", given).executor == executor
+
+
+def test_every_setting_may_be_given():
+    assert LLMConfig.settings().keys() - {"model"} <= LLMArguments.__annotations__.keys()

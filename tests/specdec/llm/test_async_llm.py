@@ -1,0 +1,131 @@
+"""`AsyncLLM` on the tiny model: streams of each kind, left, aborted, and on several event loops."""
+
+import asyncio
+import itertools
+from contextlib import aclosing
+
+import pytest
+
+from specdec import AsyncLLM, SamplingParams
+from specdec.errors import InvalidValueError, NotReadyError
+from tests.specdec.llm.models import arguments, metrics_of
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
+LONG = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
+PROMPT = "the water under the bridge is the water under the bridge is"
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model_dir):
+    with AsyncLLM(**arguments(tiny_model_dir)) as llm:
+        yield llm
+
+
+async def outputs_of(llm, prompt=PROMPT, params=GREEDY, **options):
+    return [each async for each in llm.generate(prompt, params, **options)]
+
+
+async def test_outputs_grow_come_in_parts_or_come_once(llm):
+    cumulative = await outputs_of(llm, request_id="mine")
+    delta = await outputs_of(llm, output_kind="delta")
+    [final] = await outputs_of(llm, output_kind="final_only")
+    texts = [each.outputs[0].text for each in cumulative]
+    assert all(later.startswith(text) for text, later in itertools.pairwise(texts))
+    whole = cumulative[-1].outputs[0]
+    assert whole.token_ids == final.outputs[0].token_ids
+    assert [t for each in delta for t in each.outputs[0].token_ids] == whole.token_ids
+    assert "".join(each.outputs[0].text for each in delta) == whole.text
+    assert [each.finished for each in delta] == [False] * (len(delta) - 1) + [True]
+    assert {each.request_id for each in cumulative} == {"mine"}
+    assert 1 < len(cumulative) < 20, "drafts that come true share an output"
+
+
+async def test_deltas_of_choices_tell_only_of_those_with_something_new(llm):
+    params = SamplingParams(n=3, seed=2, temperature=1.0, max_tokens=6, ignore_eos=True)
+    delta = await outputs_of(llm, params=params, output_kind="delta")
+    [final] = await outputs_of(llm, params=params, output_kind="final_only")
+    for choice in final.outputs:
+        parts = [p for each in delta for p in each.outputs if p.index == choice.index]
+        assert [t for part in parts for t in part.token_ids] == choice.token_ids
+        assert [part.finish_reason for part in parts] == [None] * (len(parts) - 1) + ["length"]
+
+
+async def test_streams_side_by_side_say_what_they_say_alone(llm):
+    prompts = [PROMPT, "Every spring", "Ask the baker", "When will it open?", "Further south"]
+    alone = [(await outputs_of(llm, each))[-1].outputs for each in prompts]
+    together = await asyncio.gather(*(outputs_of(llm, each) for each in prompts))
+    assert [each[-1].outputs for each in together] == alone
+
+
+async def test_leaving_a_stream_aborts_its_request(llm):
+    before = metrics_of(llm)["request_success abort"]
+    async with aclosing(llm.generate(PROMPT, LONG)) as stream:
+        await anext(stream)
+    await outputs_of(llm)
+    after = metrics_of(llm)
+    assert (after["request_success abort"], after["num_requests_running"]) == (before + 1, 0)
+
+
+async def test_a_request_is_aborted_by_its_id(llm):
+    before = metrics_of(llm)["request_success abort"]
+    outputs = []
+    async for output in llm.generate(PROMPT, LONG, "mine"):
+        outputs.append(output)
+        await llm.abort("mine")
+    last = outputs[-1]
+    assert (last.finished, last.outputs[0].finish_reason) == (True, "abort")
+    assert 0 < len(last.outputs[0].token_ids) < 140
+    assert metrics_of(llm)["request_success abort"] == before + 1
+    await llm.abort("unknown")
+
+
+async def test_a_chat_streams(llm):
+    messages = [{"role": "user", "content": "When will it open?"}]
+    chat = [each async for each in llm.chat(messages, GREEDY)]
+    prompt = llm.get_tokenizer().apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    assert chat[-1].prompt == prompt
+    assert chat[-1].outputs == (await outputs_of(llm, prompt))[-1].outputs
+
+
+async def test_what_is_wrong_with_a_request_is_raised_by_its_stream(llm):
+    with pytest.raises(InvalidValueError, match="max_tokens is 500"):
+        await outputs_of(llm, params=SamplingParams(max_tokens=500))
+    with pytest.raises(InvalidValueError, match="output_kind is 'all'; it must be one of cumu"):
+        await outputs_of(llm, output_kind="all")
+
+
+async def test_speculation_is_steered_while_a_stream_runs(llm):
+    stream = llm.generate(PROMPT, LONG)
+    await anext(stream)
+    llm.set_speculation(mode="off")
+    outputs = [each async for each in stream]
+    llm.set_speculation(mode="auto")
+    [whole] = await outputs_of(llm, params=LONG, output_kind="final_only")
+    assert outputs[-1].outputs[0].token_ids == whole.outputs[0].token_ids
+    assert outputs[-1].speculation.num_drafts < whole.speculation.num_drafts
+
+
+def test_one_event_loop_after_the_other(tiny_model_dir):
+    async def leave_one_behind(llm):
+        stream = llm.generate(PROMPT, LONG)
+        return await anext(stream)
+
+    with AsyncLLM(**arguments(tiny_model_dir)) as llm:
+        first = asyncio.run(outputs_of(llm))
+        asyncio.run(leave_one_behind(llm))
+        second = asyncio.run(outputs_of(llm))
+    assert second[-1].outputs == first[-1].outputs
+
+
+async def test_after_shutdown_nothing_is_answered(tiny_model_dir):
+    async with AsyncLLM(**arguments(tiny_model_dir)) as llm:
+        await outputs_of(llm)
+    with pytest.raises(NotReadyError, match="shut down"):
+        await outputs_of(llm)
+
+
+def test_names_of_other_texts_are_told(llm):
+    with pytest.raises(AttributeError, match="'AsyncLLM' has no attribute 'agenerate'; it is"):
+        llm.agenerate("a")

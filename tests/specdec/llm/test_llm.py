@@ -1,0 +1,305 @@
+"""`LLM` on the tiny model: batches, their outputs, their counts, and how they end."""
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from specdec import LLM, SamplingParams, StructuredOutput
+from specdec.errors import InvalidValueError, NotReadyError
+from tests.specdec.llm.models import SPECULATION, arguments, metrics_of
+
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+PROMPTS = [
+    "The river begins as a thread of cold water.",
+    "Every spring",
+    "the water under the bridge is the water under the bridge is",
+    "Ask the baker, ask the children: the river",
+    "When will it open?",
+    "Further south the valley widens.",
+]
+
+
+@pytest.fixture(scope="module")
+def llm(tiny_model_dir):
+    with LLM(**arguments(tiny_model_dir)) as llm:
+        yield llm
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model_dir):
+    """The same model, which never drafts."""
+    with LLM(**arguments(tiny_model_dir, speculative_config=None)) as llm:
+        yield llm
+
+
+def tokens(outputs):
+    return [choice.token_ids for output in outputs for choice in output.outputs]
+
+
+def test_a_batch_beyond_what_runs_at_once_comes_in_order(llm, plain):
+    outputs = llm.generate(PROMPTS * 3, GREEDY, use_tqdm=False)
+    assert [output.prompt for output in outputs] == PROMPTS * 3
+    assert tokens(outputs) == tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False)) * 3
+    first = outputs[0]
+    assert first.prompt_token_ids == llm.get_tokenizer().encode(PROMPTS[0])
+    assert first.outputs[0].text == llm.get_tokenizer().decode(
+        first.outputs[0].token_ids, skip_special_tokens=True
+    )
+    assert (first.finished, first.outputs[0].finish_reason) == (True, "length")
+    assert first.outputs[0].finished()
+    assert first.metrics.num_generation_tokens == 24
+    assert 0 < first.metrics.first_token_latency < 60
+    assert len({output.request_id for output in outputs}) == len(outputs)
+
+
+def test_metrics_are_what_the_outputs_come_to(llm):
+    before = metrics_of(llm)
+    outputs = llm.generate(PROMPTS * 2, GREEDY, use_tqdm=False)
+    after = metrics_of(llm)
+    grown = {
+        name: after[name] - before[name] for name, value in after.items() if isinstance(value, int)
+    }
+    drafts = [output.speculation for output in outputs]
+    assert grown["prompt_tokens"] == sum(len(output.prompt_token_ids) for output in outputs)
+    assert grown["generation_tokens"] == sum(map(len, tokens(outputs)))
+    assert grown["spec_decode_num_drafts"] == sum(each.num_drafts for each in drafts) > 0
+    assert grown["spec_decode_num_draft_tokens"] == sum(each.num_draft_tokens for each in drafts)
+    num_accepted = sum(each.num_accepted_tokens for each in drafts)
+    assert grown["spec_decode_num_accepted_tokens"] == num_accepted > 0
+    by_position = "spec_decode_num_accepted_tokens_per_pos"
+    assert sum(after[by_position]) - sum(before[by_position]) == num_accepted
+    assert grown["request_success length"] == grown["requests_received"] == len(outputs)
+    assert after["num_requests_running"] == after["num_requests_waiting"] == 0
+    latency = "e2e_request_latency_seconds"
+    assert after[latency].count - before[latency].count == len(outputs)
+    assert after[latency].buckets["+Inf"] == after[latency].count
+
+
+def test_one_bad_prompt_is_refused_before_any_runs(llm):
+    before = metrics_of(llm)
+    with pytest.raises(InvalidValueError, match=r"prompt length of prompts\[1\] is 500; .* 159"):
+        llm.generate(["fine", [5] * 500], GREEDY)
+    with pytest.raises(InvalidValueError, match=r"max_tokens of prompts\[0\] is 200"):
+        llm.generate("fine", SamplingParams(max_tokens=200))
+    with pytest.raises(InvalidValueError, match="sampling_params length is 2"):
+        llm.generate(["one", "two", "three"], [GREEDY, GREEDY])
+    assert metrics_of(llm) == before
+
+
+def test_prompts_of_every_shape(llm):
+    ids = llm.get_tokenizer().encode(PROMPTS[0])
+    same = [PROMPTS[0], {"prompt": PROMPTS[0]}, {"prompt_token_ids": ids}, ids]
+    outputs = llm.generate(same, GREEDY, use_tqdm=False)
+    assert len(set(map(tuple, tokens(outputs)))) == 1
+    assert [output.prompt for output in outputs] == [PROMPTS[0], PROMPTS[0], None, None]
+    assert tokens(llm.generate(ids, GREEDY, use_tqdm=False)) == [outputs[0].outputs[0].token_ids]
+    assert llm.generate([], GREEDY) == []
+
+
+def test_each_prompt_may_have_parameters_of_its_own(llm):
+    each = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (3, 7)]
+    outputs = llm.generate(PROMPTS[:2], each, use_tqdm=False)
+    assert list(map(len, tokens(outputs))) == [3, 7]
+
+
+def test_seeds_follow_from_the_one_that_is_given(tiny_model_dir, llm):
+    sampled = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
+    batch = [PROMPTS[0]] * 3
+    said = []
+    for _ in range(2):
+        with LLM(**arguments(tiny_model_dir, seed=7)) as seeded:
+            said.append(seeded.generate(batch, sampled, use_tqdm=False))
+    assert tokens(said[0]) == tokens(said[1])
+    assert len(set(map(tuple, tokens(said[0])))) == 3, "a prompt that comes again has other luck"
+    again = [SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=each.seed)
+             for each in said[0]]  # fmt: skip
+    assert tokens(llm.generate(batch, again, use_tqdm=False)) == tokens(said[0])
+
+
+def test_choices_and_log_probabilities(llm):
+    params = SamplingParams(
+        n=3, seed=1, max_tokens=5, ignore_eos=True, logprobs=2, prompt_logprobs=1, temperature=1.0
+    )
+    [output] = llm.generate(PROMPTS[1], params, use_tqdm=False)
+    assert [choice.index for choice in output.outputs] == [0, 1, 2]
+    for choice in output.outputs:
+        assert len(choice.logprobs) == len(choice.token_ids) == 5
+        own = [
+            position[token]
+            for token, position in zip(choice.token_ids, choice.logprobs, strict=False)
+        ]
+        assert choice.cumulative_logprob == pytest.approx(sum(each.logprob for each in own))
+        for position in choice.logprobs:
+            by_rank = sorted(position.values(), key=lambda each: each.rank)
+            assert [each.rank for each in by_rank[:2]] == [1, 2]
+            assert by_rank[0].logprob >= by_rank[1].logprob
+    assert output.prompt_logprobs[0] is None
+    rest = zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True)
+    assert all(token in position for token, position in rest)
+
+
+def test_stop_strings_and_structured_output(llm):
+    [whole] = llm.generate(PROMPTS[0], GREEDY, use_tqdm=False)
+    word = whole.outputs[0].text[4:7]
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, stop=(word,))
+    [output] = llm.generate(PROMPTS[0], params, use_tqdm=False)
+    assert (output.outputs[0].finish_reason, output.outputs[0].stop_reason) == ("stop", word)
+    assert output.outputs[0].text == whole.outputs[0].text.partition(word)[0]
+    choice = StructuredOutput(choice=("spring", "autumn"))
+    params = SamplingParams(temperature=0, structured_output=choice)
+    [output] = llm.generate(PROMPTS[1], params, use_tqdm=False)
+    assert output.outputs[0].text in choice.choice
+
+
+def test_a_chat_is_the_prompt_that_the_template_makes(llm):
+    messages = [{"role": "user", "content": "When will it open?"}]
+    prompt = llm.get_tokenizer().apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=True
+    )
+    [output] = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert output.prompt == prompt
+    assert tokens([output]) == tokens(llm.generate(prompt, GREEDY, use_tqdm=False))
+    parts = [{"role": "user", "content": [{"type": "text", "text": "When will it open?"}]}]
+    assert tokens(llm.chat([messages, parts], GREEDY, use_tqdm=False)) == tokens([output]) * 2
+
+
+class Bar:
+    """Notes what it is told; may stop the batch as Ctrl-C does."""
+
+    def __init__(self, total, error=None, **_):
+        self.total, self.error, self.count = total, error, 0
+
+    def set_postfix_str(self, text, refresh):
+        self.text = text
+
+    def update(self, count):
+        self.count += count
+        if self.error is not None:
+            raise self.error
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_progress_goes_to_the_bar_that_is_given(llm, capfd):
+    bars = []
+    llm.generate(PROMPTS, GREEDY, use_tqdm=lambda **told: bars.append(Bar(**told)) or bars[0])
+    [bar] = bars
+    assert (bar.total, bar.count, bar.is_closed) == (6, 6, True)
+    assert "output" in bar.text
+    assert capfd.readouterr().err == ""
+    llm.generate(PROMPTS, GREEDY)
+    assert "Processed prompts: 100%" in capfd.readouterr().err
+
+
+def test_a_batch_that_is_interrupted_leaves_nothing_behind(llm):
+    long = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
+    each = [SamplingParams(temperature=0, max_tokens=1), *[long] * 9]
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(
+            ["Ask"] * 10, each, use_tqdm=lambda **told: Bar(**told, error=KeyboardInterrupt)
+        )
+    assert len(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == 6
+    after = metrics_of(llm)
+    assert after["num_requests_running"] == after["num_requests_waiting"] == 0
+    assert after["request_success abort"] > 0
+
+
+def test_speculation_is_steered_between_batches(llm):
+    def num_drafts():
+        before = metrics_of(llm)["spec_decode_num_drafts"]
+        llm.generate(PROMPTS[2], GREEDY, use_tqdm=False)
+        return metrics_of(llm)["spec_decode_num_drafts"] - before
+
+    assert num_drafts() > 0
+    assert llm.set_speculation(mode="off").mode == "off"
+    assert num_drafts() == 0
+    assert llm.set_speculation(mode="auto", threshold=8, num_speculative_tokens=1).threshold == 8
+    assert num_drafts() > 0
+    assert llm.speculation.num_speculative_tokens == 1
+    with pytest.raises(InvalidValueError, match="method is 'suffix'; it must be what is loaded"):
+        llm.set_speculation(method="suffix")
+    with pytest.raises(InvalidValueError, match="mode is 'fast'"):
+        llm.set_speculation(mode="fast")
+    llm.set_speculation(num_speculative_tokens=3)
+
+
+def test_without_speculation_there_is_nothing_to_steer(plain):
+    assert plain.speculation is None
+    with pytest.raises(InvalidValueError, match="mode is 'on'; it must be left out"):
+        plain.set_speculation(mode="on")
+
+
+def test_defaults_are_the_models(llm):
+    assert llm.get_default_sampling_params().temperature == 1.0
+
+
+async def test_it_runs_where_an_event_loop_runs(llm, plain):
+    outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+    assert tokens(outputs) == tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))
+
+
+def test_names_of_other_texts_are_told(llm):
+    with pytest.raises(AttributeError, match="'LLM' has no attribute 'agenerate'; it is AsyncLLM"):
+        llm.agenerate("a")
+    assert not hasattr(llm, "no_such_thing")
+
+
+def num_threads():
+    return sum(thread.name in ("llm", "engine") for thread in threading.enumerate())
+
+
+def test_it_ends_with_shutdown_and_with_the_last_reference(tiny_model_dir):
+    before = num_threads()
+    llm = LLM(**arguments(tiny_model_dir))
+    llm.generate("Ask", GREEDY, use_tqdm=False)
+    assert num_threads() == before + 2
+    llm.shutdown()
+    llm.shutdown()
+    assert num_threads() == before
+    with pytest.raises(NotReadyError, match="shut down"):
+        llm.generate("Ask", GREEDY, use_tqdm=False)
+    llm = LLM(**arguments(tiny_model_dir))
+    llm.generate("Ask", GREEDY, use_tqdm=False)
+    del llm
+    gc.collect()
+    assert num_threads() == before
+
+
+def test_a_line_of_statistics_where_it_is_wanted(tiny_model_dir, caplog):
+    caplog.set_level("INFO", "specdec.llm")
+    for is_disabled in (True, False):
+        with LLM(**arguments(tiny_model_dir, disable_log_stats=is_disabled)) as llm:
+            llm.generate(PROMPTS, GREEDY, use_tqdm=False)
+        lines = [line.getMessage() for line in caplog.records]
+        assert len(lines) == (0 if is_disabled else 1)
+    assert "acceptance rate" in lines[0]
+
+
+def test_metrics_bear_the_prefix_that_is_given(tiny_model_dir):
+    with LLM(**arguments(tiny_model_dir, metric_prefix="vllm:")) as llm:
+        names = {metric.name for metric in llm.get_metrics()}
+    assert {"vllm:spec_decode_num_drafts", "vllm:num_requests_running"} <= names
+    assert all(name.startswith("vllm:") for name in names)
+
+
+@pytest.mark.slow
+def test_a_program_that_just_ends_ends(tiny_model_dir):
+    """Neither a thread nor a process keeps the interpreter, and nothing is said at its end."""
+    values = arguments(tiny_model_dir)
+    code = f"from specdec import LLM; llm = LLM(**{values!r}); llm.generate('Ask', use_tqdm=False)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_default_is_to_draft_as_a_service_does(tiny_model_dir):
+    values = arguments(tiny_model_dir)
+    del values["speculative_config"]
+    assert SPECULATION["method"] == "ngram"
+    with LLM(**values) as llm:
+        assert llm.speculation.mode == "auto"
