@@ -1,0 +1,93 @@
+"""`LLM` whose model is divided over ranks by Ray: the same tokens, and nothing left behind."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from specdec import LLM, SamplingParams
+from specdec.errors import InvalidValueError, SpecdecError
+from tests.specdec.llm.models import arguments
+
+ROOT = Path(__file__).parents[2]
+PROMPTS = ["The river begins", "Every spring the people count", "Ask the baker"]
+PARAMS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+
+PROGRAM = textwrap.dedent("""
+    import sys
+    from specdec import LLM, SamplingParams
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    llm = LLM(**{values!r})
+    for output in llm.generate({prompts!r}, params, use_tqdm=False):
+        print(*output.outputs[0].token_ids)
+    {end}
+""")
+
+
+def run_program(directory, end="", **changes):
+    """In a process of its own: Ray is one a process, and it must end without help."""
+    code = PROGRAM.format(values=arguments(directory, **changes), prompts=PROMPTS, end=end)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=False,
+    )
+
+
+def ray_processes():
+    """Those of any Ray on this machine, by id."""
+    named = ((process.pid, process.name()) for process in psutil.process_iter(["name"]))
+    return {pid for pid, name in named if name.startswith(("ray::", "raylet", "gcs_server"))}
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model_dir):
+    with LLM(**arguments(tiny_model_dir, speculative_config=None)) as llm:
+        return [each.outputs[0].token_ids for each in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("end", ["", "llm.shutdown()"], ids=["exit", "shutdown"])
+def test_two_ranks_say_what_one_says_and_end(tiny_model_dir, expected, end):
+    before = ray_processes()
+    speculation = {"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}
+    done = run_program(tiny_model_dir, end, tensor_parallel_size=2, speculative_config=speculation)
+    assert done.returncode == 0, done.stderr
+    said = [list(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert said == expected
+    assert ray_processes() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_lost_rank_is_replaced_and_the_batch_goes_on(tiny_model_dir, expected):
+    kill = f"""import ray
+    ray.kill(llm._host._executor._models.target._shards[0])
+    again = llm.generate({PROMPTS!r}, params, use_tqdm=False)
+    print(*again[0].outputs[0].token_ids)
+    print({{m.name: m for m in llm.get_metrics()}}["specdec:num_requests_running"].value)
+    """.replace("\n    ", "\n").strip()
+    done = run_program(tiny_model_dir, kill, distributed_executor_backend="ray")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert list(map(int, lines[3].split())) == expected[0]
+    assert lines[4] == "0.0"
+
+
+def test_more_ranks_than_the_machine_bears_are_refused_before_ray_starts(tiny_model_dir):
+    with pytest.raises(InvalidValueError, match="tensor_parallel_size is 1000; it must be from 1"):
+        LLM(**arguments(tiny_model_dir, tensor_parallel_size=1000, kv_cache_memory_gib=4))
+
+
+def test_without_the_package_that_divides_models_that_is_said(tiny_model_dir, monkeypatch):
+    monkeypatch.setattr("specdec.llm.executors.entry_points", lambda **_: ())
+    with pytest.raises(SpecdecError, match="several ranks need the executor 'ray'"):
+        LLM(**arguments(tiny_model_dir, tensor_parallel_size=2))
