@@ -295,7 +295,7 @@ def test_help_states_meaning_limit_and_default():
 
 
 def test_auto_is_resolved_when_a_configuration_is_made(monkeypatch):
-    monkeypatch.setattr("cluster.config.resolved_device", {"auto": "cuda"}.get)
+    monkeypatch.setattr("specdec.llm_config.resolved_device", {"auto": "cuda"}.get)
     assert ServeConfig(model="tiny", device="auto").device == "cuda"
 
 

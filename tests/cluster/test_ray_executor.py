@@ -28,6 +28,14 @@ PROGRAM = textwrap.dedent("""
 """)
 
 
+LOSE_A_RANK = f"""
+import ray
+ray.kill(llm._host._executor._models.target._shards[0])
+for output in llm.generate({PROMPTS!r}, params, use_tqdm=False):
+    print(*output.outputs[0].token_ids)
+"""
+
+
 def run_program(directory, end="", **changes):
     """In a process of its own: Ray is one a process, and it must end without help."""
     code = PROGRAM.format(values=arguments(directory, **changes), prompts=PROMPTS, end=end)
@@ -39,6 +47,12 @@ def run_program(directory, end="", **changes):
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         check=False,
     )
+
+
+def said_in(stdout):
+    """Token ids, of the lines that are nothing else: ranks may have something to say too."""
+    lines = [line.split() for line in stdout.splitlines()]
+    return [[int(word) for word in words] for words in lines if all(map(str.isdigit, words))]
 
 
 def ray_processes():
@@ -61,25 +75,16 @@ def test_two_ranks_say_what_one_says_and_end(tiny_model_dir, expected, end):
     speculation = {"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}
     done = run_program(tiny_model_dir, end, tensor_parallel_size=2, speculative_config=speculation)
     assert done.returncode == 0, done.stderr
-    said = [list(map(int, line.split())) for line in done.stdout.splitlines()]
-    assert said == expected
+    assert said_in(done.stdout) == expected
     assert ray_processes() <= before
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_lost_rank_is_replaced_and_the_batch_goes_on(tiny_model_dir, expected):
-    kill = f"""import ray
-    ray.kill(llm._host._executor._models.target._shards[0])
-    again = llm.generate({PROMPTS!r}, params, use_tqdm=False)
-    print(*again[0].outputs[0].token_ids)
-    print({{m.name: m for m in llm.get_metrics()}}["specdec:num_requests_running"].value)
-    """.replace("\n    ", "\n").strip()
-    done = run_program(tiny_model_dir, kill, distributed_executor_backend="ray")
+    done = run_program(tiny_model_dir, LOSE_A_RANK, distributed_executor_backend="ray")
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert list(map(int, lines[3].split())) == expected[0]
-    assert lines[4] == "0.0"
+    assert said_in(done.stdout) == expected * 2
 
 
 def test_more_ranks_than_the_machine_bears_are_refused_before_ray_starts(tiny_model_dir):

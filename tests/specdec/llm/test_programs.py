@@ -97,9 +97,8 @@ def test_a_program_for_vllm_with_its_names_of_metrics(capsys):
         metric_prefix="vllm:",
     )
     sampling_params = SamplingParams(temperature=0, max_tokens=64)
-    outputs = llm.generate(
-        ["1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2,"] * 2, sampling_params=sampling_params
-    )
+    prompts = ["1, 2, 3, 1, 2, 3, 1, 2, 3, 1, 2,"] * 2
+    outputs = llm.generate(prompts, sampling_params=sampling_params)
     num_drafts = num_draft_tokens = num_accepted_tokens = 0
     acceptance_counts = [0] * num_spec_tokens
     for metric in llm.get_metrics():
