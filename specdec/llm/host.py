@@ -102,10 +102,11 @@ class EngineHost:
         params: SamplingParams,
         priority: int,
     ) -> Call:
-        """A request, found to be one that can be answered. Raises InvalidValueError.
+        """A request, found to be one that can be answered. Raises InvalidValueError, NotReadyError.
 
         Encodes text, and compiles grammars, which may take seconds: not on an event loop.
         """
+        self._require_open()
         parts = self._encoded(prompt)
         assert parts.token_ids is not None, "a prompt that was not encoded"
         request = Request(
@@ -173,8 +174,7 @@ class EngineHost:
 
     def _running_loop(self) -> EngineLoop:
         """The engine's thread, telling the event loop that runs now."""
-        if self._is_closed:
-            raise NotReadyError("it has been shut down")
+        self._require_open()
         loop = self._loop
         if loop is not None and loop.event_loop is not asyncio.get_running_loop():
             if loop.num_streams and not loop.event_loop.is_closed():
@@ -187,6 +187,10 @@ class EngineHost:
                 self._executor.lose_target,
             )  # fmt: skip
         return loop
+
+    def _require_open(self) -> None:
+        if self._is_closed:
+            raise NotReadyError("it has been shut down")
 
     def _remake_target(self) -> Target:
         return self._timed(self._executor.remake_target())

@@ -19,7 +19,7 @@ MODEL = "smollm2-135m-instruct"
 SUBJECTS = [
     "rivers",
     "bread",
-    "bridges",
+    "roads",
     "winter",
     "music",
     "clocks",
