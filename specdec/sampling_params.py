@@ -163,7 +163,7 @@ class SamplingParams:
     """How the tokens of one request are drawn.
 
     Fields that are None are left to the model's generation_config.json, and without one do nothing.
-    Lists are taken for tuples. Names and meanings are those of vLLM, and of the OpenAI API where it
+    Lists are taken for tuples, and a string alone for a list of it in `stop`. Names and meanings are those of vLLM, and of the OpenAI API where it
     has the field. A token's logits are shaped in this order: allowed_token_ids, bad_words and
     structured output, logit_bias and min_tokens, repetition, frequency and presence penalty,
     temperature, min_p, top_k, top_p. Bad words are looked for in the output alone. A grammar that
@@ -227,6 +227,8 @@ class SamplingParams:
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
 
     def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
         check_types(self)
         require_range("n", self.n, 1, MAX_CHOICES)
         self._check_distribution()

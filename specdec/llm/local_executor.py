@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TypeVar
+
 import torch
 
 from specdec.counts import ModelCounts
@@ -15,6 +20,19 @@ from specdec.proposers import DraftModelProposer, DraftVocabulary, Proposer, mak
 from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 from specdec.speculation import SpeculationControl, SpeculationPolicy
 
+T = TypeVar("T")
+
+
+def _on_a_thread(function: Callable[[], T]) -> T:
+    """What a function returns, that runs on a thread which ends with it.
+
+    OpenMP keeps a pool for each thread that computes, and has all of them wait asleep, and wake
+    late, once they are more than the cores. So nothing computes on the caller's thread: the engine's
+    is the only one that is left with a pool.
+    """
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(function).result()
+
 
 class LocalExecutor:
     """See Executor. Whatever fails here fails for good: there is no process to start again."""
@@ -26,8 +44,8 @@ class LocalExecutor:
         self._plan = plan
         self._draft_worker: LocalDraftWorker | None = None
         self._draft: DraftModelProposer | None = None
-        self.target = self._load_target()
-        self._load_draft()
+        self.target = _on_a_thread(self._load_target)
+        _on_a_thread(self._load_draft)
 
     @property
     def counts(self) -> ModelCounts:
@@ -42,7 +60,8 @@ class LocalExecutor:
     def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
         """See Executor."""
         worker = self._draft_worker
-        return make_policy(
+        measured = partial(
+            make_policy,
             control,
             self._plan.engine,
             self.target,
@@ -51,6 +70,7 @@ class LocalExecutor:
             lambda: True,
             full_batch,
         )
+        return _on_a_thread(measured)
 
     def lose_target(self) -> None:
         """See Executor."""

@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from cluster.config import ServeConfig
 from specdec.config import EngineConfig
 from specdec.errors import InvalidValueError, OutOfMemoryError
+from specdec.llm_config import LLMConfig
 from specdec.memory_plan import memory_plan
 from specdec.model_config import ModelConfig
 from specdec.model_directories import Models
@@ -24,28 +24,28 @@ def model(tiny_model_dir):
 @pytest.fixture
 def drafting():
     speculation = SpeculativeConfig("draft_model", draft_tensor_parallel_size=2, max_model_len=100)
-    return ServeConfig(speculative_config=speculation)
+    return LLMConfig(speculative_config=speculation)
 
 
-def engine_config(config: ServeConfig, model: ModelConfig, available: int) -> EngineConfig:
+def engine_config(config: LLMConfig, model: ModelConfig, available: int) -> EngineConfig:
     return memory_plan(config, Models(model), available).engine
 
 
 def test_the_kv_pool_takes_a_share_of_free_memory(model):
     sized = [
-        engine_config(ServeConfig(max_num_seqs=256), model, available).num_blocks
+        engine_config(LLMConfig(max_num_seqs=256), model, available).num_blocks
         for available in (GIB, 2 * GIB)
     ]
     assert 0 < sized[0] < sized[1]
 
 
 def test_the_kv_pool_is_no_larger_than_could_be_used(model):
-    config = engine_config(ServeConfig(max_num_seqs=2, max_model_len=64), model, 1000 * GIB)
+    config = engine_config(LLMConfig(max_num_seqs=2, max_model_len=64), model, 1000 * GIB)
     assert config.num_blocks == 2 * 64 // 16
 
 
 def test_a_configured_pool_is_taken_as_it_is(model):
-    config = ServeConfig(kv_cache_memory_gib=0.25)
+    config = LLMConfig(kv_cache_memory_gib=0.25)
     block_bytes = 16 * 2 * 2 * 3 * 16 * 4
     assert engine_config(config, model, 8 * GIB).num_blocks == GIB // 4 // block_bytes
 
@@ -60,12 +60,12 @@ def test_a_configured_pool_is_taken_as_it_is(model):
 )
 def test_too_little_memory_is_told(model, changes, available, message):
     with pytest.raises(OutOfMemoryError, match=message):
-        engine_config(ServeConfig(**changes), model, available)
+        engine_config(LLMConfig(**changes), model, available)
 
 
 def test_a_context_beyond_the_models_is_refused(model):
     with pytest.raises(InvalidValueError, match="max_model_len is 513; it must be from 2 to 512"):
-        engine_config(ServeConfig(max_model_len=513), model, 8 * GIB)
+        engine_config(LLMConfig(max_model_len=513), model, 8 * GIB)
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -80,13 +80,13 @@ def test_quantized_weights_are_counted_as_such(model, tied):
 
 
 def test_quantized_weights_leave_more(model):
-    config = ServeConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
+    config = LLMConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
     quantized = engine_config(dataclasses.replace(config, quantization="int8"), model, GIB)
     assert quantized.num_blocks > engine_config(config, model, GIB).num_blocks
 
 
 def test_weights_of_a_wider_type_leave_less(model):
-    config = ServeConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
+    config = LLMConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
     narrow = engine_config(dataclasses.replace(config, dtype="bfloat16"), model, GIB)
     assert narrow.num_blocks > engine_config(config, model, GIB).num_blocks
 
@@ -110,7 +110,7 @@ def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
 def test_a_draft_of_short_sequences_leaves_the_target_what_it_cannot_use(model, gib):
     def plan(max_model_len):
         speculation = SpeculativeConfig("draft_model", max_model_len=max_model_len)
-        config = ServeConfig(
+        config = LLMConfig(
             max_num_seqs=256, kv_cache_memory_gib=gib, speculative_config=speculation
         )
         return memory_plan(config, Models(model, model), 1.5 * GIB)
@@ -138,9 +138,7 @@ SPECULATIONS = [
 @pytest.mark.parametrize("available", [1.6 * GIB, 2.5 * GIB, 200 * GIB])
 def test_neither_model_nor_proposers_run_out_on_one_host(model, speculation, available):
     speculation = SpeculativeConfig(**speculation)
-    config = ServeConfig(
-        max_num_seqs=512, max_num_batched_tokens=512, speculative_config=speculation
-    )
+    config = LLMConfig(max_num_seqs=512, max_num_batched_tokens=512, speculative_config=speculation)
     draft = model if speculation.method == "draft_model" else None
     plan = memory_plan(config, Models(model, draft), int(available))
     memory, num_slots = proposer_memory(speculation), plan.engine.num_blocks * 16
@@ -157,7 +155,7 @@ def test_neither_model_nor_proposers_run_out_on_one_host(model, speculation, ava
 
 def test_the_draft_model_is_told_when_to_end_a_draft(model):
     speculation = SpeculativeConfig("draft_model", draft_confidence_threshold=0.4)
-    config = ServeConfig(speculative_config=speculation)
+    config = LLMConfig(speculative_config=speculation)
     plan = memory_plan(config, Models(model, model), 4 * GIB)
     assert plan.draft.confidence_threshold == 0.4
 
@@ -165,7 +163,7 @@ def test_the_draft_model_is_told_when_to_end_a_draft(model):
 def test_what_lookups_keep_is_left_free(model):
     def num_blocks(**keys):
         speculation = SpeculativeConfig(**keys)
-        config = ServeConfig(
+        config = LLMConfig(
             max_num_seqs=4096, max_num_batched_tokens=4096, speculative_config=speculation
         )
         return engine_config(config, model, GIB).num_blocks
@@ -180,7 +178,7 @@ def test_what_lookups_keep_is_left_free(model):
 
 
 def on_gpus(**speculation):
-    return ServeConfig(
+    return LLMConfig(
         model="tiny",
         device="cuda",
         max_num_seqs=4096,

@@ -2,15 +2,15 @@
 
 import pytest
 
-from cluster.config import ServeConfig
 from specdec.errors import InvalidValueError
+from specdec.llm_config import LLMConfig
 from specdec.model_directories import resolve_models
 from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.tiny import tiny_llama_dir
 
 
 def resolved(target, draft):
-    config = ServeConfig(
+    config = LLMConfig(
         model=str(target),
         speculative_config=SpeculativeConfig("draft_model", model=draft and str(draft)),
     )

@@ -180,9 +180,9 @@ def test_an_option_of_another_type_is_refused(field, value):
 
 def test_the_type_is_named():
     with pytest.raises(
-        InvalidValueError, match=r"^stop is 'END'; .* of type tuple\[str, \.\.\.\]$"
+        InvalidValueError, match=r"^bad_words is 'END'; .* of type tuple\[str, \.\.\.\]$"
     ):
-        SamplingParams(stop="END")
+        SamplingParams(bad_words="END")
     with pytest.raises(InvalidValueError, match=r"^top_k is 1\.5; .* of type int or None$"):
         SamplingParams(top_k=1.5)
 
@@ -192,6 +192,7 @@ def test_lists_become_tuples():
     assert hash(structure) == hash(StructuredOutput(choice=("a", "b")))
     params = SamplingParams(stop=["END"], bad_words=[], allowed_token_ids=[5, 6])
     assert params == SamplingParams(stop=("END",), allowed_token_ids=(5, 6))
+    assert params == SamplingParams(stop="END", allowed_token_ids=(5, 6))
 
 
 def test_every_parameter_with_a_limit_is_tried():

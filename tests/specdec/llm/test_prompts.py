@@ -1,0 +1,78 @@
+"""Prompts and conversations in the shapes that programs give them in."""
+
+import numpy as np
+import pytest
+
+from specdec.errors import InvalidValueError
+from specdec.llm.prompts import PromptParts, read_conversations, read_prompts
+
+TEXT, TOKENS = PromptParts("a"), PromptParts(None, (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("given", "parts"),
+    [
+        ("a", [TEXT]),
+        (["a", "a"], [TEXT, TEXT]),
+        ([1, 2], [TOKENS]),
+        ([[1, 2], "a"], [TOKENS, TEXT]),
+        ({"prompt": "a"}, [TEXT]),
+        ({"prompt_token_ids": (1, 2)}, [TOKENS]),
+        ({"prompt_token_ids": [1, 2], "prompt": "a"}, [PromptParts("a", (1, 2))]),
+        ([{"prompt": "a", "cache_salt": "mine"}], [PromptParts("a", None, "mine")]),
+        ([], []),
+        (("a",), [TEXT]),
+    ],
+)
+def test_shapes_that_are_taken(given, parts):
+    assert read_prompts(given) == parts
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (3, "prompts is 3; it must be a text"),
+        (["a", None], r"prompts\[1\] is None"),
+        ({"prompt": 3}, "prompts is {'prompt': 3}"),
+        ({"prompt_token_ids": "a"}, "prompts is"),
+        ({"cache_salt": "a"}, "prompts is"),
+        ({"prompt": "a", "cache_salt": 1}, "prompts is"),
+        ([{"prompt": "a", "multi_modal_data": 1}], r"key of prompts\[0\] is 'multi_modal_data'"),
+        ([["a"]], r"prompts\[0\] is \['a'\]"),
+        (np.zeros(2), "prompts is array"),
+    ],
+)
+def test_shapes_that_are_refused(given, message):
+    with pytest.raises(InvalidValueError, match=message):
+        read_prompts(given)
+
+
+TURN = {"role": "user", "content": "Hello"}
+
+
+def test_one_conversation_and_several():
+    [one] = read_conversations([TURN], add_generation_prompt=False)
+    assert (one.messages, one.add_generation_prompt) == ((TURN,), False)
+    assert [len(each.messages) for each in read_conversations([[TURN], [TURN, TURN]])] == [1, 2]
+
+
+def test_parts_of_text_are_joined():
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    [conversation] = read_conversations([{"role": "user", "content": parts}])
+    assert conversation.messages[0]["content"] == "a\nb"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ([], r"messages is \[\]; it must be at least one message"),
+        ([[TURN], []], r"messages\[1\] is \[\]"),
+        ([{"content": "a"}], r"messages\[0\] is {'content': 'a'}; it must be a mapping with"),
+        ([[TURN], ["a"]], r"messages\[1\]\[0\] is 'a'"),
+        ([{"role": "user", "content": 3}], r"messages\[0\].content is 3; it must be a text"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], r"messages\[0\].content is"),
+    ],
+)
+def test_conversations_that_are_refused(given, message):
+    with pytest.raises(InvalidValueError, match=message):
+        read_conversations(given)
