@@ -163,12 +163,12 @@ class SamplingParams:
     """How the tokens of one request are drawn.
 
     Fields that are None are left to the model's generation_config.json, and without one do nothing.
-    Lists are taken for tuples, and a string alone for a list of it in `stop`. Names and meanings are those of vLLM, and of the OpenAI API where it
-    has the field. A token's logits are shaped in this order: allowed_token_ids, bad_words and
-    structured output, logit_bias and min_tokens, repetition, frequency and presence penalty,
-    temperature, min_p, top_k, top_p. Bad words are looked for in the output alone. A grammar that
-    can only end goes before min_tokens; a request of which otherwise every token is ruled out ends
-    with an error.
+    Lists are taken for tuples, and a string alone for a list of it in `stop`. Names and meanings
+    are those of vLLM, and of the OpenAI API where it has the field. A token's logits are shaped in
+    this order: allowed_token_ids, bad_words and structured output, logit_bias and min_tokens,
+    repetition, frequency and presence penalty, temperature, min_p, top_k, top_p. Bad words are
+    looked for in the output alone. A grammar that can only end goes before min_tokens; a request of
+    which otherwise every token is ruled out ends with an error.
 
     n: how many choices to generate, each with random numbers of its own. Choice i is the same
         whatever n is.

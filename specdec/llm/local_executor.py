@@ -27,8 +27,8 @@ def _on_a_thread(function: Callable[[], T]) -> T:
     """What a function returns, that runs on a thread which ends with it.
 
     OpenMP keeps a pool for each thread that computes, and has all of them wait asleep, and wake
-    late, once they are more than the cores. So nothing computes on the caller's thread: the engine's
-    is the only one that is left with a pool.
+    late, once they are more than the cores. So nothing computes on the caller's thread, and the
+    engine's is the only one that is left with a pool.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()

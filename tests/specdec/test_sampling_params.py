@@ -119,7 +119,7 @@ OF_ANOTHER_TYPE = [
     {"bad_words": "foo"},
     {"allowed_token_ids": (5, 6.0)},
     {"allowed_token_ids": "56"},
-    {"stop": "END"},
+    {"bad_words": "END"},
     {"stop": [1]},
     {"stop": None},
     {"stop_token_ids": 5},
