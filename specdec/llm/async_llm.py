@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Unpack, get_args
 
 from specdec.chat_template import Conversation
@@ -51,8 +52,10 @@ class AsyncLLM:
         is new, or whether there is one alone, at the end. Raises InvalidValueError.
         """
         parts = read_prompt("prompt", prompt)
-        async for output in self._stream(parts, sampling_params, request_id, output_kind, priority):
-            yield output
+        stream = self._stream(parts, sampling_params, request_id, output_kind, priority)
+        async with aclosing(stream):
+            async for output in stream:
+                yield output
 
     async def chat(
         self,
@@ -76,8 +79,9 @@ class AsyncLLM:
             template_kwargs=chat_template_kwargs or {},
         )
         stream = self._stream(conversation, sampling_params, request_id, output_kind, priority)
-        async for output in stream:
-            yield output
+        async with aclosing(stream):
+            async for output in stream:
+                yield output
 
     async def _stream(
         self,
@@ -92,13 +96,11 @@ class AsyncLLM:
             raise InvalidValueError("output_kind", kind, f"one of {kinds}")
         name = str(next(self._ids)) if request_id is None else request_id
         params = params or SamplingParams()
-        call = await asyncio.to_thread(self._host.call, name, prompt, params, priority)
-        stream = self._host.stream(call, kind)
-        try:
+        seed = self._host.seed_for(params)  # here, so that seeds go by the order of requests
+        call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
+        async with aclosing(self._host.stream(call, kind)) as stream:
             async for output in stream:
                 yield output
-        finally:
-            await stream.aclose()
 
     async def abort(self, request_id: str) -> None:
         """Ends the requests of this id; their streams end with finish reason `abort`."""

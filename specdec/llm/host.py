@@ -95,11 +95,16 @@ class EngineHost:
         """Most tokens of a prompt and its completion together."""
         return self._plan.engine.max_model_len
 
+    def seed_for(self, params: SamplingParams) -> int:
+        """A request's own seed, or the next one that follows from the seed that all have."""
+        return self._seeds.randrange(SEED_LIMIT) if params.seed is None else params.seed
+
     def call(
         self,
         request_id: str,
         prompt: PromptParts | Conversation,
         params: SamplingParams,
+        seed: int,
         priority: int,
     ) -> Call:
         """A request, found to be one that can be answered. Raises InvalidValueError, NotReadyError.
@@ -113,7 +118,7 @@ class EngineHost:
             request_id=request_id,
             prompt_token_ids=parts.token_ids,
             params=params,
-            seed=self._seeds.randrange(SEED_LIMIT) if params.seed is None else params.seed,
+            seed=seed,
             priority=priority,
             grammar=self._compile(params.structured_output),
             cache_salt=parts.cache_salt,

@@ -152,17 +152,25 @@ class LLM:
         """The whole way of a batch: checked, run, told."""
         all_params = _one_for_each("sampling_params", params or SamplingParams(), len(prompts))
         priorities = _one_for_each("priority", priority or 0, len(prompts))
-        calls = []
-        for index, prompt in enumerate(prompts):
-            try:
-                call = self._host.call(
-                    str(next(self._ids)), prompt, all_params[index], priorities[index]
-                )
-            except InvalidValueError as error:
-                where = f"{error.field} of {field}[{index}]"
-                raise InvalidValueError(where, error.value, error.limit) from None
-            calls.append(call)
+        calls = [
+            self._call(f"{field}[{index}]", *each)
+            for index, each in enumerate(zip(prompts, all_params, priorities, strict=True))
+        ]
         return self._run(calls, use_tqdm)
+
+    def _call(
+        self,
+        where: str,
+        prompt: PromptParts | Conversation,
+        params: SamplingParams,
+        priority: int,
+    ) -> Call:
+        """One of a batch; errors name its place."""
+        seed = self._host.seed_for(params)
+        try:
+            return self._host.call(str(next(self._ids)), prompt, params, seed, priority)
+        except InvalidValueError as error:
+            raise InvalidValueError(f"{error.field} of {where}", error.value, error.limit) from None
 
     def _run(self, calls: Sequence[Call], use_tqdm: UseTqdm) -> list[RequestOutput]:
         """Leaves nothing running, however it ends: Ctrl-C aborts the batch."""

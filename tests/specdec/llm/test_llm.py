@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
 
 from specdec import LLM, SamplingParams, StructuredOutput
@@ -253,13 +254,16 @@ def num_threads():
 
 
 def test_it_ends_with_shutdown_and_with_the_last_reference(tiny_model_dir):
-    before = num_threads()
+    before, processes = num_threads(), psutil.Process().children()
     llm = LLM(**arguments(tiny_model_dir))
-    llm.generate("Ask", GREEDY, use_tqdm=False)
+    held = SamplingParams(max_tokens=8, structured_output=StructuredOutput(choice=("a", "b")))
+    llm.generate("Ask", held, use_tqdm=False)
+    assert len(psutil.Process().children()) > len(processes), "no grammar was tried"
     assert num_threads() == before + 2
     llm.shutdown()
     llm.shutdown()
     assert num_threads() == before
+    assert psutil.Process().children() == processes
     with pytest.raises(NotReadyError, match="shut down"):
         llm.generate("Ask", GREEDY, use_tqdm=False)
     llm = LLM(**arguments(tiny_model_dir))
