@@ -218,18 +218,22 @@ class EngineLoop:
 
     async def close(self) -> None:
         """Stops the thread after the step in flight; streams still open end with an error."""
-        await asyncio.to_thread(self.stop)
-        self._fail_streams(NotReadyError("the service is shutting down"))
+        self._ask_to_stop()
+        await asyncio.to_thread(self._wait_until_stopped)
 
     def stop(self) -> None:
-        """Stops the thread after the step in flight, and waits, unless it is the thread that asks.
+        """The same, for any thread; one that is the engine's own does not wait."""
+        self._ask_to_stop()
+        self._wait_until_stopped()
 
-        Streams that are still open get nothing any more.
-        """
+    def _ask_to_stop(self) -> None:
         self._closed = True
         self._commands.put(None)
+
+    def _wait_until_stopped(self) -> None:
         if threading.current_thread() is not self._thread:  # where garbage may be collected too
             self._thread.join()
+        self._notify(self._fail_streams, NotReadyError("the service is shutting down"))
 
     @property
     def event_loop(self) -> asyncio.AbstractEventLoop:

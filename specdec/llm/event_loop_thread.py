@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+_LAST_WORDS_S = 1.0
+
 
 class EventLoopThread:
     """Runs coroutines until it is stopped. The thread ends with the interpreter."""
@@ -21,6 +23,9 @@ class EventLoopThread:
 
     def _run(self) -> None:
         self._loop.run_forever()
+        if tasks := asyncio.all_tasks(self._loop):
+            self._loop.run_until_complete(_end(tasks))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
@@ -28,8 +33,15 @@ class EventLoopThread:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> None:
-        """Ends the thread, and waits; what still runs is left where it stands."""
+        """Ends the thread, and waits. What still runs may end, and is cancelled after a second."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
             if threading.current_thread() is not self._thread:  # where garbage may be collected
                 self._thread.join()
+
+
+async def _end(tasks: set[asyncio.Task[Any]]) -> None:
+    _, late = await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)

@@ -126,6 +126,15 @@ async def test_after_shutdown_nothing_is_answered(tiny_model_dir):
         await outputs_of(llm)
 
 
+async def test_a_stream_that_is_open_at_shutdown_ends_with_an_error(tiny_model_dir):
+    async with AsyncLLM(**arguments(tiny_model_dir)) as llm:
+        stream = llm.generate(PROMPT, LONG)
+        await anext(stream)
+        await asyncio.to_thread(llm.shutdown)
+        with pytest.raises(NotReadyError):
+            [each async for each in stream]
+
+
 def test_names_of_other_texts_are_told(llm):
     with pytest.raises(AttributeError, match="'AsyncLLM' has no attribute 'agenerate'; it is"):
         llm.agenerate("a")

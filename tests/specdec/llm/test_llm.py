@@ -273,6 +273,22 @@ def test_it_ends_with_shutdown_and_with_the_last_reference(tiny_model_dir):
     assert num_threads() == before
 
 
+def test_a_batch_under_way_when_another_thread_shuts_down_ends_with_an_error(tiny_model_dir):
+    llm = LLM(**arguments(tiny_model_dir))
+    long = SamplingParams(temperature=0, max_tokens=140, ignore_eos=True)
+    each = [SamplingParams(temperature=0, max_tokens=1), *[long] * 30]
+    closing = threading.Thread(target=llm.shutdown)
+
+    class Closing(Bar):
+        def update(self, count):
+            if not closing.ident:
+                closing.start()
+
+    with pytest.raises(NotReadyError):
+        llm.generate(["Ask"] * 31, each, use_tqdm=Closing)
+    closing.join(timeout=30)
+
+
 def test_a_line_of_statistics_where_it_is_wanted(tiny_model_dir, caplog):
     caplog.set_level("INFO", "specdec.llm")
     for is_disabled in (True, False):
