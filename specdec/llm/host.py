@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import secrets
+import threading
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
@@ -66,6 +67,7 @@ class EngineHost:
         seed = secrets.randbits(64) if arguments.seed is None else arguments.seed
         self._seeds = random.Random(seed)
         self._grammars: GrammarCompiler | None = None
+        self._lock = threading.Lock()  # of its being made: requests are prepared on many threads
         self._loop: EngineLoop | None = None
         self._is_closed = False
         self._executor = make_executor(arguments.executor, config, directories, self._plan)
@@ -90,13 +92,10 @@ class EngineHost:
     def _timed(self, target: Target) -> TimedTarget:
         return TimedTarget(target, self.metrics[VERIFY_TIME].observe)
 
-    @property
-    def max_model_len(self) -> int:
-        """Most tokens of a prompt and its completion together."""
-        return self._plan.engine.max_model_len
-
     def seed_for(self, params: SamplingParams) -> int:
         """A request's own seed, or the next one that follows from the seed that all have."""
+        if not isinstance(params, SamplingParams):
+            raise InvalidValueError("sampling_params", params, "a specdec.SamplingParams")
         return self._seeds.randrange(SEED_LIMIT) if params.seed is None else params.seed
 
     def call(
@@ -138,10 +137,11 @@ class EngineHost:
     def _compile(self, spec: StructuredOutput | None) -> Grammar | None:
         if spec is None:
             return None
-        if self._grammars is None:
-            self._grammars = GrammarCompiler(
-                self.tokenizer, self.model.vocab_size, self.model.eos_token_ids
-            )
+        with self._lock:
+            if self._grammars is None:
+                self._grammars = GrammarCompiler(
+                    self.tokenizer, self.model.vocab_size, self.model.eos_token_ids
+                )
         return self._grammars.compile(spec)
 
     async def stream(self, call: Call, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:

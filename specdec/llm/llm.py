@@ -166,8 +166,8 @@ class LLM:
         priority: int,
     ) -> Call:
         """One of a batch; errors name its place."""
-        seed = self._host.seed_for(params)
         try:
+            seed = self._host.seed_for(params)
             return self._host.call(str(next(self._ids)), prompt, params, seed, priority)
         except InvalidValueError as error:
             raise InvalidValueError(f"{error.field} of {where}", error.value, error.limit) from None

@@ -63,7 +63,8 @@ def read_prompt(field: str, prompt: object) -> PromptParts:
     text, token_ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     salt = prompt.get("cache_salt", "")
     is_text = isinstance(text, str) or (text is None and token_ids is not None)
-    if not (is_text and isinstance(salt, str) and (token_ids is None or _is_list(token_ids))):
+    are_ids = token_ids is None or _are_token_ids(token_ids)
+    if not (is_text and are_ids and isinstance(salt, str)):
         raise InvalidValueError(field, prompt, _LIMIT)
     return PromptParts(text, None if token_ids is None else tuple(token_ids), salt)
 

@@ -87,6 +87,8 @@ def test_one_bad_prompt_is_refused_before_any_runs(llm):
         llm.generate("fine", SamplingParams(max_tokens=200))
     with pytest.raises(InvalidValueError, match="sampling_params length is 2"):
         llm.generate(["one", "two", "three"], [GREEDY, GREEDY])
+    with pytest.raises(InvalidValueError, match=r"sampling_params of prompts\[0\] is {'n': 1}"):
+        llm.generate("one", {"n": 1})
     assert metrics_of(llm) == before
 
 

@@ -35,6 +35,8 @@ def test_shapes_that_are_taken(given, parts):
         (["a", None], r"prompts\[1\] is None"),
         ({"prompt": 3}, "prompts is {'prompt': 3}"),
         ({"prompt_token_ids": "a"}, "prompts is"),
+        ({"prompt_token_ids": []}, "prompts is"),
+        ({"prompt_token_ids": ["a"]}, "prompts is"),
         ({"cache_salt": "a"}, "prompts is"),
         ({"prompt": "a", "cache_salt": 1}, "prompts is"),
         ([{"prompt": "a", "multi_modal_data": 1}], r"key of prompts\[0\] is 'multi_modal_data'"),
