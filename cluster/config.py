@@ -34,6 +34,7 @@ from cluster.settings import (
     whole_number,
 )
 from cluster.speculative_config import AUTO, SPECULATION, default_speculation, read_speculation
+from cluster.vllm_settings import in_our_words
 from specdec.errors import InvalidValueError
 
 if TYPE_CHECKING:
@@ -279,7 +280,15 @@ class ServeConfig:
         cls, path: Path, overrides: Mapping[str, Any] = MappingProxyType({})
     ) -> ServeConfig:
         """Reads a YAML file; `overrides` win over what it says. Raises InvalidValueError."""
-        return cls.from_mapping({**read_config_file(path), **overrides})
+        return cls.from_sources(read_config_file(path), overrides)
+
+    @classmethod
+    def from_sources(cls, *sources: Mapping[str, Any]) -> ServeConfig:
+        """Reads what people wrote, in our words or vLLM's; later sources win.
+
+        Raises InvalidValueError.
+        """
+        return cls.from_mapping(in_our_words(*sources, model=cls.model, device=cls.device))
 
     def to_mapping(self) -> dict[str, Any]:
         """Everything as plain data, to send to another process."""
