@@ -18,7 +18,7 @@ import click
 
 from cluster import admin_cli
 from cluster.answer import chunk_as_json, receive
-from cluster.bench_cli import bench
+from cluster.bench.cli import bench
 from cluster.chat import chat
 from cluster.cli_answer import answer_flags, report_flags, sampling_params
 from cluster.cli_connection import connection_flags

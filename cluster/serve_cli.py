@@ -13,7 +13,6 @@ from click.shell_completion import CompletionItem
 from cluster.cli_output import say
 from cluster.cli_sections import SectionedCommand, SectionedOption
 from cluster.config import ServeConfig, settings
-from cluster.openai.api_keys import KEYS_VARIABLE, read_keys
 from cluster.setting_sections import SECTIONS, section_of
 from cluster.settings import DIRECTORY, FILE, Limit, Setting
 from cluster.vllm_settings import value_in_our_words
@@ -166,7 +165,7 @@ def _complete_model(
     cls=SectionedOption,
     section="Security",
     help="Key that the OpenAI API asks for; again for each. Users of this machine can see it among "
-    f"the processes, which they cannot with api_key_file or ${KEYS_VARIABLE}.",
+    "the processes, which they cannot with api_key_file or $SPECDEC_API_KEYS.",
 )
 @_speculation_flags
 @_always_flags
@@ -199,6 +198,8 @@ def _set_keys(keys: tuple[str, ...], config: ServeConfig) -> None:
     """Hands keys on in the environment, which other users cannot see and the replicas have."""
     if not keys:
         return
+    from cluster.openai.api_keys import KEYS_VARIABLE, read_keys
+
     if config.api_key_file is not None:
         raise click.UsageError("--api-key and api_key_file exclude each other")
     if any("," in key or not key.strip() for key in keys):

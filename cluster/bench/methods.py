@@ -7,17 +7,14 @@ first: so what else the machine does is the same for all. Each has caches of its
 
 from __future__ import annotations
 
-import json
 import secrets
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from cluster.answer import Answer, receive
 from specdec.client import Client, ModelInfo
-from specdec.errors import InvalidValueError
 from specdec.sampling_params import SamplingParams, SpeculationMethod, SpeculationOptions
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import ChatMessage
@@ -64,18 +61,6 @@ class MethodReport:
     max_tokens: int
     temperature: float
     results: tuple[MethodResult, ...]
-
-
-def read_prompts(path: Path) -> list[str]:
-    """The prompts of a JSON lines file: each line a text, or an object with `prompt` or `turns`.
-
-    Of turns the first is taken. Raises InvalidValueError for anything else, and for no prompts.
-    """
-    lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
-    prompts = [_prompt(line, f"{path} line {number}") for number, line in lines if line.strip()]
-    if not prompts:
-        raise InvalidValueError(str(path), "", "JSON lines, one prompt each")
-    return prompts
 
 
 def contenders(info: ModelInfo) -> list[Contender]:
@@ -170,17 +155,3 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _chat(prompt: str) -> list[ChatMessage]:
     return [ChatMessage("user", prompt)]
-
-
-def _prompt(line: str, where: str) -> str:
-    try:
-        record: Any = json.loads(line)
-    except json.JSONDecodeError:
-        record = None
-    if isinstance(record, dict):
-        turns = record.get("turns")
-        record = turns[0] if isinstance(turns, list) and turns else record.get("prompt")
-    if not isinstance(record, str) or not record:
-        limit = "a JSON text, or an object with prompt, a text, or turns, a list of texts"
-        raise InvalidValueError(where, line[:80], limit)
-    return record

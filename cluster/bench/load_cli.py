@@ -1,0 +1,90 @@
+"""`specdec bench serve`: measures a service under load."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from typing import Any
+
+import click
+
+from cluster.bench.arrivals import arrival_times
+from cluster.bench.backend import Backend
+from cluster.bench.load import Record, ask_all
+from cluster.bench.load_flags import load_flags
+from cluster.bench.load_options import LoadOptions
+from cluster.bench.load_plot import plot
+from cluster.bench.load_report import Load, LoadReport, LoadRun, lines
+from cluster.bench.load_statistics import summarize
+from cluster.bench.questions import QuestionSource
+from cluster.cli_connection import connection_flags
+from cluster.cli_errors import EXIT_FAILED
+from cluster.cli_output import json_flag, show_json
+from cluster.cli_sections import SectionedCommand
+
+_WARM_UP = -1
+"""The number of the run whose questions are not measured."""
+
+
+@click.command("serve", cls=SectionedCommand)
+@json_flag
+@connection_flags
+@load_flags
+@click.pass_context
+def bench_serve(ctx: click.Context, as_json: bool, **given: Any) -> None:
+    """Measure a service under load, over gRPC or the OpenAI API.
+
+    In a closed loop (--max-concurrency) or an open one (--request-rate), with random words or the
+    prompts of a file. What each figure means is in docs/cli.md. Exit code 1 where no request
+    succeeded.
+    """
+    options = LoadOptions(**given)
+    loads, source = options.loads, options.questions
+    with closing(options.connect()) as backend:
+        _warm_up(backend, source, options.num_warmups)
+        records = [_measure(backend, source, options, load, run) for run, load in enumerate(loads)]
+        report = _report(options, backend.model, loads, records)
+    if options.output is not None:
+        options.output.write_text(json.dumps(report.as_json()) + "\n", encoding="utf-8")
+    if options.plot is not None:
+        markup = plot(report, records, options.percentile_metrics)
+        options.plot.write_text(markup, encoding="utf-8")
+    if as_json:
+        show_json(report.as_json())
+    else:
+        click.echo("\n".join(lines(report, options.percentile_metrics)))
+    if not any(run.summary.completed for run in report.runs):
+        ctx.exit(EXIT_FAILED)
+
+
+def _warm_up(backend: Backend, source: QuestionSource, count: int) -> None:
+    """What fails here fails again where it is counted."""
+    ask_all(backend, source.questions(count, _WARM_UP), [0.0] * count, 1, lambda: None)
+
+
+def _measure(
+    backend: Backend, source: QuestionSource, options: LoadOptions, load: Load, run: int
+) -> list[Record]:
+    from tqdm import tqdm
+
+    questions = source.questions(options.num_prompts, run)
+    rate = math.inf if load.request_rate is None else load.request_rate
+    due_s = arrival_times(len(questions), rate, options.burstiness, options.seed)
+    shown = sys.stderr.isatty()
+    with tqdm(
+        total=len(questions), desc=load.words, unit="request", leave=False, disable=not shown
+    ) as bar:
+        return ask_all(backend, questions, due_s, load.max_concurrency, lambda: bar.update())
+
+
+def _report(
+    options: LoadOptions, model: str, loads: Sequence[Load], records: Sequence[Sequence[Record]]
+) -> LoadReport:
+    runs = [
+        LoadRun(load, summarize(each, options.metric_percentiles, options.objectives_ms))
+        for load, each in zip(loads, records, strict=True)
+    ]
+    return LoadReport(options.backend, model, options.asked, runs)
