@@ -11,6 +11,14 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+SAME = (
+    *("model", "served_model_name", "dtype", "quantization", "device", "generation_config"),
+    *("tensor_parallel_size", "gpu_memory_utilization", "block_size", "enable_prefix_caching"),
+    *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "stream_interval"),
+    *("speculative_config", "host", "otlp_traces_endpoint", "tool_call_parser"),
+)
+"""Settings of the same meaning under the same name."""
+
 RENAMED: Mapping[str, str] = MappingProxyType(
     {
         "port": "http_port",

@@ -4,7 +4,7 @@ import pytest
 
 from cluster.config import ServeConfig
 from cluster.vllm_settings import in_our_words
-from cluster.vllm_words import ALWAYS, NOT_HERE, RENAMED, SPECULATION_KEYS
+from cluster.vllm_words import ALWAYS, NOT_HERE, RENAMED, SAME, SPECULATION_KEYS
 from specdec.errors import InvalidValueError
 
 
@@ -30,6 +30,7 @@ def test_a_table_names_each_thing_once():
     names = [name for table in tables for name in table]
     assert len(names) == len(set(names))
     assert not set(names) & set(ServeConfig().to_mapping())
+    assert set(SAME) < set(ServeConfig().to_mapping())
 
 
 def test_a_later_source_wins_key_by_key():
