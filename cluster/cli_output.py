@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import click
@@ -27,6 +29,23 @@ def say(line: str) -> None:
 def show_json(value: dict[str, Any]) -> None:
     """Prints one line of JSON."""
     click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@contextmanager
+def progress_bar(total: int | None, unit: str, what: str = "") -> Iterator[Callable[[], None]]:
+    """Yields what to call at each thing done; shows them on a terminal, until all are done.
+
+    total: None where it is not known. May be called by several threads.
+    """
+    from tqdm import tqdm
+
+    hidden = not sys.stderr.isatty()
+    with tqdm(total=total, unit=unit, desc=what or None, leave=False, disable=hidden) as bar:
+
+        def advance() -> None:
+            bar.update()
+
+        yield advance
 
 
 def lines_of(answer: Answer, *, with_text: bool) -> Iterator[str]:

@@ -13,7 +13,7 @@ from cluster.bench.method_plot import svg
 from cluster.bench.methods import MethodReport, MethodResult, compare
 from cluster.bench.prompts import read_prompts
 from cluster.cli_connection import connection_flags
-from cluster.cli_output import json_flag, show_json
+from cluster.cli_output import json_flag, progress_bar, show_json
 from specdec.client import Client
 from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 from specdec.sampling_params import SamplingParams
@@ -83,9 +83,9 @@ def methods(
     """
     prompts = read_prompts(prompts_file)[:num_prompts]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=_SEED)
-    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file) as client:
-        report = compare(client, prompts, params, _show_progress)
-    click.echo(err=True)
+    connection = Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
+    with connection as client, progress_bar(None, "answer") as advance:
+        report = compare(client, prompts, params, advance)
     if output is not None:
         output.write_text(json.dumps(asdict(report)) + "\n", encoding="utf-8")
     if plot is not None:
@@ -94,10 +94,6 @@ def methods(
         show_json(asdict(report))
     else:
         click.echo(_table(report))
-
-
-def _show_progress(num_answers: int) -> None:
-    click.echo(f"\r{num_answers} answers", nl=False, err=True)
 
 
 def _table(report: MethodReport) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -22,7 +21,7 @@ from cluster.bench.load_statistics import summarize
 from cluster.bench.questions import QuestionSource
 from cluster.cli_connection import connection_flags
 from cluster.cli_errors import EXIT_FAILED
-from cluster.cli_output import json_flag, show_json
+from cluster.cli_output import json_flag, progress_bar, show_json
 from cluster.cli_sections import SectionedCommand
 
 _WARM_UP = -1
@@ -68,16 +67,11 @@ def _warm_up(backend: Backend, source: QuestionSource, count: int) -> None:
 def _measure(
     backend: Backend, source: QuestionSource, options: LoadOptions, load: Load, run: int
 ) -> list[Record]:
-    from tqdm import tqdm
-
     questions = source.questions(options.num_prompts, run)
     rate = math.inf if load.request_rate is None else load.request_rate
     due_s = arrival_times(len(questions), rate, options.burstiness, options.seed)
-    shown = sys.stderr.isatty()
-    with tqdm(
-        total=len(questions), desc=load.words, unit="request", leave=False, disable=not shown
-    ) as bar:
-        return ask_all(backend, questions, due_s, load.max_concurrency, lambda: bar.update())
+    with progress_bar(len(questions), "request", load.words) as advance:
+        return ask_all(backend, questions, due_s, load.max_concurrency, advance)
 
 
 def _report(

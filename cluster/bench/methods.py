@@ -78,20 +78,20 @@ def compare(
     client: Client,
     prompts: Sequence[str],
     params: SamplingParams,
-    progress: Callable[[int], None],
+    progress: Callable[[], None],
 ) -> MethodReport:
-    """Measures all contenders; `progress` hears how many answers there are so far.
+    """Measures all contenders; `progress` is called after each answer.
 
     params: of every request, with a temperature and a seed, so that all answers are the same.
     """
     info = client.model_info()
     asked = contenders(info)
     answers: dict[str, list[Answer]] = {each.name: [] for each in asked}
-    for count, (prompt, contender) in enumerate(_in_turn(client, prompts, asked), start=1):
+    for prompt, contender in _in_turn(client, prompts, asked):
         settings = replace(params, speculation=contender.options)
         chunks = client.generate_stream(_chat(prompt), settings, cache_salt=contender.cache_salt)
         answers[contender.name].append(receive(chunks, lambda chunk: None))
-        progress(count)
+        progress()
     return MethodReport(
         model=info.model,
         num_prompts=len(prompts),

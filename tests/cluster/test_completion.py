@@ -39,6 +39,7 @@ while IFS= read -r line; do
     IFS=' ' read -ra COMP_WORDS <<< "specdec $line"
     [[ $line == *' ' ]] && COMP_WORDS+=('')
     COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+    COMPREPLY=()
     _specdec_completion specdec < /dev/null
     echo "${COMPREPLY[*]}"
 done
