@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import click
@@ -21,17 +22,23 @@ from specdec.errors import InvalidValueError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_WHOLE_NUMBERS = frozenset(
+_KEYS: Mapping[str, tuple[type[str | int | float], str]] = MappingProxyType(
     {
-        "num_speculative_tokens",
-        "draft_tensor_parallel_size",
-        "max_model_len",
-        "speculation_threshold",
-        "prompt_lookup_min",
-        "prompt_lookup_max",
+        "method": (str, "What drafts: ngram, suffix, lookahead or draft_model"),
+        "model": (str, "Draft model, named as the model is"),
+        "num_speculative_tokens": (int, "Draft tokens a step (1 to 32)"),
+        "quantization": (str, "How the draft model's matrices are held: int8 or w8a8"),
+        "draft_tensor_parallel_size": (int, "Shards to divide the draft model into (1 to 1024)"),
+        "max_model_len": (int, "Longest sequence to draft for, in tokens"),
+        "speculation_threshold": (int, "Most decoding requests to draft for"),
+        "prompt_lookup_max": (int, "Longest n-gram that ngram looks up (1 to 16)"),
+        "prompt_lookup_min": (int, "Shortest n-gram that ngram looks up (1 to 16)"),
+        "typical_epsilon": (float, "Of verifier typical (0 to 1)"),
+        "typical_delta": (float, "Of verifier typical (0 to 1)"),
+        "verifier": (str, "What decides on drafts"),
     }
 )
-_NUMBERS = frozenset({"typical_epsilon", "typical_delta"})
+"""Of speculative_config: as what those are read that have a flag, and what they mean."""
 
 
 def _flag(name: str) -> str:
@@ -111,17 +118,15 @@ def _speculation_flags(command: _Command) -> _Command:
 
 
 def _speculation_flag(key: str, names: list[str]) -> Callable[[_Command], _Command]:
+    kind, meaning = _KEYS[key]
     words = tuple(VALUES.get(names[0], ()))
-    kind: Any = click.Choice(words) if words else str
-    if key in _WHOLE_NUMBERS | _NUMBERS:
-        kind = int if key in _WHOLE_NUMBERS else float
     return click.option(
         *map(_flag, names),
         names[0],
         cls=SectionedOption,
-        section="Speculation, key by key as in vLLM",
-        type=kind,
-        help=f"{key} of speculative_config.",
+        section=section_of("speculative_config"),
+        type=click.Choice(words) if words else kind,
+        help=f"{meaning}; {key} in speculative_config.",
     )
 
 

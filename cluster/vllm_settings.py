@@ -34,7 +34,7 @@ class _Told:
 
 
 def in_our_words(
-    *sources: Mapping[str, Any], model: str = "", device: str = "cpu"
+    *sources: Mapping[Any, Any], model: str = "", device: str = "cpu"
 ) -> dict[str, Any]:
     """Settings under our names; a later source wins, of speculation key by key.
 
@@ -61,7 +61,7 @@ def value_in_our_words(name: str, value: Any) -> Any:
     return VALUES.get(name, {}).get(value, value)
 
 
-def _read(source: Mapping[str, Any]) -> _Told:
+def _read(source: Mapping[Any, Any]) -> _Told:
     settings: dict[str, Any] = {}
     speculation: dict[str, Any] = {}
     for key, value in source.items():

@@ -33,7 +33,7 @@ _WARM_UP = -1
 @connection_flags
 @load_flags
 @click.pass_context
-def bench_serve(ctx: click.Context, as_json: bool, **given: Any) -> None:
+def bench_serve(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     """Measure a service under load, over gRPC or the OpenAI API.
 
     In a closed loop (--max-concurrency) or an open one (--request-rate), with random words or the
