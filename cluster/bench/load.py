@@ -18,11 +18,12 @@ MAX_THREADS = 1024
 class Record:
     """A request, in seconds since the run began.
 
-    due_s: when it should be sent. sent_s: when it was. heard_s: each message that brought tokens.
-    done_s: the end. usage: None where it failed. error: what kind of failure, or None.
+    due_s: when it should be sent; None in a closed loop. sent_s: when it was. heard_s: each message
+    that brought tokens. done_s: the end. usage: None where it failed. error: what kind of failure,
+    or None.
     """
 
-    due_s: float
+    due_s: float | None
     sent_s: float
     heard_s: tuple[float, ...]
     done_s: float
@@ -33,15 +34,15 @@ class Record:
 def ask_all(
     backend: Backend,
     questions: Sequence[Question],
-    due_s: Sequence[float],
+    due_s: Sequence[float | None],
     max_concurrency: int | None,
     progress: Callable[[], None],
 ) -> list[Record]:
     """Sends each question when it is due, and waits for all answers.
 
-    due_s: ascending; all 0 with a max_concurrency makes a closed loop, in which the next question
-    is sent as soon as an answer is complete. max_concurrency: most open requests; None for as many
-    as are due. progress: called for each that is done, by whatever thread.
+    due_s: ascending; None makes a closed loop, in which a question is sent as soon as there is a
+    place. max_concurrency: most open requests; None for as many as are due. progress: called for
+    each that is done, by whatever thread.
     """
     num_threads = min(max_concurrency or MAX_THREADS, MAX_THREADS, max(len(questions), 1))
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="asks")
@@ -50,7 +51,7 @@ def ask_all(
     def now() -> float:
         return time.perf_counter() - began_s
 
-    def run(question: Question, due: float) -> Record:
+    def run(question: Question, due: float | None) -> Record:
         record = _ask(backend, question, due, now)
         progress()
         return record
@@ -58,7 +59,7 @@ def ask_all(
     futures: list[Future[Record]] = []
     try:
         for question, due in zip(questions, due_s, strict=True):
-            time.sleep(max(0.0, due - now()))
+            time.sleep(max(0.0, (due or 0.0) - now()))
             futures.append(pool.submit(run, question, due))
         return [future.result() for future in futures]
     except BaseException:
@@ -69,7 +70,9 @@ def ask_all(
         pool.shutdown()
 
 
-def _ask(backend: Backend, question: Question, due_s: float, now: Callable[[], float]) -> Record:
+def _ask(
+    backend: Backend, question: Question, due_s: float | None, now: Callable[[], float]
+) -> Record:
     sent_s, heard_s, usage, error = now(), [], None, None
     try:
         for heard in backend.ask(question):

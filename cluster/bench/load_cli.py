@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from contextlib import closing
 from typing import Any
@@ -61,17 +60,22 @@ def bench_serve(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
 
 def _warm_up(backend: Backend, source: QuestionSource, count: int) -> None:
     """What fails here fails again where it is counted."""
-    ask_all(backend, source.questions(count, _WARM_UP), [0.0] * count, 1, lambda: None)
+    ask_all(backend, source.questions(count, _WARM_UP), [None] * count, 1, lambda: None)
 
 
 def _measure(
     backend: Backend, source: QuestionSource, options: LoadOptions, load: Load, run: int
 ) -> list[Record]:
     questions = source.questions(options.num_prompts, run)
-    rate = math.inf if load.request_rate is None else load.request_rate
-    due_s = arrival_times(len(questions), rate, options.burstiness, options.seed)
+    due_s = _due_s(len(questions), load, options)
     with progress_bar(len(questions), "request", load.words) as advance:
         return ask_all(backend, questions, due_s, load.max_concurrency, advance)
+
+
+def _due_s(count: int, load: Load, options: LoadOptions) -> Sequence[float | None]:
+    if load.request_rate is None:
+        return [None] * count
+    return arrival_times(count, load.request_rate, options.burstiness, options.seed)
 
 
 def _report(

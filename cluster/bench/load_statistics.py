@@ -38,8 +38,8 @@ class LoadSummary:
 
     duration_s: from the first request sent to the last answer's end. goodput: requests a second
     that met every objective; None without objectives. max_lateness_s: the longest that a request
-    was sent after it was due. peak_concurrency: most requests that were open at once.
-    speculation: None where the service does not tell.
+    was sent after it was due; 0 in a closed loop. peak_concurrency: most requests that were open at
+    once. speculation: None where the service does not tell.
     """
 
     completed: int
@@ -83,7 +83,7 @@ def summarize(
         total_token_throughput=(input_tokens + output_tokens) * per_second,
         request_goodput=good * per_second if objectives_ms else None,
         peak_concurrency=peak_concurrency(records),
-        max_lateness_s=max(max(0.0, each.sent_s - each.due_s) for each in records),
+        max_lateness_s=max(map(_lateness_s, records)),
         latencies_ms={
             name: distribution(found, percentiles) for name, found in values.items() if found
         },
@@ -133,6 +133,10 @@ def peak_concurrency(records: Sequence[Record]) -> int:
         number += change
         peak = max(peak, number)
     return peak
+
+
+def _lateness_s(record: Record) -> float:
+    return 0.0 if record.due_s is None else max(0.0, record.sent_s - record.due_s)
 
 
 def _is_good(record: Record, objectives_ms: Mapping[LatencyName, float]) -> bool:

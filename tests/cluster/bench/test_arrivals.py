@@ -1,6 +1,5 @@
 """When requests are due: the distribution that is asked for, and the same for the same seed."""
 
-import math
 from itertools import pairwise
 
 import pytest
@@ -40,7 +39,3 @@ def test_times_ascend_and_a_seed_fixes_them():
     assert times == arrival_times(50, 2.0, 1.0, seed=1)
     assert times != arrival_times(50, 2.0, 1.0, seed=2)
     assert arrival_times(50, 4.0, 1.0, seed=1) == pytest.approx([each / 2 for each in times])
-
-
-def test_without_a_rate_all_are_due_at_once():
-    assert arrival_times(3, math.inf, 1.0, seed=1) == [0.0, 0.0, 0.0]

@@ -18,7 +18,7 @@ from specdec.stats import SpeculationStats
 FIRST = Record(1.0, 1.0, (1.5, 1.7, 2.0), 2.0, TokenUsage(10, 5, SpeculationStats(2, 6, 3)))
 # Due at 1 s and sent 0.5 s later; one token after 0.1 s.
 SECOND = Record(1.0, 1.5, (1.6,), 1.6, TokenUsage(20, 1, SpeculationStats(1, 2, 0)))
-FAILED = Record(3.0, 3.0, (3.1,), 5.0, None, "UNAVAILABLE")
+FAILED = Record(None, 3.0, (3.1,), 5.0, None, "UNAVAILABLE")
 
 
 @pytest.mark.parametrize(
