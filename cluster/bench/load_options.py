@@ -59,6 +59,8 @@ class LoadOptions:
         if len(limits) > 1 and len(rates) > 1:
             limit = "a single one where several of max_concurrency are given"
             raise InvalidValueError("request_rate", rates, limit)
+        if len(rates) > 1 and math.inf in rates:
+            raise InvalidValueError("request_rate", rates, "inf alone, or numbers")
         if not limits and not rates:
             return [Load(1, None)]
         found = [None if math.isinf(rate) else rate for rate in rates] or [None]

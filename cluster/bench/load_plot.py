@@ -28,13 +28,14 @@ def plot(
 def _over_loads(report: LoadReport, latencies: Sequence[LatencyName]) -> list[LineChart]:
     by_rate = len({run.load.request_rate for run in report.runs}) > 1
     label = "requests a second" if by_rate else "most requests at once"
-    x = [_load(run, by_rate) for run in report.runs]
-    throughput = [run.summary.output_throughput for run in report.runs]
+    runs = sorted(report.runs, key=lambda run: _load(run, by_rate))
+    x = [_load(run, by_rate) for run in runs]
+    throughput = [run.summary.output_throughput for run in runs]
     title = f"{report.model}: output tokens a second"
     charts = [LineChart(title, label, x, {"tokens a second": throughput})]
     for name in latencies:
         series = {
-            shown: [_statistic(run, name, shown) for run in report.runs]
+            shown: [_statistic(run, name, shown) for run in runs]
             for shown in ("mean", "median", *_percents(report, name))
         }
         charts.append(LineChart(f"{report.model}: {name}, ms", label, x, series))

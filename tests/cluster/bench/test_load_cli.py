@@ -11,7 +11,7 @@ from cluster import cli
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.specdec.client.fake_service import FakeService, running
 
-RECTANGLE = "{http://www.w3.org/2000/svg}polyline"
+LINE = "{http://www.w3.org/2000/svg}polyline"
 
 
 @pytest.fixture
@@ -121,10 +121,13 @@ def test_charts_of_one_run_and_of_several(bench, tmp_path):
     assert "exceeded once in so many" in one
     bench("--num-prompts", 3, "--request-rate", "100,200", "--plot", plot)
     assert "requests a second" in plot.read_text()
-    bench("--num-prompts", 3, "--max-concurrency", "1,2,4", "--plot", plot)
+    bench("--num-prompts", 3, "--max-concurrency", "4,1,2", "--plot", plot)
     assert "most requests at once" in plot.read_text()
-    lines = [each.attrib["points"] for each in ElementTree.parse(plot).getroot().iter(RECTANGLE)]
-    assert sum(len(points.split()) == 3 for points in lines) == 1 + 4 * 5
+    lines = [each.attrib["points"] for each in ElementTree.parse(plot).getroot().iter(LINE)]
+    measured = [points.split() for points in lines if len(points.split()) == 3]
+    assert len(measured) == 1 + 4 * 5
+    places = [float(point.split(",")[0]) for point in measured[0]]
+    assert places == sorted(places)
 
 
 def test_failures_are_counted_by_kind(bench, service):
@@ -172,8 +175,11 @@ def test_wrong_usage(bench, service, flags):
     assert not service.requests
 
 
-def test_a_grid_of_loads_is_refused(bench, service):
-    result = bench("--max-concurrency", "1,2", "--request-rate", "1,2")
+@pytest.mark.parametrize(
+    "flags", [["--max-concurrency", "1,2", "--request-rate", "1,2"], ["--request-rate", "1,inf"]]
+)
+def test_loads_that_make_no_single_line_are_refused(bench, service, flags):
+    result = bench(*flags)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: request_rate is ")
     assert not service.requests
