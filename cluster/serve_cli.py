@@ -45,12 +45,23 @@ def _flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
+def _with_dashes(argument: str) -> str:
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value
+
+
 class _ServeCommand(SectionedCommand):
-    """Tells who gives a flag of vLLM that is not here what to write instead."""
+    """Tells who gives a flag of vLLM that is not here what to write instead.
+
+    As there, underscores in the name of a flag are dashes.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Raises UsageError."""
         try:
-            return super().parse_args(ctx, args)
+            return super().parse_args(ctx, list(map(_with_dashes, args)))
         except click.NoSuchOption as error:
             name = error.option_name.lstrip("-").replace("-", "_").removeprefix("no_")
             if name not in NOT_HERE:

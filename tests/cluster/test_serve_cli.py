@@ -132,6 +132,11 @@ def test_flags_under_the_names_of_vllm(served):
     ]
 
 
+def test_underscores_are_dashes_in_the_name_of_a_flag(served):
+    run_cli("serve", "--max_model_len", "99", "--served_model_name=my_model")
+    assert served == [ServeConfig(max_model_len=99, served_model_name="my_model")]
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
