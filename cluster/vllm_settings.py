@@ -91,29 +91,28 @@ def _check_always(name: str, value: Any) -> None:
     logger.warning("%s is so without being told: %s", name, reason)
 
 
-def _speculation(told: list[_Told], model: str, device: str) -> dict[str, Any]:
+def _speculation(told: list[_Told], model: str, device: str) -> dict[str, Any] | None:
     """The last speculative_config, with the keys that are told beside it or after it."""
-    whole: object = AUTO
+    base = as_mapping(AUTO)
     keys: dict[str, Any] = {}
     for each in told:
         if "speculative_config" in each.settings:
-            whole, keys = each.settings["speculative_config"], {}
-        for key, value in each.speculation.items():
-            if each.settings.get("speculative_config") is not None:
-                _refuse_second(key, value, as_mapping(whole))
-            keys[key] = value
-    base = as_mapping(whole)
+            base, keys = as_mapping(each.settings["speculative_config"]), {}
+            _refuse_second(each.speculation, base)
+        keys |= each.speculation
     if base is None:
-        key, value = next(iter(keys.items()))
-        limit = "left out where speculative_config is none"
-        raise InvalidValueError(f"speculative_config.{key}", value, limit)
+        for key, value in keys.items():
+            limit = "left out where speculative_config is none"
+            raise InvalidValueError(f"speculative_config.{key}", value, limit)
+        return None
     return {**(_default(keys, model, device) if base == AUTO else base), **keys}
 
 
-def _refuse_second(key: str, value: Any, base: object) -> None:
-    if isinstance(base, Mapping) and key in base:
-        limit = "left out beside a speculative_config that has it"
-        raise InvalidValueError(f"speculative_config.{key}", value, limit)
+def _refuse_second(keys: Mapping[str, Any], base: object) -> None:
+    for key, value in keys.items():
+        if isinstance(base, Mapping) and key in base:
+            limit = "left out beside a speculative_config that has it"
+            raise InvalidValueError(f"speculative_config.{key}", value, limit)
 
 
 def _default(keys: Mapping[str, Any], model: str, device: str) -> dict[str, Any]:

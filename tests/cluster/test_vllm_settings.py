@@ -103,6 +103,22 @@ def test_what_cannot_be_meant_is_refused(sources, message):
     assert message in str(caught.value)
 
 
+def test_an_older_spelling_is_told_once(caplog):
+    config = {"speculative_config": {"speculative_model": "./a"}, "spec_tokens": 2}
+    assert speculation(config | {"speculative_max_model_len": 99}) == {
+        "model": "./a",
+        "num_speculative_tokens": 2,
+        "max_model_len": 99,
+    }
+    assert len(caplog.records) == 1
+
+
+def test_none_after_all_is_none():
+    told = in_our_words({"spec_tokens": 2}, {"speculative_config": "none"})
+    assert told == {"speculative_config": None}
+    assert ServeConfig.from_sources({"spec_tokens": 2}, told).speculative_config is None
+
+
 def test_a_whole_configuration_file_of_vllm(tmp_path):
     path = tmp_path / "vllm.yaml"
     path.write_text(
