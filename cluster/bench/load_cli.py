@@ -45,15 +45,15 @@ def bench_serve(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
         _warm_up(backend, source, options.num_warmups)
         records = [_measure(backend, source, options, load, run) for run, load in enumerate(loads)]
         report = _report(options, backend.model, loads, records)
+    if as_json:
+        show_json(report.as_json())
+    else:
+        click.echo("\n".join(lines(report, options.percentile_metrics)))
     if options.output is not None:
         options.output.write_text(json.dumps(report.as_json()) + "\n", encoding="utf-8")
     if options.plot is not None:
         markup = plot(report, records, options.percentile_metrics)
         options.plot.write_text(markup, encoding="utf-8")
-    if as_json:
-        show_json(report.as_json())
-    else:
-        click.echo("\n".join(lines(report, options.percentile_metrics)))
     if not any(run.summary.completed for run in report.runs):
         ctx.exit(EXIT_FAILED)
 

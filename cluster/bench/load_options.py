@@ -52,6 +52,12 @@ class LoadOptions:
     output: Path | None
     plot: Path | None
 
+    def __post_init__(self) -> None:
+        for name in ("output", "plot"):  # told before the work, not after it
+            path: Path | None = getattr(self, name)
+            if path is not None and not path.parent.is_dir():
+                raise InvalidValueError(name, str(path), "in a directory that exists")
+
     @property
     def loads(self) -> list[Load]:
         """The runs to make: one for each limit or rate. Raises InvalidValueError for a grid."""

@@ -145,6 +145,14 @@ def test_no_success_is_a_failure(bench, service):
     assert json.loads(result.stdout)["runs"][0]["errors"] == {"RESOURCE_EXHAUSTED": 2}
 
 
+@pytest.mark.parametrize("flag", ["--output", "--plot"])
+def test_a_file_that_cannot_be_written_is_told_before_anything_is_asked(bench, service, flag):
+    result = bench(flag, "/no/such/directory/file")
+    assert result.exit_code == 1
+    assert "it must be in a directory that exists" in result.stderr
+    assert not service.requests
+
+
 def test_nobody_there():
     arguments = ["bench", "serve", "--address", "127.0.0.1:1"]
     result = CliRunner().invoke(cli.main, arguments)
