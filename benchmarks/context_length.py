@@ -16,10 +16,10 @@ from tqdm import tqdm
 
 from benchmarks.bandwidth import read_bandwidth
 from benchmarks.bytes_moved import pass_bytes
-from benchmarks.charts import LineChart, line_charts
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
+from cluster.charts import LineChart, line_charts
 from specdec.errors import InvalidValueError
 from specdec.model_config import ModelConfig
 from specdec.models.store import resolve

@@ -20,7 +20,6 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.charts import LineChart, line_charts
 from benchmarks.contenders import EngineContender, EngineSettings, ServiceContender
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.methods import METHODS, make_method
@@ -31,6 +30,7 @@ from benchmarks.service import started_service
 from benchmarks.summary import summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
+from cluster.charts import LineChart, line_charts
 from specdec.client import Client
 from specdec.models.store import resolve
 from specdec.tokenizer import Tokenizer

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.charts import LineChart, line_charts
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.prompts import DEFAULT_PATH, by_suite, load_prompts
 from benchmarks.report_file import add_output, command_line, write_report, write_text
@@ -26,6 +25,7 @@ from benchmarks.service import started_service
 from benchmarks.steered import STEERED, SteeredContender
 from benchmarks.summary import Row, print_rows, summarize
 from benchmarks.workloads import Contender, Workload
+from cluster.charts import LineChart, line_charts
 from specdec.client import AdminClient, Client, SpeculationChange
 from specdec.models.store import print_progress, resolve
 from specdec.speculative_config import SpeculativeConfig

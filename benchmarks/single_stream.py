@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.charts import BarChart, bar_charts
 from benchmarks.contenders import EngineContender, EngineSettings
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.methods import METHODS, NUM_SPECULATIVE_TOKENS
@@ -35,6 +34,7 @@ from benchmarks.summary import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, one_by_one
+from cluster.charts import BarChart, bar_charts
 from specdec.config import DTYPE_BYTES, QUANTIZATION_METHODS
 from specdec.models.store import resolve
 from specdec.tokenizer import Tokenizer

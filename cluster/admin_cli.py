@@ -19,6 +19,7 @@ from cluster.admin_tables import (
     state_table,
 )
 from cluster.cli_connection import ADMIN_FLAG_NAMES, admin_client, admin_flags
+from cluster.cli_output import json_flag
 from specdec.client import (
     MAX_AUDIT_PAGE,
     ProfileOrder,
@@ -39,11 +40,9 @@ from specdec.speculation_rules import SpeculationRule
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
-
-@click.command()
-@_json_flag
+@click.command(short_help="Show every replica and its load.")
+@json_flag
 @admin_flags
 def status(as_json: bool, **connection: Any) -> None:
     """Show every replica with its load, and what is wanted of speculation."""
@@ -57,7 +56,7 @@ def status(as_json: bool, **connection: Any) -> None:
     click.echo(state_table(answer.speculation))
 
 
-@click.command()
+@click.command(short_help="Record what the models do in their next steps.")
 @click.option(
     "--num-steps",
     type=int,
@@ -80,7 +79,7 @@ def status(as_json: bool, **connection: Any) -> None:
     default="",
     help="Whose models, as `specdec status` names it. Default: of the replica that answers.",
 )
-@_json_flag
+@json_flag
 @admin_flags
 def profile(
     num_steps: int, timeout_s: float, replica_id: str, as_json: bool, **connection: Any
@@ -101,7 +100,7 @@ def speculation() -> None:
 
 
 @speculation.command("get")
-@_json_flag
+@json_flag
 @admin_flags
 def get_speculation(as_json: bool, **connection: Any) -> None:
     """Show what is in force, what is configured, and who changed it last."""
@@ -122,7 +121,7 @@ _who_flags = (
 def _change_flags(command: _Command) -> _Command:
     for flag in _who_flags:
         command = flag(command)
-    return _json_flag(admin_flags(command))
+    return json_flag(admin_flags(command))
 
 
 @speculation.command("set")
@@ -224,7 +223,7 @@ def watch_speculation(
 
 @speculation.command("log")
 @click.option("--count", type=click.IntRange(1, MAX_AUDIT_PAGE), default=20, show_default=True)
-@_json_flag
+@json_flag
 @admin_flags
 def audit_log(count: int, as_json: bool, **connection: Any) -> None:
     """Show the latest changes, the newest first: who, when, what and why."""

@@ -15,8 +15,9 @@ from typing import Any, cast
 import click
 
 from cluster.answer import Answer, receive
-from cluster.cli_answer import SectionedCommand, answer_flags, sampling_params
+from cluster.cli_answer import answer_flags, sampling_params
 from cluster.cli_connection import connection_flags
+from cluster.cli_sections import SectionedCommand
 from specdec.client import Client, ClientError, StreamChunk
 from specdec.sampling_params import SamplingParams
 from specdec.stats import SpeculationStats

@@ -1,116 +1,52 @@
 """The `specdec` command: serve a model, ask it, talk with it, steer it, fetch models.
 
-Answers go to stdout, everything else to stderr. What a caller can cause becomes one line and exit
-code 1, wrong usage exit code 2, Ctrl-C 130. Whatever takes long to import is imported where it is
-used, so that `specdec generate` starts at once.
+Answers go to stdout, everything else to stderr. Whatever takes long to import is imported where it
+is used, so that `specdec generate` starts at once.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cluster import admin_cli
 from cluster.answer import chunk_as_json, receive
-from cluster.bench_cli import bench
+from cluster.bench.cli import bench
 from cluster.chat import chat
-from cluster.cli_answer import SectionedCommand, answer_flags, report_flags, sampling_params
+from cluster.cli_answer import answer_flags, report_flags, sampling_params
 from cluster.cli_connection import connection_flags
-from cluster.cli_output import lines_of
-from cluster.config import ServeConfig, settings
+from cluster.cli_errors import OneLineErrors
+from cluster.cli_output import json_flag, lines_of, say, show_json
+from cluster.cli_sections import SectionedCommand
+from cluster.completion_cli import completion
 from cluster.doctor import doctor
-from specdec.client import Client, ClientError, StreamChunk
-from specdec.errors import SpecdecError
+from cluster.models_cli import models
+from cluster.serve_cli import serve
+from specdec.client import Client, StreamChunk
 from specdec.tokenizer import ChatMessage
 
-DEBUG_VARIABLE = "SPECDEC_DEBUG"
-EXIT_INTERRUPTED = 130
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-class _OneLineErrors(click.Group):
-    """Ends every failure in one line on stderr instead of a traceback."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        try:
-            return super().invoke(ctx)
-        except (SpecdecError, ClientError) as error:
-            _fail(ctx, str(error))
-        except KeyboardInterrupt:
-            ctx.exit(EXIT_INTERRUPTED)
-        except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click knows what to do
-        except Exception as error:
-            if os.environ.get(DEBUG_VARIABLE) == "1":
-                raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            _fail(ctx, f"unexpected {reason} (set {DEBUG_VARIABLE}=1 to see the traceback)")
-
-
-def _fail(ctx: click.Context, reason: str) -> None:
-    click.echo(f"error: {reason}", err=True)
-    ctx.exit(1)
-
-
-def _report(line: str) -> None:
-    click.echo(line, err=True)
-
-
-@click.group(cls=_OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="specdec", message="specdec %(version)s")
 def main() -> None:
     """Serve LLMs with speculative decoding."""
 
 
 @main.command("version")
-def show_version() -> None:
+@json_flag
+def show_version(as_json: bool) -> None:
     """Print the version."""
+    if as_json:
+        show_json({"version": version("specdec")})
+        return
     click.echo(f"specdec {version('specdec')}")
-
-
-def _setting_flags(command: _Command) -> _Command:
-    """One flag for each field of ServeConfig, which says what it means and what it may be."""
-    for name, setting in reversed(settings().items()):
-        limit, flag = setting.limit, name.replace("_", "-")
-        if limit.kind is bool:
-            command = click.option(f"--{flag}/--no-{flag}", default=None, help=setting.help)(
-                command
-            )
-            continue
-        kind = click.Choice(limit.options) if limit.options else limit.kind
-        command = click.option(f"--{flag}", type=kind, help=setting.help)(command)
-    return command
-
-
-@main.command()
-@click.option(
-    "--config",
-    "config_file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file of the settings below, with underscores in their names; flags win over it.",
-)
-@_setting_flags
-def serve(config_file: Path | None, **flags: Any) -> None:
-    """Serve a model over gRPC and HTTP until Ctrl-C."""
-    given = {name: value for name, value in flags.items() if value is not None}
-    if config_file is None:
-        config = ServeConfig.from_mapping(given)
-    else:
-        config = ServeConfig.from_yaml(config_file, given)
-    for warning in config.warnings:
-        _report(f"warning: {warning}")
-    from cluster.service import serve_forever
-
-    serve_forever(config, _report)
 
 
 @contextmanager
@@ -131,15 +67,11 @@ def _text_shown() -> Iterator[Callable[[StreamChunk], None]]:
 
 
 def _show_json(chunk: StreamChunk) -> None:
-    _echo_json(chunk_as_json(chunk))
+    show_json(chunk_as_json(chunk))
 
 
 def _show_nothing(chunk: StreamChunk) -> None:
     """Leaves it all to the end."""
-
-
-def _echo_json(value: dict[str, Any]) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
 
 
 def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]:
@@ -154,7 +86,7 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     return [*instructions, ChatMessage("user", text)]
 
 
-@main.command(cls=SectionedCommand)
+@main.command(cls=SectionedCommand, short_help="Complete a prompt with the model that is served.")
 @click.argument("prompt")
 @click.option("--raw", is_flag=True, help="Send PROMPT as it is, not as a user's chat message.")
 @click.option("--system", help="System message to put before PROMPT.")
@@ -195,43 +127,38 @@ def generate(
     with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file) as client, shown as show:
         answer = receive(client.generate_stream(content, params), show)
     if as_json:
-        _echo_json(answer.outcome if stream else answer.content | answer.outcome)
+        show_json(answer.outcome if stream else answer.content | answer.outcome)
         return
     for line in lines_of(answer, with_text=not stream):
         click.echo(line)
-    _report(answer.summary)
+    say(answer.summary)
 
 
+@main.command(short_help="Show the tokens of a text.")
+@click.argument("text")
+@click.option("--chat", "as_chat", is_flag=True, help="As a user's message, in the chat template.")
+@json_flag
+@connection_flags
+def tokenize(
+    text: str, as_chat: bool, as_json: bool, address: str, tls_ca_file: Path | None
+) -> None:
+    """Show the tokens of TEXT ("-": standard input), exactly as of a prompt, and how many."""
+    with Client(address, tls_ca_file=tls_ca_file) as client:
+        read = client.tokenize(_prompt(text, None, not as_chat))
+    if as_json:
+        show_json(asdict(read))
+        return
+    for token_id, token in zip(read.token_ids, read.tokens, strict=True):
+        click.echo(f"{token_id}\t{token}")
+    say(f"{len(read.token_ids)} tokens; prompt and answer may have {read.max_model_len}")
+
+
+main.add_command(serve)
 main.add_command(bench)
 main.add_command(chat)
 main.add_command(doctor)
 main.add_command(admin_cli.status)
 main.add_command(admin_cli.speculation)
 main.add_command(admin_cli.profile)
-
-
-@main.group()
-def models() -> None:
-    """Fetch models, and list those that have a short name."""
-
-
-@models.command("fetch")
-@click.argument("name")
-def fetch_model(name: str) -> None:
-    """Fetch the model called NAME, an alias or a Hugging Face Hub id, and print where it is."""
-    from specdec.models.store import resolve
-
-    click.echo(resolve(name, progress=_report))
-
-
-@models.command("list")
-def list_models() -> None:
-    """List the aliases, and which of them are in the cache."""
-    from specdec.cache import default_cache_dir
-    from specdec.models.store import ALIASES
-
-    cache = default_cache_dir() / "models"
-    for name, source in ALIASES.items():
-        is_cached = (cache / name).is_dir()
-        to_fetch = f"not fetched ({source.download_bytes / 1e6:.0f} MB)"
-        click.echo(f"{name}\t{cache / name if is_cached else to_fetch}")
+main.add_command(models)
+main.add_command(completion)

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from cluster.cli_sections import SectionedOption
 from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 from specdec.sampling_params import (
     SPECULATION_METHODS,
@@ -20,27 +21,6 @@ from specdec.sampling_params import (
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
-
-
-class SectionedCommand(click.Command):
-    """A command with so many options that its help shows them under headings."""
-
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes options under the heading that they bear, in the order of their first ones."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for parameter in self.get_params(ctx):
-            record = parameter.get_help_record(ctx)
-            if record is not None and isinstance(parameter, click.Option):
-                sections.setdefault(getattr(parameter, "section", "Options"), []).append(record)
-        for heading, records in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(records)
-
-
-class _SectionedOption(click.Option):
-    def __init__(self, *arguments: Any, section: str, **attributes: Any) -> None:
-        super().__init__(*arguments, **attributes)
-        self.section = section
 
 
 class _TokenBias(click.ParamType[tuple[int, float]]):
@@ -71,7 +51,7 @@ class _Threshold(click.ParamType[float | str]):
 
 
 def _flag(section: str, *names: str, **attributes: Any) -> Callable[[_Command], _Command]:
-    return click.option(*names, cls=_SectionedOption, section=section, **attributes)
+    return click.option(*names, cls=SectionedOption, section=section, **attributes)
 
 
 _LENGTH, _SAMPLING, _FORM = "Length and end", "Sampling", "Form of the answer, one of"

@@ -1,12 +1,51 @@
-"""How `specdec generate` shows an answer to a reader."""
+"""What commands print: answers for a reader, JSON for programs, and the rest on stderr."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
 
 from cluster.answer import Answer
 from specdec.client import Choice, PositionLogprobs, TokenLogprob
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def json_flag(command: _Command) -> _Command:
+    """Gives a command `as_json`."""
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+
+
+def say(line: str) -> None:
+    """Tells whoever runs the command; standard output is for what was asked for."""
+    click.echo(line, err=True)
+
+
+def show_json(value: dict[str, Any]) -> None:
+    """Prints one line of JSON."""
+    click.echo(json.dumps(value, ensure_ascii=False))
+
+
+@contextmanager
+def progress_bar(total: int | None, unit: str, what: str = "") -> Iterator[Callable[[], None]]:
+    """Yields what to call at each thing done; shows them on a terminal, until all are done.
+
+    total: None where it is not known. May be called by several threads.
+    """
+    from tqdm import tqdm
+
+    hidden = not sys.stderr.isatty()
+    with tqdm(total=total, unit=unit, desc=what or None, leave=False, disable=hidden) as bar:
+
+        def advance() -> None:
+            bar.update()
+
+        yield advance
 
 
 def lines_of(answer: Answer, *, with_text: bool) -> Iterator[str]:

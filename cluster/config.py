@@ -16,6 +16,7 @@ from cluster.addresses import is_loopback
 from cluster.call_limits import MAX_MODEL_CHARS
 from cluster.config_file import read_config_file
 from cluster.logs import LogConfig
+from cluster.vllm_settings import in_our_words
 from specdec.errors import InvalidValueError
 from specdec.llm_config import LLMConfig
 from specdec.settings import (
@@ -162,7 +163,15 @@ class ServeConfig(LLMConfig):
         cls, path: Path, overrides: Mapping[str, Any] = MappingProxyType({})
     ) -> ServeConfig:
         """Reads a YAML file; `overrides` win over what it says. Raises InvalidValueError."""
-        return cls.from_mapping({**read_config_file(path), **overrides})
+        return cls.from_sources(read_config_file(path), overrides)
+
+    @classmethod
+    def from_sources(cls, *sources: Mapping[str, Any]) -> ServeConfig:
+        """Reads what people wrote, in our words or vLLM's; later sources win.
+
+        Raises InvalidValueError.
+        """
+        return cls.from_mapping(in_our_words(*sources, model=cls.model, device=cls.device))
 
     @property
     def logs(self) -> LogConfig:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Literal
 
 import click
 
+from cluster.cli_output import json_flag, show_json
 from cluster.surroundings import Library, Reached, Surroundings, observe
 
 Status = Literal["ok", "warn", "fail"]
@@ -194,7 +194,7 @@ def _line(name: str, finding: Finding) -> str:
     return f"{status} {name:<14} {finding.found}{advice}"
 
 
-@click.command()
+@click.command(short_help="Check this machine, one line each.")
 @click.option("--network", "asks_network", is_flag=True, help="Also see where models come from.")
 @click.option("--address", help="host:port of a running service to ask, too.")
 @click.option(
@@ -202,7 +202,7 @@ def _line(name: str, finding: Finding) -> str:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Certificates (PEM) that vouch for that service. Default: no TLS.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_flag
 @click.pass_context
 def doctor(
     ctx: click.Context,
@@ -218,7 +218,7 @@ def doctor(
     is_fit = all(finding.status != "fail" for finding in findings.values())
     if as_json:
         checks = {name: asdict(finding) for name, finding in findings.items()}
-        click.echo(json.dumps({"ok": is_fit, "checks": checks}, ensure_ascii=False))
+        show_json({"ok": is_fit, "checks": checks})
     else:
         for name, finding in findings.items():
             click.echo(_line(name, finding))

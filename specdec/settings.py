@@ -19,12 +19,14 @@ class Limit:
 
     text: completes the sentence "it must be ...". accepts: judges a value of whatever type.
     kind: how a command line reads the setting. options: all there are, where they are few.
+    brief: the text where there is little room; empty where the kind says it all.
     """
 
     text: str
     accepts: Callable[[object], bool]
     kind: type[int | float | str | bool] = str
     options: tuple[str, ...] = ()
+    brief: str = ""
 
 
 def whole_number(low: int, high: int) -> Limit:
@@ -33,7 +35,8 @@ def whole_number(low: int, high: int) -> Limit:
     def accepts(value: object) -> bool:
         return type(value) is int and low <= value <= high  # to isinstance, True is an int
 
-    return Limit(f"a whole number from {low} to {high}", accepts, kind=int)
+    text = f"a whole number from {low} to {high}"
+    return Limit(text, accepts, kind=int, brief=f"{low} to {high}")
 
 
 def one_of(*options: str) -> Limit:
@@ -69,16 +72,18 @@ def _is_endpoint(value: object) -> bool:
     return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
 
 
-POSITIVE = Limit("a number above 0", _is_positive, kind=float)
+POSITIVE = Limit("a number above 0", _is_positive, kind=float, brief="above 0")
 NOT_NEGATIVE = Limit(
     "0 or a number above it",
     lambda value: _is_positive(value) or (value == 0 and value is not False),
     kind=float,
+    brief="0 or more",
 )
 SHARE = Limit(
     "a number above 0, at most 1",
     lambda value: isinstance(value, float | int) and _is_positive(value) and value <= 1,
     kind=float,
+    brief="above 0, at most 1",
 )
 TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
 BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
@@ -98,8 +103,9 @@ class Setting:
     @property
     def help(self) -> str:
         """One paragraph: meaning, limit where it is a number's, default."""
-        limit = "" if self.limit.kind is str else f" ({self.limit.text})"
-        return f"{self.meaning}{limit}. Default: {self.default}."
+        limit = f" ({self.limit.brief})" if self.limit.brief else ""
+        default = {"True": "yes", "False": "no"}.get(self.default, self.default)
+        return f"{self.meaning}{limit}. Default: {default}."
 
 
 def setting(default: Any, limit: Limit, meaning: str, default_text: str = "") -> Any:

@@ -19,34 +19,51 @@ if TYPE_CHECKING:
 # specdec.config loads torch, which takes seconds. The command line reads the settings whatever it
 # is asked for, so that module is imported only where a configuration is made.
 
-AUTO = "auto"
+AUTO: Literal["auto"] = "auto"
 
 _WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 logger = logging.getLogger(__name__)
 
-_OLDER_SPELLINGS: Mapping[str, str] = MappingProxyType(
+SPECULATION_KEYS: Mapping[str, str] = MappingProxyType(
     {
-        "disable_by_batch_size": "speculation_threshold",
-        "speculative_disable_by_batch_size": "speculation_threshold",
+        "speculative_method": "method",
+        "spec_method": "method",
         "speculative_model": "model",
+        "spec_model": "model",
+        "num_speculative_tokens": "num_speculative_tokens",
+        "spec_tokens": "num_speculative_tokens",
         "speculative_model_quantization": "quantization",
         "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
         "speculative_max_model_len": "max_model_len",
+        "speculative_disable_by_batch_size": "speculation_threshold",
         "ngram_prompt_lookup_max": "prompt_lookup_max",
         "ngram_prompt_lookup_min": "prompt_lookup_min",
+        "typical_acceptance_sampler_posterior_threshold": "typical_epsilon",
+        "typical_acceptance_sampler_posterior_alpha": "typical_delta",
+        "spec_decoding_acceptance_method": "verifier",
     }
 )
+"""What was, or is, a flag of its own and stands in speculative_config."""
+
+_OLDER_SPELLINGS: Mapping[str, str] = MappingProxyType(
+    {**SPECULATION_KEYS, "disable_by_batch_size": "speculation_threshold"}
+)
 """Of keys, in texts about earlier versions of vLLM."""
+
+_OLDER_METHODS: Mapping[str, str] = MappingProxyType({"[ngram]": "ngram", "mlp": "mlp_speculator"})
+"""Of methods, in the same texts."""
 
 _NOT_OFFERED: Mapping[str, str] = MappingProxyType(
     {
         "draft_sample_method": "left out; how drafts are drawn follows from verifier",
         "use_heterogeneous_vocab": "left out; a draft model with other tokens is found to be one",
         "revision": "left out; model takes it behind an @, as in org/name@revision",
+        "speculative_ratio": "num_speculative_tokens, how many tokens to draft",
+        "speculative_sampling": "left out; verifier says how drafts are judged",
     }
 )
-"""Keys of vLLM whose meaning there is nothing for here."""
+"""Keys of vLLM, or of wrong texts about it, whose meaning there is nothing for here."""
 
 _ONLY_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
     {
@@ -98,14 +115,12 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
     """`value` is a mapping, the same as JSON text, or none as a word or as None."""
     from specdec.speculative_config import SpeculativeConfig
 
-    if value == AUTO:
+    read = as_mapping(value)
+    if read == AUTO:
         return cast("SpeculativeConfig", AUTO)
-    if value is None or value == "none":
+    if read is None:
         return None
-    mapping = _parse_json(value) if isinstance(value, str) else value
-    if not isinstance(mapping, Mapping):
-        raise InvalidValueError("speculative_config", value, SPECULATION.text)
-    mapping = _in_our_words(_in_todays_words(mapping))
+    mapping = _in_our_words(dict(read))
     known = [each.name for each in fields(SpeculativeConfig)]
     refuse_unknown("speculative_config key", mapping, known)
     types = get_type_hints(SpeculativeConfig)
@@ -114,6 +129,18 @@ def read_speculation(value: object) -> SpeculativeConfig | None:
         for name, value in mapping.items()
     }
     return SpeculativeConfig(**_completed(values))
+
+
+def as_mapping(value: object) -> Mapping[Any, Any] | Literal["auto"] | None:
+    """What `read_speculation` takes, before its keys are judged, older spellings replaced."""
+    if value == AUTO:
+        return AUTO
+    if value is None or value == "none":
+        return None
+    mapping = _parse_json(value) if isinstance(value, str) else value
+    if not isinstance(mapping, Mapping):
+        raise InvalidValueError("speculative_config", value, SPECULATION.text)
+    return _in_todays_words(mapping)
 
 
 def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -154,9 +181,10 @@ def _with_todays_method(values: dict[Any, Any]) -> dict[Any, Any]:
         _warn(f"model {values['model']}", "method ngram")
         values.setdefault("method", "ngram")
         del values["model"]
-    if values.get("method") == "[ngram]":
-        _warn("method [ngram]", "ngram")
-        values["method"] = "ngram"
+    method = values.get("method")
+    if isinstance(method, str) and method in _OLDER_METHODS:
+        _warn(f"method {method}", _OLDER_METHODS[method])
+        values["method"] = _OLDER_METHODS[method]
     return values
 
 

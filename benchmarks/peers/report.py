@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.charts import BarChart, bar_charts
 from benchmarks.machine import Machine
 from benchmarks.peers.comparisons import MANY, OURS, many_case, plain_case
 from benchmarks.rounds import Measured
 from benchmarks.summary import Ratio, Row
+from cluster.charts import BarChart, bar_charts
 
 _REFERENCE = OURS[0]
 

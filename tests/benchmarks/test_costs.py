@@ -5,11 +5,11 @@ import pytest
 from benchmarks import load, memory, overhead, single_stream, verification_cost
 from benchmarks.bandwidth import read_bandwidth
 from benchmarks.bytes_moved import kv_bytes, pass_bytes, weight_bytes
-from benchmarks.charts import BarChart, LineChart, bar_charts, line_charts, nice_ceiling
 from benchmarks.machine import describe_machine
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
 from benchmarks.verification_cost import CostRow, VerificationReport
 from benchmarks.workloads import Measurement, StreamRecord
+from cluster.charts import BarChart, LineChart, bar_charts, line_charts, nice_ceiling
 from specdec.checkpoint import CPU
 from specdec.config import EngineConfig
 from specdec.model_config import ModelConfig

@@ -1,17 +1,15 @@
 import json
 import subprocess
 import sys
-import types
 
 import grpc
 import pytest
 from click.testing import CliRunner
 
 from cluster import answer, cli
-from cluster.config import ServeConfig, settings
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import StreamChunk, resumption
-from specdec.errors import ModelNotFoundError, OutOfMemoryError
+from specdec.errors import ModelNotFoundError
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
 
 
@@ -363,78 +361,8 @@ def test_generate_starts_without_what_is_slow_to_import():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert "cluster.cli" in loaded
-    assert not loaded & {"torch", "transformers", "numpy", "ray", "specdec.config"}
-
-
-# serve
-
-
-@pytest.fixture
-def served(monkeypatch):
-    """Replaces the service; the configurations that it was started with."""
-    configs = []
-    fake = types.ModuleType("cluster.service")
-    fake.serve_forever = lambda config, report: configs.append(config)
-    monkeypatch.setitem(sys.modules, "cluster.service", fake)
-    return configs
-
-
-def test_serve_with_defaults(served):
-    assert run_cli("serve").exit_code == 0
-    assert served == [ServeConfig()]
-
-
-def test_serve_has_a_flag_for_each_setting():
-    text = run_cli("serve", "--help").stdout
-    for name in settings():
-        assert f"--{name.replace('_', '-')} " in text
-
-
-def test_flags_win_over_the_file(served, tmp_path):
-    path = tmp_path / "serve.yaml"
-    path.write_text("model: tiny\ngrpc_port: 9001\nstep_timeout_s: 5\n")
-    flags = ["--grpc-port", "9002", "--speculative-config", "none", "--kv-cache-memory-gib", "0.5"]
-    result = run_cli("serve", "--config", str(path), *flags)
-    assert result.exit_code == 0
-    assert served == [
-        ServeConfig(
-            model="tiny",
-            grpc_port=9002,
-            step_timeout_s=5,
-            kv_cache_memory_gib=0.5,
-            speculative_config=None,
-        )
-    ]
-
-
-def test_serve_reads_speculation_as_json(served):
-    run_cli("serve", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5}')
-    assert served[0].speculative_config.num_speculative_tokens == 5
-
-
-def test_serve_refuses_what_is_out_of_its_limits(served):
-    result = run_cli("serve", "--grpc-port", "70000")
-    fails_with(result, "grpc_port is 70000; it must be a whole number from 1 to 65535")
-    assert served == []
-
-
-def test_serve_warns(served):
-    result = run_cli("serve", "--host", "0.0.0.0")
-    assert result.exit_code == 0
-    assert result.stderr == (
-        "warning: 0.0.0.0 can be reached from other machines, and TLS is off\n"
-    )
-
-
-def test_a_service_that_does_not_come_up(served, monkeypatch):
-    def fail(config, report):
-        report("starting")
-        raise OutOfMemoryError("2 GiB needed, 1 GiB free")
-
-    monkeypatch.setattr(sys.modules["cluster.service"], "serve_forever", fail)
-    result = run_cli("serve")
-    assert result.exit_code == 1
-    assert result.stderr == "starting\nerror: 2 GiB needed, 1 GiB free\n"
+    assert not loaded & {"torch", "transformers", "numpy", "ray", "fastapi", "httpx"}
+    assert "specdec.config" not in loaded
 
 
 # models, version
@@ -450,6 +378,8 @@ def test_fetch_prints_where_the_model_is(monkeypatch, tmp_path):
     assert result.exit_code == 0
     assert result.stdout == f"{tmp_path / 'tiny'}\n"
     assert result.stderr == "fetching tiny\n"
+    told = json.loads(run_cli("models", "fetch", "tiny", "--json").stdout)
+    assert told == {"name": "tiny", "directory": str(tmp_path / "tiny")}
 
 
 def test_fetching_what_is_nowhere(monkeypatch):
@@ -466,8 +396,52 @@ def test_list_tells_what_is_in_the_cache(monkeypatch, tmp_path):
     directory = tmp_path / "models" / "smollm2-135m-instruct"
     directory.mkdir(parents=True)
     assert f"smollm2-135m-instruct\t{directory}\n" in run_cli("models", "list").stdout
+    [told] = json.loads(run_cli("models", "list", "--json").stdout)["models"]
+    assert told["name"] == "smollm2-135m-instruct"
+    assert (told["directory"], told["download_bytes"] > 0) == (str(directory), True)
 
 
 def test_version():
     assert run_cli("version").stdout == run_cli("--version").stdout
     assert run_cli("version").stdout.startswith("specdec ")
+    told = json.loads(run_cli("version", "--json").stdout)["version"]
+    assert run_cli("version").stdout == f"specdec {told}\n"
+
+
+# tokenize
+
+
+def test_tokens_one_a_line_and_their_number(service):
+    result = run_cli("tokenize", "--address", service.address, "ab")
+    assert result.stdout == "1\ta\n2\tb\n"
+    assert result.stderr == "2 tokens; prompt and answer may have 64\n"
+    assert service.requests[0].text == "ab"
+    run_cli("tokenize", "--address", service.address, "--chat", "-", input="Why?\n")
+    assert service.requests[1].chat.messages[0].content == "Why?"
+
+
+def test_tokens_as_json(service):
+    told = json.loads(run_cli("tokenize", "--address", service.address, "--json", "ab").stdout)
+    assert told == {"token_ids": [1, 2], "tokens": ["a", "b"], "max_model_len": 64}
+
+
+# errors
+
+
+def test_with_json_an_error_is_json_too(generate, service):
+    result = generate("--json", "--temperature", "101", "Why?")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert json.loads(result.stderr)["error"] == {
+        "kind": "INVALID_ARGUMENT",
+        "message": "temperature is 101.0; it must be from 0 to 100",
+        "field": "temperature",
+        "limit": "from 0 to 100",
+    }
+    service.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+    error = json.loads(generate("--json", "Why?").stderr)["error"]
+    assert error == {"kind": "RESOURCE_EXHAUSTED", "message": "the queue is full"}
+
+
+def test_a_prompt_that_reads_json_asks_for_none(generate, service):
+    service.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+    fails_with(generate("--", "--json"), "the queue is full")

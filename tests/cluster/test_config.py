@@ -287,7 +287,7 @@ def test_yaml_and_what_wins_over_it(tmp_path):
 
 def test_help_states_meaning_limit_and_default():
     assert settings()["max_num_seqs"].help == (
-        "Most requests that run at once (a whole number from 1 to 4096). Default: 64."
+        "Most requests that run at once (1 to 4096). Default: 64."
     )
     for name, setting in settings().items():
         assert setting.meaning, name

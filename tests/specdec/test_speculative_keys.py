@@ -61,6 +61,7 @@ def test_one_length_of_ngrams_is_the_only_one(given, low, high):
         ({"disable_by_batch_size": 8}, {"speculation_threshold": 8}),
         ({"speculative_disable_by_batch_size": 8}, {"speculation_threshold": 8}),
         ({"method": "[ngram]"}, {"method": "ngram"}),
+        ({"speculative_method": "suffix"}, {"method": "suffix"}),
         ({"model": "[ngram]"}, {"method": "ngram"}),
         ({"speculative_model": "[ngram]"}, {"method": "ngram"}),
         ({"speculative_model": "./small"}, {"method": "draft_model", "model": "./small"}),
@@ -194,3 +195,19 @@ def test_wrong_configurations_get_one_clear_line(mapping, message):
 def test_what_decides_below_which_threshold(mapping, policy, threshold):
     read = read_speculation(mapping)
     assert (read.chosen_policy, read.control.threshold) == (policy, threshold)
+
+
+def test_a_short_name_of_a_method_is_its_long_one():
+    with pytest.raises(InvalidValueError) as caught:
+        read_speculation({"method": "mlp"})
+    assert caught.value.value == "mlp_speculator"
+
+
+@pytest.mark.parametrize(
+    ("key", "limit"),
+    [("speculative_ratio", "num_speculative_tokens"), ("speculative_sampling", "verifier")],
+)
+def test_keys_of_wrong_texts_are_refused_with_the_right_one(key, limit):
+    with pytest.raises(InvalidValueError) as caught:
+        read_speculation({key: 1})
+    assert limit in caught.value.limit

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from cluster import cli
-from cluster.bench_cli import _line
-from cluster.method_bench import MethodResult, _tokens_per_s
+from cluster.bench.cli import _line
+from cluster.bench.methods import MethodResult, _tokens_per_s
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.specdec.client.fake_service import FakeService, running
 
@@ -73,10 +73,10 @@ def test_no_way_learns_from_what_another_was_answered(bench, service, prompts_fi
     assert [each.cache_salt for each in prepared] == [each.cache_salt for each in measured]
 
 
-def test_the_last_line_and_the_file_are_the_report(bench, prompts_file, tmp_path):
+def test_a_table_for_a_reader_and_json_for_programs(bench, prompts_file, tmp_path):
     output, plot = tmp_path / "report.json", tmp_path / "report.svg"
-    result = bench(prompts_file, "--num-prompts", "2", "--output", output, "--plot", plot)
-    report = json.loads(result.stdout.splitlines()[-1])
+    flags = ["--num-prompts", "2", "--output", output, "--plot", plot]
+    report = json.loads(bench(prompts_file, *flags, "--json").stdout)
     assert json.loads(output.read_text()) == report
     assert (report["model"], report["num_prompts"], report["max_tokens"]) == ("tiny", 2, 128)
     names = ["off", "ngram", "draft_model", "as configured"]
@@ -87,7 +87,8 @@ def test_the_last_line_and_the_file_are_the_report(bench, prompts_file, tmp_path
         assert each["num_other_answers"] == 0
         assert (each["num_drafts"], each["num_tokens"]) == (4, 6)
         assert (each["acceptance_rate"], each["mean_acceptance_length"]) == (0.5, 2.5)
-    assert [line.split("  ")[0] for line in result.stdout.splitlines()[1:-1]] == names
+    lines = bench(prompts_file).stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:]] == names
     bars = ElementTree.parse(plot).getroot().findall("{http://www.w3.org/2000/svg}rect")
     assert len(bars) == 1 + len(names)
 

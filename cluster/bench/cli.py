@@ -1,4 +1,4 @@
-"""Measuring a service that runs: `specdec bench methods`."""
+"""Measuring a service that runs: `specdec bench`."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 
 import click
 
+from cluster.bench.load_cli import bench_serve
+from cluster.bench.method_plot import svg
+from cluster.bench.methods import MethodReport, MethodResult, compare
+from cluster.bench.prompts import read_prompts
 from cluster.cli_connection import connection_flags
-from cluster.method_bench import MethodReport, MethodResult, compare, read_prompts
-from cluster.method_plot import svg
+from cluster.cli_output import json_flag, progress_bar, show_json
 from specdec.client import Client
 from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 from specdec.sampling_params import SamplingParams
@@ -25,7 +28,10 @@ def bench() -> None:
     """Measure a service that runs."""
 
 
-@bench.command()
+bench.add_command(bench_serve)
+
+
+@bench.command(short_help="Compare all loaded speculation methods, and none.")
 @click.argument("prompts_file", type=_FILE)
 @click.option("--num-prompts", type=click.IntRange(min=1), help="Of the file's. Default: all.")
 @click.option(
@@ -52,6 +58,7 @@ def bench() -> None:
     show_default=True,
     help="Seconds that one answer may take.",
 )
+@json_flag
 @connection_flags
 def methods(
     prompts_file: Path,
@@ -61,13 +68,14 @@ def methods(
     output: Path | None,
     plot: Path | None,
     timeout_s: float,
+    as_json: bool,
     address: str,
     tls_ca_file: Path | None,
 ) -> None:
     """Compare all loaded speculation methods, and none, on PROMPTS_FILE.
 
     PROMPTS_FILE holds JSON lines: texts, or objects with "prompt" or "turns". One request runs at a
-    time. The last line printed is the report as JSON.
+    time.
 
     Answers that suffix keeps count for it and for what it is combined with: of these two, whichever
     is asked a prompt later has the earlier one's answer. Restart the service and load suffix alone
@@ -75,20 +83,17 @@ def methods(
     """
     prompts = read_prompts(prompts_file)[:num_prompts]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=_SEED)
-    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file) as client:
-        report = compare(client, prompts, params, _show_progress)
-    click.echo(err=True)
-    as_json = json.dumps(asdict(report))
+    connection = Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
+    with connection as client, progress_bar(None, "answer") as advance:
+        report = compare(client, prompts, params, advance)
     if output is not None:
-        output.write_text(as_json + "\n", encoding="utf-8")
+        output.write_text(json.dumps(asdict(report)) + "\n", encoding="utf-8")
     if plot is not None:
         plot.write_text(svg(report), encoding="utf-8")
-    click.echo(_table(report))
-    click.echo(as_json)
-
-
-def _show_progress(num_answers: int) -> None:
-    click.echo(f"\r{num_answers} answers", nl=False, err=True)
+    if as_json:
+        show_json(asdict(report))
+    else:
+        click.echo(_table(report))
 
 
 def _table(report: MethodReport) -> str:

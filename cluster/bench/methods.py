@@ -7,17 +7,14 @@ first: so what else the machine does is the same for all. Each has caches of its
 
 from __future__ import annotations
 
-import json
 import secrets
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from cluster.answer import Answer, receive
 from specdec.client import Client, ModelInfo
-from specdec.errors import InvalidValueError
 from specdec.sampling_params import SamplingParams, SpeculationMethod, SpeculationOptions
 from specdec.stats import SpeculationStats
 from specdec.tokenizer import ChatMessage
@@ -66,18 +63,6 @@ class MethodReport:
     results: tuple[MethodResult, ...]
 
 
-def read_prompts(path: Path) -> list[str]:
-    """The prompts of a JSON lines file: each line a text, or an object with `prompt` or `turns`.
-
-    Of turns the first is taken. Raises InvalidValueError for anything else, and for no prompts.
-    """
-    lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
-    prompts = [_prompt(line, f"{path} line {number}") for number, line in lines if line.strip()]
-    if not prompts:
-        raise InvalidValueError(str(path), "", "JSON lines, one prompt each")
-    return prompts
-
-
 def contenders(info: ModelInfo) -> list[Contender]:
     """No speculation first, then each loaded method, then their combination if there is one."""
     found = [Contender(OFF, SpeculationOptions(enabled=False))]
@@ -93,20 +78,20 @@ def compare(
     client: Client,
     prompts: Sequence[str],
     params: SamplingParams,
-    progress: Callable[[int], None],
+    progress: Callable[[], None],
 ) -> MethodReport:
-    """Measures all contenders; `progress` hears how many answers there are so far.
+    """Measures all contenders; `progress` is called after each answer.
 
     params: of every request, with a temperature and a seed, so that all answers are the same.
     """
     info = client.model_info()
     asked = contenders(info)
     answers: dict[str, list[Answer]] = {each.name: [] for each in asked}
-    for count, (prompt, contender) in enumerate(_in_turn(client, prompts, asked), start=1):
+    for prompt, contender in _in_turn(client, prompts, asked):
         settings = replace(params, speculation=contender.options)
         chunks = client.generate_stream(_chat(prompt), settings, cache_salt=contender.cache_salt)
         answers[contender.name].append(receive(chunks, lambda chunk: None))
-        progress(count)
+        progress()
     return MethodReport(
         model=info.model,
         num_prompts=len(prompts),
@@ -170,17 +155,3 @@ def _median(values: Sequence[float]) -> float | None:
 
 def _chat(prompt: str) -> list[ChatMessage]:
     return [ChatMessage("user", prompt)]
-
-
-def _prompt(line: str, where: str) -> str:
-    try:
-        record: Any = json.loads(line)
-    except json.JSONDecodeError:
-        record = None
-    if isinstance(record, dict):
-        turns = record.get("turns")
-        record = turns[0] if isinstance(turns, list) and turns else record.get("prompt")
-    if not isinstance(record, str) or not record:
-        limit = "a JSON text, or an object with prompt, a text, or turns, a list of texts"
-        raise InvalidValueError(where, line[:80], limit)
-    return record

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.method_bench import MethodReport, MethodResult
+from cluster.bench.methods import MethodReport, MethodResult
 from cluster.svg import Drawing, Point
 
 _WIDTH, _BAR_WIDTH, _LEFT, _TOP, _ROW = 720, 380, 130, 48, 28  # pixels

@@ -1,4 +1,4 @@
-"""Line and bar charts of what benchmarks measured, as SVG."""
+"""Charts of lines and of bars, as SVG."""
 
 from __future__ import annotations
 

@@ -1,0 +1,27 @@
+"""`specdec bench serve` against the real service, over each of its interfaces."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from cluster import cli
+
+pytestmark = pytest.mark.e2e
+
+
+@pytest.mark.parametrize("backend", ["grpc", "openai-chat", "openai"])
+def test_every_interface_answers_in_full_under_load(embedded, backend):
+    flags = ["--address", embedded.grpc_address, "--base-url", embedded.http_url]
+    flags += ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "8"]
+    result = CliRunner().invoke(
+        cli.main,
+        ["bench", "serve", "--backend", backend, *flags, "--max-concurrency", "3", "--json"],
+    )
+    assert result.exit_code == 0, result.output
+    [run] = json.loads(result.stdout)["runs"]
+    assert (run["completed"], run["failed"], run["peak_concurrency"]) == (6, 0, 3)
+    assert run["total_output_tokens"] == 6 * 8
+    assert run["total_input_tokens"] >= 6 * 12
+    assert 0 < run["mean_ttft_ms"] < run["mean_e2el_ms"]
+    assert "spec_decode_num_drafts" in run, "how many there are is up to the model's text"
