@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from cluster.cli_connection import connection_flags
+from cluster.cli_connection import client_flags
 from cluster.method_bench import MethodReport, MethodResult, compare, read_prompts
 from cluster.method_plot import svg
 from specdec.client import Client
@@ -52,7 +52,7 @@ def bench() -> None:
     show_default=True,
     help="Seconds that one answer may take.",
 )
-@connection_flags
+@client_flags
 def methods(
     prompts_file: Path,
     num_prompts: int | None,
@@ -63,6 +63,7 @@ def methods(
     timeout_s: float,
     address: str,
     tls_ca_file: Path | None,
+    api_key: str | None,
 ) -> None:
     """Compare all loaded speculation methods, and none, on PROMPTS_FILE.
 
@@ -75,7 +76,7 @@ def methods(
     """
     prompts = read_prompts(prompts_file)[:num_prompts]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=_SEED)
-    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file) as client:
+    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key) as client:
         report = compare(client, prompts, params, _show_progress)
     click.echo(err=True)
     as_json = json.dumps(asdict(report))

@@ -23,7 +23,7 @@ from cluster.answer import chunk_as_json, receive
 from cluster.bench_cli import bench
 from cluster.chat import chat
 from cluster.cli_answer import SectionedCommand, answer_flags, report_flags, sampling_params
-from cluster.cli_connection import connection_flags
+from cluster.cli_connection import client_flags
 from cluster.cli_output import lines_of
 from cluster.config import ServeConfig, settings
 from cluster.doctor import doctor
@@ -169,7 +169,7 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     is_flag=True,
     help="Print one JSON object; with --stream a line for each chunk, then one with the rest.",
 )
-@connection_flags
+@client_flags
 @answer_flags
 @report_flags
 def generate(
@@ -180,6 +180,7 @@ def generate(
     as_json: bool,
     address: str,
     tls_ca_file: Path | None,
+    api_key: str | None,
     timeout_s: float,
     **sampling: Any,
 ) -> None:
@@ -192,7 +193,10 @@ def generate(
     shown = _text_shown() if stream else nullcontext(_show_nothing)
     if stream and as_json:
         shown = nullcontext(_show_json)
-    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file) as client, shown as show:
+    with (
+        Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key) as client,
+        shown as show,
+    ):
         answer = receive(client.generate_stream(content, params), show)
     if as_json:
         _echo_json(answer.outcome if stream else answer.content | answer.outcome)

@@ -102,5 +102,9 @@ def status_of(error: Exception) -> ErrorStatus:
         grpc_code=rule.grpc_code,
         http_code=rule.http_code,
         message=rule.message or str(error),
-        retry_after_s=rule.retry_after_s,
+        retry_after_s=_known_retry_s(error) or rule.retry_after_s,
     )
+
+
+def _known_retry_s(error: Exception) -> int | None:
+    return error.retry_after_s if isinstance(error, OverloadedError) else None

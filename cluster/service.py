@@ -15,11 +15,11 @@ import psutil
 
 from cluster.addresses import address_of
 from cluster.admin_access import read_token
+from cluster.api_keys import read_keys
 from cluster.config import ServeConfig
 from cluster.control_store import ControlStore, state_dir
 from cluster.memory_plan import memory_plan
 from cluster.models import ModelDirectories, resolve_models
-from cluster.openai.api_keys import read_keys
 from cluster.resources import available_cpus, check_ranks, memory_per_replica
 from cluster.surroundings import listen_error
 from specdec.errors import SpecdecError

@@ -82,7 +82,14 @@ class GrammarError(SpecdecError):
 
 
 class OverloadedError(SpecdecError):
-    """The request was refused because the queue is full; it may be sent again later."""
+    """The request was refused because something is full; it may be sent again later.
+
+    retry_after_s: when there will be room, where that is known.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class NotReadyError(SpecdecError):

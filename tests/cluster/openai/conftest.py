@@ -9,11 +9,11 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from cluster.api_keys import ApiKeys
 from cluster.config import ServeConfig
 from cluster.engine_loop import EngineLoop
 from cluster.http import make_app
 from cluster.models import ModelDirectories
-from cluster.openai.api_keys import ApiKeys
 from cluster.router import Router
 from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
