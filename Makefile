@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-openapi check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control test-browser test-prometheus monitoring third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-openapi check breaking format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control test-browser test-prometheus monitoring third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ check: .make/setup ## lint, formatting, types, import rules, protos
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+
+breaking: .make/setup ## check that the protos break no client of those at AGAINST, by default .git#branch=main
+	$(BIN)/buf breaking --against '$(or $(AGAINST),.git#branch=main)'
 
 format: .make/setup ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .
