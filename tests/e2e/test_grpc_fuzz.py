@@ -200,7 +200,7 @@ def test_every_service_is_tried():
 
 def test_made_up_messages_are_answered_or_refused(service):
     with leaving_nothing(service):
-        said = try_many(service, range(300))
+        said = try_many(service, range(200))
     assert {name for name, _ in said} == {each.name for each in METHODS}
     assert {("GenerateStream", "OK"), ("GenerateStream", "INVALID_ARGUMENT")} <= set(said)
 
@@ -213,7 +213,7 @@ def test_thousands_of_made_up_messages_leave_nothing_behind(embedded):
     with leaving_nothing(embedded):
         said = try_many(embedded, range(NUM_EXAMPLES))
     held_after, num_files_after = what_it_holds(embedded)
-    print(f"{sum(said.values())} messages: {sorted(Counter(code for _, code in said.elements()))}")
+    print(f"{sum(said.values())} messages: {dict(Counter(code for _, code in said.elements()))}")
     print(f"{(held_after - held_bytes) / 2**20:.1f} MiB and {num_files_after - num_files} files")
     assert held_after - held_bytes < MAX_GROWTH_BYTES
     assert num_files_after - num_files < MAX_MORE_FILES
@@ -228,7 +228,7 @@ def test_bytes_that_are_no_message_are_refused(service):
 
 def test_messages_with_bytes_changed_are_answered_or_refused(service):
     with leaving_nothing(service), at_once(service) as run:
-        said = run(try_changed, range(300))
+        said = run(try_changed, range(150))
     assert {"OK", "INVALID_ARGUMENT"} <= set(said)
 
 
