@@ -12,7 +12,7 @@ from typing import Any
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import codec
-from specdec.client.connection import AsyncConnection, Target
+from specdec.client.connection import AsyncConnection, Destination
 from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.client.output_codec import decode_chunk, decode_completion
 from specdec.client.resumption import resumed_async
@@ -37,7 +37,7 @@ class AsyncClient(AsyncConnection):
         api_key: str | None = None,
     ) -> None:
         """Arguments and errors are those of `Client`."""
-        super().__init__(Target(address, timeout_s, tls_ca_file, api_key))
+        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key))
         self._stub = InferenceServiceStub(self._channel)
 
     async def generate(
@@ -95,7 +95,7 @@ class AsyncClient(AsyncConnection):
         return (
             self._resumed(request)
             if resume and params.n == 1
-            else self._stream(request, self._target.timeout_s)
+            else self._stream(request, self._destination.timeout_s)
         )
 
     async def tokenize(
@@ -121,15 +121,15 @@ class AsyncClient(AsyncConnection):
         return codec.decode_model_info(await self._call(self._stub.GetModelInfo, request))
 
     async def _call(self, method: Any, request: Any) -> Any:
-        with self._target.reported():
+        with self._destination.reported():
             return await method(
-                request, timeout=self._target.timeout_s, metadata=self._target.metadata
+                request, timeout=self._destination.timeout_s, metadata=self._destination.metadata
             )
 
     async def _resumed(self, request: pb.GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
         """All attempts share the time that a call has."""
         now_s = asyncio.get_running_loop().time
-        timeout_s = self._target.timeout_s
+        timeout_s = self._destination.timeout_s
         ends_at = now_s() + (math.inf if timeout_s is None else timeout_s)
 
         def start(request: pb.GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
@@ -146,8 +146,8 @@ class AsyncClient(AsyncConnection):
     async def _stream(
         self, request: pb.GenerateRequest, timeout_s: float | None
     ) -> AsyncGenerator[StreamChunk, None]:
-        with self._target.reported():
-            metadata = self._target.metadata
+        with self._destination.reported():
+            metadata = self._destination.metadata
             call = self._stub.GenerateStream(request, timeout=timeout_s, metadata=metadata)
             try:
                 async for message in call:

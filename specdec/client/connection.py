@@ -44,7 +44,7 @@ _OPTIONS = [
 
 
 @dataclass(frozen=True)
-class Target:
+class Destination:
     """Where calls go, and what goes with each. Raises InvalidValueError, which quotes no secret.
 
     address: host:port. timeout_s: what each call has in all, in seconds; None: no limit.
@@ -66,7 +66,7 @@ class Target:
             raise InvalidValueError("API key or token", "not shown", limit)
 
     def __repr__(self) -> str:
-        return f"Target({self.address!r})"
+        return f"Destination({self.address!r})"
 
     @property
     def metadata(self) -> Sequence[tuple[str, str]] | None:
@@ -96,19 +96,19 @@ class Target:
 class Connection:
     """Made at the first call. A context manager; thread-safe."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._channel: grpc.Channel = target.open(grpc)
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._channel: grpc.Channel = destination.open(grpc)
 
     @property
     def address(self) -> str:
         """host:port."""
-        return self._target.address
+        return self._destination.address
 
     @property
     def timeout_s(self) -> float | None:
         """What each call has in all, in seconds; None: no limit."""
-        return self._target.timeout_s
+        return self._destination.timeout_s
 
     def __enter__(self) -> Self:
         return self
@@ -129,9 +129,9 @@ class Connection:
 class AsyncConnection:
     """The same for asyncio: to be made and used within one event loop."""
 
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self._channel: grpc.aio.Channel = target.open(grpc.aio)
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._channel: grpc.aio.Channel = destination.open(grpc.aio)
 
     async def __aenter__(self) -> Self:
         return self

@@ -11,7 +11,7 @@ from typing import Any
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import codec
-from specdec.client.connection import Connection, Target
+from specdec.client.connection import Connection, Destination
 from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.client.output_codec import decode_chunk, decode_completion
 from specdec.client.resumption import resumed
@@ -37,8 +37,8 @@ class Client(Connection):
         tls_ca_file: Path | None = None,
         api_key: str | None = None,
     ) -> None:
-        """Arguments and errors are those of `connection.Target`, whose bearer the API key is."""
-        super().__init__(Target(address, timeout_s, tls_ca_file, api_key))
+        """Arguments and errors are those of `Destination`, whose bearer the API key is."""
+        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key))
         self._stub = InferenceServiceStub(self._channel)
 
     def generate(
@@ -131,8 +131,8 @@ class Client(Connection):
         return codec.decode_model_info(self._call(self._stub.GetModelInfo, request))
 
     def _call(self, method: Any, request: Any) -> Any:
-        with self._target.reported():
-            return method(request, timeout=self.timeout_s, metadata=self._target.metadata)
+        with self._destination.reported():
+            return method(request, timeout=self.timeout_s, metadata=self._destination.metadata)
 
     def _resumed(self, request: pb.GenerateRequest) -> Iterator[StreamChunk]:
         """All attempts share the time that a call has."""
@@ -151,8 +151,8 @@ class Client(Connection):
     def _stream(
         self, request: pb.GenerateRequest, timeout_s: float | None
     ) -> Generator[StreamChunk, None, None]:
-        with self._target.reported():
-            metadata = self._target.metadata
+        with self._destination.reported():
+            metadata = self._destination.metadata
             call = self._stub.GenerateStream(request, timeout=timeout_s, metadata=metadata)
             try:
                 yield from map(decode_chunk, call)

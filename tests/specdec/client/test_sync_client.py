@@ -234,7 +234,7 @@ def test_an_api_key_goes_with_every_call(service):
             service.metadata = {}
             call()
             assert service.metadata["authorization"] == "Bearer sk-correct-horse"
-        assert "horse" not in repr(client._target)
+        assert "horse" not in repr(client._destination)
 
 
 def test_an_api_key_that_cannot_be_sent_is_not_shown():
