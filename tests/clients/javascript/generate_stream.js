@@ -8,6 +8,7 @@ const definition = protoLoader.loadSync("specdec/v1/inference.proto", {
   keepCase: true, // max_tokens, not maxTokens
   longs: String, // a seed has 63 bits, more than a JavaScript number holds
   enums: String,
+  defaults: true, // a chunk without text has "", not undefined
 });
 const { InferenceService } = grpc.loadPackageDefinition(definition).specdec.v1;
 const client = new InferenceService(address, grpc.credentials.createInsecure());
