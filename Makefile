@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-openapi check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus monitoring cli-reference third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-openapi check docs breaking format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus monitoring cli-reference third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,12 +47,19 @@ cli-reference: .make/setup ## make docs/cli-reference.md of the commands; ARGS=c
 third-party: .make/tools ## check what the dashboard takes from npm; ARGS=update fetches it anew
 	$(BIN)/python -m tools.third_party $(or $(ARGS),check)
 
-check: .make/setup ## lint, formatting, types, import rules, protos
+check: .make/setup ## lint, formatting, types, import rules, protos, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
 	$(BIN)/buf lint
+	$(MAKE) --no-print-directory docs
+
+docs: .make/setup ## build the documentation site into build/site; any warning fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+breaking: .make/setup ## check that the protos break no client of those at AGAINST, by default .git#branch=main
+	$(BIN)/buf breaking --against '$(or $(AGAINST),.git#branch=main)'
 
 format: .make/setup ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -16,7 +16,7 @@ import click
 
 from cluster.answer import Answer, receive
 from cluster.cli_answer import answer_flags, sampling_params
-from cluster.cli_connection import connection_flags
+from cluster.cli_connection import client_flags
 from cluster.cli_sections import SectionedCommand
 from specdec.client import Client, ClientError, StreamChunk
 from specdec.sampling_params import SamplingParams
@@ -152,10 +152,15 @@ def _say(text: str) -> None:
 
 @click.command(cls=SectionedCommand)
 @click.option("--system", help="Instruction to begin with; /system changes it.")
-@connection_flags
+@client_flags
 @answer_flags
 def chat(
-    system: str | None, address: str, tls_ca_file: Path | None, timeout_s: float, **sampling: Any
+    system: str | None,
+    address: str,
+    tls_ca_file: Path | None,
+    api_key: str | None,
+    timeout_s: float,
+    **sampling: Any,
 ) -> None:
     """Talk with the model that is served. Lines may be piped in, too; /help lists commands."""
     params = sampling_params(**sampling)
@@ -164,7 +169,7 @@ def chat(
         with suppress(ImportError):
             import readline  # noqa: F401  # from then on `input` can edit and recall lines
         _say("/help lists commands")
-    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file) as client:
+    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key) as client:
         conversation = Conversation(client, params, system)
         lines = typed_lines() if is_typed else _piped_lines()
         converse(conversation, lines, survives_errors=is_typed)

@@ -21,7 +21,7 @@ from cluster.answer import chunk_as_json, receive
 from cluster.bench.cli import bench
 from cluster.chat import chat
 from cluster.cli_answer import answer_flags, report_flags, sampling_params
-from cluster.cli_connection import connection_flags
+from cluster.cli_connection import client_flags
 from cluster.cli_errors import OneLineErrors
 from cluster.cli_output import json_flag, lines_of, say, show_json
 from cluster.cli_sections import SectionedCommand
@@ -101,7 +101,7 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     is_flag=True,
     help="Print one JSON object; with --stream a line for each chunk, then one with the rest.",
 )
-@connection_flags
+@client_flags
 @answer_flags
 @report_flags
 def generate(
@@ -112,6 +112,7 @@ def generate(
     as_json: bool,
     address: str,
     tls_ca_file: Path | None,
+    api_key: str | None,
     timeout_s: float,
     **sampling: Any,
 ) -> None:
@@ -124,7 +125,10 @@ def generate(
     shown = _text_shown() if stream else nullcontext(_show_nothing)
     if stream and as_json:
         shown = nullcontext(_show_json)
-    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file) as client, shown as show:
+    with (
+        Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key) as client,
+        shown as show,
+    ):
         answer = receive(client.generate_stream(content, params), show)
     if as_json:
         show_json(answer.outcome if stream else answer.content | answer.outcome)
@@ -138,12 +142,17 @@ def generate(
 @click.argument("text")
 @click.option("--chat", "as_chat", is_flag=True, help="As a user's message, in the chat template.")
 @json_flag
-@connection_flags
+@client_flags
 def tokenize(
-    text: str, as_chat: bool, as_json: bool, address: str, tls_ca_file: Path | None
+    text: str,
+    as_chat: bool,
+    as_json: bool,
+    address: str,
+    tls_ca_file: Path | None,
+    api_key: str | None,
 ) -> None:
     """Show the tokens of TEXT ("-": standard input), exactly as of a prompt, and how many."""
-    with Client(address, tls_ca_file=tls_ca_file) as client:
+    with Client(address, tls_ca_file=tls_ca_file, api_key=api_key) as client:
         read = client.tokenize(_prompt(text, None, not as_chat))
     if as_json:
         show_json(asdict(read))

@@ -30,6 +30,21 @@ def connection_flags(command: _Command) -> _Command:
     return _address(_tls_ca_file(command))
 
 
+API_KEY_VARIABLE = "SPECDEC_API_KEY"
+
+api_key_flag = click.option(
+    "--api-key",
+    envvar=API_KEY_VARIABLE,
+    help=f"API key, where the service wants one. Default: ${API_KEY_VARIABLE}, which other users "
+    "of the machine cannot read.",
+)
+
+
+def client_flags(command: _Command) -> _Command:
+    """Gives a command `address`, `tls_ca_file` and `api_key`."""
+    return connection_flags(api_key_flag(command))
+
+
 ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file")
 
 _token_file = click.option(

@@ -130,7 +130,8 @@ class ServeConfig(LLMConfig):
     api_key_file: Path | None = setting(
         None,
         FILE,
-        "YAML file with the keys that the OpenAI API asks for, and the limits of each",
+        "YAML file with the keys that the OpenAI API and InferenceService ask for, and the limits "
+        "of each",
         "$SPECDEC_API_KEYS, or none: whoever reaches the service may use it",
     )
     http_max_body_mib: int = setting(

@@ -13,6 +13,7 @@ from ray.serve.config import gRPCOptions
 
 from cluster import logs
 from cluster.admin_access import AdminAccess, read_token
+from cluster.api_keys import ApiKeys, read_keys
 from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
@@ -20,7 +21,6 @@ from cluster.control_plane import ControlPlaneReplica
 from cluster.control_store import state_dir
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
-from cluster.openai.api_keys import ApiKeys, read_keys
 from cluster.overrides import OverrideLimits
 from cluster.resources import CPUS_PER_ROUTER, placement_bundles
 from cluster.router import Router
@@ -67,12 +67,12 @@ class RouterReplica(InferenceServicer, AdminServicer):
         self._has_failed = False
         router = Router(serve_config, directories, memory_bytes, self._replica_id)
         control = ControlLink(control_plane, router.apply_speculation, router.report)
-        InferenceServicer.__init__(self, router)
+        keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
+        InferenceServicer.__init__(self, router, keys)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
         AdminServicer.__init__(self, control, access, Watches(control.fleet), self._profile)
-        self.keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
         self._ingress = (
-            EmbeddedIngress(router, self, self.keys, serve_config)
+            EmbeddedIngress(router, self, keys, serve_config)
             if serve_config.ingress == "embedded"
             else None
         )
@@ -201,8 +201,8 @@ def grpc_options(config: ServeConfig) -> gRPCOptions:
         port=config.grpc_port,
         grpc_servicer_functions=[
             "cluster.serve_proxy.restate_answers",
-            "protos.specdec.v1.inference_pb2_grpc.add_InferenceServiceServicer_to_server",
-            "protos.specdec.v1.admin_pb2_grpc.add_AdminServiceServicer_to_server",
+            "cluster.servicers.add_inference_service",
+            "cluster.servicers.add_admin_service",
             "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
         ],
     )

@@ -9,6 +9,7 @@ from typing import Literal
 
 import click
 
+from cluster.cli_connection import api_key_flag
 from cluster.cli_output import json_flag, show_json
 from cluster.surroundings import Library, Reached, Surroundings, observe
 
@@ -202,6 +203,7 @@ def _line(name: str, finding: Finding) -> str:
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="Certificates (PEM) that vouch for that service. Default: no TLS.",
 )
+@api_key_flag
 @json_flag
 @click.pass_context
 def doctor(
@@ -209,11 +211,18 @@ def doctor(
     asks_network: bool,
     address: str | None,
     tls_ca_file: Path | None,
+    api_key: str | None,
     as_json: bool,
 ) -> None:
     """Check this machine, one line each; exit code 1 where the service could not run."""
     findings = examine(
-        observe(DEFAULT_PORTS, asks_network=asks_network, address=address, tls_ca_file=tls_ca_file)
+        observe(
+            DEFAULT_PORTS,
+            asks_network=asks_network,
+            address=address,
+            tls_ca_file=tls_ca_file,
+            api_key=api_key,
+        )
     )
     is_fit = all(finding.status != "fail" for finding in findings.values())
     if as_json:

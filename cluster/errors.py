@@ -16,6 +16,7 @@ from specdec.errors import (
     GrammarError,
     InvalidValueError,
     ModelNotFoundError,
+    NoTokenLeftError,
     NotReadyError,
     OutOfMemoryError,
     OverloadedError,
@@ -45,8 +46,9 @@ class _Rule:
     retry_after_s: int | None = None
 
 
-# An error that a request runs into because of how the service was set up is no fault of the
-# request's; 400 is the HTTP code that Google's API guide gives to FAILED_PRECONDITION.
+# An error that a request runs into because of how the service was set up, or of what its fields
+# come to together, is in no field; 400 is the HTTP code that Google's API guide gives to
+# FAILED_PRECONDITION.
 _SETUP = _Rule(StatusCode.FAILED_PRECONDITION, 400)
 
 _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
@@ -61,6 +63,7 @@ _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
             StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S
         ),
         NotReadyError: _Rule(StatusCode.UNAVAILABLE, 503),
+        NoTokenLeftError: _SETUP,
         BadLogitsError: _Rule(StatusCode.INTERNAL, 500),
         # Its text quotes what a shard raised.
         TargetFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
@@ -102,5 +105,9 @@ def status_of(error: Exception) -> ErrorStatus:
         grpc_code=rule.grpc_code,
         http_code=rule.http_code,
         message=rule.message or str(error),
-        retry_after_s=rule.retry_after_s,
+        retry_after_s=_known_retry_s(error) or rule.retry_after_s,
     )
+
+
+def _known_retry_s(error: Exception) -> int | None:
+    return error.retry_after_s if isinstance(error, OverloadedError) else None

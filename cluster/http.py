@@ -9,11 +9,11 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from cluster.api_keys import ApiKeys
 from cluster.caller_headers import KeepHeaders
 from cluster.dashboard import make_dashboard
 from cluster.http_admin import admin_routes
 from cluster.http_metrics import metric_routes
-from cluster.openai.api_keys import ApiKeys
 from cluster.openai.errors import failure_of
 from cluster.openai.routes import openai_routes
 from cluster.router import Router

@@ -18,9 +18,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from cluster.addresses import address_of
+from cluster.api_keys import ApiKeys
 from cluster.config import ServeConfig
 from cluster.http import make_app
-from cluster.openai.api_keys import ApiKeys
 from cluster.router import Router
 from cluster.servicers import (
     SERVICE_NAMES,
@@ -54,6 +54,7 @@ class EmbeddedIngress:
     ) -> None:
         self._router = router
         self._admin = admin
+        self._keys = keys
         self._config = config
         self._health = health.aio.HealthServicer()
         self._grpc = grpc.aio.server(
@@ -77,7 +78,7 @@ class EmbeddedIngress:
 
     async def start(self) -> None:
         """Opens both ports. Raises RuntimeError or OSError when one can't be had."""
-        add_inference_service(InferenceServicer(self._router), self._grpc)
+        add_inference_service(InferenceServicer(self._router, self._keys), self._grpc)
         add_admin_service(self._admin, self._grpc)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._grpc)
         reflection.enable_server_reflection(

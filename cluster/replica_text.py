@@ -6,11 +6,13 @@ Calls come as text and chats, and go to the engine as tokens; no step waits for 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 from cluster.calls import Prompt
+from cluster.encoding_room import EncodingRoom
 from specdec.chat_template import ChatTemplate, Conversation
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.errors import OverloadedError
@@ -20,6 +22,8 @@ from specdec.structured_output import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarC
 from specdec.token_bytes import TokenBytes
 from specdec.tokenizer import ChatMessage, Tokenizer, check_token_ids
 
+T = TypeVar("T")
+
 
 class ReplicaText:
     """From text to tokens and back. Everything is read when it is first asked for."""
@@ -28,6 +32,7 @@ class ReplicaText:
         """directory: of the target, whose tokens these are. model: its shape."""
         self._directory = directory
         self._model = model
+        self._room = EncodingRoom()
 
     def load(self) -> None:
         """Reads the tokenizer and starts what compiles grammars; takes seconds. From any thread."""
@@ -64,24 +69,30 @@ class ReplicaText:
     async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
         """The tokens of a prompt; `add_special_tokens` concerns texts only.
 
-        Off the event loop: a text of a million characters takes a second.
+        Off the event loop: a text of a million characters takes a second. Raises OverloadedError
+        where too much waits for that.
         """
-        encode = self.tokenizer.encode
         if isinstance(prompt, str):
-            return tuple(await asyncio.to_thread(encode, prompt, add_special_tokens))
+            encode = partial(self.tokenizer.encode, prompt, add_special_tokens)
+            return tuple(await self._in_turn(encode, len(prompt)))
         if isinstance(prompt, Conversation):
-            return tuple(await asyncio.to_thread(self.tokenizer.encode_conversation, prompt))
-        if isinstance(prompt[0], ChatMessage):
-            return tuple(await asyncio.to_thread(self.tokenizer.encode_chat, prompt))
-        return prompt
+            encode = partial(self.tokenizer.encode_conversation, prompt)
+        elif isinstance(prompt[0], ChatMessage):
+            encode = partial(self.tokenizer.encode_chat, prompt)
+        else:
+            return prompt
+        return tuple(await self._in_turn(encode, len(repr(prompt))))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of some ids, special tokens left out. Raises InvalidValueError for unknown ones.
 
-        Off the event loop.
+        Off the event loop, in turn with what is encoded; raises OverloadedError likewise.
         """
         check_token_ids("token_ids", token_ids, self._model.vocab_size)
-        return await asyncio.to_thread(self.tokenizer.decode, token_ids)
+        return await self._in_turn(partial(self.tokenizer.decode, token_ids), len(token_ids))
+
+    async def _in_turn(self, work: Callable[[], T], num_chars: int) -> T:
+        return await self._room.run(lambda: asyncio.to_thread(work), num_chars)
 
     async def compile(self, spec: StructuredOutput | None) -> Grammar | None:
         """The grammar of what a request asks for; None where it asks for none.

@@ -215,7 +215,7 @@ def _set_keys(keys: tuple[str, ...], config: ServeConfig) -> None:
     """Hands keys on in the environment, which other users cannot see and the replicas have."""
     if not keys:
         return
-    from cluster.openai.api_keys import KEYS_VARIABLE, read_keys
+    from cluster.api_keys import KEYS_VARIABLE, read_keys
 
     if config.api_key_file is not None:
         raise click.UsageError("--api-key and api_key_file exclude each other")

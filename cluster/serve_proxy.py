@@ -14,6 +14,7 @@ from typing import Any
 from grpc import StatusCode
 
 from cluster.errors import INTERNAL_MESSAGE
+from cluster.unreadable import Handler, refusing
 
 LOST_MESSAGE = "the replica that answered is lost; send the request again, with what came of it"
 NOT_STARTED_MESSAGE = "the service is starting or stopping"
@@ -21,8 +22,7 @@ NOT_STARTED_MESSAGE = "the service is starting or stopping"
 _ACTOR_IS_LOST = "actor died"
 _NO_APPLICATION = "Application "
 
-_Handler = Callable[[Any, Any], Any]
-_HandlerFactory = Callable[..., _Handler]
+_HandlerFactory = Callable[..., Handler]
 
 
 def restate_answers(_servicer: Any, server: Any) -> None:
@@ -34,14 +34,14 @@ def restate_answers(_servicer: Any, server: Any) -> None:
 
 
 def _restating(factory: _HandlerFactory) -> _HandlerFactory:
-    def make(**what: Any) -> _Handler:
-        handler = factory(**what)
+    def make(**what: Any) -> Handler:
+        handler = refusing(factory(**what))
         return _stream(handler) if isasyncgenfunction(handler) else _call(handler)
 
     return make
 
 
-def _stream(handler: _Handler) -> _Handler:
+def _stream(handler: Handler) -> Handler:
     async def stream(request: Any, grpc_context: Any) -> AsyncIterator[bytes]:
         async with aclosing(handler(request, grpc_context)) as messages:
             async for message in messages:
@@ -51,7 +51,7 @@ def _stream(handler: _Handler) -> _Handler:
     return stream
 
 
-def _call(handler: _Handler) -> _Handler:
+def _call(handler: Handler) -> Handler:
     async def call(request: Any, grpc_context: Any) -> bytes:
         response: bytes = await handler(request, grpc_context)
         _restate(grpc_context)

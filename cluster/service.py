@@ -13,10 +13,10 @@ import psutil
 
 from cluster.addresses import address_of
 from cluster.admin_access import read_token
+from cluster.api_keys import read_keys
 from cluster.config import ServeConfig
 from cluster.control_store import ControlStore, state_dir
 from cluster.local_ray import start_ray, stop_ray
-from cluster.openai.api_keys import read_keys
 from cluster.resources import check_ranks, memory_per_replica
 from cluster.surroundings import listen_error
 from specdec.errors import SpecdecError

@@ -20,12 +20,14 @@ from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster import admin_codec, codec
 from cluster.admin_access import AdminAccess
+from cluster.api_keys import ApiKeys, Lease
 from cluster.call_limits import check_model
 from cluster.caller_headers import current_headers
 from cluster.control_link import ControlLink
 from cluster.errors import status_of
 from cluster.output_codec import encode_completion, encode_stream_chunk
 from cluster.router import Router
+from cluster.unreadable import ReadableOnly
 from cluster.watches import Watches
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
@@ -40,10 +42,15 @@ SERVICE_NAMES = tuple(
     for service in file.services_by_name.values()
 )
 
-add_inference_service: Callable[..., None] = (
-    inference_pb2_grpc.add_InferenceServiceServicer_to_server
-)
-add_admin_service: Callable[..., None] = admin_pb2_grpc.add_AdminServiceServicer_to_server
+
+def add_inference_service(servicer: Any, server: Any) -> None:
+    """Mounts InferenceService on a server of ours or of Ray Serve's proxy."""
+    inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, ReadableOnly(server))
+
+
+def add_admin_service(servicer: Any, server: Any) -> None:
+    """Mounts AdminService likewise."""
+    admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, ReadableOnly(server))
 
 
 TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
@@ -56,15 +63,16 @@ class StreamFailedError(Exception):
 class InferenceServicer:
     """InferenceService over a Router. The errors that a caller reads are written for callers."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, keys: ApiKeys) -> None:
         self.router = router
+        self.keys = keys
 
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
         """One message a step and choice. Cancelling the call aborts the request."""
         _keep_metadata(grpc_context)
-        with self._reporting_to(grpc_context):
+        with self._reporting_to(grpc_context), self._admit(grpc_context):
             generation = await self.router.generate(codec.decode_generate(request))
             is_first = True
             async with aclosing(generation.outputs) as outputs:
@@ -76,7 +84,7 @@ class InferenceServicer:
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """The whole completion as one message. Cancelling the call aborts the request."""
         _keep_metadata(grpc_context)
-        with self._reporting_to(grpc_context):
+        with self._reporting_to(grpc_context), self._admit(grpc_context):
             # One message, so nothing of it is wanted before its end.
             call = replace(codec.decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
             check_answer_in_one_message(call.params, self.router.max_tokens(call.params))
@@ -92,7 +100,7 @@ class InferenceServicer:
 
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
         """The token ids of a text or a chat."""
-        with self._reporting_to(grpc_context):
+        with self._reporting_to(grpc_context), self._admit(grpc_context):
             token_ids = await self.router.tokenize(codec.decode_tokenize(request))
             tokens = await asyncio.to_thread(self.router.text.spell, token_ids)
             return codec.encode_tokens(token_ids, tokens, self.router.max_model_len)
@@ -102,7 +110,7 @@ class InferenceServicer:
         self, request: pb.DetokenizeRequest, grpc_context: Any
     ) -> pb.DetokenizeResponse:
         """The text of token ids."""
-        with self._reporting_to(grpc_context):
+        with self._reporting_to(grpc_context), self._admit(grpc_context):
             text = await self.router.detokenize(codec.decode_detokenize(request))
             return pb.DetokenizeResponse(text=text)
         return pb.DetokenizeResponse()
@@ -112,6 +120,7 @@ class InferenceServicer:
     ) -> pb.GetModelInfoResponse:
         """The model and how it is served."""
         with self._reporting_to(grpc_context):
+            self.keys.check(_authorization(grpc_context))
             info = self.router.model_info(check_model(request.model))
             return codec.encode_model_info(info)
         return pb.GetModelInfoResponse()
@@ -132,6 +141,10 @@ class InferenceServicer:
         spell = self.router.text.spell
         encode = partial(encode_stream_chunk, seed, output, spell, is_first=is_first)
         return encode() if output.prompt_logprobs is None else await asyncio.to_thread(encode)
+
+    def _admit(self, grpc_context: Any) -> Lease:
+        """A place of the caller's key, for what the model runs for."""
+        return self.keys.admit(_authorization(grpc_context))
 
     def _reporting_to(self, grpc_context: Any) -> AbstractContextManager[None]:
         return _reporting_to(grpc_context, self.router.metrics.count_failure)
@@ -221,8 +234,12 @@ class AdminServicer:
         return admin_pb2.ProfileResponse()
 
     def _check_access(self, grpc_context: Any) -> None:
-        metadata = dict(grpc_context.invocation_metadata() or ())
-        self.access.check(metadata.get("authorization"))
+        self.access.check(_authorization(grpc_context))
+
+
+def _authorization(grpc_context: Any) -> str | None:
+    value: str | None = dict(grpc_context.invocation_metadata() or ()).get("authorization")
+    return value
 
 
 def _keep_metadata(grpc_context: Any) -> None:

@@ -73,7 +73,12 @@ class Surroundings:
 
 
 def observe(
-    ports: Sequence[int], *, asks_network: bool, address: str | None, tls_ca_file: Path | None
+    ports: Sequence[int],
+    *,
+    asks_network: bool,
+    address: str | None,
+    tls_ca_file: Path | None,
+    api_key: str | None,
 ) -> Surroundings:
     """Looks at everything, which takes seconds: torch and ray are imported."""
     torch = _imported("torch")
@@ -97,7 +102,7 @@ def observe(
         shm_bytes=_size(Path("/dev/shm")),
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         network=(_package_index(), _hub()) if asks_network else (),
-        service=None if address is None else _service(address, tls_ca_file),
+        service=None if address is None else _service(address, tls_ca_file, api_key),
     )
 
 
@@ -184,9 +189,11 @@ def _hub() -> Reached:
         return Reached("model hub", error=f"{url}: {error}")
 
 
-def _service(address: str, tls_ca_file: Path | None) -> Reached:
+def _service(address: str, tls_ca_file: Path | None, api_key: str | None) -> Reached:
     try:
-        with Client(address, timeout_s=_SERVICE_TIMEOUT_S, tls_ca_file=tls_ca_file) as client:
+        with Client(
+            address, timeout_s=_SERVICE_TIMEOUT_S, tls_ca_file=tls_ca_file, api_key=api_key
+        ) as client:
             info = client.model_info()
     except ClientError as error:
         return Reached(address, error=str(error))

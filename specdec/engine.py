@@ -12,9 +12,16 @@ from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
 from specdec.decisions import Decision, DecisionReason
 from specdec.ending import ending_after_last_token
-from specdec.errors import BadLogitsError, GrammarError, InvalidValueError, SpecdecError
+from specdec.errors import (
+    BadLogitsError,
+    GrammarError,
+    InvalidValueError,
+    NoTokenLeftError,
+    SpecdecError,
+)
 from specdec.model_config import ModelConfig
 from specdec.proposers import DraftRequest, Proposal, Proposer, make_proposer
+from specdec.remaining_tokens import leaves_any
 from specdec.request_intake import RequestIntake
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SpeculationMethod
@@ -277,7 +284,13 @@ class Engine:
             seq.may_draft = False
             self._drop_rejected(seq)
             return []
-        return [self._fail(seq, BadLogitsError(seq.num_output_tokens))]
+        return [self._fail(seq, self._why_none_follows(seq, row))]
+
+    def _why_none_follows(self, seq: Sequence, row: StepRow) -> SpecdecError:
+        tokens, num_output = seq.token_ids, seq.num_output_tokens
+        mask = None if row.grammar_mask is None else row.grammar_mask[0]
+        has_choice = leaves_any(seq.rules, tokens, num_output, self._model.vocab_size, mask)
+        return BadLogitsError(num_output) if has_choice else NoTokenLeftError(num_output)
 
     def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> list[RequestOutput]:
         """Adds verified tokens up to the one that ends the sequence, if one does.

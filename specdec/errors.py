@@ -82,7 +82,14 @@ class GrammarError(SpecdecError):
 
 
 class OverloadedError(SpecdecError):
-    """The request was refused because the queue is full; it may be sent again later."""
+    """The request was refused because something is full; it may be sent again later.
+
+    retry_after_s: when there will be room, where that is known.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class NotReadyError(SpecdecError):
@@ -90,10 +97,7 @@ class NotReadyError(SpecdecError):
 
 
 class BadLogitsError(SpecdecError):
-    """No token could follow a request's last one: what the model computed for it is no number.
-
-    Or the request allows none: its parameters forbid every token that its grammar lets through.
-    """
+    """No token could follow a request's last one: what the model computed for it is no number."""
 
     def __init__(self, num_output_tokens: int) -> None:
         """`num_output_tokens` is how many there were before."""
@@ -103,7 +107,22 @@ class BadLogitsError(SpecdecError):
     def __str__(self) -> str:
         return (
             f"no token can follow after {self.num_output_tokens} of output: the model computed "
-            "something that is no number, or the request's parameters rule out every token"
+            "something that is no number"
+        )
+
+
+class NoTokenLeftError(SpecdecError):
+    """No token could follow a request's last one: together, its parameters rule out every token."""
+
+    def __init__(self, num_output_tokens: int) -> None:
+        """`num_output_tokens` is how many there were before."""
+        self.num_output_tokens = num_output_tokens
+        super().__init__(num_output_tokens)
+
+    def __str__(self) -> str:
+        return (
+            f"no token can follow after {self.num_output_tokens} of output: allowed_token_ids, "
+            "bad_words, min_tokens and structured_output leave none"
         )
 
 

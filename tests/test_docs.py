@@ -1,15 +1,25 @@
-"""The documents: decisions have a number each, and links lead somewhere."""
+"""The documents: decisions are numbered, links lead somewhere, and commands exist as shown."""
 
 import re
 from pathlib import Path
 
+import click
 import pytest
+
+from cluster.cli import main
+from tests.shell_blocks import blocks_of, words_of
 
 ROOT = Path(__file__).parent.parent
 DECISIONS = sorted((ROOT / "docs" / "adr").glob("*.md"))
 FOLDERS = ("*.md", "benchmarks/*.md", "docs/**/*.md", "deploy/**/*.md")
 PAGES = [path for pattern in FOLDERS for path in ROOT.glob(pattern)]
 LINK = re.compile(r"\]\((?!\w+:|#)([^)#\s]+)")
+COMMANDS = [
+    (f"{block.path.name}:{block.line}", words_of(command))
+    for page in PAGES
+    for block in blocks_of(page, "bash")
+    for command in block.commands
+]
 CITATION = re.compile(r"docs/adr/(\d{4})\b")
 
 
@@ -42,3 +52,29 @@ def test_code_cites_decisions_that_exist():
         for number in CITATION.findall(path.read_text())
         if number not in numbers
     ] == []
+
+
+def specdec_commands():
+    for place, words in COMMANDS:
+        if words and words[0] in ("specdec", ".venv/bin/specdec"):
+            yield pytest.param(words[1:], id=f"{place} {' '.join(words[1:])[:60]}")
+
+
+@pytest.mark.parametrize("words", list(specdec_commands()))
+def test_commands_and_flags_exist(words):
+    """Parsed as click would, and not run; what a flag may be is checked too."""
+    command, rest = main, words
+    context = click.Context(main, info_name="specdec")
+    while isinstance(command, click.Group):
+        name, command, rest = command.resolve_command(context, rest)
+        context = click.Context(command, info_name=name, parent=context)
+    options = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
+    given = {word.partition("=")[0] for word in rest if re.match(r"--?[A-Za-z]", word)}
+    assert given <= {*options, "--help", "-h"}
+
+
+def test_targets_of_make_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z-]+):", makefile, re.MULTILINE))
+    shown = {word for _, words in COMMANDS if words[:1] == ["make"] for word in words[1:]}
+    assert {word for word in shown if re.fullmatch(r"[a-z][a-z-]*", word)} <= targets

@@ -12,7 +12,7 @@ from cluster.bench.load_cli import bench_serve
 from cluster.bench.method_plot import svg
 from cluster.bench.methods import MethodReport, MethodResult, compare
 from cluster.bench.prompts import read_prompts
-from cluster.cli_connection import connection_flags
+from cluster.cli_connection import client_flags
 from cluster.cli_output import json_flag, progress_bar, show_json
 from specdec.client import Client
 from specdec.client.sync_client import DEFAULT_TIMEOUT_S
@@ -59,7 +59,7 @@ bench.add_command(bench_serve)
     help="Seconds that one answer may take.",
 )
 @json_flag
-@connection_flags
+@client_flags
 def methods(
     prompts_file: Path,
     num_prompts: int | None,
@@ -71,6 +71,7 @@ def methods(
     as_json: bool,
     address: str,
     tls_ca_file: Path | None,
+    api_key: str | None,
 ) -> None:
     """Compare all loaded speculation methods, and none, on PROMPTS_FILE.
 
@@ -83,7 +84,7 @@ def methods(
     """
     prompts = read_prompts(prompts_file)[:num_prompts]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=_SEED)
-    connection = Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
+    connection = Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key)
     with connection as client, progress_bar(None, "answer") as advance:
         report = compare(client, prompts, params, advance)
     if output is not None:

@@ -16,10 +16,18 @@ class GrpcBackend:
     """Prompts are a user's messages. A stream that breaks has failed: it is not resumed."""
 
     def __init__(
-        self, address: str, how: HowToAsk, *, timeout_s: float, tls_ca_file: Path | None = None
+        self,
+        address: str,
+        how: HowToAsk,
+        *,
+        timeout_s: float,
+        api_key: str | None = None,
+        tls_ca_file: Path | None = None,
     ) -> None:
         """Asks the service for its model's name. Raises ClientError."""
-        self._client = Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
+        self._client = Client(
+            address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key
+        )
         self._how = how
         self.model = self._client.model_info().model
 

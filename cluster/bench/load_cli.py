@@ -18,7 +18,7 @@ from cluster.bench.load_plot import plot
 from cluster.bench.load_report import Load, LoadReport, LoadRun, lines
 from cluster.bench.load_statistics import summarize
 from cluster.bench.questions import QuestionSource
-from cluster.cli_connection import connection_flags
+from cluster.cli_connection import client_flags
 from cluster.cli_errors import EXIT_FAILED
 from cluster.cli_output import json_flag, progress_bar, show_json
 from cluster.cli_sections import SectionedCommand
@@ -29,7 +29,7 @@ _WARM_UP = -1
 
 @click.command("serve", cls=SectionedCommand)
 @json_flag
-@connection_flags
+@client_flags
 @load_flags
 @click.pass_context
 def bench_serve(ctx: click.Context, /, as_json: bool, **given: Any) -> None:

@@ -14,7 +14,6 @@ from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 from specdec.sampling_params import SPECULATION_METHODS
 
 BACKENDS = ("grpc", "openai-chat", "openai")
-API_KEY_VARIABLE = "OPENAI_API_KEY"
 _DEFAULT_URL = "http://127.0.0.1:8000"
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
@@ -97,7 +96,7 @@ _FLAGS = (
         "--base-url",
         default=_DEFAULT_URL,
         show_default=True,
-        help=f"Of the OpenAI API; its key is taken from ${API_KEY_VARIABLE}.",
+        help="Of the OpenAI API.",
     ),
     _flag(
         _SERVICE,

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
 from cluster.bench.backend import Backend
-from cluster.bench.load_flags import API_KEY_VARIABLE
 from cluster.bench.load_report import Load
 from cluster.bench.load_statistics import LatencyName
 from cluster.bench.prompts import read_prompts
@@ -24,6 +22,7 @@ class LoadOptions:
 
     address: str
     tls_ca_file: Path | None
+    api_key: str | None
     backend: str
     base_url: str
     model: str | None
@@ -132,7 +131,11 @@ class LoadOptions:
             from cluster.bench.grpc_backend import GrpcBackend
 
             return GrpcBackend(
-                self.address, self.how, timeout_s=self.timeout_s, tls_ca_file=self.tls_ca_file
+                self.address,
+                self.how,
+                timeout_s=self.timeout_s,
+                api_key=self.api_key,
+                tls_ca_file=self.tls_ca_file,
             )
         from cluster.bench.openai_backend import OpenAIBackend
 
@@ -142,6 +145,6 @@ class LoadOptions:
             self.how,
             timeout_s=self.timeout_s,
             model=self.model,
-            api_key=os.environ.get(API_KEY_VARIABLE),
+            api_key=self.api_key,
             tls_ca_file=self.tls_ca_file,
         )

@@ -68,7 +68,7 @@ async def plan_chat(router: Router, request: ChatRequest, terms: Terms) -> ChatP
     params = settle_seed(chat_params(request, tools))
     router.check_admission(request.model or "", params.n)
     conversation = make_conversation(request, tools, template, form)
-    prompt = await prompt_token_ids(router, request, conversation, terms, add_special_tokens=False)
+    prompt = await prompt_token_ids(router, request, conversation, add_special_tokens=False)
     needs_names = request.logprobs or request.prompt_logprobs is not None
     return ChatPlan(
         request=request,

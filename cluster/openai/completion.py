@@ -207,7 +207,7 @@ async def _plan_prompt(
     terms: Terms,
 ) -> PromptPlan:
     adds = request.add_special_tokens
-    token_ids = await prompt_token_ids(router, request, given, terms, add_special_tokens=adds)
+    token_ids = await prompt_token_ids(router, request, given, add_special_tokens=adds)
     is_as_given = isinstance(given, str) and request.truncate_prompt_tokens is None
     text = ""
     if request.echo:

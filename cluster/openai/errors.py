@@ -35,15 +35,14 @@ _TYPES: Mapping[int, str] = MappingProxyType(
     }
 )
 _CODES: Mapping[int, str] = MappingProxyType(
-    {404: "model_not_found", 429: "rate_limit_exceeded", 503: "service_unavailable"}
-)
-_GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType(
     {
-        401: StatusCode.UNAUTHENTICATED,
-        429: StatusCode.RESOURCE_EXHAUSTED,
-        504: StatusCode.DEADLINE_EXCEEDED,
+        401: "invalid_api_key",
+        404: "model_not_found",
+        429: "rate_limit_exceeded",
+        503: "service_unavailable",
     }
 )
+_GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType({504: StatusCode.DEADLINE_EXCEEDED})
 _SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
 _SAYS = {"have": "has", "match": "matches"}
 _ASIDE = re.compile(r" after validation, not .*")
@@ -55,13 +54,10 @@ _CONTEXT_FIELDS = ("prompt length", "max_tokens")
 class ApiError(SpecdecError):
     """A request that is refused before anything of it is run."""
 
-    def __init__(
-        self, status: int, message: str, code: str, headers: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, status: int, message: str, code: str) -> None:
         """`status`: of HTTP. `code`: for programs."""
         self.status = status
         self.code = code
-        self.headers = dict(headers or {})
         super().__init__(message)
 
 
@@ -97,7 +93,7 @@ def failure_of(
         case ApiError():
             grpc_code = _GRPC_CODES.get(error.status, StatusCode.INVALID_ARGUMENT)
             details = _details(error.status, str(error), None, error.code)
-            return Failure(error.status, details, grpc_code, error.headers)
+            return Failure(error.status, details, grpc_code)
         case RequestValidationError():
             error = _validation_error(error, model)
         case HTTPException():
@@ -112,6 +108,8 @@ def _failure_of_ours(error: Exception, names: Mapping[str, str]) -> Failure:
     headers = dict(status.headers)
     if status.http_code == 503:
         headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+    if status.http_code == 401:
+        headers["WWW-Authenticate"] = "Bearer"
     if not isinstance(error, InvalidValueError):
         details = _details(status.http_code, status.message, None, _CODES.get(status.http_code))
         return Failure(status.http_code, details, status.grpc_code, headers)

@@ -6,19 +6,18 @@ import json
 import math
 import secrets
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from cluster.api_keys import ApiKeys, Lease
 from cluster.call_limits import check_request_id
 from cluster.logs import current_request_id
 from cluster.openai import field_names
-from cluster.openai.api_keys import ApiKeys, Lease
 from cluster.openai.deadline import Deadline
-from cluster.openai.encoding_room import EncodingRoom
 from cluster.openai.errors import ApiError, Failure, failure_of
 from cluster.openai.plan import Terms
 from cluster.openai.schema import RequestModel
@@ -44,7 +43,6 @@ class Gate:
 
     get_router: Callable[[], Router]
     get_keys: Callable[[], ApiKeys]
-    encoding: EncodingRoom = field(default_factory=EncodingRoom)
 
     def route_class(self) -> type[APIRoute]:
         """For the routes that are to be behind it."""
@@ -96,7 +94,7 @@ class Gate:
         request.state.request_id = chosen
         most_s = self.get_router().config.request_timeout_s
         timeout_s = min(_timeout_s(request.headers.get(TIMEOUT_HEADER)), most_s)
-        return Terms(chosen, Deadline.after(timeout_s), self.encoding)
+        return Terms(chosen, Deadline.after(timeout_s))
 
     def count(self, failure: Failure) -> None:
         """Notes an error in the metrics."""

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 from cluster.calls import GenerateCall, TokenizeCall
 from cluster.openai.deadline import Deadline
-from cluster.openai.encoding_room import EncodingRoom
 from cluster.openai.logprobs import TokenNames
 from cluster.openai.sampling_fields import SamplingFields
 from cluster.router import Router
@@ -33,18 +32,16 @@ class Origin:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a request is called, when its answer has to be complete, and where prompts wait."""
+    """What a request is called, and when its answer has to be complete."""
 
     request_id: str
     deadline: Deadline
-    encoding: EncodingRoom
 
 
 async def prompt_token_ids(
     router: Router,
     request: SamplingFields,
     prompt: str | Conversation | Sequence[int],
-    terms: Terms,
     *,
     add_special_tokens: bool = True,
 ) -> tuple[int, ...]:
@@ -54,7 +51,7 @@ async def prompt_token_ids(
     """
     if isinstance(prompt, str | Conversation):
         call = TokenizeCall(request.model or "", prompt, add_special_tokens)
-        prompt = await terms.encoding.run(lambda: router.tokenize(call))
+        prompt = await router.tokenize(call)
     most = request.truncate_prompt_tokens
     return tuple(prompt if most is None else prompt[-most:])
 

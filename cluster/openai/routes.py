@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
+from cluster.api_keys import ApiKeys
 from cluster.call_limits import check_model
 from cluster.calls import DetokenizeCall, TokenizeCall
-from cluster.openai.api_keys import ApiKeys
 from cluster.openai.chat import make_conversation, tool_form
 from cluster.openai.chat_schema import ChatCompletion, ChatRequest
 from cluster.openai.completion_schema import Completion, CompletionRequest
@@ -97,7 +97,7 @@ def _add_tokens(routes: APIRouter, gate: Gate) -> None:
             check_model(body.model or ""), _prompt(router, body), body.add_special_tokens
         )
         async with terms.deadline.held():
-            token_ids = await terms.encoding.run(lambda: router.tokenize(call))
+            token_ids = await router.tokenize(call)
             return await asyncio.to_thread(_tokens, router, token_ids, body.return_token_strs)
 
     @routes.post("/detokenize", responses=_answers(DetokenizeAnswer))
@@ -107,7 +107,7 @@ def _add_tokens(routes: APIRouter, gate: Gate) -> None:
         router.check_admission(check_model(body.model or ""), 1)
         call = DetokenizeCall(body.model or "", tuple(body.tokens))
         async with terms.deadline.held():
-            text = await terms.encoding.run(lambda: router.detokenize(call))
+            text = await router.detokenize(call)
         return _json(DetokenizeAnswer(prompt=text))
 
 

@@ -13,8 +13,8 @@ from fastapi import Request
 from fastapi.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from cluster.api_keys import Lease
 from cluster.calls import GenerateCall
-from cluster.openai.api_keys import Lease
 from cluster.openai.deadline import Deadline
 from cluster.router import Router
 from specdec.request_output import RequestOutput

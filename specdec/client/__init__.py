@@ -12,6 +12,7 @@ from specdec.client.admin_messages import (
     SpeculationState,
     StateStamp,
 )
+from specdec.client.async_client import AsyncClient
 from specdec.client.errors import ClientError
 from specdec.client.fleet_messages import (
     DecisionNews,
@@ -40,6 +41,7 @@ __all__ = [
     "DEFAULT_AUDIT_PAGE",
     "MAX_AUDIT_PAGE",
     "AdminClient",
+    "AsyncClient",
     "AuditEntry",
     "AuditPage",
     "Choice",

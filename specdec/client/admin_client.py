@@ -15,7 +15,7 @@ from specdec.client.admin_messages import (
     SpeculationChange,
     SpeculationState,
 )
-from specdec.client.connection import Connection
+from specdec.client.connection import Connection, Destination
 from specdec.client.fleet_messages import FleetStatistics, ReplicaStatus, ServiceStatus
 from specdec.profile import ProfileOrder, ProfileReport
 
@@ -38,14 +38,12 @@ class AdminClient(Connection):
         tls_ca_file: Path | None = None,
         token: str | None = None,
     ) -> None:
-        """Arguments and errors are those of Connection.
+        """Arguments and errors are those of `Destination`.
 
-        token: of the operators, where the service wants one; it is for a connection with TLS, or
-        one that does not leave the machine.
+        token: of the operators, where the service wants one.
         """
-        super().__init__(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
+        super().__init__(Destination(address, timeout_s, tls_ca_file, token))
         self._stub = AdminServiceStub(self._channel)
-        self._metadata = [("authorization", f"Bearer {token}")] if token else None
 
     def get_speculation(self) -> SpeculationState:
         """What is wanted of speculation, and who wanted it."""
@@ -89,11 +87,13 @@ class AdminClient(Connection):
 
         It ends with ClientError when the replica that answers drains. Without a time limit.
         """
-        with self._reported():
+        with self._destination.reported():
             request = pb.WatchStatsRequest(interval_s=interval_s)
-            for response in self._stub.WatchStats(request, metadata=self._metadata):
+            for response in self._stub.WatchStats(request, metadata=self._destination.metadata):
                 yield codec.decode_fleet(response)
 
     def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
-        with self._reported():
-            return method(request, timeout=timeout_s or self.timeout_s, metadata=self._metadata)
+        with self._destination.reported():
+            return method(
+                request, timeout=timeout_s or self.timeout_s, metadata=self._destination.metadata
+            )

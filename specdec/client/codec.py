@@ -70,6 +70,13 @@ def encode_tokenize(
     return request
 
 
+def encode_detokenize(token_ids: Sequence[int], model: str) -> pb.DetokenizeRequest:
+    """The request for the text of tokens."""
+    with _unicode_checked():
+        ids = checked_token_ids("token_ids", token_ids)
+        return pb.DetokenizeRequest(model=model, token_ids=ids)
+
+
 def decode_tokens(response: pb.TokenizeResponse) -> TokenizedInput:
     """Reads an encoded input."""
     return TokenizedInput(tuple(response.token_ids), tuple(response.tokens), response.max_model_len)

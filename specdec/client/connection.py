@@ -2,37 +2,113 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from types import ModuleType, TracebackType
+from typing import Any, Self
 
 import grpc
+import grpc.aio
 
 from specdec.client.errors import client_error
 from specdec.errors import InvalidValueError
 
-# The service limits what it sends; gRPC's own limit of 4 MiB would cut off long answers.
-_OPTIONS = [("grpc.max_receive_message_length", -1)]
+MAX_ATTEMPTS = 4
+"""Of a call: the first, and three after pauses of up to 0.2, 0.4 and 0.8 s."""
+
+_READ_ONLY = ("GetSpeculation", "GetStatus", "ListReplicas", "ListAuditLog")
+_RETRIED = [
+    {"service": "specdec.v1.InferenceService"},
+    *({"service": "specdec.v1.AdminService", "method": method} for method in _READ_ONLY),
+]
+"""Of which a call may run twice: the answer to a request depends on nothing but the request."""
+
+_RETRY_POLICY = {
+    "maxAttempts": MAX_ATTEMPTS,
+    "initialBackoff": "0.2s",
+    "maxBackoff": "2s",
+    "backoffMultiplier": 2,
+    "retryableStatusCodes": ["UNAVAILABLE"],
+}
+_OPTIONS = [
+    # The service limits what it sends; gRPC's own limit of 4 MiB would cut off long answers.
+    ("grpc.max_receive_message_length", -1),
+    (
+        "grpc.service_config",
+        json.dumps({"methodConfig": [{"name": _RETRIED, "retryPolicy": _RETRY_POLICY}]}),
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Destination:
+    """Where calls go, and what goes with each. Raises InvalidValueError, which quotes no secret.
+
+    address: host:port. timeout_s: what each call has in all, in seconds; None: no limit.
+    tls_ca_file: certificates (PEM) of who may vouch for the service; None: no TLS. bearer: an API
+    key or the operators' token, for a connection with TLS or one that does not leave the machine.
+    """
+
+    address: str
+    timeout_s: float | None
+    tls_ca_file: Path | None = None
+    bearer: str | None = None
+
+    def __post_init__(self) -> None:
+        if ":" not in self.address:
+            raise InvalidValueError("address", self.address, "of the form host:port")
+        bearer = self.bearer or ""
+        if not (bearer.isascii() and (bearer == "" or bearer.isprintable())):
+            limit = "printable ASCII characters"
+            raise InvalidValueError("API key or token", "not shown", limit)
+
+    def __repr__(self) -> str:
+        return f"Destination({self.address!r})"
+
+    @property
+    def metadata(self) -> Sequence[tuple[str, str]] | None:
+        """What goes with each call."""
+        return [("authorization", f"Bearer {self.bearer}")] if self.bearer else None
+
+    def open(self, library: ModuleType) -> Any:
+        """A channel of `grpc` or of `grpc.aio`, which connects at the first call."""
+        if self.tls_ca_file is None:
+            return library.insecure_channel(self.address, _OPTIONS)
+        try:
+            credentials = grpc.ssl_channel_credentials(self.tls_ca_file.read_bytes())
+        except OSError as error:
+            limit = "a file to read"
+            raise InvalidValueError("tls_ca_file", str(self.tls_ca_file), limit) from error
+        return library.secure_channel(self.address, credentials, _OPTIONS)
+
+    @contextmanager
+    def reported(self) -> Iterator[None]:
+        """Raises ClientError for what gRPC says of a call."""
+        try:
+            yield
+        except grpc.RpcError as error:
+            raise client_error(error, self.address, self.timeout_s) from error
 
 
 class Connection:
     """Made at the first call. A context manager; thread-safe."""
 
-    def __init__(
-        self, address: str, *, timeout_s: float | None, tls_ca_file: Path | None = None
-    ) -> None:
-        """Raises InvalidValueError for an address without a port or a CA file that is not there.
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._channel: grpc.Channel = destination.open(grpc)
 
-        address: host:port. timeout_s: what each call has in all, in seconds; None: no limit.
-        tls_ca_file: certificates (PEM) of who may vouch for the service; None: no TLS.
-        """
-        if ":" not in address:
-            raise InvalidValueError("address", address, "of the form host:port")
-        self.address = address
-        self.timeout_s = timeout_s
-        self._channel = _open_channel(address, tls_ca_file)
+    @property
+    def address(self) -> str:
+        """host:port."""
+        return self._destination.address
+
+    @property
+    def timeout_s(self) -> float | None:
+        """What each call has in all, in seconds; None: no limit."""
+        return self._destination.timeout_s
 
     def __enter__(self) -> Self:
         return self
@@ -49,19 +125,25 @@ class Connection:
         """Closes the connection; calls under way are cancelled."""
         self._channel.close()
 
-    @contextmanager
-    def _reported(self) -> Iterator[None]:
-        try:
-            yield
-        except grpc.RpcError as error:
-            raise client_error(error, self.address, self.timeout_s) from error
 
+class AsyncConnection:
+    """The same for asyncio: to be made and used within one event loop."""
 
-def _open_channel(address: str, tls_ca_file: Path | None) -> grpc.Channel:
-    if tls_ca_file is None:
-        return grpc.insecure_channel(address, _OPTIONS)
-    try:
-        credentials = grpc.ssl_channel_credentials(tls_ca_file.read_bytes())
-    except OSError as error:
-        raise InvalidValueError("tls_ca_file", str(tls_ca_file), "a file to read") from error
-    return grpc.secure_channel(address, credentials, _OPTIONS)
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._channel: grpc.aio.Channel = destination.open(grpc.aio)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Closes the connection; calls under way are cancelled."""
+        await self._channel.close()

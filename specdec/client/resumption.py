@@ -8,9 +8,10 @@ otherwise). With `rejection` and `block` they are others of the same distributio
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Generator
-from contextlib import closing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from contextlib import aclosing, closing
 
 from grpc import StatusCode
 
@@ -22,6 +23,7 @@ RESUME_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds before each further attempt: half a minute in all, as a replica may take to start."""
 
 _Start = Callable[[pb.GenerateRequest], Generator[StreamChunk, None, None]]
+_AsyncStart = Callable[[pb.GenerateRequest], AsyncGenerator[StreamChunk, None]]
 
 
 _PASSING = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
@@ -37,28 +39,64 @@ def resumed(
     Before anything has come there is nothing to go on with, and the error is the caller's. So it is
     after the last attempt. `request` is changed on the way.
     """
-    has_begun = False
-    for delay_s in RESUME_DELAYS_S:
+    remainder = _Remainder(request)
+    while not remainder.is_empty:
         try:
             with closing(start(request)) as chunks:
                 for chunk in chunks:
-                    has_begun = True
-                    _note(chunk, request)
+                    remainder.note(chunk)
                     yield chunk
-                    if chunk.finish_reason is not None:
+                    if remainder.is_empty:
                         return  # whatever happens to the call now, the answer is whole
             return
         except ClientError as error:
-            if not has_begun or error.code not in _PASSING:
-                raise
+            delay_s = remainder.delay_s(error)
         sleep(delay_s)
-    yield from start(request)
 
 
-def _note(chunk: StreamChunk, request: pb.GenerateRequest) -> None:
-    """Asks for what follows a chunk."""
-    request.request_id = chunk.request_id
-    request.resume_token_ids.extend(chunk.token_ids)
-    request.sampling.ClearField("prompt_logprobs")  # they have come, with the first chunk
-    if chunk.seed is not None:
-        request.sampling.seed = chunk.seed
+async def resumed_async(
+    start: _AsyncStart,
+    request: pb.GenerateRequest,
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+) -> AsyncGenerator[StreamChunk, None]:
+    """The same for asyncio."""
+    remainder = _Remainder(request)
+    while not remainder.is_empty:
+        try:
+            async with aclosing(start(request)) as chunks:
+                async for chunk in chunks:
+                    remainder.note(chunk)
+                    yield chunk
+                    if remainder.is_empty:
+                        return
+            return
+        except ClientError as error:
+            delay_s = remainder.delay_s(error)
+        await sleep(delay_s)
+
+
+class _Remainder:
+    """What is still to be asked for, and after which pause."""
+
+    def __init__(self, request: pb.GenerateRequest) -> None:
+        self._request = request
+        self._delays_s = iter(RESUME_DELAYS_S)
+        self._has_begun = False
+        self.is_empty = False
+
+    def note(self, chunk: StreamChunk) -> None:
+        """Asks for what follows a chunk."""
+        request, self._has_begun = self._request, True
+        request.request_id = chunk.request_id
+        request.resume_token_ids.extend(chunk.token_ids)
+        request.sampling.ClearField("prompt_logprobs")  # they have come, with the first chunk
+        if chunk.seed is not None:
+            request.sampling.seed = chunk.seed
+        self.is_empty = chunk.finish_reason is not None
+
+    def delay_s(self, error: ClientError) -> float:
+        """Seconds to wait. Raises the error where another attempt gains nothing."""
+        delay_s = next(self._delays_s, None)
+        if not self._has_begun or error.code not in _PASSING or delay_s is None:
+            raise error
+        return delay_s

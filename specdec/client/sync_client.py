@@ -6,11 +6,12 @@ import math
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import codec
-from specdec.client.connection import Connection
+from specdec.client.connection import Connection, Destination
 from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.client.output_codec import decode_chunk, decode_completion
 from specdec.client.resumption import resumed
@@ -24,7 +25,8 @@ class Client(Connection):
     """Asks a service for completions. A context manager; thread-safe.
 
     Every call raises ClientError when it fails, and InvalidValueError for arguments that cannot
-    even be sent. An empty `model` stands for the one that is loaded.
+    even be sent. A call to which the service is unavailable is tried again a few times, within its
+    time. An empty `model` stands for the one that is loaded.
     """
 
     def __init__(
@@ -33,9 +35,10 @@ class Client(Connection):
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         tls_ca_file: Path | None = None,
+        api_key: str | None = None,
     ) -> None:
-        """Arguments and errors are those of Connection."""
-        super().__init__(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
+        """Arguments and errors are those of `Destination`, whose bearer the API key is."""
+        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key))
         self._stub = InferenceServiceStub(self._channel)
 
     def generate(
@@ -64,8 +67,7 @@ class Client(Connection):
             resume_token_ids,
             cache_salt=cache_salt,
         )
-        with self._reported():
-            return decode_completion(self._stub.Generate(request, timeout=self.timeout_s))
+        return decode_completion(self._call(self._stub.Generate, request))
 
     def generate_stream(
         self,
@@ -115,15 +117,22 @@ class Client(Connection):
     ) -> TokenizedInput:
         """Encodes a text or a chat as `generate` does; `add_special_tokens` concerns texts only."""
         request = codec.encode_tokenize(prompt, model, add_special_tokens=add_special_tokens)
-        with self._reported():
-            return codec.decode_tokens(self._stub.Tokenize(request, timeout=self.timeout_s))
+        return codec.decode_tokens(self._call(self._stub.Tokenize, request))
+
+    def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
+        """The text of tokens, special ones left out."""
+        request = codec.encode_detokenize(token_ids, model)
+        text: str = self._call(self._stub.Detokenize, request).text
+        return text
 
     def model_info(self, model: str = "") -> ModelInfo:
         """Describes the model that is loaded."""
         request = pb.GetModelInfoRequest(model=model)
-        with self._reported():
-            response = self._stub.GetModelInfo(request, timeout=self.timeout_s)
-            return codec.decode_model_info(response)
+        return codec.decode_model_info(self._call(self._stub.GetModelInfo, request))
+
+    def _call(self, method: Any, request: Any) -> Any:
+        with self._destination.reported():
+            return method(request, timeout=self.timeout_s, metadata=self._destination.metadata)
 
     def _resumed(self, request: pb.GenerateRequest) -> Iterator[StreamChunk]:
         """All attempts share the time that a call has."""
@@ -142,8 +151,9 @@ class Client(Connection):
     def _stream(
         self, request: pb.GenerateRequest, timeout_s: float | None
     ) -> Generator[StreamChunk, None, None]:
-        with self._reported():
-            call = self._stub.GenerateStream(request, timeout=timeout_s)
+        with self._destination.reported():
+            metadata = self._destination.metadata
+            call = self._stub.GenerateStream(request, timeout=timeout_s, metadata=metadata)
             try:
                 yield from map(decode_chunk, call)
             finally:

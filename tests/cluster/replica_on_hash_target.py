@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 
 from cluster.admin_access import AdminAccess
+from cluster.api_keys import ApiKeys
 from cluster.calls import GenerateCall
 from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
@@ -60,7 +61,7 @@ class Replica:
             self.router.report,
             call_timeout_s=0.3,
         )
-        self.servicer = InferenceServicer(self.router)
+        self.servicer = InferenceServicer(self.router, ApiKeys())
         admin = AdminServicer(
             self.link, AdminAccess(), Watches(self.link.fleet), self.router.profile
         )
@@ -82,6 +83,7 @@ class Replica:
     async def refuse(self) -> None:
         """One call that is refused for what it asks."""
         context = SimpleNamespace(
+            invocation_metadata=lambda: (),
             set_code=lambda _: None,
             set_details=lambda _: None,
             set_trailing_metadata=lambda _: None,

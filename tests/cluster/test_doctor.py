@@ -120,7 +120,7 @@ def test_this_machine_as_json_with_a_running_service(monkeypatch, tmp_path):
 
 def observed(monkeypatch, cache, **options):
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(cache))
-    defaults = {"asks_network": False, "address": None, "tls_ca_file": None}
+    defaults = {"asks_network": False, "address": None, "tls_ca_file": None, "api_key": None}
     return surroundings.observe(options.pop("ports", ()), **{**defaults, **options})
 
 

@@ -9,6 +9,7 @@ from specdec.errors import (
     BadLogitsError,
     InvalidValueError,
     ModelNotFoundError,
+    NoTokenLeftError,
     NotReadyError,
     OutOfMemoryError,
     OverloadedError,
@@ -31,6 +32,7 @@ from specdec.errors import (
         (ModelNotFoundError("no such model"), StatusCode.FAILED_PRECONDITION, 400),
         (UnsupportedModelError("no such layer"), StatusCode.FAILED_PRECONDITION, 400),
         (BadLogitsError(num_output_tokens=7), StatusCode.INTERNAL, 500),
+        (NoTokenLeftError(num_output_tokens=7), StatusCode.FAILED_PRECONDITION, 400),
     ],
 )
 def test_errors_meant_to_be_read_keep_their_text(error, grpc_code, http_code, caplog):

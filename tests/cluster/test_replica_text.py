@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.encoding_room import EncodingRoom
 from cluster.replica_text import ReplicaText
 from specdec.errors import InvalidValueError, OverloadedError
 from specdec.model_config import ModelConfig
@@ -56,6 +57,21 @@ def test_special_tokens_are_told_from_text(text):
     assert not text.is_special("P")
     assert not text.is_special("no token at all")
     assert text.spell([0, 50]) == [MARK, "P"]
+
+
+async def test_what_waits_to_be_encoded_and_decoded_is_bounded(text):
+    chat, ids = (ChatMessage("user", TEXT),), (5,) * 20
+    text._room = EncodingRoom(max_chars=2_000)
+    async with asyncio.TaskGroup() as tasks:
+        text.tokenizer  # noqa: B018 - reads it first
+        waiting = tasks.create_task(text.encode("a" * 2_000))
+        await asyncio.sleep(0)
+        for call in (text.encode(TEXT), text.encode(chat), text.decode(ids)):
+            with pytest.raises(OverloadedError, match="wait to be encoded"):
+                await call
+        assert await text.encode(ids) == ids, "ids are used as they are"
+    assert len(waiting.result()) > 1
+    assert await text.decode(await text.encode(TEXT)) == TEXT
 
 
 async def test_a_grammar_is_compiled_where_one_is_asked_for(text):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from grpc import StatusCode
 
+from cluster.api_keys import ApiKeys
 from cluster.config import ServeConfig
 from cluster.router import Router
 from cluster.servicers import InferenceServicer, StreamFailedError
@@ -60,12 +61,16 @@ async def test_an_answer_in_one_message_has_so_many_log_probabilities(
     router = Router(config, ModelDirectories(model_dir, None), memory_bytes=2**32)
     codes = []
     context = SimpleNamespace(
-        set_code=codes.append, set_details=lambda _: None, set_trailing_metadata=lambda _: None
+        invocation_metadata=lambda: (),
+        set_code=codes.append,
+        set_details=lambda _: None,
+        set_trailing_metadata=lambda _: None,
     )
     request = pb.GenerateRequest(text="a", sampling=pb.SamplingParams(**sampling))
-    await InferenceServicer(router).Generate(request, context)
+    servicer = InferenceServicer(router, ApiKeys())
+    await servicer.Generate(request, context)
     with suppress(StreamFailedError):
-        [_ async for _ in InferenceServicer(router).GenerateStream(request, context)]
+        [_ async for _ in servicer.GenerateStream(request, context)]
     # The model of this router is never loaded: that is as far as a request gets.
     assert codes == [
         StatusCode.UNAVAILABLE if fits else StatusCode.INVALID_ARGUMENT,

@@ -8,8 +8,8 @@ import pytest
 from click.testing import CliRunner
 
 from cluster import cli
+from cluster.api_keys import KEYS_VARIABLE, read_keys
 from cluster.config import ServeConfig, settings
-from cluster.openai.api_keys import KEYS_VARIABLE, read_keys
 from cluster.setting_sections import OTHER, SECTIONS
 from cluster.vllm_words import ALWAYS, NOT_HERE, RENAMED
 from specdec.errors import OutOfMemoryError

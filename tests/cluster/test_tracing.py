@@ -17,6 +17,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from cluster.api_keys import ApiKeys
 from cluster.caller_headers import KeepHeaders, current_headers, text_headers
 from cluster.calls import GenerateCall
 from cluster.servicers import InferenceServicer
@@ -319,7 +320,8 @@ async def test_grpc_metadata_is_known_where_a_request_is_answered(method):
         set_details=lambda details: None,
         set_trailing_metadata=lambda metadata: None,
     )
-    answer = getattr(InferenceServicer(router), method)(pb.GenerateRequest(text="a"), context)
+    servicer = InferenceServicer(router, ApiKeys())
+    answer = getattr(servicer, method)(pb.GenerateRequest(text="a"), context)
     if method == "Generate":
         await answer
     else:

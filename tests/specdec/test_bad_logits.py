@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from specdec.config import DraftLimits
-from specdec.errors import BadLogitsError
+from specdec.errors import BadLogitsError, NoTokenLeftError
 from specdec.parallel import TensorParallelGroup
 from specdec.proposers import DraftModelProposer
 from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
@@ -187,7 +187,7 @@ def test_parameters_that_rule_out_every_token_end_their_request(untied_dir, undi
         return run(engine_for(untied_dir, None, group), [nothing, *sound()])
 
     transcripts = run_ranks(num_ranks, of_rank)[0]
-    assert isinstance(transcripts.pop("nothing").error, BadLogitsError)
+    assert isinstance(transcripts.pop("nothing").error, NoTokenLeftError)
     assert texts(transcripts) == undisturbed
 
 

@@ -9,9 +9,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from cluster.api_keys import ApiKeys
 from cluster.config import ServeConfig
 from cluster.http import make_app
-from cluster.openai.api_keys import ApiKeys
 from cluster.router import Router
 from specdec.engine_loop import EngineLoop
 from specdec.model_directories import ModelDirectories

@@ -5,13 +5,14 @@ from fastapi.exceptions import RequestValidationError
 from grpc import StatusCode
 from pydantic import ValidationError
 
+from cluster.api_keys import NoApiKeyError
 from cluster.openai import field_names
 from cluster.openai.chat_schema import ChatRequest
 from cluster.openai.completion_schema import CompletionRequest
 from cluster.openai.errors import ApiError, failure_of
 from cluster.openai.responses_schema import ResponsesRequest
 from cluster.openai.token_schema import DetokenizeRequest, TokenizeRequest
-from specdec.errors import InvalidValueError
+from specdec.errors import InvalidValueError, OverloadedError
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
@@ -109,11 +110,37 @@ def test_fields_are_named_as_the_api_names_them(field, param):
     assert failure.details.message == f"{param} is 1; it must be 2"
 
 
-def test_a_refusal_of_this_interface_keeps_status_code_and_headers():
-    failure = failure_of(ApiError(429, "slowly", "rate_limit_exceeded", {"Retry-After": "2"}))
-    assert (failure.status, failure.headers) == (429, {"Retry-After": "2"})
-    assert (failure.details.type, failure.details.code) == (
-        "rate_limit_error",
-        "rate_limit_exceeded",
-    )
-    assert failure.grpc_code is StatusCode.RESOURCE_EXHAUSTED
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "headers", "grpc_code"),
+    [
+        (
+            ApiError(504, "late", "deadline_exceeded"),
+            504,
+            "timeout_error",
+            "deadline_exceeded",
+            {},
+            StatusCode.DEADLINE_EXCEEDED,
+        ),
+        (
+            OverloadedError("slowly", retry_after_s=2),
+            429,
+            "rate_limit_error",
+            "rate_limit_exceeded",
+            {"Retry-After": "2"},
+            StatusCode.RESOURCE_EXHAUSTED,
+        ),
+        (
+            NoApiKeyError(),
+            401,
+            "authentication_error",
+            "invalid_api_key",
+            {"WWW-Authenticate": "Bearer"},
+            StatusCode.UNAUTHENTICATED,
+        ),
+    ],
+)
+def test_a_refusal_has_status_code_and_headers(error, status, kind, code, headers, grpc_code):
+    failure = failure_of(error)
+    assert (failure.status, failure.headers) == (status, headers)
+    assert (failure.details.type, failure.details.code) == (kind, code)
+    assert failure.grpc_code is grpc_code

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from cluster.api_keys import ApiKey, ApiKeys
 from cluster.errors import INTERNAL_MESSAGE
 from cluster.http import make_app
-from cluster.openai.api_keys import ApiKey, ApiKeys
 from cluster.openai.gate import MAX_JSON_DEPTH
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
 

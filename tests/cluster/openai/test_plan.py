@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from fastapi import Request
 
-from cluster.openai.api_keys import ApiKeys
+from cluster.api_keys import ApiKeys
 from cluster.openai.chat import tool_form
 from cluster.openai.completion import completion_params
 from cluster.openai.completion_schema import CompletionRequest

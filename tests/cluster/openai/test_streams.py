@@ -5,8 +5,8 @@ from contextlib import aclosing
 
 import pytest
 
+from cluster.api_keys import Lease
 from cluster.calls import GenerateCall
-from cluster.openai.api_keys import Lease
 from cluster.openai.deadline import Deadline
 from cluster.openai.errors import ApiError
 from cluster.openai.streams import (

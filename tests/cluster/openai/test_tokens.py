@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.openai.encoding_room import EncodingRoom
+from cluster.encoding_room import EncodingRoom
 from cluster.replica_text import ReplicaText
 from specdec.errors import OverloadedError
 
@@ -49,8 +49,8 @@ async def test_nothing_waits_for_a_model_that_is_loading(http, router, monkeypat
 
 
 async def test_prompts_that_have_no_room_are_refused(http, monkeypatch):
-    async def full(room, work):
-        raise OverloadedError("64 prompts wait to be encoded")
+    async def full(room, work, num_chars):
+        raise OverloadedError("8000000 characters of prompts wait to be encoded")
 
     monkeypatch.setattr(EncodingRoom, "run", full)
     response = await http.post("/tokenize", json={"prompt": TEXT})

@@ -85,6 +85,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
 
     def __init__(self):
         self.requests: list[Any] = []
+        self.metadata: dict[str, str] = {}
         self.chunks = CHUNKS
         self.error: tuple[grpc.StatusCode, str] | None = None
         self.num_chunks_before_error = 0
@@ -122,6 +123,10 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
         self._receive(request, context)
         return pb.TokenizeResponse(token_ids=[1, 2], tokens=["a", "b"], max_model_len=64)
 
+    def Detokenize(self, request, context):  # noqa: N802
+        self._receive(request, context)
+        return pb.DetokenizeResponse(text="Blue")
+
     def GetModelInfo(self, request, context):  # noqa: N802
         self._receive(request, context)
         return pb.GetModelInfoResponse(
@@ -145,6 +150,7 @@ class FakeService(inference_pb2_grpc.InferenceServiceServicer):
 
     def _receive(self, request, context):
         self.requests.append(request)
+        self.metadata = dict(context.invocation_metadata())
         context.add_callback(self.ended.set)
 
     def _fail_or_hang(self, context):

@@ -6,6 +6,7 @@ import grpc
 import pytest
 
 from specdec.client import Client, ClientError, resumption
+from specdec.client.connection import MAX_ATTEMPTS
 from specdec.sampling_params import SamplingParams
 from tests.specdec.client.fake_service import FakeService, running
 
@@ -39,12 +40,14 @@ def test_a_broken_stream_goes_on_with_what_follows(client, service, num_errors):
         assert again.sampling.temperature == 0.5
 
 
-def test_the_attempts_are_bounded(client, service):
+def test_the_attempts_are_bounded(client, service, monkeypatch):
+    """Each but the first is a call of which nothing comes, and so is tried again by itself."""
+    monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0,))
     stream = client.generate_stream("Why?")
     assert next(stream).text == "Blue"
     with pytest.raises(ClientError, match="the replica is lost"):
         next(stream)
-    assert len(service.requests) == 4
+    assert len(service.requests) == 1 + MAX_ATTEMPTS
 
 
 def test_what_the_caller_had_before_is_sent_again_too(client, service):
@@ -67,7 +70,7 @@ def test_what_was_told_of_the_prompt_is_not_asked_for_again(client, service):
 
 @pytest.mark.parametrize(
     ("num_chunks", "code"),
-    [(0, grpc.StatusCode.UNAVAILABLE), (1, grpc.StatusCode.INTERNAL)],
+    [(0, grpc.StatusCode.RESOURCE_EXHAUSTED), (1, grpc.StatusCode.INTERNAL)],
     ids=["nothing has come", "another error"],
 )
 def test_what_cannot_be_resumed_is_reported_at_once(client, service, num_chunks, code):

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -16,6 +17,7 @@ from specdec.client import (
     TokenLogprob,
     Usage,
 )
+from specdec.client.connection import MAX_ATTEMPTS
 from specdec.errors import InvalidValueError
 from specdec.finish_reason import FinishReason
 from specdec.sampling_params import (
@@ -212,6 +214,52 @@ def test_tokenize(client, service):
         pb.TokenizeRequest(text="ab", add_special_tokens=False),
         pb.TokenizeRequest(chat=chat, add_special_tokens=True),
     ]
+
+
+def test_detokenize(client, service):
+    assert client.detokenize([1, 2]) == "Blue"
+    assert service.requests == [pb.DetokenizeRequest(token_ids=[1, 2])]
+
+
+def test_an_api_key_goes_with_every_call(service):
+    with Client(service.address, api_key="sk-correct-horse") as client:
+        calls = [
+            lambda: client.generate("Why?"),
+            lambda: list(client.generate_stream("Why?")),
+            lambda: client.tokenize("ab"),
+            lambda: client.detokenize([1]),
+            client.model_info,
+        ]
+        for call in calls:
+            service.metadata = {}
+            call()
+            assert service.metadata["authorization"] == "Bearer sk-correct-horse"
+        assert "horse" not in repr(client._destination)
+
+
+def test_an_api_key_that_cannot_be_sent_is_not_shown():
+    with pytest.raises(InvalidValueError, match="not shown") as caught:
+        Client("127.0.0.1:9000", api_key="sk-secret\n")
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("code", "num_errors", "num_calls"),
+    [
+        ("UNAVAILABLE", 2, 3),
+        ("UNAVAILABLE", 100, MAX_ATTEMPTS),
+        ("RESOURCE_EXHAUSTED", 100, 1),
+        ("INTERNAL", 100, 1),
+        ("DEADLINE_EXCEEDED", 100, 1),
+    ],
+)
+def test_a_call_is_tried_again_where_the_service_is_unavailable(
+    client, service, code, num_errors, num_calls
+):
+    service.error, service.num_errors = (grpc.StatusCode[code], "no"), num_errors
+    with suppress(ClientError):
+        assert client.generate("Why?").text == "Blue sky"
+    assert len(service.requests) == num_calls
 
 
 def test_model_info(client):

@@ -1,4 +1,4 @@
-"""Who may use the OpenAI API, and how much of it."""
+"""Who may have the model generate, over HTTP or gRPC, and how much of it."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 
-from cluster.openai.errors import ApiError
-from specdec.errors import InvalidValueError
+from specdec.errors import InvalidValueError, OverloadedError, UnauthenticatedError
 
 KEYS_VARIABLE = "SPECDEC_API_KEYS"
 
@@ -50,11 +49,24 @@ class ApiKey:
             raise InvalidValueError(name, most, "a whole number above 0")
 
 
+class NoApiKeyError(UnauthenticatedError):
+    """A call presented no API key, or one that nobody has."""
+
+    def __str__(self) -> str:
+        return "an API key is needed, as Authorization: Bearer KEY; this is none"
+
+
 class Lease:
     """A request's place among those that its key may have at once; to be given back once."""
 
     def __init__(self, give_back: Callable[[], None] = lambda: None) -> None:
         self._give_back: Callable[[], None] | None = give_back
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.release()
 
     def release(self) -> None:
         """Gives the place back; a second time does nothing."""
@@ -78,7 +90,7 @@ class _Allowance:
         most = self._key.max_concurrent_requests
         if most is not None and self.num_open >= most:
             message = f"{self.num_open} requests of this key run; at most {most} may at once"
-            raise _too_many(message, 1)
+            raise OverloadedError(message)
         self._take_from_bucket()
         self.num_open += 1
         return Lease(self._give_back)
@@ -92,7 +104,8 @@ class _Allowance:
         self._filled_at_s = now_s
         if self._left < 1:
             wait_s = math.ceil((1 - self._left) / rate)
-            raise _too_many(f"this key may send {rate:g} requests a second", wait_s)
+            message = f"this key may send {rate:g} requests a second"
+            raise OverloadedError(message, retry_after_s=wait_s)
         self._left -= 1
 
     def _give_back(self) -> None:
@@ -115,7 +128,10 @@ class ApiKeys:
         return f"ApiKeys({[key.name for _, key, _ in self._known]})"
 
     def admit(self, authorization: str | None) -> Lease:
-        """A place for a request with this header. Raises ApiError: 401, or 429 over a limit."""
+        """A place for a request with this header or metadata.
+
+        Raises NoApiKeyError, and OverloadedError where the key is over a limit of its own.
+        """
         return self._find(authorization).take() if self._known else Lease()
 
     def check(self, authorization: str | None) -> None:
@@ -131,9 +147,7 @@ class ApiKeys:
             if hmac.compare_digest(known, digest):
                 found = allowance
         if found is None:
-            message = "an API key is needed, as Authorization: Bearer KEY; this is none"
-            headers = {"WWW-Authenticate": "Bearer"}
-            raise ApiError(401, message, "invalid_api_key", headers)
+            raise NoApiKeyError
         return found
 
 
@@ -184,7 +198,3 @@ def _digest(key: str) -> bytes:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _too_many(message: str, wait_s: int) -> ApiError:
-    return ApiError(429, message, "rate_limit_exceeded", {"Retry-After": str(wait_s)})

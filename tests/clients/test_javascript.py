@@ -1,0 +1,63 @@
+"""The JavaScript of docs/clients.md: it is the file that is run here, against the real service."""
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from specdec.client import Client
+from specdec.sampling_params import SamplingParams
+from tests.e2e.conftest import running_service
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "tests" / "clients" / "javascript"
+SCRIPT = "generate_stream.js"
+PROMPT = "Once upon a time"
+KEY = "sk-correct-horse"
+
+
+def test_the_page_shows_the_file_that_is_run():
+    page = (ROOT / "docs" / "clients.md").read_text()
+    [shown] = re.findall(r"```javascript\n(.*?)```", page, re.DOTALL)
+    assert shown == (FOLDER / SCRIPT).read_text()
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory):
+    """The script beside the packages that its lock file names."""
+    if not (shutil.which("npm") and shutil.which("node")):
+        pytest.skip("needs node and npm")
+    folder = tmp_path_factory.mktemp("javascript")
+    for name in (SCRIPT, "package.json", "package-lock.json"):
+        shutil.copy(FOLDER / name, folder)
+    command = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    subprocess.run(command, cwd=folder, check=True, timeout=200)
+    return folder / SCRIPT
+
+
+def run(script, service, **environment):
+    command = ["node", script, service.grpc_address, ROOT / "protos", PROMPT]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, env=env)
+
+
+@pytest.mark.slow
+@pytest.mark.e2e
+@pytest.mark.timeout(500)
+def test_javascript_streams_what_python_gets(script, tiny_model_dir, tmp_path):
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"[{{name: ann, key: {KEY}}}]")
+    flags = ["--max-model-len", "256", "--api-key-file", str(keys)]
+    with running_service(tiny_model_dir, tmp_path / "log", *flags) as service:
+        said = run(script, service, SPECDEC_API_KEY=KEY)
+        refused = run(script, service, SPECDEC_API_KEY="sk-wrong-key")
+        with Client(service.grpc_address, api_key=KEY) as client:
+            params = SamplingParams(temperature=0.8, seed=7, max_tokens=64)
+            expected = client.generate(PROMPT, params)
+    assert (said.returncode, said.stdout) == (0, expected.text), said.stderr
+    assert re.search(r"\d+ of \d+ draft tokens accepted", said.stderr)
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.startswith("UNAUTHENTICATED: an API key is needed")
