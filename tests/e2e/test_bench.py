@@ -7,7 +7,6 @@ from click.testing import CliRunner
 
 from cluster import cli
 
-
 pytestmark = pytest.mark.e2e
 
 
