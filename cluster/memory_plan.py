@@ -60,8 +60,12 @@ class _NumBlocks:
     draft: int
 
 
-def memory_plan(config: ServeConfig, models: Models, available_bytes: int) -> MemoryPlan:
+def memory_plan(
+    config: ServeConfig, models: Models, available_bytes: int, draft_bytes: int | None = None
+) -> MemoryPlan:
     """Everything that was left open decided.
+
+    draft_bytes: what the draft model may take where it is on another node than the target.
 
     Where both models share a memory, the draft's pool has as many blocks as the target's, so that
     whatever runs fits into both, or the fewer that sequences of its own max_model_len can fill.
@@ -71,7 +75,9 @@ def memory_plan(config: ServeConfig, models: Models, available_bytes: int) -> Me
     """
     target, draft = _target_pool(config, models), _draft_pool(config, models)
     if config.device == "cuda":
-        num_blocks = _divide_gpus(config, target, draft, available_bytes)
+        num_blocks = _divide_gpus(config, target, draft, available_bytes, draft_bytes)
+    elif draft is not None and draft_bytes is not None:
+        num_blocks = _divide_hosts(config, models, target, draft, available_bytes, draft_bytes)
     else:
         free_bytes = available_bytes - _bytes_without_kv(config, models)
         num_blocks = _divide_host(config, target, draft, free_bytes)
@@ -171,6 +177,30 @@ def _divide_host(
     return _NumBlocks(num_blocks, 0 if draft is None else min(num_blocks, draft.most_blocks))
 
 
+def _divide_hosts(
+    config: ServeConfig,
+    models: Models,
+    target: _Pool,
+    draft: _Pool,
+    available_bytes: int,
+    draft_bytes: int,
+) -> _NumBlocks:
+    """Each model on a node of its own: the draft's pool is what its node bears of the target's."""
+    free_bytes = available_bytes - _target_bytes_without_kv(config, models)
+    of_target = _divide_host(config, target, None, free_bytes)
+    _check_host(config, target, None, of_target, free_bytes, available_bytes)
+    draft_free_bytes = draft_bytes - _draft_bytes_without_kv(config, models)
+    most = min(of_target.target, draft.most_blocks)
+    num_blocks = min(most, max(0, draft_free_bytes) // draft.block_bytes)
+    if num_blocks < draft.blocks_of_longest:
+        raise OutOfMemoryError(
+            f"the node of the draft model has {draft_bytes / _GIB:.1f} GiB for it, which is too "
+            f"little for its weights and the KV cache of one sequence of {draft.max_model_len} "
+            "tokens; lower speculative_config.max_model_len, or take a smaller model"
+        )
+    return _NumBlocks(of_target.target, num_blocks)
+
+
 def _check_host(
     config: ServeConfig,
     target: _Pool,
@@ -199,16 +229,24 @@ def _check_host(
 
 
 def _bytes_without_kv(config: ServeConfig, models: Models) -> int:
-    """Of the host: weights, processes, and what proposers keep whatever runs."""
-    speculation = config.speculative_config
+    """Of a host of both models: weights, processes, and what proposers keep whatever runs."""
+    return _target_bytes_without_kv(config, models) + _draft_bytes_without_kv(config, models)
+
+
+def _target_bytes_without_kv(config: ServeConfig, models: Models) -> int:
     num_processes = config.tensor_parallel_size + 1
     weights = models.target.weight_bytes(config.dtype, config.quantization_method)
-    if models.draft is not None and speculation is not None:
-        num_processes += speculation.draft_tensor_parallel_size
-        weights += models.draft.weight_bytes(config.dtype, speculation.quantization)
-    memory = proposer_memory(speculation)
+    memory = proposer_memory(config.speculative_config)
     proposers = memory.fixed_bytes + config.max_num_seqs * memory.bytes_per_sequence
     return weights + num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES + proposers
+
+
+def _draft_bytes_without_kv(config: ServeConfig, models: Models) -> int:
+    speculation = config.speculative_config
+    if models.draft is None or speculation is None:
+        return 0
+    weights = models.draft.weight_bytes(config.dtype, speculation.quantization)
+    return weights + speculation.draft_tensor_parallel_size * _PROCESS_BYTES
 
 
 def _lookup_bytes_per_block(config: ServeConfig) -> int:
@@ -221,7 +259,11 @@ def _lookup_bytes_per_block(config: ServeConfig) -> int:
 
 
 def _divide_gpus(
-    config: ServeConfig, target: _Pool, draft: _Pool | None, available_bytes: int
+    config: ServeConfig,
+    target: _Pool,
+    draft: _Pool | None,
+    available_bytes: int,
+    draft_bytes: int | None,
 ) -> _NumBlocks:
     """Each rank has a memory of its own, so neither model's pool depends on the other's.
 
@@ -230,10 +272,11 @@ def _divide_gpus(
     most = _NumBlocks(target.most_blocks, 0 if draft is None else draft.most_blocks)
     if config.kv_cache_memory_gib is not None:
         most = _fill(int(config.kv_cache_memory_gib * _GIB), target.block_bytes, draft)
-    return _NumBlocks(
-        min(_gpu_blocks(config, target, most.target, available_bytes), target.most_blocks),
-        0 if draft is None else _gpu_blocks(config, draft, most.draft, available_bytes),
-    )
+    of_target = min(_gpu_blocks(config, target, most.target, available_bytes), target.most_blocks)
+    if draft is None:
+        return _NumBlocks(of_target, 0)
+    draft_bytes = available_bytes if draft_bytes is None else draft_bytes
+    return _NumBlocks(of_target, _gpu_blocks(config, draft, most.draft, draft_bytes))
 
 
 def _gpu_blocks(config: ServeConfig, pool: _Pool, most: int, available_bytes: int) -> int:

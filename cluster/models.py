@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,24 @@ from specdec.model_config import ModelConfig
 from specdec.models.store import Progress, resolve
 from specdec.proposers import DraftVocabulary
 from specdec.vocabulary import require_enough_shared
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model by the name that it was asked for, and where the Router's node has it."""
+
+    name: str
+    directory: Path
+
+    def here(self) -> Path:
+        """Where this node has it, fetched if need be. Raises ModelNotFoundError."""
+        return self.directory if self.directory.is_dir() else resolve(self.name, progress=_log)
+
+
+def _log(line: str) -> None:
+    logger.info("%s", line)
 
 
 @dataclass(frozen=True)
@@ -26,7 +45,19 @@ class ModelDirectories:
         return Models(ModelConfig.from_directory(self.target), draft)
 
 
-def resolve_models(config: ServeConfig, progress: Progress) -> ModelDirectories:
+@dataclass(frozen=True)
+class FoundByDriver:
+    """What whoever deploys has found out, where there is one node alone.
+
+    memory_bytes: what a replica may take. num_sharing: replicas that share the node's cores.
+    """
+
+    directories: ModelDirectories
+    memory_bytes: int
+    num_sharing: int
+
+
+def resolve_models(config: ServeConfig, progress: Progress = _log) -> ModelDirectories:
     """Finds or fetches the models. Raises ModelNotFoundError.
 
     Raises InvalidValueError for a draft model whose vocabulary has too little in common with the

@@ -47,8 +47,19 @@ def memory_per_replica(config: ServeConfig) -> int:
     On GPUs, where each rank has one of its own: what it may take of the smallest.
     """
     if config.device == "cuda":
-        return int(_smallest_gpu_bytes() * config.gpu_memory_utilization)
+        return int(smallest_gpu_bytes() * config.gpu_memory_utilization)
     return available_memory_bytes() // config.most_replicas
+
+
+@dataclass(frozen=True)
+class ReplicaMemory:
+    """What a replica may take: on CPUs of a node, on GPUs of the smallest that a rank has.
+
+    draft_bytes: None where the draft model shares the target's node, or there is none.
+    """
+
+    target_bytes: int
+    draft_bytes: int | None = None
 
 
 def threads_per_shard(tensor_parallel_size: int, num_replicas: int = 1) -> int:
@@ -133,7 +144,7 @@ def _num_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def _smallest_gpu_bytes() -> int:
+def smallest_gpu_bytes() -> int:
     """What is free on the fullest GPU; raises InvalidValueError where torch finds none."""
     import torch
 

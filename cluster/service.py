@@ -18,7 +18,7 @@ from cluster.admin_access import read_token
 from cluster.config import ServeConfig
 from cluster.control_store import ControlStore, state_dir
 from cluster.memory_plan import memory_plan
-from cluster.models import ModelDirectories, resolve_models
+from cluster.models import FoundByDriver, ModelDirectories, resolve_models
 from cluster.openai.api_keys import read_keys
 from cluster.resources import available_cpus, check_ranks, memory_per_replica
 from cluster.surroundings import listen_error
@@ -93,7 +93,7 @@ def running_service(
     try:
         _start_ray(config)
         report(f"loading {config.served_model_name} on {config.tensor_parallel_size} rank(s)")
-        deploy(config, directories, memory_bytes)
+        deploy(config, FoundByDriver(directories, memory_bytes, config.most_replicas))
         report(_how_to_call(config, time.monotonic() - started_at))
         yield
     finally:
@@ -168,7 +168,7 @@ def _start_ray(config: ServeConfig) -> None:
     )
 
 
-def deploy(config: ServeConfig, directories: ModelDirectories, memory_bytes: int) -> None:
+def deploy(config: ServeConfig, found: FoundByDriver) -> None:
     """Brings the service up, or to another configuration, one replica after the other.
 
     Returns when it answers. Raises StartupError.
@@ -179,7 +179,7 @@ def deploy(config: ServeConfig, directories: ModelDirectories, memory_bytes: int
 
     try:
         serve.run(
-            make_application(config, directories, memory_bytes),
+            make_application(config, found),
             name=APPLICATION,
             route_prefix="/",
         )

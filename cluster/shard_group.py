@@ -20,6 +20,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster import wire
 from cluster.logs import LogConfig
+from cluster.models import ModelSource
 from cluster.profile_messages import END, ProfileInbox, ShardOrder, is_report
 from cluster.profiling import WRITING_S
 from cluster.resources import CPUS_PER_SHARD
@@ -52,7 +53,7 @@ class GroupSpec:
     """
 
     name: str
-    model_directory: Path
+    model: ModelSource
     dtype: DTypeName
     device: str
     quantization: QuantizationMethod | None
@@ -242,7 +243,7 @@ class ShardGroup:
         return ShardSpec(
             rank=rank,
             size=spec.tensor_parallel_size,
-            model_directory=spec.model_directory,
+            model=spec.model,
             dtype=spec.dtype,
             device=spec.device,
             quantization=spec.quantization,

@@ -20,6 +20,7 @@ from cluster.engine_loop import EngineLoop
 from cluster.http import make_app
 from cluster.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME
 from cluster.models import ModelDirectories
+from cluster.resources import ReplicaMemory
 from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
 from cluster.step_timing import TimedProposer, TimedTarget
@@ -51,7 +52,7 @@ class Replica:
             speculative_config=SpeculativeConfig("ngram", num_speculative_tokens=3),
         )
         directories = ModelDirectories(model, None)
-        self.router = Router(config, directories, memory_bytes=2**32, replica=REPLICA)
+        self.router = Router(config, directories, ReplicaMemory(2**32), replica=REPLICA)
         self.router._loop = self._make_loop(model)  # in place of `start`, which needs shards
         self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
         self.link = ControlLink(

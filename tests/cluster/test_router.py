@@ -10,6 +10,7 @@ from grpc import StatusCode
 
 from cluster.config import ServeConfig
 from cluster.models import ModelDirectories
+from cluster.resources import ReplicaMemory
 from cluster.router import Router
 from cluster.servicers import InferenceServicer, StreamFailedError
 from protos.specdec.v1 import inference_pb2 as pb
@@ -35,7 +36,7 @@ def model_dir(tiny_model_dir, tmp_path):
 )
 def test_the_models_wishes_hold_unless_they_are_left_aside(model_dir, setting, defaults):
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
-    router = Router(config, ModelDirectories(model_dir, None), memory_bytes=2**32)
+    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     assert router.model_info("").sampling_defaults == defaults
     assert router.text.spell([0, 50]) == ["<|endoftext|>", "P"]
 
@@ -57,7 +58,7 @@ async def test_an_answer_in_one_message_has_so_many_log_probabilities(
     """max_tokens is 99 by the model's wishes, else as long as the context of 128 tokens."""
     monkeypatch.setattr("specdec.request_limits.MAX_ANSWER_LOGPROBS", 200)
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
-    router = Router(config, ModelDirectories(model_dir, None), memory_bytes=2**32)
+    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     codes = []
     context = SimpleNamespace(
         set_code=codes.append, set_details=lambda _: None, set_trailing_metadata=lambda _: None

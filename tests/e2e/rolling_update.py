@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from cluster.config import ServeConfig
-from cluster.models import resolve_models
+from cluster.models import FoundByDriver, resolve_models
 from cluster.resources import memory_per_replica
 from cluster.service import deploy, running_service
 from specdec.client import Client, ClientError
@@ -64,7 +64,8 @@ def update(config):
         with ShortRequests(f"127.0.0.1:{config.grpc_port}") as requests:
             began_at = time.monotonic()
             directories = resolve_models(config, lambda line: None)
-            deploy(replace(config, max_num_seqs=32), directories, memory_bytes)
+            found = FoundByDriver(directories, memory_bytes, config.most_replicas)
+            deploy(replace(config, max_num_seqs=32), found)
             took_s = time.monotonic() - began_at
         return {
             "before": sorted(before),

@@ -14,6 +14,7 @@ from cluster.engine_loop import EngineLoop
 from cluster.http import make_app
 from cluster.models import ModelDirectories
 from cluster.openai.api_keys import ApiKeys
+from cluster.resources import ReplicaMemory
 from cluster.router import Router
 from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
@@ -25,7 +26,7 @@ async def router(tiny_model_dir: Path):
     config = ServeConfig(
         model=str(tiny_model_dir), served_model_name="tiny", max_model_len=512, device="cpu"
     )
-    router = Router(config, ModelDirectories(tiny_model_dir, None), memory_bytes=2**32)
+    router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
     limits = engine_config(3, max_model_len=512, num_blocks=400, max_queue_len=8)
     router._loop = EngineLoop(local_engine(tiny_model_dir, limits))  # in place of `start`
     router.text.load()
