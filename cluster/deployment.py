@@ -38,6 +38,7 @@ from cluster.models import FoundByDriver, resolve_models
 from cluster.node_memory import replica_memory, replicas_per_node
 from cluster.openai.api_keys import ApiKeys, read_keys
 from cluster.overrides import OverrideLimits
+from cluster.placement import bundle_labels
 from cluster.resources import (
     CPUS_PER_ROUTER,
     ReplicaMemory,
@@ -50,8 +51,6 @@ from cluster.watches import Watches
 from specdec.client import ModelInfo
 from specdec.errors import InvalidValueError, TargetFailedError
 from specdec.profile import ProfileOrder, ProfileReport
-
-APPLICATION = "specdec"
 
 GRPC_SERVICER_FUNCTIONS = (
     "cluster.serve_proxy.restate_answers",
@@ -229,6 +228,7 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
         name=ROUTER,
         ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
         placement_group_bundles=placement_bundles(config),
+        placement_group_bundle_label_selector=bundle_labels(config),
         placement_group_strategy="PACK",
         num_replicas=config.num_replicas if config.max_replicas is None else None,
         autoscaling_config=autoscaling_config(config),
