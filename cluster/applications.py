@@ -162,10 +162,10 @@ class ServeDirectory:
 
     async def _fellow(self, application: str) -> Fellow | None:
         if application not in self._handles:
-            self._handles[application] = (
-                serve.get_deployment_handle(ROUTER, application),
-                serve.get_deployment_handle(CONTROL_PLANE, application),
-            )
+            router = serve.get_deployment_handle(ROUTER, application)
+            router._init()  # else it learns of replicas with its first call only
+            control_plane = serve.get_deployment_handle(CONTROL_PLANE, application)
+            self._handles[application] = (router, control_plane)
         router, control_plane = self._handles[application]
         with suppress(RayError, RayServeException, TimeoutError):
             async with asyncio.timeout(_ANSWER_TIMEOUT_S):

@@ -154,7 +154,7 @@ class TestByModel:
             assert f'specdec:num_requests_running{{model_name="{model}"' in text
 
     def test_a_client_that_leaves_is_noticed(self, service, stub):
-        long = {"text": "The river", "sampling": {"max_tokens": 4000, "ignore_eos": True}}
+        long = {"text": "The river", "sampling": {"max_tokens": 450, "ignore_eos": True}}
         stream = stub.GenerateStream(pb.GenerateRequest(model="extract", **long), timeout=60)
         next(stream)
         assert running(service, "extract") == 1
