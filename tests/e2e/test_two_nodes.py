@@ -24,7 +24,7 @@ def service(tiny_model_dir, tmp_path_factory):
     flags = ["--model", str(tiny_model_dir), "--speculative-config", DRAFT, "--log-level", "info"]
     flags += ["--target-labels", "role=target", "--draft-labels", "role=draft"]
     with (
-        cluster(directory) as made,
+        cluster() as made,
         joined_service(made, directory / "log", *flags) as running,
     ):
         yield running

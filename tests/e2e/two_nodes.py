@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -78,19 +79,21 @@ class Cluster:
 
 
 @contextmanager
-def cluster(directory: Path) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """A head with the label role=target, and another node with role=draft."""
     tag = secrets.token_hex(3)
+    directory = Path(tempfile.mkdtemp(prefix="sd-"))  # Ray's sockets need a short path
     made = Cluster(f"specdec-h-{tag}", f"specdec-w-{tag}", _environment(), directory)
     try:
         _connect(made)
         head = ["--head", f"--port={PORT}", "--include-dashboard=false"]
-        head += ["--temp-dir", str(made.directory / "ray")]
+        head += ["--temp-dir", str(made.directory)]
         _start(made, made.head, *head, "--labels=role=target", ip=HEAD)
         _start(made, made.worker, f"--address={HEAD}:{PORT}", "--labels=role=draft", ip=WORKER)
         yield made
     finally:
         _end(made)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _environment() -> dict[str, str]:
