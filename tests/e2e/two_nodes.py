@@ -19,6 +19,7 @@ import psutil
 
 HEAD, WORKER = "10.77.0.1", "10.77.0.2"
 PORT = 6399
+INTERFACE = "sd0"
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
@@ -53,21 +54,15 @@ class Cluster:
         subprocess.run(self.command(namespace, *arguments), check=True, capture_output=True)
 
     def lose_packets(self, share: float) -> None:
-        """From now on, in both directions."""
+        """From now on, in both directions; 1 is a link that is down."""
         for namespace in (self.head, self.worker):
-            rule = ["-i", "link", "-m", "statistic", "--mode", "random"]
+            rule = ["-i", INTERFACE, "-m", "statistic", "--mode", "random"]
             rule += ["--probability", str(share), "-j", "DROP"]
             self.run(namespace, "iptables", "-A", "INPUT", *rule)
 
     def lose_none(self) -> None:
         for namespace in (self.head, self.worker):
             self.run(namespace, "iptables", "-F", "INPUT")
-
-    def cut(self) -> None:
-        self.run(self.head, "ip", "link", "set", "link", "down")
-
-    def mend(self) -> None:
-        self.run(self.head, "ip", "link", "set", "link", "up")
 
     def processes_on(self, namespace: str) -> list[psutil.Process]:
         pids = subprocess.run(
@@ -110,11 +105,11 @@ def _connect(made: Cluster) -> None:
     for namespace in (made.head, made.worker):
         subprocess.run(["ip", "netns", "add", namespace], check=True)
         made.run(namespace, "ip", "link", "set", "lo", "up")
-    peer = ["peer", "name", "link", "netns", made.worker]
-    made.run(made.head, "ip", "link", "add", "link", "type", "veth", *peer)
+    peer = ["peer", "name", INTERFACE, "netns", made.worker]
+    made.run(made.head, "ip", "link", "add", INTERFACE, "type", "veth", *peer)
     for namespace, address in ((made.head, HEAD), (made.worker, WORKER)):
-        made.run(namespace, "ip", "addr", "add", f"{address}/24", "dev", "link")
-        made.run(namespace, "ip", "link", "set", "link", "up")
+        made.run(namespace, "ip", "addr", "add", f"{address}/24", "dev", INTERFACE)
+        made.run(namespace, "ip", "link", "set", INTERFACE, "up")
 
 
 def _start(made: Cluster, namespace: str, *flags: str, ip: str) -> None:
