@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from cluster.config import ServeConfig
@@ -282,11 +281,11 @@ def _divide_gpus(
 def _gpu_blocks(config: ServeConfig, pool: _Pool, most: int, available_bytes: int) -> int:
     """What the fullest rank of a model bears, `most` at most."""
     model = pool.model
-    # The fullest rank's share: KV heads are divided whole.
-    heads = max(1, math.ceil(model.num_kv_heads / pool.num_ranks))
-    share = heads / max(model.num_kv_heads, pool.num_ranks)
-    block_bytes = int(pool.block_bytes * share)
-    weight_bytes = int(model.weight_bytes(config.dtype) * share)
+    shards = model.head_shards(pool.num_ranks)
+    kv_share = max(len(shard.kv) for shard in shards) / sum(len(shard.kv) for shard in shards)
+    weight_share = max(len(shard.query) for shard in shards) / model.num_heads  # a little too much
+    block_bytes = int(pool.block_bytes * kv_share)
+    weight_bytes = int(model.weight_bytes(config.dtype) * weight_share)
     free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:
