@@ -186,10 +186,15 @@ def _divide_hosts(
 ) -> _NumBlocks:
     """Each model on a node of its own: the draft's pool is what its node bears of the target's."""
     free_bytes = available_bytes - _target_bytes_without_kv(config, models)
-    of_target = _divide_host(config, target, None, free_bytes)
+    if config.kv_cache_memory_gib is None:
+        num_target_blocks = _divide_host(config, target, None, free_bytes).target
+        most = min(num_target_blocks, draft.most_blocks)
+    else:
+        wanted = _fill(int(config.kv_cache_memory_gib * _GIB), target.block_bytes, draft)
+        num_target_blocks, most = wanted.target, wanted.draft
+    of_target = _NumBlocks(num_target_blocks, 0)
     _check_host(config, target, None, of_target, free_bytes, available_bytes)
     draft_free_bytes = draft_bytes - _draft_bytes_without_kv(config, models)
-    most = min(of_target.target, draft.most_blocks)
     num_blocks = min(most, max(0, draft_free_bytes) // draft.block_bytes)
     if num_blocks < draft.blocks_of_longest:
         raise OutOfMemoryError(
@@ -197,7 +202,7 @@ def _divide_hosts(
             f"little for its weights and the KV cache of one sequence of {draft.max_model_len} "
             "tokens; lower speculative_config.max_model_len, or take a smaller model"
         )
-    return _NumBlocks(of_target.target, num_blocks)
+    return _NumBlocks(num_target_blocks, num_blocks)
 
 
 def _check_host(
