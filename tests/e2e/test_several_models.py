@@ -38,7 +38,7 @@ def test_each_model_is_served_by_its_name(service):
             assert client.model_info(name).model == name
             answer = client.generate("The river", SHORT, model=name)
             assert answer.usage.completion_tokens == 8
-        with pytest.raises(ClientError, match="'first', 'Second.Model'"):
+        with pytest.raises(ClientError, match=r"'first', 'Second\.Model'"):
             client.model_info("third")
 
 
