@@ -136,8 +136,8 @@ class RaySession:
                 return  # Ray is being shut down, and asking Serve for something would start another
             with suppress(Exception):
                 self._delete(applications)
-            hurry.set()  # there is nothing left to wait for
             deleted.set()
+            hurry.set()  # there is nothing left to wait for
 
         deleted = threading.Event()
         # Lets the replica close its servers and shards; a Ray that was hit itself will not answer.

@@ -68,10 +68,12 @@ def running_service(
         read_keys("api_key_file", each.api_key_file)
     served = [Served(each) for each in configs] if session.is_joined else _find(configs, report)
     report(f"joining Ray at {config.ray_address}" if session.is_joined else "starting Ray")
+    to_end: list[str] = []  # applications that are ours
     try:
         session.start()
         if session.is_joined:
-            _check_nodes(configs)
+            _check_cluster(served)
+        to_end += [each.application for each in served]
         for each in configs:
             report(f"loading {each.served_model_name} on {each.tensor_parallel_size} rank(s)")
         deploy(served)
@@ -79,8 +81,7 @@ def running_service(
         yield
     finally:
         drain_timeout_s = max(each.drain_timeout_s for each in configs)
-        names = [each.application for each in served]
-        session.stop(names, drain_timeout_s, hurry or threading.Event())
+        session.stop(to_end, drain_timeout_s, hurry or threading.Event())
 
 
 class _Signals:
@@ -129,11 +130,19 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_
     memory_plan(config, models, memory_bytes)
 
 
-def _check_nodes(configs: Sequence[ServeConfig]) -> None:
+def _check_cluster(served: Sequence[Served]) -> None:
+    """Raises StartupError for an application that runs there; it would be replaced, and ended."""
     import ray
+    from ray import serve
 
-    for config in configs:
-        require_placeable(config, ray.nodes())
+    running = serve.status().applications
+    for each in served:
+        if each.application in running:
+            raise StartupError(
+                f"an application {each.application} runs there already; stop it, or choose another "
+                "served_model_name"
+            )
+        require_placeable(each.config, ray.nodes())
 
 
 def _report_overrides(config: ServeConfig, report: Report) -> None:

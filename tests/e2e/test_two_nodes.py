@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from tests.e2e.two_nodes import cluster, joined_service, missing
+from tests.e2e.two_nodes import cluster, joined_service, missing, serving
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -62,6 +62,21 @@ def test_each_model_is_on_the_node_with_its_labels(service, undisturbed):
     ):
         assert service.named(here, name), f"{name} is not on {here}"
         assert not service.named(there, name), f"{name} is on {there}"
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ([], "runs there already; stop it, or choose another served_model_name"),
+        (["--served-model-name", "b", "--target-labels", "role=none"], "target_labels is"),
+    ],
+)
+def test_what_the_cluster_cannot_take_is_refused(service, tiny_model_dir, tmp_path, flags, told):
+    log = tmp_path / "log"
+    second = serving(service.cluster, log, "--model", str(tiny_model_dir), *flags)
+    assert second.wait(60) == 1
+    assert told in log.read_text()
+    assert not any(each["error"] for each in answers_of(streams(service, num_tokens=5)))
 
 
 def test_with_a_third_of_all_packets_lost_streams_are_the_same(service, undisturbed):

@@ -167,17 +167,22 @@ class JoinedService:
         return found
 
 
-@contextmanager
-def joined_service(made: Cluster, log: Path, *flags: str) -> Iterator[JoinedService]:
+def serving(made: Cluster, log: Path, *flags: str) -> subprocess.Popen[bytes]:
+    """`specdec serve --ray-address` in the head's namespace."""
     command = [sys.executable, "-m", "cluster", "serve", "--ray-address", f"{HEAD}:{PORT}"]
     command += ["--ingress", "serve", "--state-dir", str(log.parent / "state")]
     with log.open("wb") as output:
-        popen = subprocess.Popen(
+        return subprocess.Popen(
             made.command(made.head, *command, *flags),
             env=made.environment,
             stdout=output,
             stderr=output,
         )
+
+
+@contextmanager
+def joined_service(made: Cluster, log: Path, *flags: str) -> Iterator[JoinedService]:
+    popen = serving(made, log, *flags)
     try:
         _wait_until_ready(popen, log)
         yield JoinedService(made, popen, log)
