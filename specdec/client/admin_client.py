@@ -37,14 +37,17 @@ class AdminClient(Connection):
         timeout_s: float | None = DEFAULT_ADMIN_TIMEOUT_S,
         tls_ca_file: Path | None = None,
         token: str | None = None,
+        model: str = "",
     ) -> None:
         """Arguments and errors are those of Connection.
 
         token: of the operators, where the service wants one; it is for a connection with TLS, or
-        one that does not leave the machine.
+        one that does not leave the machine. model: that it is all about, where several are served;
+        empty: that of whoever answers.
         """
         super().__init__(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
         self._stub = AdminServiceStub(self._channel)
+        self._model = model
         self._metadata = [("authorization", f"Bearer {token}")] if token else None
 
     def get_speculation(self) -> SpeculationState:
@@ -90,10 +93,11 @@ class AdminClient(Connection):
         It ends with ClientError when the replica that answers drains. Without a time limit.
         """
         with self._reported():
-            request = pb.WatchStatsRequest(interval_s=interval_s)
+            request = pb.WatchStatsRequest(interval_s=interval_s, model=self._model)
             for response in self._stub.WatchStats(request, metadata=self._metadata):
                 yield codec.decode_fleet(response)
 
     def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+        request.model = self._model
         with self._reported():
             return method(request, timeout=timeout_s or self.timeout_s, metadata=self._metadata)

@@ -1,10 +1,13 @@
 """`specdec serve` with a list of models, each answered for by whichever Router is asked."""
 
+import subprocess
+import sys
+
 import httpx
 import pytest
 import yaml
 
-from specdec.client import Client, ClientError
+from specdec.client import AdminClient, Client, ClientError
 from specdec.sampling_params import SamplingParams
 from tests.e2e.conftest import running_service
 
@@ -48,3 +51,24 @@ def test_the_second_has_a_path_of_its_own(service):
     [own, other] = httpx.get(url + "/second-model/v1/models", timeout=10).json()["data"]
     assert (own["id"], other["id"]) == ("Second.Model", "first")
     assert httpx.get(url + "/second-model/dashboard/", timeout=10).status_code == 200
+
+
+def test_operators_say_which_model_they_mean(service):
+    def ask(*arguments):
+        command = [sys.executable, "-m", "cluster", *arguments, "--address", service.grpc_address]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+    second = ["--model", "Second.Model"]
+    assert ask("speculation", "set", "--mode", "off", *second).returncode == 0
+    assert "off" in ask("speculation", "get", *second).stdout
+    with AdminClient(service.grpc_address, model="Second.Model") as admin:
+        assert admin.get_speculation().in_force.mode == "off"
+        assert next(admin.watch()).status.replicas[0].report.mode == "off"
+        assert len(admin.replicas()) == 1
+        entries = admin.audit_log().entries
+        assert [each.version for each in entries] == [1]
+    with AdminClient(service.grpc_address) as admin:
+        assert admin.audit_log().entries == ()
+    nobodys = ask("status", "--model", "third")
+    assert nobodys.returncode == 1
+    assert "'first', 'Second.Model'" in nobodys.stderr
