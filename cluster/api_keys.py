@@ -59,8 +59,14 @@ class NoApiKeyError(UnauthenticatedError):
 class Lease:
     """A request's place among those that its key may have at once; to be given back once."""
 
-    def __init__(self, give_back: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        give_back: Callable[[], None] = lambda: None,
+        uncount: Callable[[], None] = lambda: None,
+    ) -> None:
+        """uncount: has the request not count towards the rate of its key."""
         self._give_back: Callable[[], None] | None = give_back
+        self._uncount = uncount
 
     def __enter__(self) -> Self:
         return self
@@ -73,6 +79,12 @@ class Lease:
         if self._give_back is not None:
             self._give_back()
         self._give_back = None
+
+    def undo(self) -> None:
+        """Gives it back as if it had not been taken: somebody else is to count the request."""
+        if self._give_back is not None:
+            self._uncount()
+        self.release()
 
 
 class _Allowance:
@@ -93,7 +105,7 @@ class _Allowance:
             raise OverloadedError(message)
         self._take_from_bucket()
         self.num_open += 1
-        return Lease(self._give_back)
+        return Lease(self._give_back, self._refill)
 
     def _take_from_bucket(self) -> None:
         rate = self._key.requests_per_s
@@ -110,6 +122,9 @@ class _Allowance:
 
     def _give_back(self) -> None:
         self.num_open -= 1
+
+    def _refill(self) -> None:
+        self._left = min(self._capacity, self._left + 1)
 
 
 class ApiKeys:

@@ -45,7 +45,7 @@ def client_flags(command: _Command) -> _Command:
     return connection_flags(api_key_flag(command))
 
 
-ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file")
+ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
 
 _token_file = click.option(
     "--token-file",
@@ -54,12 +54,21 @@ _token_file = click.option(
 )
 
 
+_model = click.option(
+    "--model",
+    default="",
+    help="Which model it is about, where several are served. Default: the first.",
+)
+
+
 def admin_flags(command: _Command) -> _Command:
     """Gives a command what `admin_client` takes."""
-    return connection_flags(_token_file(command))
+    return connection_flags(_token_file(_model(command)))
 
 
-def admin_client(address: str, tls_ca_file: Path | None, token_file: Path | None) -> AdminClient:
+def admin_client(
+    address: str, tls_ca_file: Path | None, token_file: Path | None, model: str
+) -> AdminClient:
     """A client with the operators' token, where there is one. Raises InvalidValueError."""
     token = read_token("token_file", token_file)
-    return AdminClient(address, tls_ca_file=tls_ca_file, token=token)
+    return AdminClient(address, tls_ca_file=tls_ca_file, token=token, model=model)

@@ -23,6 +23,7 @@ from specdec.settings import (
     DIRECTORY,
     ENDPOINT,
     FILE,
+    LABELS,
     NOT_NEGATIVE,
     POSITIVE,
     TEXT,
@@ -99,6 +100,24 @@ class ServeConfig(LLMConfig):
         one_of("auto", "ipc", "tcp"),
         "How steps reach the shards; auto takes ipc on this node and tcp to others",
     )
+    ray_address: str | None = setting(
+        None,
+        optional(TEXT),
+        "Ray cluster to serve on, as the host:port of its head or as auto; needs ingress serve",
+        "a Ray of its own on this machine",
+    )
+    target_labels: str | None = setting(
+        None,
+        LABELS,
+        "Labels of the Ray nodes that may hold Router and target, such as role=target",
+        "any node",
+    )
+    draft_labels: str | None = setting(
+        None,
+        LABELS,
+        "Labels of the Ray nodes that may hold the draft model, such as role=draft",
+        "any node",
+    )
     state_dir: Path | None = setting(
         None,
         DIRECTORY,
@@ -157,6 +176,9 @@ class ServeConfig(LLMConfig):
     def __post_init__(self) -> None:
         name = self.served_model_name or Path(str(self.model)).resolve().name
         object.__setattr__(self, "served_model_name", name)
+        if self.ray_address is not None and self.device == "auto":  # before that is decided here
+            limit = "cpu or cuda where ray_address is given: the models run on other machines"
+            raise InvalidValueError("device", self.device, limit)
         super().__post_init__()
 
     @classmethod
@@ -221,6 +243,7 @@ class ServeConfig(LLMConfig):
             limit = "left out where traces cannot be sent; pip install 'specdec[tracing]'"
             raise InvalidValueError("otlp_traces_endpoint", self.otlp_traces_endpoint, limit)
         self._check_replicas()
+        self._check_cluster()
 
     def _check_replicas(self) -> None:
         if self.max_replicas is None and self.min_replicas != 1:
@@ -235,6 +258,15 @@ class ServeConfig(LLMConfig):
         if self.ingress == "embedded" and (self.max_replicas or self.num_replicas > 1):
             limit = "serve for several replicas: servers of their own would want the same ports"
             raise InvalidValueError("ingress", self.ingress, limit)
+
+    def _check_cluster(self) -> None:
+        if self.ray_address is not None and self.ingress != "serve":
+            limit = "serve where ray_address is given: our own servers would listen on some node"
+            raise InvalidValueError("ingress", self.ingress, limit)
+        speculation = self.speculative_config
+        if self.draft_labels and (speculation is None or speculation.method != "draft_model"):
+            limit = "left out unless the method of speculative_config is draft_model"
+            raise InvalidValueError("draft_labels", self.draft_labels, limit)
 
 
 def settings() -> dict[str, Setting]:

@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import cached_property
 from typing import Any
 
 import ray
 from fastapi import FastAPI
 from ray import serve
+from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.exceptions import RayTaskError
 from ray.serve.config import gRPCOptions
+from ray.util.placement_group import PlacementGroup
 
-from cluster import logs
+from cluster import forwarded_calls, forwarded_requests, logs
 from cluster.admin_access import AdminAccess, read_token
 from cluster.api_keys import ApiKeys, read_keys
+from cluster.applications import (
+    CONTROL_PLANE,
+    ROUTER,
+    Applications,
+    ServeDirectory,
+    ServiceCard,
+)
 from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlaneReplica
 from cluster.control_store import state_dir
+from cluster.forwarded_calls import ForwardedCall
+from cluster.forwarded_requests import ForwardedRequest, ResponseHead
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
+from cluster.model_source import log_progress
+from cluster.node_memory import replica_memory, replicas_per_node
 from cluster.overrides import OverrideLimits
-from cluster.resources import CPUS_PER_ROUTER, placement_bundles
+from cluster.placement import bundle_labels
+from cluster.resources import (
+    CPUS_PER_ROUTER,
+    FoundByDriver,
+    ReplicaMemory,
+    placement_bundles,
+)
 from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
 from cluster.watches import Watches
+from specdec.client import ModelInfo
 from specdec.errors import InvalidValueError, TargetFailedError
-from specdec.model_directories import ModelDirectories
+from specdec.machine import available_memory_bytes
+from specdec.model_directories import resolve_models
 from specdec.profile import ProfileOrder, ProfileReport
 
-APPLICATION = "specdec"
-ROUTER = "Router"
+GRPC_SERVICER_FUNCTIONS = (
+    "cluster.serve_proxy.restate_answers",
+    "cluster.servicers.add_inference_service",
+    "cluster.servicers.add_admin_service",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+)
+"""What a Serve config file lists under `grpc_options`; the first concerns those after it."""
 
 _CLOSE_TIMEOUT_S = 10.0
 """What a replica has to end its models and servers, when its requests have ended."""
@@ -57,20 +86,25 @@ class RouterReplica(InferenceServicer, AdminServicer):
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         config: Mapping[str, Any],
-        directories: ModelDirectories,
-        memory_bytes: int,
         control_plane: Any,
+        found: FoundByDriver | None,
     ) -> None:
         serve_config = ServeConfig.from_mapping(config)
         logs.configure(serve_config.logs)
-        self._replica_id = serve.get_replica_context().replica_id.unique_id
+        context = serve.get_replica_context()
+        self._application, self._replica_id = context.app_name, context.replica_id.unique_id
         self._has_failed = False
-        router = Router(serve_config, directories, memory_bytes, self._replica_id)
+        placement = ray.util.get_current_placement_group()
+        router = await asyncio.to_thread(
+            _make_router, serve_config, placement, self._replica_id, found
+        )
         control = ControlLink(control_plane, router.apply_speculation, router.report)
         keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
-        InferenceServicer.__init__(self, router, keys)
+        applications = self._applications(serve_config)
+        InferenceServicer.__init__(self, router, keys, applications)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
-        AdminServicer.__init__(self, control, access, Watches(control.fleet), self._profile)
+        watches = Watches(control.fleet)
+        AdminServicer.__init__(self, control, access, watches, self._profile, applications)
         self._ingress = (
             EmbeddedIngress(router, self, keys, serve_config)
             if serve_config.ingress == "embedded"
@@ -79,9 +113,37 @@ class RouterReplica(InferenceServicer, AdminServicer):
         control.start()
         if self._ingress is not None:
             await self._ingress.start()
-        await router.start(ray.util.get_current_placement_group())
+        await router.start(placement)
         if self._ingress is not None:
             await self._ingress.set_ready(True)
+
+    def _applications(self, config: ServeConfig) -> Applications:
+        """The others can be asked for by Serve's ingress alone; our own has a port each."""
+        if config.ingress == "embedded":
+            return Applications(config.served_model_name)
+        return Applications(config.served_model_name, ServeDirectory(self._application).look)
+
+    async def own_model_info(self) -> ModelInfo:
+        """Asked by other applications."""
+        return self.router.model_info("")
+
+    async def answer_call(self, call: ForwardedCall) -> AsyncGenerator[Any, None]:
+        """Asked by other applications: a gRPC call about this one's model."""
+        async with aclosing(forwarded_calls.answer(self, call)) as messages:
+            async for each in messages:
+                yield each
+
+    async def answer_request(
+        self, request: ForwardedRequest
+    ) -> AsyncGenerator[ResponseHead | bytes, None]:
+        """Asked by other applications: an HTTP request about this one's model."""
+        async with aclosing(forwarded_requests.answer(self._own_app, request)) as messages:
+            async for each in messages:
+                yield each
+
+    @cached_property
+    def _own_app(self) -> FastAPI:
+        return make_app(lambda: self.router, lambda: self, lambda: self.keys)
 
     async def check_health(self) -> None:
         """Asked by Serve; raises once the target is lost for good, and the replica is replaced."""
@@ -102,7 +164,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         """Whoever is asked has it done by the replica that is meant."""
         if order.replica_id in ("", self._replica_id):
             return await self.router.profile(order)
-        return await _profile_elsewhere(order)
+        return await _profile_elsewhere(order, self._application)
 
     async def profile_if_meant(self, order: ProfileOrder) -> ProfileReport | None:
         """Asked of every replica by the one that was asked; None from all but one."""
@@ -126,12 +188,12 @@ class RouterReplica(InferenceServicer, AdminServicer):
         await self.control.close(self._replica_id, has_failed=self._has_failed)
 
 
-async def _profile_elsewhere(order: ProfileOrder) -> ProfileReport:
+async def _profile_elsewhere(order: ProfileOrder, application: str) -> ProfileReport:
     """By the replica that is meant. Raises what it raises; InvalidValueError where there is none.
 
     A replica that is lost meanwhile does not answer, and is none.
     """
-    handle = serve.get_deployment_handle(ROUTER, APPLICATION)
+    handle = serve.get_deployment_handle(ROUTER, application)
     asked = handle.broadcast("profile_if_meant", order)
     for answer in await asked.results_async(return_exceptions=True):
         if isinstance(answer, ProfileReport):
@@ -142,20 +204,33 @@ async def _profile_elsewhere(order: ProfileOrder) -> ProfileReport:
     raise InvalidValueError("replica_id", order.replica_id, limit)
 
 
-def make_application(
-    config: ServeConfig, directories: ModelDirectories, memory_bytes: int
-) -> serve.Application:
+def _make_router(
+    config: ServeConfig, placement: PlacementGroup, replica_id: str, found: FoundByDriver | None
+) -> Router:
+    """Where nobody has looked before, the models are fetched here, and the nodes are asked."""
+    if found is None:
+        num_sharing = replicas_per_node(config)
+        directories = resolve_models(config, log_progress)
+        memory = replica_memory(config, placement, num_sharing)
+        return Router(config, directories, memory, replica_id, num_sharing)
+    bytes_now = available_memory_bytes() if config.device == "cpu" else found.memory_bytes
+    memory = ReplicaMemory(min(found.memory_bytes, bytes_now))
+    return Router(config, found.directories, memory, replica_id, found.num_sharing)
+
+
+def make_application(config: ServeConfig, found: FoundByDriver | None = None) -> serve.Application:
     """Both deployments, bound to a configuration, with the resources of a replica declared.
 
-    memory_bytes: what each replica may take. Run again with another configuration, Serve replaces
-    one replica after the other. The bundles are packed on as few nodes as they fit; each holds its
-    ranks on one.
+    found: None lets each replica find out on its nodes. Run again with another configuration,
+    Serve replaces one replica after the other. The bundles are packed on as few nodes as they fit;
+    each holds its ranks on one.
     """
     replica = serve.ingress(_serve_app)(RouterReplica)
     deployment = serve.deployment(replica).options(
         name=ROUTER,
         ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
         placement_group_bundles=placement_bundles(config),
+        placement_group_bundle_label_selector=bundle_labels(config),
         placement_group_strategy="PACK",
         num_replicas=config.num_replicas if config.max_replicas is None else None,
         autoscaling_config=autoscaling_config(config),
@@ -165,15 +240,18 @@ def make_application(
         graceful_shutdown_timeout_s=config.drain_timeout_s + _CLOSE_TIMEOUT_S,
         graceful_shutdown_wait_loop_s=0.5,
     )
-    return deployment.bind(config.to_mapping(), directories, memory_bytes, _control_plane(config))
+    return deployment.bind(config.to_mapping(), _control_plane(config), found)
 
 
 def _control_plane(config: ServeConfig) -> serve.Application:
-    """One replica, which Serve makes again when it dies. It reserves nothing: it mostly waits."""
+    """One replica, which Serve makes again when it dies. It reserves nothing: it mostly waits.
+
+    It is kept on the head node, where its state is.
+    """
     speculation = config.speculative_config
     deployment = serve.deployment(ControlPlaneReplica).options(
-        name="ControlPlane",
-        ray_actor_options={"num_cpus": 0},
+        name=CONTROL_PLANE,
+        ray_actor_options={"num_cpus": 0, "resources": {HEAD_NODE_RESOURCE_NAME: 0.0001}},
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         # Calls to it say nothing: a Router reports every second.
@@ -191,7 +269,7 @@ def _control_plane(config: ServeConfig) -> serve.Application:
         speculation.control if speculation else None,
         limits,
         state_dir(config.state_dir),
-        config.served_model_name,
+        ServiceCard(config.served_model_name, config.fewest_replicas),
     )
 
 
@@ -199,10 +277,5 @@ def grpc_options(config: ServeConfig) -> gRPCOptions:
     """What Serve's own gRPC ingress carries."""
     return gRPCOptions(
         port=config.grpc_port,
-        grpc_servicer_functions=[
-            "cluster.serve_proxy.restate_answers",
-            "cluster.servicers.add_inference_service",
-            "cluster.servicers.add_admin_service",
-            "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
-        ],
+        grpc_servicer_functions=list(GRPC_SERVICER_FUNCTIONS),
     )

@@ -11,11 +11,19 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from cluster.admin_json import read_change, read_profile_order, to_json
+from cluster.applications import Fellow
+from cluster.call_limits import check_model
 from cluster.errors import status_of
+from cluster.forwarded_requests import ForwardedRequest, forward, is_forwarded
 from cluster.same_origin import require_own_page
 from cluster.servicers import AdminServicer
 from specdec.client import FleetStatistics, SpeculationState
-from specdec.errors import InvalidValueError, NotReadyError, VersionConflictError
+from specdec.errors import (
+    InvalidValueError,
+    NotReadyError,
+    UnknownModelError,
+    VersionConflictError,
+)
 
 MAX_BODY_BYTES = 64 * 1024
 _JSON = "application/json"
@@ -25,7 +33,10 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
-    """The routes; `get_admin` is asked at each request, after start-up."""
+    """The routes; `get_admin` is asked at each request, after start-up.
+
+    `?model=` says which model they are about, where another than that of whoever answers.
+    """
     router = APIRouter(prefix="/v1/admin")
     routes: tuple[tuple[str, str, Callable[[AdminServicer, Request], Awaitable[Response]]], ...] = (
         ("GET", "/speculation", _get_speculation),
@@ -51,6 +62,8 @@ def _guarded(
     async def respond(request: Request) -> Response:
         admin = get_admin()
         try:
+            if (fellow := await _elsewhere(request, admin)) is not None:
+                return await forward(fellow, ForwardedRequest.of(request, await _body(request)))
             admin.access.check(request.headers.get("authorization"))
             if request.method != "GET":
                 require_own_page(request)
@@ -59,6 +72,21 @@ def _guarded(
             return error_response(error)
 
     return respond
+
+
+async def _elsewhere(request: Request, admin: AdminServicer) -> Fellow | None:
+    """Who serves the model that is named, if not this application.
+
+    Raises UnknownModelError, which tells of all models, to operators only.
+    """
+    model = check_model(request.query_params.get("model", ""))
+    if admin.applications is None or is_forwarded(request):
+        return None
+    try:
+        return await admin.applications.elsewhere(model)
+    except UnknownModelError:
+        admin.access.check(request.headers.get("authorization"))
+        raise
 
 
 def error_response(error: Exception) -> Response:

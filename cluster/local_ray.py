@@ -14,7 +14,7 @@ from specdec.machine import available_cpus
 _OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
 _EXIT_TIMEOUT_S = 5.0
 
-_ENVIRONMENT = MappingProxyType(
+RAY_ENVIRONMENT = MappingProxyType(
     {
         "RAY_USAGE_STATS_ENABLED": "0",
         # A service at rest should be at rest: by default these loops wake ten times a second.
@@ -37,13 +37,19 @@ _ENVIRONMENT = MappingProxyType(
         "RAY_DEDUP_LOGS": "0",
     }
 )
+"""Of every Ray that a service runs on, where nobody has set it otherwise."""
+
+
+def prepare_environment() -> None:
+    """Sets what is not set; before Ray is imported, whose processes get all of it."""
+    for name, value in RAY_ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
 
 
 def start_ray() -> None:
     """Starts it. Sets variables of this process's environment, of which Ray's processes get all."""
     os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    prepare_environment()
     import ray  # reads the environment when it is imported
 
     ray.init(

@@ -44,7 +44,7 @@ class TargetRank:
         limits = spec.limits
         assert isinstance(limits, EngineConfig)
         self.runner = load_runner(
-            spec.model_directory,
+            spec.model.here(),
             spec.dtype,
             limits,
             _join_group(spec),
@@ -67,7 +67,7 @@ class DraftRank:
         limits = spec.limits
         assert isinstance(limits, DraftLimits)
         self.runner = load_draft_runner(
-            spec.model_directory,
+            spec.model.here(),
             spec.dtype,
             limits,
             _join_group(spec),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from pathlib import Path
 
 from ray.util.placement_group import PlacementGroup
 
 from cluster.config import ServeConfig
 from cluster.draft_group import DraftGroup
 from cluster.draft_supervisor import DraftSupervisor
+from cluster.model_source import ModelSource
 from cluster.profiling import ProfiledModel
 from cluster.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from cluster.shard_group import GroupSpec
@@ -36,12 +36,17 @@ class ReplicaModels:
     """Starts the models, has lost ones replaced, and ends them. There are none until `start`."""
 
     def __init__(
-        self, config: ServeConfig, directories: ModelDirectories, plan: MemoryPlan
+        self,
+        config: ServeConfig,
+        directories: ModelDirectories,
+        plan: MemoryPlan,
+        num_sharing: int = 1,
     ) -> None:
-        """plan: the limits of both, decided."""
+        """plan: the limits of both, decided. num_sharing: replicas that share a node's cores."""
         self._config = config
         self._directories = directories
         self._plan = plan
+        self._num_sharing = num_sharing
         self._target: TargetSupervisor | None = None
         self._draft: DraftSupervisor | None = None
 
@@ -153,7 +158,8 @@ class ReplicaModels:
     def _start_target(self, placement: PlacementGroup | None) -> TargetSupervisor:
         config, limits = self._config, self._plan.engine
         size, quantization = config.tensor_parallel_size, config.quantization_method
-        spec = self._group_spec("target", self._directories.target, size, limits, quantization)
+        source = ModelSource(config.model, self._directories.target)
+        spec = self._group_spec("target", source, size, limits, quantization)
         return TargetSupervisor(lambda: TargetGroup(spec, placement))
 
     def _start_draft(self, placement: PlacementGroup | None) -> DraftSupervisor | None:
@@ -162,7 +168,8 @@ class ReplicaModels:
             return None
         directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
         assert directory is not None, "a plan for a draft model that is nowhere"
-        spec = self._group_spec("draft model", directory, size, limits, speculation.quantization)
+        source = ModelSource(speculation.model or self._config.model, directory)
+        spec = self._group_spec("draft model", source, size, limits, speculation.quantization)
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
         spec = replace(spec, vocabulary=vocabulary.shared)
         return DraftSupervisor(lambda: DraftGroup(spec, placement), limits, vocabulary)
@@ -170,7 +177,7 @@ class ReplicaModels:
     def _group_spec(
         self,
         name: str,
-        directory: Path,
+        source: ModelSource,
         size: int,
         limits: EngineConfig | DraftLimits,
         quantization: QuantizationMethod | None,
@@ -180,14 +187,14 @@ class ReplicaModels:
         timeout_s = config.step_timeout_s
         return GroupSpec(
             name=name,
-            model_directory=directory,
+            model=source,
             dtype=config.dtype,
             device=config.device,
             quantization=quantization,
             kernels=config.kernels,
             tensor_parallel_size=size,
             limits=limits,
-            num_replicas=config.most_replicas,
+            num_replicas=self._num_sharing,
             bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
             transport=None if config.transport == "auto" else config.transport,
             start_timeout_s=config.start_timeout_s,

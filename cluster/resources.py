@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from cluster.config import ServeConfig
 from specdec.errors import InvalidValueError
 from specdec.machine import available_cpus, available_memory_bytes, num_gpus, smallest_gpu_bytes
 from specdec.model_config import ModelConfig
-from specdec.model_directories import Models
+from specdec.model_directories import ModelDirectories, Models
 
 CPUS_PER_SHARD = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
@@ -18,14 +21,38 @@ TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
 """Indices into the placement group of a replica, whose first bundle is the Router's."""
 
 
-def memory_per_replica(config: ServeConfig) -> int:
+def memory_per_replica(config: ServeConfig, num_replicas: int | None = None) -> int:
     """The bytes that a replica may take, so that all there may be fit on this machine.
 
+    num_replicas: of all models together; None: this one is alone.
     On GPUs, where each rank has one of its own: what it may take of the smallest.
     """
     if config.device == "cuda":
         return int(smallest_gpu_bytes() * config.gpu_memory_utilization)
-    return available_memory_bytes() // config.most_replicas
+    return available_memory_bytes() // (num_replicas or config.most_replicas)
+
+
+@dataclass(frozen=True)
+class ReplicaMemory:
+    """What a replica may take: on CPUs of a node, on GPUs of the smallest that a rank has.
+
+    draft_bytes: None where the draft model shares the target's node, or there is none.
+    """
+
+    target_bytes: int
+    draft_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class FoundByDriver:
+    """What whoever deploys has found out, where there is one node alone.
+
+    memory_bytes: what a replica may take. num_sharing: replicas that share the node's cores.
+    """
+
+    directories: ModelDirectories
+    memory_bytes: int
+    num_sharing: int
 
 
 def threads_per_shard(tensor_parallel_size: int, num_replicas: int = 1) -> int:
@@ -61,6 +88,17 @@ def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
         field = "speculative_config.draft_tensor_parallel_size"
         draft_size = config.speculative_config.draft_tensor_parallel_size
         _check_size(field, draft_size, models.draft, by_machine - size, num_cpus)
+
+
+def check_together(configs: Sequence[ServeConfig], num_cpus: int) -> None:
+    """Raises InvalidValueError unless the machine bears the ranks of all models at once."""
+    needed = sum(
+        config.most_replicas * sum(bundle["CPU"] for bundle in placement_bundles(config))
+        for config in configs
+    )
+    if len(configs) > 1 and needed > num_cpus:
+        limit = f"fewer, or of fewer ranks: they want {needed:.2f} of the {num_cpus} cores"
+        raise InvalidValueError("models", f"{len(configs)} models", limit)
 
 
 def _check_replicas(config: ServeConfig, num_cpus: int) -> None:

@@ -27,11 +27,11 @@ from cluster.replica_models import ReplicaModels
 from cluster.replica_observer import ReplicaObserver
 from cluster.replica_report import decision_fields
 from cluster.replica_text import ReplicaText
+from cluster.resources import ReplicaMemory
 from specdec.client import ModelInfo, ReplicaReport, SpeculationState
 from specdec.engine import Engine
 from specdec.engine_loop import EngineLoop
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
-from specdec.machine import available_memory_bytes
 from specdec.memory_plan import memory_plan
 from specdec.metrics import BATCH_SIZE, Metrics, counts_of
 from specdec.model_directories import ModelDirectories
@@ -60,12 +60,13 @@ class Router:
         self,
         config: ServeConfig,
         directories: ModelDirectories,
-        memory_bytes: int,
+        memory: ReplicaMemory,
         replica: str = "local",
+        num_sharing: int = 1,
     ) -> None:
-        """`memory_bytes` is this replica's share of the machine; what is free may be less.
+        """memory: what this replica may take. replica: the name that the cluster knows it by.
 
-        `replica` is the name that the cluster knows it by.
+        num_sharing: how many replicas share the cores of a node.
         """
         self.config = config
         self.metrics = Metrics()
@@ -74,11 +75,9 @@ class Router:
         self._model = models.target
         if config.generation_config == "none":
             self._model = replace(models.target, sampling_defaults=SamplingDefaults())
-        if config.device == "cpu":
-            memory_bytes = min(memory_bytes, available_memory_bytes())
-        self._plan = memory_plan(config, models, memory_bytes)
+        self._plan = memory_plan(config, models, memory.target_bytes, memory.draft_bytes)
         self.text = ReplicaText(directories.target, self._model)
-        self._models = ReplicaModels(config, directories, self._plan)
+        self._models = ReplicaModels(config, directories, self._plan, num_sharing)
         self._loop: EngineLoop | None = None
         speculation = config.speculative_config
         self._control = speculation.control if speculation else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from cluster.cli_output import say
 from cluster.cli_sections import SectionedCommand, SectionedOption
 from cluster.config import ServeConfig, settings
 from cluster.setting_sections import SECTIONS, section_of
+from cluster.several_models import read_models
 from cluster.vllm_settings import value_in_our_words
 from cluster.vllm_words import ALWAYS, NOT_HERE, RENAMED, VALUES, Always
 from specdec.errors import InvalidValueError
@@ -200,24 +201,24 @@ def serve(
             raise click.UsageError("give the model once, as MODEL or by --model")
         given["model"] = model_argument
     if config_file is None:
-        config = ServeConfig.from_sources(given)
+        config, *others = [ServeConfig.from_sources(given)]
     else:
-        config = ServeConfig.from_yaml(config_file, given)
-    _set_keys(api_keys, config)
+        config, *others = read_models(config_file, given)
+    _set_keys(api_keys, (config, *others))
     for warning in config.warnings:
         say(f"warning: {warning}")
     from cluster.service import serve_forever
 
-    serve_forever(config, say)
+    serve_forever(config, say, others)
 
 
-def _set_keys(keys: tuple[str, ...], config: ServeConfig) -> None:
+def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
     """Hands keys on in the environment, which other users cannot see and the replicas have."""
     if not keys:
         return
     from cluster.api_keys import KEYS_VARIABLE, read_keys
 
-    if config.api_key_file is not None:
+    if any(config.api_key_file is not None for config in configs):
         raise click.UsageError("--api-key and api_key_file exclude each other")
     if any("," in key or not key.strip() for key in keys):
         limit = "8 printable ASCII characters or more, without spaces and commas"

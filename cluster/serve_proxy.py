@@ -2,6 +2,9 @@
 
 A replica reports its own errors. When the replica itself is gone, or none is there yet, the proxy
 answers, with INTERNAL or NOT_FOUND and the text of an exception.
+
+A call that names no application goes to the one with the route prefix "/", whose Routers pass it on
+by its `model`; Serve by itself would refuse it as soon as there are two.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ NOT_STARTED_MESSAGE = "the service is starting or stopping"
 
 _ACTOR_IS_LOST = "actor died"
 _NO_APPLICATION = "Application "
+_APPLICATION = "application"
 
 _HandlerFactory = Callable[..., Handler]
 
@@ -30,20 +34,44 @@ def restate_answers(_servicer: Any, server: Any) -> None:
 
     Serve calls it in the same way as the functions that mount them.
     """
-    server.service_handler_factory = _restating(server.service_handler_factory)
+    factory = server.service_handler_factory
+    server.service_handler_factory = _restating(factory, factory.__self__.proxy_router)
 
 
-def _restating(factory: _HandlerFactory) -> _HandlerFactory:
+def _restating(factory: _HandlerFactory, routes: Any) -> _HandlerFactory:
     def make(**what: Any) -> Handler:
         handler = refusing(factory(**what))
-        return _stream(handler) if isasyncgenfunction(handler) else _call(handler)
+        return _stream(handler, routes) if isasyncgenfunction(handler) else _call(handler, routes)
 
     return make
 
 
-def _stream(handler: Handler) -> Handler:
+class _Context:
+    """grpc's context of a call, with the application that was left out."""
+
+    def __init__(self, grpc_context: Any, routes: Any) -> None:
+        self._context = grpc_context
+        metadata = tuple(grpc_context.invocation_metadata() or ())
+        if not any(key == _APPLICATION for key, _ in metadata):
+            metadata += tuple((_APPLICATION, name) for name in _default_application(routes))
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+
+def _default_application(routes: Any) -> list[str]:
+    """One name, or none where there is no application."""
+    names = [(info.route != "/", each.app_name) for each, info in routes.endpoints.items()]
+    return [name for _, name in sorted(names)[:1]]
+
+
+def _stream(handler: Handler, routes: Any) -> Handler:
     async def stream(request: Any, grpc_context: Any) -> AsyncIterator[bytes]:
-        async with aclosing(handler(request, grpc_context)) as messages:
+        async with aclosing(handler(request, _Context(grpc_context, routes))) as messages:
             async for message in messages:
                 yield message
         _restate(grpc_context)
@@ -51,9 +79,9 @@ def _stream(handler: Handler) -> Handler:
     return stream
 
 
-def _call(handler: Handler) -> Handler:
+def _call(handler: Handler, routes: Any) -> Handler:
     async def call(request: Any, grpc_context: Any) -> bytes:
-        response: bytes = await handler(request, grpc_context)
+        response: bytes = await handler(request, _Context(grpc_context, routes))
         _restate(grpc_context)
         return response
 

@@ -47,6 +47,9 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "start_timeout_s",
             "drain_timeout_s",
             "transport",
+            "ray_address",
+            "target_labels",
+            "draft_labels",
         ),
         "Network": (
             "ingress",

@@ -12,6 +12,7 @@ import ray
 
 from cluster import logs, wire
 from cluster.logs import LogConfig
+from cluster.model_source import ModelSource
 from cluster.profile_messages import is_report
 from cluster.transport import Endpoint, Listener, StepSocket, Transport
 from cluster.unix_socket import PeerGoneError
@@ -37,7 +38,7 @@ class ShardSpec:
 
     rank: int
     size: int
-    model_directory: Path
+    model: ModelSource
     dtype: DTypeName
     device: str
     quantization: QuantizationMethod | None

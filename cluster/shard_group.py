@@ -19,6 +19,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from cluster import wire
 from cluster.logs import LogConfig
+from cluster.model_source import ModelSource
 from cluster.profile_messages import END, ProfileInbox, ShardOrder, is_report
 from cluster.profiling import WRITING_S
 from cluster.resources import CPUS_PER_SHARD
@@ -52,7 +53,7 @@ class GroupSpec:
     """
 
     name: str
-    model_directory: Path
+    model: ModelSource
     dtype: DTypeName
     device: str
     quantization: QuantizationMethod | None
@@ -221,12 +222,15 @@ class ShardGroup:
         return True
 
     def check_alive(self) -> None:
-        """Raises the role's error if a rank has ended. May be called from any thread."""
+        """Raises the role's error if a rank has ended or is cut off. For any thread."""
         ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
         if ended:
             rank = self._runs.index(ended[0])
             reason = _reason(ended[0])
             raise self._error(f"rank {rank} of the {self._spec.name} ended{reason}")
+        for rank, socket in enumerate(tuple(self._sockets)):
+            if socket.is_lost:
+                raise self._error(f"rank {rank} of the {self._spec.name} cannot be reached")
 
     def close(self) -> None:
         """Ends every shard: by message where it listens, by force where it does not."""
@@ -252,7 +256,7 @@ class ShardGroup:
         return ShardSpec(
             rank=rank,
             size=spec.tensor_parallel_size,
-            model_directory=spec.model_directory,
+            model=spec.model,
             dtype=spec.dtype,
             device=spec.device,
             quantization=spec.quantization,

@@ -6,6 +6,7 @@ travel the same way, so a socket on the network answers only to the Router that 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ Transport = Literal["ipc", "tcp"]
 _IPC = "ipc://"
 _LINGER_MS = 1000
 """How long a shard's last answer over tcp may take to leave, once its socket is closed."""
+_SIGN_EVERY_MS = 1500
+_SILENCE_LIMIT_MS = 5000
+"""Under a loss of 30 % of all packets TCP delivers again within this time, nearly always."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,10 @@ class StepSocket(Protocol):
     @property
     def pollable(self) -> zmq.Socket[bytes] | int:
         """What zmq.Poller takes, and gives back when a message can be received."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the network between the ends is known to have failed. From any thread."""
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Sends a message. Raises OSError where it is known that nobody will read it."""
@@ -152,6 +160,11 @@ class _ZmqSocket:
         """See StepSocket."""
         return self._socket
 
+    @property
+    def is_lost(self) -> bool:
+        """See StepSocket."""
+        return False
+
     def send(self, frames: Sequence[bytes]) -> None:
         """See StepSocket."""
         self._socket.send_multipart(frames, copy=False)
@@ -168,6 +181,40 @@ class _ZmqSocket:
     def close(self) -> None:
         """See StepSocket."""
         self._socket.close()
+
+
+class _WatchedSocket(_ZmqSocket):
+    """The Router's end over tcp, to be made before it is connected.
+
+    Both ends show each other signs of life, from threads of their own: so a network that fails is
+    noticed within _SIGN_EVERY_MS + _SILENCE_LIMIT_MS, whether a step runs or not, and a shard that
+    computes for long is not taken for lost.
+    """
+
+    def __init__(self, pair: zmq.Socket[bytes]) -> None:
+        super().__init__(pair)
+        pair.heartbeat_ivl = _SIGN_EVERY_MS
+        pair.heartbeat_timeout = _SILENCE_LIMIT_MS
+        self._monitor = pair.get_monitor_socket(zmq.Event.DISCONNECTED)
+        self._lock = threading.Lock()  # of the monitor, which any thread may ask
+        self._has_broken = self._is_closed = False
+
+    @property
+    def is_lost(self) -> bool:
+        """See StepSocket."""
+        with self._lock:
+            if not self._is_closed and self._monitor.poll(0):
+                self._has_broken = True
+            return self._has_broken
+
+    def close(self) -> None:
+        """See StepSocket."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                self._socket.disable_monitor()
+                self._monitor.close()
+        super().close()
 
 
 def connect(
@@ -188,5 +235,6 @@ def connect(
         pair.curve_serverkey = endpoint.public_key
         pair.curve_publickey = keys.public
         pair.curve_secretkey = keys.secret
+    watched = _WatchedSocket(pair)
     pair.connect(endpoint.address)
-    return _ZmqSocket(pair)
+    return watched

@@ -42,6 +42,11 @@ class UnixSocket:
         """For zmq.Poller: the file descriptor."""
         return self._socket.fileno()
 
+    @property
+    def is_lost(self) -> bool:
+        """See StepSocket; on one node whoever reads is told."""
+        return False
+
     def send(self, frames: Sequence[bytes]) -> None:
         """Raises PeerGoneError, and TimeoutError where the other end takes nothing."""
         self._socket.settimeout(self._send_timeout_s)

@@ -56,6 +56,12 @@ def in_our_words(
     return settings
 
 
+def our_name(name: Any) -> Any:
+    """What a setting is called here, whose name may be vLLM's, with dashes or underscores."""
+    name = name.replace("-", "_") if isinstance(name, str) else name
+    return RENAMED.get(name, name)
+
+
 def value_in_our_words(name: str, value: Any) -> Any:
     """A value of the setting under our name for it. Raises InvalidValueError."""
     if not isinstance(value, str):

@@ -60,10 +60,16 @@ class _NumBlocks:
 
 
 def memory_plan(
-    config: LLMConfig, models: Models, available_bytes: int, *, in_process: bool = False
+    config: LLMConfig,
+    models: Models,
+    available_bytes: int,
+    draft_bytes: int | None = None,
+    *,
+    in_process: bool = False,
 ) -> MemoryPlan:
     """Everything that was left open decided.
 
+    draft_bytes: what the draft model may take where it is on another node than the target.
     in_process: whether the models run in the caller's process, and not each rank in one of its own
     beside a service's.
 
@@ -75,7 +81,9 @@ def memory_plan(
     """
     target, draft = _target_pool(config, models), _draft_pool(config, models)
     if config.device == "cuda":
-        num_blocks = _divide_gpus(config, target, draft, available_bytes)
+        num_blocks = _divide_gpus(config, target, draft, available_bytes, draft_bytes)
+    elif draft is not None and draft_bytes is not None:
+        num_blocks = _divide_hosts(config, models, target, draft, available_bytes, draft_bytes)
     else:
         free_bytes = available_bytes - _bytes_without_kv(config, models, in_process)
         num_blocks = _divide_host(config, target, draft, free_bytes)
@@ -175,6 +183,35 @@ def _divide_host(
     return _NumBlocks(num_blocks, 0 if draft is None else min(num_blocks, draft.most_blocks))
 
 
+def _divide_hosts(
+    config: LLMConfig,
+    models: Models,
+    target: _Pool,
+    draft: _Pool,
+    available_bytes: int,
+    draft_bytes: int,
+) -> _NumBlocks:
+    """Each model on a node of its own: the draft's pool is what its node bears of the target's."""
+    free_bytes = available_bytes - _target_bytes_without_kv(config, models)
+    if config.kv_cache_memory_gib is None:
+        num_target_blocks = _divide_host(config, target, None, free_bytes).target
+        most = min(num_target_blocks, draft.most_blocks)
+    else:
+        wanted = _fill(int(config.kv_cache_memory_gib * _GIB), target.block_bytes, draft)
+        num_target_blocks, most = wanted.target, wanted.draft
+    of_target = _NumBlocks(num_target_blocks, 0)
+    _check_host(config, target, None, of_target, free_bytes, available_bytes)
+    draft_free_bytes = draft_bytes - _draft_bytes_without_kv(config, models)
+    num_blocks = min(most, max(0, draft_free_bytes) // draft.block_bytes)
+    if num_blocks < draft.blocks_of_longest:
+        raise OutOfMemoryError(
+            f"the node of the draft model has {draft_bytes / _GIB:.1f} GiB for it, which is too "
+            f"little for its weights and the KV cache of one sequence of {draft.max_model_len} "
+            "tokens; lower speculative_config.max_model_len, or take a smaller model"
+        )
+    return _NumBlocks(num_target_blocks, num_blocks)
+
+
 def _check_host(
     config: LLMConfig,
     target: _Pool,
@@ -203,17 +240,39 @@ def _check_host(
 
 
 def _bytes_without_kv(config: LLMConfig, models: Models, in_process: bool) -> int:
-    """Of the host: weights, processes, and what proposers keep whatever runs."""
+    """Of a host of both models: weights, processes, and what proposers keep whatever runs."""
+    if in_process:
+        weights = _target_weights(config, models) + _draft_weights(config, models)
+        return weights + _PROCESS_BYTES + _proposer_bytes(config)
+    return _target_bytes_without_kv(config, models) + _draft_bytes_without_kv(config, models)
+
+
+def _target_bytes_without_kv(config: LLMConfig, models: Models) -> int:
+    processes = (config.tensor_parallel_size + 1) * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
+    return _target_weights(config, models) + processes + _proposer_bytes(config)
+
+
+def _draft_bytes_without_kv(config: LLMConfig, models: Models) -> int:
     speculation = config.speculative_config
-    num_processes = config.tensor_parallel_size + 1
-    weights = models.target.weight_bytes(config.dtype, config.quantization_method)
-    if models.draft is not None and speculation is not None:
-        num_processes += speculation.draft_tensor_parallel_size
-        weights += models.draft.weight_bytes(config.dtype, speculation.quantization)
-    memory = proposer_memory(speculation)
-    proposers = memory.fixed_bytes + config.max_num_seqs * memory.bytes_per_sequence
-    processes = num_processes * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
-    return weights + (_PROCESS_BYTES if in_process else processes) + proposers
+    ranks = 0 if speculation is None else speculation.draft_tensor_parallel_size
+    processes = 0 if models.draft is None else ranks * _PROCESS_BYTES
+    return _draft_weights(config, models) + processes
+
+
+def _target_weights(config: LLMConfig, models: Models) -> int:
+    return models.target.weight_bytes(config.dtype, config.quantization_method)
+
+
+def _draft_weights(config: LLMConfig, models: Models) -> int:
+    speculation = config.speculative_config
+    if models.draft is None or speculation is None:
+        return 0
+    return models.draft.weight_bytes(config.dtype, speculation.quantization)
+
+
+def _proposer_bytes(config: LLMConfig) -> int:
+    memory = proposer_memory(config.speculative_config)
+    return memory.fixed_bytes + config.max_num_seqs * memory.bytes_per_sequence
 
 
 def _lookup_bytes_per_block(config: LLMConfig) -> int:
@@ -226,7 +285,11 @@ def _lookup_bytes_per_block(config: LLMConfig) -> int:
 
 
 def _divide_gpus(
-    config: LLMConfig, target: _Pool, draft: _Pool | None, available_bytes: int
+    config: LLMConfig,
+    target: _Pool,
+    draft: _Pool | None,
+    available_bytes: int,
+    draft_bytes: int | None,
 ) -> _NumBlocks:
     """Each rank has a memory of its own, so neither model's pool depends on the other's.
 
@@ -235,10 +298,11 @@ def _divide_gpus(
     most = _NumBlocks(target.most_blocks, 0 if draft is None else draft.most_blocks)
     if config.kv_cache_memory_gib is not None:
         most = _fill(int(config.kv_cache_memory_gib * _GIB), target.block_bytes, draft)
-    return _NumBlocks(
-        min(_gpu_blocks(config, target, most.target, available_bytes), target.most_blocks),
-        0 if draft is None else _gpu_blocks(config, draft, most.draft, available_bytes),
-    )
+    of_target = min(_gpu_blocks(config, target, most.target, available_bytes), target.most_blocks)
+    if draft is None:
+        return _NumBlocks(of_target, 0)
+    draft_bytes = available_bytes if draft_bytes is None else draft_bytes
+    return _NumBlocks(of_target, _gpu_blocks(config, draft, most.draft, draft_bytes))
 
 
 def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int) -> int:

@@ -37,13 +37,16 @@ class AdminClient(Connection):
         timeout_s: float | None = DEFAULT_ADMIN_TIMEOUT_S,
         tls_ca_file: Path | None = None,
         token: str | None = None,
+        model: str = "",
     ) -> None:
         """Arguments and errors are those of `Destination`.
 
-        token: of the operators, where the service wants one.
+        token: of the operators, where the service wants one. model: that it is all about, where
+        several are served; empty: that of whoever answers.
         """
         super().__init__(Destination(address, timeout_s, tls_ca_file, token))
         self._stub = AdminServiceStub(self._channel)
+        self._model = model
 
     def get_speculation(self) -> SpeculationState:
         """What is wanted of speculation, and who wanted it."""
@@ -88,11 +91,12 @@ class AdminClient(Connection):
         It ends with ClientError when the replica that answers drains. Without a time limit.
         """
         with self._destination.reported():
-            request = pb.WatchStatsRequest(interval_s=interval_s)
+            request = pb.WatchStatsRequest(interval_s=interval_s, model=self._model)
             for response in self._stub.WatchStats(request, metadata=self._destination.metadata):
                 yield codec.decode_fleet(response)
 
     def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
+        request.model = self._model
         with self._destination.reported():
             return method(
                 request, timeout=timeout_s or self.timeout_s, metadata=self._destination.metadata

@@ -18,6 +18,7 @@ from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlane
 from cluster.control_store import ControlStore
 from cluster.http import make_app
+from cluster.resources import ReplicaMemory
 from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
 from cluster.watches import Watches
@@ -52,7 +53,7 @@ class Replica:
             speculative_config=SpeculativeConfig("ngram", num_speculative_tokens=3),
         )
         directories = ModelDirectories(model, None)
-        self.router = Router(config, directories, memory_bytes=2**32, replica=REPLICA)
+        self.router = Router(config, directories, ReplicaMemory(2**32), replica=REPLICA)
         self.router._loop = self._make_loop(model)  # in place of `start`, which needs shards
         self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
         self.link = ControlLink(

@@ -131,3 +131,15 @@ def test_a_file_that_is_wrong_is_told_without_its_keys(tmp_path, content):
 
 def test_no_key_is_ever_shown():
     assert KEY not in repr(ApiKeys([ApiKey("ann", KEY)])) + repr(ApiKey("ann", KEY))
+
+
+def test_what_somebody_else_counts_takes_neither_place_nor_rate():
+    limits = {"max_concurrent_requests": 1, "requests_per_s": 1.0}
+    keys = ApiKeys([ApiKey("ann", KEY, **limits)], Clock())
+    for _ in range(3):
+        lease = keys.admit(bearer(KEY))
+        lease.undo()
+        lease.undo()  # a second time is no second request
+        lease.release()
+    keys.admit(bearer(KEY)).release()
+    refused(keys, bearer(KEY))

@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from cluster.admin_access import AdminAccess
+from cluster.applications import Applications
 from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlane
 from cluster.control_store import ControlStore
@@ -214,6 +215,16 @@ async def test_a_control_plane_that_is_away(http, handle):
         response = await http.get(f"/v1/admin/{path}")
         assert response.status_code == 503
         assert "the control plane does not answer" in response.json()["error"]["message"]
+
+
+async def test_operators_alone_are_told_which_models_there_are(http, admin):
+    admin.applications = Applications("tiny")
+    told = (await http.get(f"{URL}?model=other")).json()["error"]["message"]
+    assert "tiny" in told
+    admin.access = AdminAccess("correct-horse-battery")
+    response = await http.get(f"{URL}?model=other")
+    assert response.status_code == 401
+    assert "tiny" not in response.text
 
 
 @pytest.mark.parametrize("path", ["speculation", "status", "replicas", "audit-log", "watch"])

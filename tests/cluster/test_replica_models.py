@@ -5,6 +5,7 @@ import threading
 import pytest
 
 from cluster.config import ServeConfig
+from cluster.model_source import ModelSource
 from cluster.replica_models import ReplicaModels
 from cluster.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from specdec.counts import ModelCounts
@@ -98,7 +99,7 @@ async def test_both_are_started_as_they_are_configured(models, started, tiny_mod
     target, draft = started.target[0].spec, started.draft[0].spec
     assert (target.name, draft.name) == ("target", "draft model")
     assert (target.bundle_index, draft.bundle_index) == (TARGET_BUNDLE, DRAFT_BUNDLE)
-    assert target.model_directory == draft.model_directory == tiny_model_dir
+    assert target.model == draft.model == ModelSource(str(tiny_model_dir), tiny_model_dir)
     assert (target.quantization, draft.quantization) == ("int8", "int8")
     assert (target.transport, draft.transport) == ("tcp", "tcp")
     assert (target.step_timeout_s, draft.step_timeout_s) == (60.0, 10.0), "streams wait for drafts"

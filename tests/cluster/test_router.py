@@ -9,9 +9,11 @@ import pytest
 from grpc import StatusCode
 
 from cluster.api_keys import ApiKeys
+from cluster.call_status import StreamFailedError
 from cluster.config import ServeConfig
+from cluster.resources import ReplicaMemory
 from cluster.router import Router
-from cluster.servicers import InferenceServicer, StreamFailedError
+from cluster.servicers import InferenceServicer
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.model_directories import ModelDirectories
 from specdec.sampling_params import SamplingDefaults
@@ -36,7 +38,7 @@ def model_dir(tiny_model_dir, tmp_path):
 )
 def test_the_models_wishes_hold_unless_they_are_left_aside(model_dir, setting, defaults):
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
-    router = Router(config, ModelDirectories(model_dir, None), memory_bytes=2**32)
+    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     assert router.model_info("").sampling_defaults == defaults
     assert router.text.spell([0, 50]) == ["<|endoftext|>", "P"]
 
@@ -58,7 +60,7 @@ async def test_an_answer_in_one_message_has_so_many_log_probabilities(
     """max_tokens is 99 by the model's wishes, else as long as the context of 128 tokens."""
     monkeypatch.setattr("specdec.request_limits.MAX_ANSWER_LOGPROBS", 200)
     config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
-    router = Router(config, ModelDirectories(model_dir, None), memory_bytes=2**32)
+    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     codes = []
     context = SimpleNamespace(
         invocation_metadata=lambda: (),

@@ -1,10 +1,14 @@
 """The proxy's server as Serve makes it, with handlers that fail as Serve's do."""
 
+from types import SimpleNamespace
+
 import grpc
 import pytest
+from ray.serve._private.common import DeploymentID
 from ray.serve._private.grpc_util import gRPCGenericServer
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
+from cluster.deployment import ROUTER
 from cluster.errors import INTERNAL_MESSAGE
 from cluster.serve_proxy import LOST_MESSAGE, NOT_STARTED_MESSAGE, restate_answers
 from protos.specdec.v1 import inference_pb2 as pb
@@ -29,23 +33,36 @@ CASES = [
 ]
 
 
-def failing(code, details):
+class FailingProxy:
     """As Serve's proxy makes handlers: serialized answers, and the status set on the context."""
 
-    def factory(service_method, streaming_type):
+    def __init__(self, code, details, routes=()):
+        """routes: of the applications that there are, by name."""
+        self._code, self._details = code, details
+        self.proxy_router = SimpleNamespace(
+            endpoints={
+                DeploymentID(ROUTER, name): SimpleNamespace(route=route)
+                for name, route in dict(routes).items()
+            }
+        )
+        self.applications = []
+
+    def service_handler_factory(self, service_method, streaming_type):
         async def call(request, context):
-            context.set_code(code)
-            context.set_details(details)
+            self._fail(context)
             return b""
 
         async def stream(request, context):
             yield pb.GenerateStreamResponse(text="so far").SerializeToString()
-            context.set_code(code)
-            context.set_details(details)
+            self._fail(context)
 
         return stream if streaming_type is gRPCStreamingType.UNARY_STREAM else call
 
-    return factory
+    def _fail(self, context):
+        metadata = context.invocation_metadata()
+        self.applications.append([value for key, value in metadata if key == "application"])
+        context.set_code(self._code)
+        context.set_details(self._details)
 
 
 @pytest.fixture
@@ -53,8 +70,8 @@ async def start():
     """Starts a server of failing handlers, and returns its address."""
     servers = []
 
-    async def start(code, details):
-        server = gRPCGenericServer(failing(code, details))
+    async def start(proxy):
+        server = gRPCGenericServer(proxy.service_handler_factory)
         servers.append(server)
         restate_answers(None, server)
         add_InferenceServiceServicer_to_server(InferenceServiceServicer(), server)
@@ -71,7 +88,7 @@ async def start():
     ("code", "details", "told", "words"), CASES, ids=["lost", "bug", "none yet", "model", "value"]
 )
 async def test_what_serve_says_is_told_in_our_words(start, code, details, told, words):
-    async with grpc.aio.insecure_channel(await start(code, details)) as channel:
+    async with grpc.aio.insecure_channel(await start(FailingProxy(code, details))) as channel:
         stub = InferenceServiceStub(channel)
         with pytest.raises(grpc.RpcError) as caught:
             await stub.Generate(pb.GenerateRequest())
@@ -81,3 +98,24 @@ async def test_what_serve_says_is_told_in_our_words(start, code, details, told, 
         with pytest.raises(grpc.RpcError) as caught:
             await stream.read()
         assert (caught.value.code(), caught.value.details()) == (told, words)
+
+
+@pytest.mark.parametrize(
+    ("routes", "given", "expected"),
+    [
+        ({"b": "/b", "a": "/a", "first": "/"}, (), ["first"]),
+        ({"b": "/b", "a": "/a"}, (), ["a"]),
+        ({}, (), []),
+        ({"first": "/", "b": "/b"}, (("application", "b"),), ["b"]),
+    ],
+    ids=["the root's", "by name", "none", "as asked"],
+)
+async def test_a_call_without_an_application_goes_to_one(start, routes, given, expected):
+    proxy = FailingProxy(grpc.StatusCode.NOT_FOUND, "no model", routes)
+    async with grpc.aio.insecure_channel(await start(proxy)) as channel:
+        stub = InferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError):
+            await stub.Generate(pb.GenerateRequest(), metadata=given)
+        with pytest.raises(grpc.RpcError):
+            [_ async for _ in stub.GenerateStream(pb.GenerateRequest(), metadata=given)]
+    assert proxy.applications == [expected, expected]

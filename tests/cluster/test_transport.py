@@ -1,10 +1,14 @@
 """Sockets between the Router and a shard."""
 
+import socket
 import threading
+import time
+from contextlib import suppress
 
 import pytest
 import zmq
 
+from cluster import transport
 from cluster.transport import CurveKeys, Endpoint, Listener, connect
 from cluster.unix_socket import PeerGoneError
 
@@ -32,14 +36,14 @@ def listen(tmp_path):
         listener.close()
 
 
-def is_ready(socket, timeout_ms=TIMEOUT_MS):
+def is_ready(end, timeout_ms=TIMEOUT_MS):
     poller = zmq.Poller()
-    poller.register(socket.pollable, zmq.POLLIN)
-    return [pollable for pollable, _ in poller.poll(timeout_ms)] == [socket.pollable]
+    poller.register(end.pollable, zmq.POLLIN)
+    return [pollable for pollable, _ in poller.poll(timeout_ms)] == [end.pollable]
 
 
-def received(socket):
-    return socket.receive() if is_ready(socket) else None
+def received(end):
+    return end.receive() if is_ready(end) else None
 
 
 @pytest.fixture
@@ -116,3 +120,83 @@ def test_a_peer_that_has_closed_is_known_at_both_calls(pair):
     with pytest.raises(PeerGoneError):
         router.send([b"step"])
     router.send_last([b"stop"])
+
+
+class Relay:
+    """A network between two ends, which can fail without a word."""
+
+    def __init__(self, address):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._works = threading.Event()
+        self._works.set()
+        self._open = [self._server]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def fail(self):
+        self._works.clear()
+
+    def close(self):
+        for each in self._open:
+            each.close()
+
+    def _accept(self):
+        with suppress(OSError):
+            here, _ = self._server.accept()
+            there = socket.create_connection(self._target)
+            self._open += [here, there]
+            for ends in ((here, there), (there, here)):
+                threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source, sink):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self._works.is_set():
+                    sink.sendall(data)
+
+
+@pytest.fixture
+def relayed(context, listen, monkeypatch):
+    """The Router's end over tcp, the shard's, and the network between them."""
+    monkeypatch.setattr(transport, "_SIGN_EVERY_MS", 50)
+    monkeypatch.setattr(transport, "_SILENCE_LIMIT_MS", 300)
+    keys = CurveKeys.generate()
+    listener = listen("tcp", keys.public)
+    relay = Relay(listener.endpoint.address)
+    endpoint = Endpoint(relay.address, listener.endpoint.public_key)
+    router = connect(context, endpoint, keys, SEND_TIMEOUT_S)
+    shard = listener.accept()
+    router.send([b"hello"])
+    assert received(shard) == [b"hello"]
+    yield router, shard, relay
+    router.close()
+    relay.close()
+
+
+def test_a_shard_that_says_nothing_for_long_is_not_taken_for_lost(relayed):
+    """Another thread of its process answers for it while it computes."""
+    router, shard, _ = relayed
+    time.sleep(1.0)
+    assert not router.is_lost
+    shard.send([b"done"])
+    assert received(router) == [b"done"]
+
+
+def test_a_network_that_fails_is_noticed_while_nothing_is_sent(relayed):
+    router, _, relay = relayed
+    relay.fail()
+    began_at = time.monotonic()
+    while not router.is_lost:
+        assert time.monotonic() - began_at < 3.0
+        time.sleep(0.01)
+    router.close()
+    assert router.is_lost, "what is known stays known"
+
+
+def test_the_real_limits_let_it_be_noticed_within_ten_seconds():
+    """Whoever serves is asked for its health every 3 s, and then asks this."""
+    health_check_s = 3.0
+    limit_s = (transport._SIGN_EVERY_MS + transport._SILENCE_LIMIT_MS) / 1000
+    assert limit_s + health_check_s < 10.0

@@ -10,8 +10,8 @@ import time
 from dataclasses import replace
 
 from cluster.config import ServeConfig
-from cluster.resources import memory_per_replica
-from cluster.service import deploy, running_service
+from cluster.resources import FoundByDriver, memory_per_replica
+from cluster.service import Served, deploy, running_service
 from specdec.client import Client, ClientError
 from specdec.model_directories import resolve_models
 from specdec.sampling_params import SamplingParams
@@ -64,7 +64,8 @@ def update(config):
         with ShortRequests(f"127.0.0.1:{config.grpc_port}") as requests:
             began_at = time.monotonic()
             directories = resolve_models(config, lambda line: None)
-            deploy(replace(config, max_num_seqs=32), directories, memory_bytes)
+            found = FoundByDriver(directories, memory_bytes, config.most_replicas)
+            deploy([Served(replace(config, max_num_seqs=32), found)])
             took_s = time.monotonic() - began_at
         return {
             "before": sorted(before),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,11 +13,15 @@ import pytest_asyncio
 from cluster.api_keys import ApiKeys
 from cluster.config import ServeConfig
 from cluster.http import make_app
+from cluster.resources import ReplicaMemory
 from cluster.router import Router
 from specdec.engine_loop import EngineLoop
 from specdec.model_directories import ModelDirectories
 from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
+
+ALONE = SimpleNamespace(applications=None)
+"""What is asked of an AdminServicer where no other application is."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -25,7 +30,7 @@ async def router(tiny_model_dir: Path):
     config = ServeConfig(
         model=str(tiny_model_dir), served_model_name="tiny", max_model_len=512, device="cpu"
     )
-    router = Router(config, ModelDirectories(tiny_model_dir, None), memory_bytes=2**32)
+    router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
     limits = engine_config(3, max_model_len=512, num_blocks=400, max_queue_len=8)
     router._loop = EngineLoop(local_engine(tiny_model_dir, limits))  # in place of `start`
     router.text.load()
@@ -36,7 +41,7 @@ async def router(tiny_model_dir: Path):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http(router: Router):
     """A client of it, without a network: an answer is there when it is complete."""
-    app = make_app(lambda: router, lambda: None, ApiKeys)
+    app = make_app(lambda: router, lambda: ALONE, ApiKeys)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client

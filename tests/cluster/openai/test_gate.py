@@ -5,11 +5,15 @@ from types import SimpleNamespace
 import httpx
 import pytest
 
+from cluster import forwarded_requests
 from cluster.api_keys import ApiKey, ApiKeys
 from cluster.errors import INTERNAL_MESSAGE
 from cluster.http import make_app
 from cluster.openai.gate import MAX_JSON_DEPTH
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
+
+ALONE = SimpleNamespace(applications=None)
+"""What is asked of an AdminServicer where no other application is."""
 
 KEY = "sk-correct-horse"
 URL = "/detokenize"
@@ -39,11 +43,29 @@ class Failing:
         return "said"
 
 
-def client(router=None, keys=()):
-    """Of an application with so many keys, kept from one request to the next."""
+def application(router, keys, admin=ALONE):
+    """With so many keys, kept from one request to the next."""
     router, keys = router or Failing(), ApiKeys(keys)
-    transport = httpx.ASGITransport(make_app(lambda: router, lambda: None, lambda: keys))
+    return make_app(lambda: router, lambda: admin, lambda: keys)
+
+
+def client(router=None, keys=(), admin=ALONE):
+    """Of such an application."""
+    transport = httpx.ASGITransport(application(router, keys, admin))
     return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def beside(other):
+    """What is asked of an AdminServicer where another application is, with the model `b`."""
+
+    async def elsewhere(model):
+        return SimpleNamespace(stream=stream)
+
+    def stream(method, request):
+        assert method == "answer_request"
+        return forwarded_requests.answer(other, request)
+
+    return SimpleNamespace(applications=SimpleNamespace(elsewhere=elsewhere))
 
 
 async def test_an_id_is_taken_and_given_back_or_made():
@@ -167,6 +189,27 @@ async def test_a_key_that_asks_too_often_is_told_when_to_come_back():
         assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 200
         response = await http.post(URL, json=BODY, headers=BEARER)
     assert (response.status_code, response.headers["retry-after"]) == (429, "10")
+
+
+LIMITED = [ApiKey("ann", KEY, requests_per_s=0.1, max_concurrent_requests=1)]
+
+
+async def test_what_is_forwarded_counts_where_it_is_answered():
+    elsewhere = Failing(UnknownModelError("b", "tiny"))
+    other = application(None, [ApiKey("ann", KEY)])
+    async with client(elsewhere, LIMITED, beside(other)) as http:
+        for _ in range(3):
+            assert (await http.post(URL, json=BODY, headers=BEARER)).json() == {"prompt": "said"}
+        elsewhere.error = None
+        assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 200
+        assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 429
+    async with client(Failing(UnknownModelError("b", "tiny")), [], beside(other)) as http:
+        refused = await http.post(URL, json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    limited = application(None, LIMITED)
+    async with client(Failing(UnknownModelError("b", "tiny")), [], beside(limited)) as http:
+        answers = [await http.post(URL, json=BODY, headers=BEARER) for _ in range(2)]
+        assert [each.status_code for each in answers] == [200, 429]
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "soon"])

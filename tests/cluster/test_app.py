@@ -1,0 +1,75 @@
+"""The builder that a Serve config file names, and the files under deploy/serve that name it."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+from ray.serve.schema import ServeDeploySchema
+
+from cluster.app import application_settings, build
+from cluster.config import ServeConfig
+from cluster.deployment import GRPC_SERVICER_FUNCTIONS
+from specdec.errors import InvalidValueError
+
+CONFIG_FILES = sorted(Path("deploy/serve").glob("*.yaml"))
+
+
+def test_nothing_of_a_model_is_looked_at(tmp_path):
+    """It may be on other nodes alone, or not fetched yet."""
+    application = build({"model": "org/of-another-node", "state_dir": str(tmp_path)})
+    config, control_plane, found = application._bound_deployment.init_args
+    assert config["model"] == "org/of-another-node"
+    assert config["ingress"] == "serve"
+    assert control_plane._bound_deployment.name == "ControlPlane"
+    assert found is None
+
+
+def test_the_words_of_vllm_are_taken(tmp_path):
+    args = {"dtype": "half", "num-speculative-tokens": 5, "state_dir": str(tmp_path)}
+    config, *_ = build(args)._bound_deployment.init_args
+    assert config["dtype"] == "float16"
+    assert config["speculative_config"]["num_speculative_tokens"] == 5
+
+
+def test_the_deployment_follows_the_arguments(tmp_path):
+    application = build({"max_replicas": 3, "drain_timeout_s": 7, "state_dir": str(tmp_path)})
+    deployment = application._bound_deployment
+    assert deployment._deployment_config.autoscaling_config.max_replicas == 3
+    assert deployment._deployment_config.graceful_shutdown_timeout_s == 17
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        ({"modle": "x"}, "did you mean model"),
+        ({"http_port": 80}, "http_port is 80; it must be left out; http_options"),
+        ({"grpc_port": 80}, "grpc_options"),
+        ({"host": "0.0.0.0"}, "http_options"),
+        ({"port": 80}, "port is 80; it must be left out; http_options"),
+        ({"grpc_max_message_mib": 1}, "left out"),
+        ({"tls_cert_file": "cert.pem"}, "has to speak TLS"),
+        ({"ingress": "embedded"}, "ingress is 'embedded'; it must be serve"),
+        ({"device": "auto"}, "cpu or cuda"),
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
+    ],
+)
+def test_what_has_no_meaning_there_is_refused(args, told):
+    with pytest.raises(InvalidValueError, match=told):
+        build(args)
+
+
+@pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
+def test_the_config_files_are_what_serve_and_the_builder_take(path):
+    content = yaml.safe_load(path.read_text())
+    schema = ServeDeploySchema.model_validate(content)
+    assert schema.grpc_options.grpc_servicer_functions == list(GRPC_SERVICER_FUNCTIONS)
+    routes = [each.route_prefix for each in schema.applications]
+    assert routes[0] == "/"
+    assert len(set(routes)) == len(routes)
+    for application in schema.applications:
+        assert application.import_path == "cluster.app:build"
+        ServeConfig.from_sources(application_settings(application.args))
+
+
+def test_there_are_config_files():
+    assert CONFIG_FILES
