@@ -175,7 +175,10 @@ def page(report: ServiceControlReport) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status, which does not depend on the aim: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
-    options = _parser().parse_args(given)
+    parser = _parser()
+    options = parser.parse_args(given)
+    if options.rounds < 2:
+        parser.error("--rounds must be 2 at least: one to choose in, one to compare in")
     known = load_prompts(options.prompts, Tokenizer(resolve(_MODEL)))
     suites = by_suite(known, _SUITES, -(-max(_NUM_STREAMS) // len(_SUITES)))
     prompts = [prompt for each in zip(*suites.values(), strict=False) for prompt in each]

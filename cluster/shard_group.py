@@ -215,6 +215,9 @@ class ShardGroup:
         except PeerGoneError:
             self._poller.unregister(pollable)  # it would be ready for ever
             return False
+        except TimeoutError as error:
+            message = f"rank {rank} of the {self._spec.name} stopped within a message"
+            raise self._error(message) from error
         if not is_report(frames):
             self._early.append(_Answer(rank, frames))
         elif self._profile is not None:

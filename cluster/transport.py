@@ -67,7 +67,7 @@ class StepSocket(Protocol):
         """Sends a message that nothing follows, unless nobody can be told now. Does not wait."""
 
     def receive(self) -> list[bytes]:
-        """Waits for the next message. Raises PeerGoneError where it is known that none comes."""
+        """Waits for the next message. Raises OSError where it is known that none comes whole."""
 
     def close(self) -> None:
         """Closes this end."""
@@ -221,14 +221,14 @@ def connect(
     context: zmq.Context[zmq.Socket[bytes]],
     endpoint: Endpoint,
     keys: CurveKeys,
-    send_timeout_s: float,
+    timeout_s: float,
 ) -> StepSocket:
     """The Router's end of one shard's socket. Raises OSError where no shard listens on this node.
 
-    send_timeout_s: how long a shard of this node may take nothing of a message.
+    timeout_s: how long a shard of this node may take, or give, nothing of a message under way.
     """
     if endpoint.address.startswith(_IPC):
-        return UnixSocket.connect(Path(endpoint.address.removeprefix(_IPC)), send_timeout_s)
+        return UnixSocket.connect(Path(endpoint.address.removeprefix(_IPC)), timeout_s)
     pair = context.socket(zmq.PAIR)
     pair.linger = 0
     if endpoint.public_key is not None:

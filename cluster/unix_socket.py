@@ -20,14 +20,18 @@ class PeerGoneError(ConnectionError):
 
 
 class UnixSocket:
-    """One end. `receive` waits for ever; `send` waits `send_timeout_s` for room, if that is set."""
+    """One end.
 
-    def __init__(self, connected: socket.socket, send_timeout_s: float | None = None) -> None:
+    timeout_s: how long the other one may take or give nothing of a message that is under way; None
+    waits for ever. A message that has not begun is waited for as long as it takes.
+    """
+
+    def __init__(self, connected: socket.socket, timeout_s: float | None = None) -> None:
         self._socket = connected
-        self._send_timeout_s = send_timeout_s
+        self._timeout_s = timeout_s
 
     @classmethod
-    def connect(cls, path: Path, send_timeout_s: float) -> UnixSocket:
+    def connect(cls, path: Path, timeout_s: float) -> UnixSocket:
         """To whoever listens at `path`. Raises OSError where nobody does."""
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -35,7 +39,7 @@ class UnixSocket:
         except OSError:
             client.close()
             raise
-        return cls(client, send_timeout_s)
+        return cls(client, timeout_s)
 
     @property
     def pollable(self) -> int:
@@ -49,7 +53,7 @@ class UnixSocket:
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Raises PeerGoneError, and TimeoutError where the other end takes nothing."""
-        self._socket.settimeout(self._send_timeout_s)
+        self._socket.settimeout(self._timeout_s)
         try:
             self._socket.sendall(_encode(frames))
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -61,9 +65,11 @@ class UnixSocket:
             self._socket.send(_encode(frames), socket.MSG_DONTWAIT)
 
     def receive(self) -> list[bytes]:
-        """The next message. Raises PeerGoneError."""
+        """The next message. Raises PeerGoneError, and TimeoutError where it does not go on."""
         self._socket.settimeout(None)
-        (num_bytes,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        begun = self._read(1)
+        self._socket.settimeout(self._timeout_s)
+        (num_bytes,) = _LENGTH.unpack(begun + self._read(_LENGTH.size - 1))
         rest = memoryview(self._read(num_bytes))
         (count,) = _LENGTH.unpack_from(rest)
         lengths = struct.unpack_from(f"<{count}Q", rest, _LENGTH.size)

@@ -10,10 +10,10 @@ import zmq
 
 from cluster import transport
 from cluster.transport import CurveKeys, Endpoint, Listener, connect
-from cluster.unix_socket import PeerGoneError
+from cluster.unix_socket import PeerGoneError, UnixSocket
 
 TIMEOUT_MS = 3000
-SEND_TIMEOUT_S = 0.2
+TIMEOUT_S = 0.2
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def pair(context, listen):
     """Both ends of a Unix socket: the Router's, and the shard's."""
     keys = CurveKeys.generate()
     listener = listen("ipc", keys.public)
-    router = connect(context, listener.endpoint, keys, SEND_TIMEOUT_S)
+    router = connect(context, listener.endpoint, keys, TIMEOUT_S)
     yield router, listener.accept()
     router.close()
 
@@ -60,7 +60,7 @@ def pair(context, listen):
 def test_messages_arrive_whole_and_in_order(context, listen, transport):
     keys = CurveKeys.generate()
     listener = listen(transport, keys.public)
-    router = connect(context, listener.endpoint, keys, SEND_TIMEOUT_S)
+    router = connect(context, listener.endpoint, keys, TIMEOUT_S)
     shard = listener.accept()
     messages = [[b"header %d" % i, b"", b"x" * 1000 * i] for i in range(10)]
     for message in messages:
@@ -77,7 +77,7 @@ def test_a_stranger_is_not_heard_over_tcp(context, listen, who):
     router, stranger = CurveKeys.generate(), CurveKeys.generate()
     listener = listen("tcp", router.public)
     endpoint = listener.endpoint if who == "another key" else Endpoint(listener.endpoint.address)
-    connect(context, endpoint, stranger, SEND_TIMEOUT_S).send([b"stop"])
+    connect(context, endpoint, stranger, TIMEOUT_S).send([b"stop"])
     assert not is_ready(listener.accept(), 1000)
 
 
@@ -90,10 +90,10 @@ def test_the_ipc_socket_is_where_it_was_told(listen, tmp_path):
 def test_nobody_else_gets_in_once_the_router_has(context, listen):
     keys = CurveKeys.generate()
     listener = listen("ipc", keys.public)
-    connect(context, listener.endpoint, keys, SEND_TIMEOUT_S)
+    connect(context, listener.endpoint, keys, TIMEOUT_S)
     listener.accept()
     with pytest.raises(ConnectionRefusedError):
-        connect(context, listener.endpoint, keys, SEND_TIMEOUT_S)
+        connect(context, listener.endpoint, keys, TIMEOUT_S)
 
 
 def test_a_message_larger_than_the_kernel_holds_arrives_whole(pair):
@@ -110,6 +110,17 @@ def test_a_peer_that_takes_nothing_is_not_waited_for_longer_than_told(pair):
     with pytest.raises(TimeoutError):
         router.send([bytes(8 * 2**20)])
     router.send_last([b"stop"])  # neither waits nor raises
+
+
+def test_a_message_that_stops_halfway_is_not_waited_for_longer_than_told(listen):
+    listener = listen("ipc", CurveKeys.generate().public)
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(listener.endpoint.address.removeprefix("ipc://"))
+    receiver = UnixSocket(listener.accept()._socket, TIMEOUT_S)
+    peer.sendall(b"\x10\0\0")
+    with pytest.raises(TimeoutError):
+        receiver.receive()
+    peer.close()
 
 
 def test_a_peer_that_has_closed_is_known_at_both_calls(pair):
@@ -166,7 +177,7 @@ def relayed(context, listen, monkeypatch):
     listener = listen("tcp", keys.public)
     relay = Relay(listener.endpoint.address)
     endpoint = Endpoint(relay.address, listener.endpoint.public_key)
-    router = connect(context, endpoint, keys, SEND_TIMEOUT_S)
+    router = connect(context, endpoint, keys, TIMEOUT_S)
     shard = listener.accept()
     router.send([b"hello"])
     assert received(shard) == [b"hello"]
