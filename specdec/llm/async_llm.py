@@ -95,7 +95,7 @@ class AsyncLLM:
             kinds = ", ".join(get_args(OutputKind))
             raise InvalidValueError("output_kind", kind, f"one of {kinds}")
         name = str(next(self._ids)) if request_id is None else request_id
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
         seed = self._host.seed_for(params)  # here, so that seeds go by the order of requests
         call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
         async with aclosing(self._host.stream(call, kind)) as stream:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec.chat_template import Conversation
+from specdec.counts import ModelCounts
 from specdec.engine import Engine
 from specdec.engine_loop import EngineLoop
 from specdec.errors import InvalidValueError, NotReadyError
@@ -71,8 +72,10 @@ class EngineHost:
         self._loop: EngineLoop | None = None
         self._is_closed = False
         self._executor = make_executor(arguments.executor, config, directories, self._plan)
+        self._ended: tuple[EngineStats, ModelCounts] | None = None
+        self._engine: Engine | None = None
         try:
-            self.engine = self._make_engine()
+            self._engine = self._make_engine()
         except BaseException:
             self._executor.close()
             raise
@@ -88,6 +91,13 @@ class EngineHost:
             proposer = TimedProposer(proposer, self.metrics[DRAFT_TIME].observe)
         target = self._timed(self._executor.target)
         return Engine(self._plan.engine, self.model, target, self.tokenizer, proposer, policy)
+
+    @property
+    def engine(self) -> Engine:
+        """Raises NotReadyError after the end, when the models are to be free."""
+        if self._engine is None:
+            raise NotReadyError("it has been shut down")
+        return self._engine
 
     def _timed(self, target: Target) -> TimedTarget:
         return TimedTarget(target, self.metrics[VERIFY_TIME].observe)
@@ -216,16 +226,17 @@ class EngineHost:
 
     def set_control(self, control: SpeculationControl) -> None:
         """Has the next step go by it."""
+        engine, loop = self.engine, self._loop
         self.control = control
-        if self._loop is None:
-            self.engine.set_speculation(control)
+        if loop is None:
+            engine.set_speculation(control)
         else:
-            self._loop.post(lambda: self.engine.set_speculation(control))
+            loop.post(lambda: engine.set_speculation(control))
 
     def get_metrics(self) -> list[Metric]:
         """As of the last step."""
-        stats = self._stats()
-        counts = counts_of(stats, self._num_requests, self.metrics, self._executor.counts)
+        stats, model_counts = self._stats(), self._model_counts()
+        counts = counts_of(stats, self._num_requests, self.metrics, model_counts)
         report = LLMReport.of(stats, self.control.mode if self.control else "", counts)
         speculation = self.config.speculative_config
         num_positions = speculation.num_speculative_tokens if speculation else 0
@@ -241,15 +252,29 @@ class EngineHost:
         self._stats_log.write(self._stats())
 
     def _stats(self) -> EngineStats:
-        return self.engine.stats() if self._loop is None else self._loop.last_stats
+        loop, engine = self._loop, self._engine  # which another thread may be dropping
+        if loop is not None:
+            return loop.last_stats
+        if engine is not None:
+            return engine.stats()
+        assert self._ended is not None, "neither an engine nor what it came to"
+        return self._ended[0]
+
+    def _model_counts(self) -> ModelCounts:
+        return self._executor.counts if self._ended is None else self._ended[1]
 
     def close(self) -> None:
-        """Ends the engine's thread and the models. May be called again, from any other thread."""
+        """Ends the engine's thread and the models. May be called again, from any other thread.
+
+        What was counted can be asked for still; of the models nothing is kept.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         if self._loop is not None:
             self._loop.stop()
+        self._ended = self._stats(), self._executor.counts
+        self._loop = self._engine = None
         self._executor.close()
         if self._grammars is not None:
             self._grammars.close()

@@ -96,6 +96,13 @@ async def test_what_is_wrong_with_a_request_is_raised_by_its_stream(llm):
         await outputs_of(llm, output_kind="all")
 
 
+@pytest.mark.parametrize("priority", [None, "1", 1.5, True])
+async def test_a_priority_that_is_no_number_is_refused_and_stops_nobody(llm, priority):
+    with pytest.raises(InvalidValueError, match=f"priority is {priority!r}; it must be a whole"):
+        await outputs_of(llm, priority=priority)
+    assert len((await outputs_of(llm, priority=-1))[-1].outputs[0].token_ids) == 20
+
+
 async def test_speculation_is_steered_while_a_stream_runs(llm):
     stream = llm.generate(PROMPT, LONG)
     await anext(stream)
