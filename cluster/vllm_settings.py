@@ -16,6 +16,7 @@ from cluster.vllm_words import (
 )
 from specdec.devices import resolved_device
 from specdec.errors import InvalidValueError
+from specdec.settings import shown_value
 from specdec.speculative_keys import (
     AUTO,
     SPECULATION_KEYS,
@@ -77,7 +78,7 @@ def _read(source: Mapping[Any, Any]) -> _Told:
     for key, value in source.items():
         name = key.replace("-", "_") if isinstance(key, str) else key
         if name in NOT_HERE:
-            raise InvalidValueError(key, value, NOT_HERE[name])
+            raise InvalidValueError(key, shown_value(name, value), NOT_HERE[name])
         if name in ALWAYS:
             _check_always(name, value)
         elif name in SPECULATION_KEYS:

@@ -16,7 +16,7 @@ from specdec.errors import InvalidValueError
 from specdec.llm_config import LLMConfig
 from specdec.metric_spec import PREFIX
 from specdec.sampling_params import SEED_LIMIT
-from specdec.settings import refuse_unknown
+from specdec.settings import refuse_unknown, shown_value
 from specdec.speculative_config import SpeculativeConfig
 from specdec.speculative_keys import AUTO, read_speculation
 
@@ -185,7 +185,7 @@ def _executor(config: LLMConfig, backend: str | None) -> str | None:
 def _in_todays_words(values: dict[str, Any]) -> dict[str, Any]:
     """Older arguments become keys of speculative_config; what has no meaning here is refused."""
     for name in values.keys() & _NOT_OFFERED.keys():
-        raise InvalidValueError(name, values[name], _NOT_OFFERED[name])
+        raise InvalidValueError(name, shown_value(name, values[name]), _NOT_OFFERED[name])
     older = {name: values.pop(name) for name in sorted(values.keys() & _OLDER)}
     older = {name: value for name, value in older.items() if value is not None}
     if older and "speculative_config" in values:

@@ -131,3 +131,9 @@ def test_a_whole_configuration_file_of_vllm(tmp_path):
     read = config.speculative_config
     assert (read.method, read.num_speculative_tokens) == ("ngram", 4)
     assert (read.prompt_lookup_min, read.prompt_lookup_max) == (3, 3)
+
+
+@pytest.mark.parametrize("name", ["hf_token", "hf-token"])
+def test_a_secret_is_not_shown(name):
+    with pytest.raises(InvalidValueError, match=rf"^{name} is 'not shown'; .*\$HF_TOKEN"):
+        in_our_words({name: "hf_secret"})

@@ -151,6 +151,20 @@ def test_a_service_of_another_kind(connect, service):
         connect()
 
 
+@pytest.mark.parametrize("key", ["secret\n", "s\u00e9cret", "sec ret", "secret\x7f"])
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(connect, service, key):
+    with pytest.raises(InvalidValueError, match=r"^api_key is 'not shown'; it must be printable"):
+        connect(api_key=key)
+    assert not service.requests
+
+
+def test_certificates_that_are_none(connect, tmp_path):
+    path = tmp_path / "ca.pem"
+    path.write_text("nothing")
+    with pytest.raises(InvalidValueError, match=r"tls_ca_file is .* it must be a file of cert"):
+        connect(tls_ca_file=path)
+
+
 @pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://"])
 def test_a_url_that_is_none(url):
     with pytest.raises((InvalidValueError, ServiceError)):

@@ -74,6 +74,11 @@ def test_what_is_refused_and_in_which_words(given, message):
         read_arguments("org/name", given)
 
 
+def test_a_secret_is_not_shown():
+    with pytest.raises(InvalidValueError, match=r"^hf_token is 'not shown'; .*\$HF_TOKEN"):
+        read_arguments("org/name", {"hf_token": "hf_secret"})
+
+
 @pytest.mark.parametrize(
     ("given", "executor"),
     [
