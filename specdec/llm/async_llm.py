@@ -95,10 +95,14 @@ class AsyncLLM:
             kinds = ", ".join(get_args(OutputKind))
             raise InvalidValueError("output_kind", kind, f"one of {kinds}")
         name = str(next(self._ids)) if request_id is None else request_id
+        if not isinstance(name, str):
+            raise InvalidValueError("request_id", name, "a text")
         params = SamplingParams() if params is None else params
         seed = self._host.seed_for(params)  # here, so that seeds go by the order of requests
-        call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
-        async with aclosing(self._host.stream(call, kind)) as stream:
+        with self._host.preparations.begin(name) as preparation:
+            call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
+        answer = self._host.stream(call, kind, is_aborted=preparation.is_aborted)
+        async with aclosing(answer) as stream:
             async for output in stream:
                 yield output
 

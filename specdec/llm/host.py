@@ -20,6 +20,7 @@ from specdec.llm.arguments import Arguments
 from specdec.llm.executors import make_executor
 from specdec.llm.metrics import LLMReport, Metric, metrics_of
 from specdec.llm.outputs import OutputBuilder, OutputKind, RequestOutput
+from specdec.llm.preparations import Preparations
 from specdec.llm.prompts import PromptParts
 from specdec.llm.stats_log import StatsLog
 from specdec.machine import available_memory_bytes, smallest_gpu_bytes
@@ -70,6 +71,7 @@ class EngineHost:
         self._grammars: GrammarCompiler | None = None
         self._lock = threading.Lock()  # of its being made: requests are prepared on many threads
         self._loop: EngineLoop | None = None
+        self.preparations = Preparations()
         self._is_closed = False
         self._executor = make_executor(arguments.executor, config, directories, self._plan)
         self._ended: tuple[EngineStats, ModelCounts] | None = None
@@ -154,8 +156,13 @@ class EngineHost:
                 )
         return self._grammars.compile(spec)
 
-    async def stream(self, call: Call, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
-        """Answers a call on the running event loop; leaving early aborts it."""
+    async def stream(
+        self, call: Call, kind: OutputKind, *, is_aborted: bool = False
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers a call on the running event loop; leaving early aborts it.
+
+        is_aborted: it was before, and all that is to be told is that.
+        """
         loop, arrival_time = self._running_loop(), time.time()
         observer = RequestObserver(call.request.request_id, self.metrics)
         observer.on_queued(call.request)
@@ -163,13 +170,16 @@ class EngineHost:
         builder = OutputBuilder(call.request, call.prompt, self.tokenizer)
         steps = loop.generate(call.request, observer)
         try:
+            if is_aborted:
+                raise AbortedError(call.request.request_id)
             async for step in steps:
                 builder.add(step)
                 if kind == "delta":
                     yield builder.delta(observer.times, arrival_time)
                 elif kind == "cumulative" or step.is_last:
                     yield builder.output(observer.times, arrival_time)
-        except AbortedError:
+        except AbortedError as error:
+            observer.on_broken_off(error)  # without effect where the engine's loop has told it
             builder.abort()
             tell = builder.delta if kind == "delta" else builder.output
             yield tell(observer.times, arrival_time)
@@ -184,6 +194,7 @@ class EngineHost:
 
     def abort(self, request_id: str) -> None:
         """Ends the requests of this id; on the event loop of their streams."""
+        self.preparations.abort(request_id)
         if self._loop is not None:
             self._loop.abort(request_id)
 
@@ -192,8 +203,7 @@ class EngineHost:
         self._require_open()
         loop = self._loop
         if loop is not None and loop.event_loop is not asyncio.get_running_loop():
-            if loop.num_streams and not loop.event_loop.is_closed():
-                raise NotReadyError("another event loop has streams that are open")
+            _require_replaceable(loop)
             loop.stop()
             loop = None
         if loop is None:
@@ -278,6 +288,16 @@ class EngineHost:
         self._executor.close()
         if self._grammars is not None:
             self._grammars.close()
+
+
+def _require_replaceable(loop: EngineLoop) -> None:
+    """Raises where another one over the same engine would not know how it stands."""
+    if loop.failure is not None:
+        raise loop.failure
+    if loop.is_recovering:
+        raise NotReadyError("the models are being started again")
+    if loop.num_streams and not loop.event_loop.is_closed():
+        raise NotReadyError("another event loop has streams that are open")
 
 
 def _memory_bytes(arguments: Arguments) -> int:
