@@ -80,10 +80,10 @@ class LLM:
         """Answers one conversation or several, by the model's chat template; else as `generate`."""
         conversations = read_conversations(
             messages,
-            tools=tuple(tools or ()),
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs or {},
+            chat_template_kwargs=chat_template_kwargs,
         )
         return self._answer("messages", conversations, sampling_params, use_tqdm, None)
 

@@ -115,7 +115,7 @@ async def test_an_id_that_is_no_text_is_refused(llm, request_id):
 
 async def test_a_chat_streams(llm):
     messages = [{"role": "user", "content": "When will it open?"}]
-    chat = [each async for each in llm.chat(messages, GREEDY)]
+    chat = [each async for each in llm.chat(messages, GREEDY, tools=None)]
     prompt = llm.get_tokenizer().apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True
     )
@@ -126,6 +126,11 @@ async def test_a_chat_streams(llm):
 async def test_what_is_wrong_with_a_request_is_raised_by_its_stream(llm):
     with pytest.raises(InvalidValueError, match="max_tokens is 500"):
         await outputs_of(llm, params=SamplingParams(max_tokens=500))
+    with pytest.raises(
+        InvalidValueError, match=r"messages\[0\] is \[.*; it must be a mapping with"
+    ):
+        turn = {"role": "user", "content": "a"}
+        await anext(llm.chat([[turn], [turn]], GREEDY))
     with pytest.raises(InvalidValueError, match="output_kind is 'all'; it must be one of cumu"):
         await outputs_of(llm, output_kind="all")
 
