@@ -12,6 +12,7 @@ from typing import Any, Literal
 import httpx
 
 from cluster.bench.backend import Heard, RequestFailedError, TokenUsage
+from cluster.bench.open_sockets import OpenSockets
 from cluster.bench.questions import HowToAsk, Question
 from specdec.errors import InvalidValueError, SpecdecError
 from specdec.stats import SpeculationStats
@@ -54,6 +55,7 @@ class OpenAIBackend:
         self._path = _PATHS[endpoint]
         self._is_chat = endpoint == "chat"
         self._how = how
+        self._sockets = OpenSockets()
         headers, verify = _authorization(api_key), _trust(tls_ca_file)
         try:
             self._http = httpx.Client(
@@ -73,7 +75,12 @@ class OpenAIBackend:
     def ask(self, question: Question) -> Iterator[Heard]:
         """As Backend has it."""
         try:
-            with self._http.stream("POST", self._path, json=self._body(question)) as response:
+            with self._http.stream(
+                "POST",
+                self._path,
+                json=self._body(question),
+                extensions={"trace": self._sockets.trace},
+            ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise RequestFailedError(f"HTTP {response.status_code}")
                 yield from self._events(response)
@@ -82,6 +89,7 @@ class OpenAIBackend:
 
     def close(self) -> None:
         """As Backend has it."""
+        self._sockets.shut_down()
         self._http.close()
 
     def _served_model(self) -> str:

@@ -1,6 +1,9 @@
 """What is sent over the OpenAI API, and how its events are read: ours, vLLM's and broken ones."""
 
 import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -169,3 +172,23 @@ def test_certificates_that_are_none(connect, tmp_path):
 def test_a_url_that_is_none(url):
     with pytest.raises((InvalidValueError, ServiceError)):
         OpenAIBackend(url, "chat", HowToAsk(), timeout_s=5)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+@pytest.mark.parametrize("said", [b"", HEAD + b'data: {"choices": [{"text": "a"}]}\n\n'])
+def test_closing_ends_what_is_still_being_answered(said):
+    """By a service that says nothing at all, or no more."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        backend = OpenAIBackend(url, "completions", HowToAsk(), timeout_s=60, model="tiny")
+        asking = pool.submit(lambda: list(backend.ask(Question("Why?", 9))))
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(10_000)
+            connection.sendall(said)
+            time.sleep(0.1)  # for the reader to wait for more
+            backend.close()
+            with pytest.raises(RequestFailedError):
+                asking.result(timeout=10)

@@ -126,11 +126,9 @@ async def test_a_chat_streams(llm):
 async def test_what_is_wrong_with_a_request_is_raised_by_its_stream(llm):
     with pytest.raises(InvalidValueError, match="max_tokens is 500"):
         await outputs_of(llm, params=SamplingParams(max_tokens=500))
-    with pytest.raises(
-        InvalidValueError, match=r"messages\[0\] is \[.*; it must be a mapping with"
-    ):
-        turn = {"role": "user", "content": "a"}
-        await anext(llm.chat([[turn], [turn]], GREEDY))
+    two = [[{"role": "user", "content": "a"}]] * 2
+    with pytest.raises(InvalidValueError, match=r"messages\[0\] is \[.*; it must be a mapping"):
+        await anext(llm.chat(two, GREEDY))
     with pytest.raises(InvalidValueError, match="output_kind is 'all'; it must be one of cumu"):
         await outputs_of(llm, output_kind="all")
 
