@@ -95,6 +95,10 @@ def test_details_alone_leave_the_method_to_auto(model, keys, expected):
         ([{"speculative_sampling": True}], "it must be given as speculative_config"),
         ([{"enforce_eager": False}], "it must be true, or left out: no CUDA graphs"),
         ([{"enforce_eager": 1}], "it must be true, or left out: no CUDA graphs"),
+        (
+            [{"model": ["a"], "spec_tokens": 2}],
+            "model is ['a']; it must be a text that is not empty",
+        ),
         ([{"dtype": "auto"}], "dtype is 'auto'; it must be one of"),
     ],
 )
