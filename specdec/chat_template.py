@@ -5,6 +5,7 @@ The template is a program in Jinja that comes with the model; transformers runs 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -118,6 +119,20 @@ class ChatTemplate:
         if conversation.continue_final_message and conversation.add_generation_prompt:
             limit = "false where continue_final_message is true"
             raise InvalidValueError("add_generation_prompt", True, limit)
+
+
+def decoded_arguments(arguments: object) -> object:
+    """Those of a tool call, which the OpenAI API has as JSON text; templates write it themselves.
+
+    What is no JSON stays as it is: a model may have written it.
+    """
+    if not isinstance(arguments, str):
+        return arguments
+    try:
+        decoded: object = json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+    return arguments if decoded is None else decoded
 
 
 def _variables(text: str) -> frozenset[str]:

@@ -93,6 +93,7 @@ class EngineLoop:
         self._serial = itertools.count()
         self._failure: TargetFailedError | None = None
         self._closed = False
+        self._has_ended = False
         self._last_stats = engine.stats()
         self._is_draining = False
         self._no_streams = asyncio.Event()
@@ -250,14 +251,29 @@ class EngineLoop:
             raise NotReadyError("the service is shutting down")
         result: asyncio.Future[T] = self._event_loop.create_future()
         self._commands.put(_Command(function, result))
+        if self._has_ended:  # meanwhile, on another thread
+            self._refuse_commands()
         return await result
 
     def _run(self) -> None:
-        while self._run_commands():
-            if self._has_step_to_run:
-                self._step()
-            elif self._is_recovering:
-                self._expire()
+        try:
+            while self._run_commands():
+                if self._has_step_to_run:
+                    self._step()
+                elif self._is_recovering:
+                    self._expire()
+        finally:
+            self._has_ended = True  # before the queue is emptied, so that none is left in it
+            self._refuse_commands()
+
+    def _refuse_commands(self) -> None:
+        """Settles those that the thread has left behind; from any thread."""
+        error = NotReadyError("the service is shutting down")
+        with suppress(queue.Empty):
+            while True:
+                command = self._commands.get_nowait()
+                if command is not None:
+                    self._notify(_settle, command.result, None, error)
 
     @property
     def _has_step_to_run(self) -> bool:
@@ -399,7 +415,7 @@ class EngineLoop:
 
 
 def _settle(result: asyncio.Future[Any] | None, value: Any, error: Exception | None) -> None:
-    if result is None or result.cancelled():
+    if result is None or result.done():
         return
     if error is None:
         result.set_result(value)

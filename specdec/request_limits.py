@@ -31,6 +31,8 @@ def check_request(request: Request, config: EngineConfig, vocab_size: int) -> No
         reason = f"at most {room} (max_model_len less the prompt's {length} tokens)"
         raise InvalidValueError("max_tokens", max_tokens, reason)
     _check_resumed(request, room if max_tokens is None else max_tokens, vocab_size)
+    if type(request.priority) is not int:  # the queue is sorted by it
+        raise InvalidValueError("priority", request.priority, "a whole number")
     require_range("stream_interval", request.stream_interval, 1, MAX_STREAM_INTERVAL)
     method = request.params.speculation.method
     loaded = config.speculation.methods if config.speculation else ()

@@ -18,6 +18,7 @@ from cluster.bench.load_plot import plot
 from cluster.bench.load_report import Load, LoadReport, LoadRun, lines
 from cluster.bench.load_statistics import summarize
 from cluster.bench.questions import QuestionSource
+from cluster.bench.unused_flags import refuse_unused_flags
 from cluster.cli_connection import client_flags
 from cluster.cli_errors import EXIT_FAILED
 from cluster.cli_output import json_flag, progress_bar, show_json
@@ -40,6 +41,7 @@ def bench_serve(ctx: click.Context, /, as_json: bool, **given: Any) -> None:
     succeeded.
     """
     options = LoadOptions(**given)
+    refuse_unused_flags(ctx, options)
     loads, source = options.loads, options.questions
     with closing(options.connect()) as backend:
         _warm_up(backend, source, options.num_warmups)
@@ -73,8 +75,8 @@ def _measure(
 
 
 def _due_s(count: int, load: Load, options: LoadOptions) -> Sequence[float | None]:
-    if load.request_rate is None:
-        return [None] * count
+    if load.request_rate is None:  # all at once, or a place at a time
+        return [0.0 if load.max_concurrency is None else None] * count
     return arrival_times(count, load.request_rate, options.burstiness, options.seed)
 
 

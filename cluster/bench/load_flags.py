@@ -211,8 +211,8 @@ _FLAGS = (
         "--cache-salt/--no-cache-salt",
         "with_cache_salt",
         default=True,
-        help="Whether each run over a file has a cache_salt, so that none profits from the one "
-        "before; no for a service that does not know the field. Default: yes.",
+        help="Whether each run has a cache_salt of its own, so that none profits from an earlier "
+        "one; no for a service that does not know the field. Default: yes.",
     ),
     _flag(
         _HOW,

@@ -88,6 +88,7 @@ class LoadOptions:
             self.random_range_ratio,
             self.random_prefix_len,
             self.seed,
+            self.with_cache_salt,
         )
 
     @property

@@ -26,7 +26,9 @@ def plot(
 
 
 def _over_loads(report: LoadReport, latencies: Sequence[LatencyName]) -> list[LineChart]:
-    by_rate = len({run.load.request_rate for run in report.runs}) > 1
+    loads = [run.load for run in report.runs]
+    has_one_limit = len({each.max_concurrency for each in loads}) == 1
+    by_rate = has_one_limit and loads[0].request_rate is not None
     label = "requests a second" if by_rate else "most requests at once"
     runs = sorted(report.runs, key=lambda run: _load(run, by_rate))
     x = [_load(run, by_rate) for run in runs]

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import httpx
 
 from cluster.bench.backend import Heard, RequestFailedError, TokenUsage
+from cluster.bench.open_sockets import OpenSockets
 from cluster.bench.questions import HowToAsk, Question
 from specdec.errors import InvalidValueError, SpecdecError
 from specdec.stats import SpeculationStats
@@ -54,29 +55,32 @@ class OpenAIBackend:
         self._path = _PATHS[endpoint]
         self._is_chat = endpoint == "chat"
         self._how = how
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._sockets = OpenSockets()
+        headers, verify = _authorization(api_key), _trust(tls_ca_file)
         try:
             self._http = httpx.Client(
                 base_url=self._base_url,
                 headers=headers,
                 timeout=timeout_s,
                 limits=_NO_LIMITS,
-                verify=True
-                if tls_ca_file is None
-                else ssl.create_default_context(cafile=tls_ca_file),
+                verify=verify,
                 transport=transport,
                 trust_env=False,
             )
         except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise InvalidValueError(
-                "base_url", base_url, "a URL such as http://host:8000"
-            ) from error
+            limit = "a URL such as http://host:8000"
+            raise InvalidValueError("base_url", base_url, limit) from error
         self.model = model or self._served_model()
 
     def ask(self, question: Question) -> Iterator[Heard]:
         """As Backend has it."""
         try:
-            with self._http.stream("POST", self._path, json=self._body(question)) as response:
+            with self._http.stream(
+                "POST",
+                self._path,
+                json=self._body(question),
+                extensions={"trace": self._sockets.trace},
+            ) as response:
                 if response.status_code != httpx.codes.OK:
                     raise RequestFailedError(f"HTTP {response.status_code}")
                 yield from self._events(response)
@@ -85,6 +89,7 @@ class OpenAIBackend:
 
     def close(self) -> None:
         """As Backend has it."""
+        self._sockets.shut_down()
         self._http.close()
 
     def _served_model(self) -> str:
@@ -126,6 +131,26 @@ class OpenAIBackend:
                 return
             if data:
                 yield _heard(data)
+
+
+def _authorization(api_key: str | None) -> dict[str, str]:
+    """Refuses what no header can have; httpx would quote it."""
+    if not api_key:
+        return {}
+    if not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
+        limit = "printable ASCII characters, without spaces"
+        raise InvalidValueError("api_key", "not shown", limit)
+    return {"Authorization": f"Bearer {api_key}"}
+
+
+def _trust(tls_ca_file: Path | None) -> ssl.SSLContext | bool:
+    if tls_ca_file is None:
+        return True
+    try:
+        return ssl.create_default_context(cafile=tls_ca_file)
+    except (ssl.SSLError, OSError) as error:
+        limit = "a file of certificates (PEM)"
+        raise InvalidValueError("tls_ca_file", str(tls_ca_file), limit) from error
 
 
 def _given(how: HowToAsk) -> dict[str, Any] | None:

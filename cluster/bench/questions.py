@@ -58,7 +58,7 @@ class PromptFile:
 
     def questions(self, count: int, run: int) -> list[Question]:
         """Runs are told apart by their salts; within one, a repeated prompt may be cached."""
-        salt = secrets.token_urlsafe() if self.with_cache_salt else ""
+        salt = _new_salt(self.with_cache_salt)
         chosen = (self.prompts[index % len(self.prompts)] for index in range(count))
         return [Question(prompt, self.max_tokens, salt) for prompt in chosen]
 
@@ -76,18 +76,25 @@ class RandomWords:
     range_ratio: float = 0.0
     prefix_len: int = 0
     seed: int = 0
+    with_cache_salt: bool = True
 
     def questions(self, count: int, run: int) -> list[Question]:
-        """The same for the same seed and run."""
+        """The same words for the same seed and run, which a service may have been asked before."""
+        salt = _new_salt(self.with_cache_salt)
         shared = random.Random(f"{self.seed} prefix")
         prefix = shared.choices(_WORDS, k=self.prefix_len)
         draw = random.Random(f"{self.seed} {run}")
-        return [self._question(draw, prefix) for _ in range(count)]
+        return [self._question(draw, prefix, salt) for _ in range(count)]
 
-    def _question(self, draw: random.Random, prefix: list[str]) -> Question:
+    def _question(self, draw: random.Random, prefix: list[str], salt: str) -> Question:
         words = draw.choices(_WORDS, k=self._length(draw, self.input_len))
-        return Question(" ".join(prefix + words), self._length(draw, self.output_len))
+        return Question(" ".join(prefix + words), self._length(draw, self.output_len), salt)
 
     def _length(self, draw: random.Random, mean: int) -> int:
         spread = int(mean * self.range_ratio)
         return max(1, draw.randint(mean - spread, mean + spread))
+
+
+def _new_salt(is_wanted: bool) -> str:
+    """Shared by all questions of a run, and by nobody else's."""
+    return secrets.token_urlsafe() if is_wanted else ""

@@ -8,7 +8,7 @@ from typing import Any
 from cluster.call_limits import MAX_TEXT_CHARS, require_length
 from cluster.openai.chat_schema import Message, ToolCall
 from cluster.openai.tool_format import Tool, ToolFormat, tool_prompt
-from cluster.openai.tool_parser import json_or_none
+from specdec.chat_template import decoded_arguments
 from specdec.errors import InvalidValueError
 
 Turn = dict[str, Any]
@@ -38,10 +38,8 @@ def _turn(message: Message, where: str) -> Turn:
 
 
 def _call(call: ToolCall) -> dict[str, Any]:
-    """Templates write the arguments as JSON themselves."""
-    arguments = json_or_none(call.function.arguments)
-    given = call.function.arguments if arguments is None else arguments
-    function = {"name": call.function.name, "arguments": given}
+    arguments = decoded_arguments(call.function.arguments)
+    function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
 
 

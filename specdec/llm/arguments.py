@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from types import MappingProxyType
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
 
 from specdec.errors import InvalidValueError
 from specdec.llm_config import LLMConfig
@@ -18,7 +17,9 @@ from specdec.metric_spec import PREFIX
 from specdec.sampling_params import SEED_LIMIT
 from specdec.settings import refuse_unknown
 from specdec.speculative_config import SpeculativeConfig
-from specdec.speculative_keys import AUTO, read_speculation
+from specdec.speculative_keys import AUTO, SPECULATION_KEYS, read_speculation
+from specdec.vllm_settings import in_our_words
+from specdec.vllm_words import IN_PROCESS
 
 logger = logging.getLogger(__name__)
 
@@ -74,75 +75,22 @@ class Arguments:
     executor: str | None
 
 
-_DTYPES: Mapping[str, str] = MappingProxyType(
-    {"auto": "float32", "half": "float16", "float": "float32"}
+_OWN = (
+    *("seed", "metric_prefix", "disable_log_stats", "distributed_executor_backend"),
+    *("served_model_name", "tokenizer", "revision", "kv_cache_memory_bytes"),
 )
-"""vLLM's other words. auto is float32, in which speculation changes no token."""
-
-_OLDER: frozenset[str] = frozenset(
-    {
-        "speculative_model",
-        "speculative_model_quantization",
-        "speculative_draft_tensor_parallel_size",
-        "speculative_max_model_len",
-        "speculative_disable_by_batch_size",
-        "num_speculative_tokens",
-        "ngram_prompt_lookup_max",
-        "ngram_prompt_lookup_min",
-    }
-)
-"""Arguments of earlier versions of vLLM that are keys of speculative_config now."""
-
-_NOT_OFFERED: Mapping[str, str] = MappingProxyType(
-    {
-        "speculative_ratio": "left out: how many tokens are drafted a step is "
-        "speculative_config={'num_speculative_tokens': ...}",
-        "speculative_sampling": "left out: speculative_config={...} drafts, None does not",
-        "speculative_decoding": "left out: speculative_config={...} drafts, None does not",
-        "draft_model": "left out: it is speculative_config={'model': ...}",
-        "tokenizer_revision": "left out: the tokenizer comes with the model, whose revision rules",
-        "download_dir": "left out: $HF_HOME says where models of the Hub are kept",
-        "hf_token": "left out: $HF_TOKEN is what the Hub is asked with",
-        "chat_template": "left out: the model's own is used",
-        "swap_space": "left out: a preempted request is computed again",
-        "cuda_graph_sizes": "left out: no graphs are captured",
-        "compilation_config": "left out: nothing is compiled by torch",
-        "enable_lora": "left out: adapters are not loaded",
-    }
-)
-
-_ONLY_VALUES: Mapping[str, tuple[tuple[object, ...], str]] = MappingProxyType(
-    {
-        "trust_remote_code": ((False,), "false or left out: a model's own code is never run"),
-        "enforce_eager": ((True,), "true or left out: no graphs are captured"),
-        "enable_chunked_prefill": ((True,), "true or left out: prompts are computed in chunks"),
-        "use_v2_block_manager": ((True,), "left out: there is one block manager"),
-        "skip_tokenizer_init": ((False,), "false or left out: text is always told"),
-        "tokenizer_mode": (("auto",), "auto or left out"),
-        "task": (("auto", "generate"), "generate or left out"),
-        "runner": (("auto", "generate"), "generate or left out"),
-        "load_format": (("auto", "safetensors"), "safetensors or left out"),
-        "kv_cache_dtype": (("auto",), "auto or left out: KV has the model's dtype"),
-        "pipeline_parallel_size": ((1,), "1 or left out; tensor_parallel_size divides a model"),
-        "data_parallel_size": ((1,), "1 or left out; `specdec serve` has replicas"),
-        "cpu_offload_gb": ((0,), "0 or left out: weights stay where they are used"),
-    }
-)
-"""Arguments of vLLM that can have few values here, which say what holds anyway."""
-
-_OWN = ("seed", "metric_prefix", "disable_log_stats", "distributed_executor_backend")
+"""Arguments beside those of LLMConfig, of which a service has none, or one with other values."""
 
 
 def read_arguments(model: str, given: Mapping[str, Any]) -> Arguments:
     """Raises InvalidValueError, also for an unknown name, with the nearest known one."""
-    values = _in_todays_words(dict(given))
-    _take_what_holds_anyway(model, values)
+    values = dict(given)
     seed = _taken(values, "seed", 0, _is_seed, "None, or a whole number from 0 to 2^63 - 1")
     prefix = _taken(values, "metric_prefix", PREFIX, _is_text, "a text")
     is_silent = _taken(values, "disable_log_stats", True, _is_bool, "true or false")
     name = values.pop("served_model_name", None) or model
     backend = _taken(values, "distributed_executor_backend", None, _is_backend, _BACKENDS)
-    config = _config(model, values)
+    config = _config(_located(model, values), _in_our_words(model, values))
     return Arguments(config, str(name), seed, prefix, not is_silent, _executor(config, backend))
 
 
@@ -182,52 +130,46 @@ def _executor(config: LLMConfig, backend: str | None) -> str | None:
     return "ray" if backend == "ray" or max(sizes) > 1 else None
 
 
-def _in_todays_words(values: dict[str, Any]) -> dict[str, Any]:
-    """Older arguments become keys of speculative_config; what has no meaning here is refused."""
-    for name in values.keys() & _NOT_OFFERED.keys():
-        raise InvalidValueError(name, values[name], _NOT_OFFERED[name])
-    older = {name: values.pop(name) for name in sorted(values.keys() & _OLDER)}
-    older = {name: value for name, value in older.items() if value is not None}
-    if older and "speculative_config" in values:
-        name, value = next(iter(older.items()))
-        raise InvalidValueError(name, value, "left out where speculative_config is given")
-    if older:
-        logger.warning("%s: write speculative_config={...} instead", ", ".join(older))
-        values["speculative_config"] = older
-    return values
-
-
-def _take_what_holds_anyway(model: str, values: dict[str, Any]) -> None:
-    for name, (accepted, limit) in _ONLY_VALUES.items():
-        value = values.pop(name, accepted[0])
-        if value not in accepted:
-            raise InvalidValueError(name, value, limit)
-    tokenizer = values.pop("tokenizer", None)
+def _located(model: str, values: dict[str, Any]) -> str:
+    """Where the model is, with its revision; both arguments about that are taken out."""
+    tokenizer, revision = values.pop("tokenizer", None), values.pop("revision", None)
     if tokenizer not in (None, model):
         raise InvalidValueError("tokenizer", tokenizer, "left out: it comes with the model")
+    return model if revision is None else f"{model}@{revision}"
+
+
+def _in_our_words(model: str, values: dict[str, Any]) -> dict[str, Any]:
+    """As for a service, where None as the value of an older argument says nothing."""
+    older = values.keys() & SPECULATION_KEYS.keys()
+    values = {name: each for name, each in values.items() if name not in older or each is not None}
+    if told := ", ".join(sorted(older & values.keys())):
+        logger.warning("%s: write speculative_config={...} instead", told)
+    if "dtype" in values:
+        values["dtype"] = str(values["dtype"]).removeprefix("torch.")  # which may be its own object
+    if values.get("quantization") is None:
+        values.pop("quantization", None)
+    if "kv_cache_memory_bytes" in values:
+        values["kv_cache_memory_gib"] = _kv_cache_memory_gib(values)
+    return in_our_words(IN_PROCESS, values, model=model, device=LLMConfig.device)
+
+
+def _kv_cache_memory_gib(values: dict[str, Any]) -> float | None:
+    name = "kv_cache_memory_bytes"
+    num_bytes, gib = values.pop(name), values.get("kv_cache_memory_gib")
+    if num_bytes is None:
+        return cast("float | None", gib)
+    if type(num_bytes) is not int or num_bytes <= 0:
+        raise InvalidValueError(name, num_bytes, "None, or a whole number above 0")
+    if gib is not None:
+        raise InvalidValueError(name, num_bytes, "left out where kv_cache_memory_gib is given")
+    return num_bytes / 2**30
 
 
 def _config(model: str, values: dict[str, Any]) -> LLMConfig:
     known = [each.name for each in fields(LLMConfig)]
-    refuse_unknown("argument", values, [*known, *_OWN, "revision", "kv_cache_memory_bytes"])
+    refuse_unknown("argument", values, [*known, *_OWN])
     values = {"max_queue_len": _MAX_QUEUE_LEN, **values, "model": model}
-    if (revision := values.pop("revision", None)) is not None:
-        values["model"] = f"{model}@{revision}"
-    if (num_bytes := values.pop("kv_cache_memory_bytes", None)) is not None:
-        values["kv_cache_memory_gib"] = num_bytes / 2**30
-    if "dtype" in values:
-        values["dtype"] = _dtype(values["dtype"])
-    if values.get("quantization") is None:
-        values.pop("quantization", None)
-    if values.get("generation_config") == "vllm":  # vLLM's word for its own, neutral values
-        values["generation_config"] = "none"
     speculation = values.get("speculative_config", AUTO)
     if not isinstance(speculation, SpeculativeConfig):
         values["speculative_config"] = read_speculation(speculation)
     return LLMConfig(**values)
-
-
-def _dtype(value: object) -> str:
-    """A name, or torch's own object."""
-    name = str(value).removeprefix("torch.")
-    return _DTYPES.get(name, name)

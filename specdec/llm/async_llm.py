@@ -16,7 +16,7 @@ from specdec.llm.host import EngineHost
 from specdec.llm.metrics import Metric
 from specdec.llm.misspelled import refuse_attribute
 from specdec.llm.outputs import OutputKind, RequestOutput
-from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompt
+from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversation, read_prompt
 from specdec.sampling_params import SamplingParams, SpeculationMethod
 from specdec.speculation import SpeculationControl, SpeculationMode
 
@@ -65,18 +65,19 @@ class AsyncLLM:
         *,
         output_kind: OutputKind = "cumulative",
         priority: int = 0,
-        tools: Sequence[Mapping[str, Any]] = (),
+        tools: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """The same for a conversation, by the model's chat template."""
-        [conversation] = read_conversations(
+        conversation = read_conversation(
+            "messages",
             messages,
-            tools=tuple(tools),
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs or {},
+            chat_template_kwargs=chat_template_kwargs,
         )
         stream = self._stream(conversation, sampling_params, request_id, output_kind, priority)
         async with aclosing(stream):
@@ -95,10 +96,14 @@ class AsyncLLM:
             kinds = ", ".join(get_args(OutputKind))
             raise InvalidValueError("output_kind", kind, f"one of {kinds}")
         name = str(next(self._ids)) if request_id is None else request_id
-        params = params or SamplingParams()
+        if not isinstance(name, str):
+            raise InvalidValueError("request_id", name, "a text")
+        params = SamplingParams() if params is None else params
         seed = self._host.seed_for(params)  # here, so that seeds go by the order of requests
-        call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
-        async with aclosing(self._host.stream(call, kind)) as stream:
+        with self._host.preparations.begin(name) as preparation:
+            call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
+        answer = self._host.stream(call, kind, is_aborted=preparation.is_aborted)
+        async with aclosing(answer) as stream:
             async for output in stream:
                 yield output
 

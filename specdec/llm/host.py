@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec.chat_template import Conversation
+from specdec.counts import ModelCounts
 from specdec.engine import Engine
 from specdec.engine_loop import EngineLoop
 from specdec.errors import InvalidValueError, NotReadyError
@@ -19,6 +20,7 @@ from specdec.llm.arguments import Arguments
 from specdec.llm.executors import make_executor
 from specdec.llm.metrics import LLMReport, Metric, metrics_of
 from specdec.llm.outputs import OutputBuilder, OutputKind, RequestOutput
+from specdec.llm.preparations import Preparations
 from specdec.llm.prompts import PromptParts
 from specdec.llm.stats_log import StatsLog
 from specdec.machine import available_memory_bytes, smallest_gpu_bytes
@@ -69,10 +71,13 @@ class EngineHost:
         self._grammars: GrammarCompiler | None = None
         self._lock = threading.Lock()  # of its being made: requests are prepared on many threads
         self._loop: EngineLoop | None = None
+        self.preparations = Preparations()
         self._is_closed = False
         self._executor = make_executor(arguments.executor, config, directories, self._plan)
+        self._ended: tuple[EngineStats, ModelCounts] | None = None
+        self._engine: Engine | None = None
         try:
-            self.engine = self._make_engine()
+            self._engine = self._make_engine()
         except BaseException:
             self._executor.close()
             raise
@@ -88,6 +93,13 @@ class EngineHost:
             proposer = TimedProposer(proposer, self.metrics[DRAFT_TIME].observe)
         target = self._timed(self._executor.target)
         return Engine(self._plan.engine, self.model, target, self.tokenizer, proposer, policy)
+
+    @property
+    def engine(self) -> Engine:
+        """Raises NotReadyError after the end, when the models are to be free."""
+        if self._engine is None:
+            raise NotReadyError("it has been shut down")
+        return self._engine
 
     def _timed(self, target: Target) -> TimedTarget:
         return TimedTarget(target, self.metrics[VERIFY_TIME].observe)
@@ -144,8 +156,13 @@ class EngineHost:
                 )
         return self._grammars.compile(spec)
 
-    async def stream(self, call: Call, kind: OutputKind) -> AsyncGenerator[RequestOutput, None]:
-        """Answers a call on the running event loop; leaving early aborts it."""
+    async def stream(
+        self, call: Call, kind: OutputKind, *, is_aborted: bool = False
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Answers a call on the running event loop; leaving early aborts it.
+
+        is_aborted: it was before, and all that is to be told is that.
+        """
         loop, arrival_time = self._running_loop(), time.time()
         observer = RequestObserver(call.request.request_id, self.metrics)
         observer.on_queued(call.request)
@@ -153,13 +170,16 @@ class EngineHost:
         builder = OutputBuilder(call.request, call.prompt, self.tokenizer)
         steps = loop.generate(call.request, observer)
         try:
+            if is_aborted:
+                raise AbortedError(call.request.request_id)
             async for step in steps:
                 builder.add(step)
                 if kind == "delta":
                     yield builder.delta(observer.times, arrival_time)
                 elif kind == "cumulative" or step.is_last:
                     yield builder.output(observer.times, arrival_time)
-        except AbortedError:
+        except AbortedError as error:
+            observer.on_broken_off(error)  # without effect where the engine's loop has told it
             builder.abort()
             tell = builder.delta if kind == "delta" else builder.output
             yield tell(observer.times, arrival_time)
@@ -174,6 +194,7 @@ class EngineHost:
 
     def abort(self, request_id: str) -> None:
         """Ends the requests of this id; on the event loop of their streams."""
+        self.preparations.abort(request_id)
         if self._loop is not None:
             self._loop.abort(request_id)
 
@@ -182,8 +203,7 @@ class EngineHost:
         self._require_open()
         loop = self._loop
         if loop is not None and loop.event_loop is not asyncio.get_running_loop():
-            if loop.num_streams and not loop.event_loop.is_closed():
-                raise NotReadyError("another event loop has streams that are open")
+            _require_replaceable(loop)
             loop.stop()
             loop = None
         if loop is None:
@@ -216,16 +236,17 @@ class EngineHost:
 
     def set_control(self, control: SpeculationControl) -> None:
         """Has the next step go by it."""
+        engine, loop = self.engine, self._loop
         self.control = control
-        if self._loop is None:
-            self.engine.set_speculation(control)
+        if loop is None:
+            engine.set_speculation(control)
         else:
-            self._loop.post(lambda: self.engine.set_speculation(control))
+            loop.post(lambda: engine.set_speculation(control))
 
     def get_metrics(self) -> list[Metric]:
         """As of the last step."""
-        stats = self._stats()
-        counts = counts_of(stats, self._num_requests, self.metrics, self._executor.counts)
+        stats, model_counts = self._stats(), self._model_counts()
+        counts = counts_of(stats, self._num_requests, self.metrics, model_counts)
         report = LLMReport.of(stats, self.control.mode if self.control else "", counts)
         speculation = self.config.speculative_config
         num_positions = speculation.num_speculative_tokens if speculation else 0
@@ -241,18 +262,42 @@ class EngineHost:
         self._stats_log.write(self._stats())
 
     def _stats(self) -> EngineStats:
-        return self.engine.stats() if self._loop is None else self._loop.last_stats
+        loop, engine = self._loop, self._engine  # which another thread may be dropping
+        if loop is not None:
+            return loop.last_stats
+        if engine is not None:
+            return engine.stats()
+        assert self._ended is not None, "neither an engine nor what it came to"
+        return self._ended[0]
+
+    def _model_counts(self) -> ModelCounts:
+        return self._executor.counts if self._ended is None else self._ended[1]
 
     def close(self) -> None:
-        """Ends the engine's thread and the models. May be called again, from any other thread."""
+        """Ends the engine's thread and the models. May be called again, from any other thread.
+
+        What was counted can be asked for still; of the models nothing is kept.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         if self._loop is not None:
             self._loop.stop()
+        self._ended = self._stats(), self._executor.counts
+        self._loop = self._engine = None
         self._executor.close()
         if self._grammars is not None:
             self._grammars.close()
+
+
+def _require_replaceable(loop: EngineLoop) -> None:
+    """Raises where another one over the same engine would not know how it stands."""
+    if loop.failure is not None:
+        raise loop.failure
+    if loop.is_recovering:
+        raise NotReadyError("the models are being started again")
+    if loop.num_streams and not loop.event_loop.is_closed():
+        raise NotReadyError("another event loop has streams that are open")
 
 
 def _memory_bytes(arguments: Arguments) -> int:

@@ -80,10 +80,10 @@ class LLM:
         """Answers one conversation or several, by the model's chat template; else as `generate`."""
         conversations = read_conversations(
             messages,
-            tools=tuple(tools or ()),
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
-            template_kwargs=chat_template_kwargs or {},
+            chat_template_kwargs=chat_template_kwargs,
         )
         return self._answer("messages", conversations, sampling_params, use_tqdm, None)
 
@@ -150,8 +150,9 @@ class LLM:
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         """The whole way of a batch: checked, run, told."""
-        all_params = _one_for_each("sampling_params", params or SamplingParams(), len(prompts))
-        priorities = _one_for_each("priority", priority or 0, len(prompts))
+        params = SamplingParams() if params is None else params
+        all_params = _one_for_each("sampling_params", params, len(prompts))
+        priorities = _one_for_each("priority", 0 if priority is None else priority, len(prompts))
         calls = [
             self._call(f"{field}[{index}]", *each)
             for index, each in enumerate(zip(prompts, all_params, priorities, strict=True))

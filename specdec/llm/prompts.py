@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypedDict, cast
+from typing import Any, TypedDict, TypeGuard, cast
 
-from specdec.chat_template import Conversation
+from specdec.chat_template import Conversation, decoded_arguments
 from specdec.errors import InvalidValueError
 from specdec.settings import refuse_unknown
 
@@ -43,7 +43,7 @@ def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[PromptParts]:
     """One prompt or several. Raises InvalidValueError, naming the place."""
     if isinstance(prompts, str | Mapping) or _are_token_ids(prompts):
         return [read_prompt("prompts", prompts)]
-    if not isinstance(prompts, Sequence):
+    if not _is_list(prompts):
         raise InvalidValueError("prompts", prompts, _LIMIT)
     return [read_prompt(f"prompts[{index}]", each) for index, each in enumerate(prompts)]
 
@@ -70,45 +70,84 @@ def read_prompt(field: str, prompt: object) -> PromptParts:
 
 
 def _are_token_ids(value: object) -> bool:
-    return _is_list(value) and bool(value) and all(type(each) is int for each in value)  # type: ignore[attr-defined]
+    return _is_list(value) and bool(value) and all(type(each) is int for each in value)
 
 
-def _is_list(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str)
+def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, Sequence) and not isinstance(value, _TEXTS_AND_BYTES)
+
+
+_TEXTS_AND_BYTES = (str, bytes, bytearray, memoryview)
 
 
 def read_conversations(
     messages: Sequence[Message] | Sequence[Sequence[Message]], **options: Any
 ) -> list[Conversation]:
-    """One conversation or several; `options` are fields of Conversation, for all of them."""
+    """One conversation or several; `options` are those of `read_conversation`, for all of them."""
+    if _is_list(messages) and messages and not isinstance(messages[0], Mapping):
+        return [
+            read_conversation(f"messages[{index}]", each, **options)
+            for index, each in enumerate(messages)
+        ]
+    return [read_conversation("messages", messages, **options)]
+
+
+def read_conversation(
+    field: str,
+    messages: object,
+    *,
+    tools: object = None,
+    chat_template_kwargs: object = None,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> Conversation:
+    """One conversation; `field` names it in errors. The rest: fields of Conversation."""
+    if not _is_list(messages):
+        raise InvalidValueError(field, messages, "a list of messages")
     if not messages:
-        raise InvalidValueError("messages", messages, "at least one message")
-    if isinstance(messages[0], Mapping):
-        return [_conversation("messages", messages, options)]
-    return [
-        _conversation(f"messages[{index}]", each, options) for index, each in enumerate(messages)
-    ]
-
-
-def _conversation(field: str, messages: object, options: Mapping[str, Any]) -> Conversation:
-    if not isinstance(messages, Sequence) or not messages:
         raise InvalidValueError(field, messages, "at least one message")
-    turns = (_message(f"{field}[{index}]", each) for index, each in enumerate(messages))
-    return Conversation(tuple(turns), **options)
+    tools = () if tools is None else tools
+    if not (_is_list(tools) and all(isinstance(each, Mapping) for each in tools)):
+        raise InvalidValueError("tools", tools, "a list of mappings, as the OpenAI API has them")
+    kwargs = {} if chat_template_kwargs is None else chat_template_kwargs
+    if not isinstance(kwargs, Mapping):
+        raise InvalidValueError("chat_template_kwargs", kwargs, "a mapping of variables")
+    turns = tuple(_message(f"{field}[{index}]", each) for index, each in enumerate(messages))
+    return Conversation(turns, tuple(tools), add_generation_prompt, continue_final_message, kwargs)
 
 
 def _message(field: str, message: object) -> dict[str, Any]:
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise InvalidValueError(field, message, 'a mapping with "role" and "content"')
-    content = message.get("content")
-    return {**message, "content": _text_of(f"{field}.content", content)}
+    read = {**message, "content": _text_of(f"{field}.content", message.get("content"))}
+    if message.get("tool_calls") is not None:
+        read["tool_calls"] = _tool_calls(f"{field}.tool_calls", message["tool_calls"])
+    return read
+
+
+def _tool_calls(field: str, calls: object) -> list[dict[str, Any]]:
+    """In the form of the OpenAI API, or in that of templates, which leave out `function`."""
+    if not (_is_list(calls) and all(isinstance(call, Mapping) for call in calls)):
+        raise InvalidValueError(field, calls, "a list of mappings")
+    return [
+        {**call, "function": _decoded(call["function"])}
+        if isinstance(call.get("function"), Mapping)
+        else _decoded(call)
+        for call in calls
+    ]
+
+
+def _decoded(function: Mapping[str, Any]) -> dict[str, Any]:
+    if "arguments" not in function:
+        return dict(function)
+    return {**function, "arguments": decoded_arguments(function["arguments"])}
 
 
 def _text_of(field: str, content: object) -> str | None:
     """Content may come in parts, of which a language model takes text alone."""
     if content is None or isinstance(content, str):
         return content
-    parts = content if isinstance(content, Sequence) else [content]
+    parts = content if _is_list(content) else [content]
     texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
     if not all(isinstance(text, str) for text in texts):
         limit = 'a text, or a list of {"type": "text", "text": ...}'

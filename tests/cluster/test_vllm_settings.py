@@ -95,6 +95,10 @@ def test_details_alone_leave_the_method_to_auto(model, keys, expected):
         ([{"speculative_sampling": True}], "it must be given as speculative_config"),
         ([{"enforce_eager": False}], "it must be true, or left out: no CUDA graphs"),
         ([{"enforce_eager": 1}], "it must be true, or left out: no CUDA graphs"),
+        (
+            [{"model": ["a"], "spec_tokens": 2}],
+            "model is ['a']; it must be a text that is not empty",
+        ),
         ([{"dtype": "auto"}], "dtype is 'auto'; it must be one of"),
     ],
 )
@@ -131,3 +135,9 @@ def test_a_whole_configuration_file_of_vllm(tmp_path):
     read = config.speculative_config
     assert (read.method, read.num_speculative_tokens) == ("ngram", 4)
     assert (read.prompt_lookup_min, read.prompt_lookup_max) == (3, 3)
+
+
+@pytest.mark.parametrize("name", ["hf_token", "hf-token"])
+def test_a_secret_is_not_shown(name):
+    with pytest.raises(InvalidValueError, match=rf"^{name} is 'not shown'; .*\$HF_TOKEN"):
+        in_our_words({name: "hf_secret"})

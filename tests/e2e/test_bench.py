@@ -12,7 +12,8 @@ pytestmark = pytest.mark.e2e
 
 @pytest.mark.parametrize("backend", ["grpc", "openai-chat", "openai"])
 def test_every_interface_answers_in_full_under_load(embedded, backend):
-    flags = ["--address", embedded.grpc_address, "--base-url", embedded.http_url]
+    is_grpc = backend == "grpc"
+    flags = ["--address", embedded.grpc_address] if is_grpc else ["--base-url", embedded.http_url]
     flags += ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "8"]
     result = CliRunner().invoke(
         cli.main,

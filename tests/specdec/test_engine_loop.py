@@ -72,6 +72,24 @@ async def tokens_of(loop, each):
     return [token async for output in loop.generate(each) for token in output.token_ids]
 
 
+async def test_what_another_thread_stops_is_refused_and_not_left_waiting(loop, target):
+    """The call comes after the request to stop, and before the thread has heard of it."""
+    target.gate = threading.Semaphore(0)
+    stream = asyncio.create_task(tokens_of(loop, request("long", PROMPT)))
+    await asyncio.sleep(0.05)  # the step is in flight
+    loop._commands.put(None)
+    late = asyncio.create_task(loop.stats())
+    await asyncio.sleep(0)
+    target.gate.release(10_000)
+    with pytest.raises(NotReadyError, match="shutting down"):
+        await asyncio.wait_for(late, 10)
+    with pytest.raises(NotReadyError, match="shutting down"):
+        await asyncio.wait_for(loop.stats(), 10)
+    await loop.close()
+    with pytest.raises(NotReadyError):
+        await stream
+
+
 async def test_streams_of_many_requests_at_once(loop, target):
     requests = [request(f"r{i}", [11 + i % 4] * (i + 1)) for i in range(20)]
     said = await asyncio.gather(*(tokens_of(loop, each) for each in requests))

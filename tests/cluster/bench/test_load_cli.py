@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from cluster import cli
+from cluster.bench import load
 from protos.specdec.v1 import inference_pb2 as pb
 from tests.specdec.client.fake_service import FakeService, running
 
@@ -114,6 +115,33 @@ def test_an_open_loop_takes_as_long_as_its_arrivals(bench):
     assert burst["request_rate"] is None
 
 
+def test_what_more_than_there_are_threads_for_is_late_where_all_is_due_at_once(bench, monkeypatch):
+    monkeypatch.setattr(load, "MAX_THREADS", 2)
+    flags = ["--request-rate", "inf", "--num-prompts", 6]
+    [run] = json.loads(bench(*flags, "--json").stdout)["runs"]
+    assert run["peak_concurrency"] <= 2
+    assert run["max_lateness_s"] > 0
+    [run] = json.loads(bench("--max-concurrency", 2, "--num-prompts", 6, "--json").stdout)["runs"]
+    assert run["max_lateness_s"] == 0, "nothing is due in a closed loop"
+
+
+@pytest.mark.parametrize(
+    ("flags", "label"),
+    [
+        (["--request-rate", "100,100"], "requests a second"),
+        (["--request-rate", "100,100", "--max-concurrency", "2"], "requests a second"),
+        (["--request-rate", "100", "--max-concurrency", "2,2"], "requests a second"),
+        (["--request-rate", "100", "--max-concurrency", "1,2"], "most requests at once"),
+        (["--max-concurrency", "2,2"], "most requests at once"),
+    ],
+)
+def test_the_same_load_again_is_drawn_too(bench, tmp_path, flags, label):
+    plot = tmp_path / "plot.svg"
+    result = bench("--num-prompts", 2, *flags, "--plot", plot)
+    assert result.exit_code == 0, result.output
+    assert label in plot.read_text()
+
+
 def test_charts_of_one_run_and_of_several(bench, tmp_path):
     plot = tmp_path / "plot.svg"
     bench("--num-prompts", 5, "--plot", plot)
@@ -181,6 +209,33 @@ def test_nobody_there():
 def test_wrong_usage(bench, service, flags):
     assert bench(*flags).exit_code == 2
     assert not service.requests
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--backend openai-chat --address 127.0.0.1:1",
+        "--backend openai --tls-ca-file {file}",
+        "--base-url http://127.0.0.1:1",
+        "--model tiny",
+        "--output-len 5",
+        "--dataset-path {file} --random-input-len 5",
+        "--dataset-path {file} --random-output-len 5",
+        "--dataset-path {file} --random-range-ratio 0.5",
+        "--dataset-path {file} --random-prefix-len 5",
+        "--burstiness 2",
+        "--burstiness 2 --request-rate inf",
+    ],
+)
+def test_flags_without_effect_are_wrong_usage(tmp_path, given):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('"Why?"\n')
+    flags = given.format(file=path).split()
+    result = CliRunner().invoke(cli.main, ["bench", "serve", *flags])
+    assert result.exit_code == 2
+    assert f"Error: {'--burstiness' if '--burstiness' in flags else flags[-2]} has no effect" in (
+        result.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 """What is sent over the OpenAI API, and how its events are read: ours, vLLM's and broken ones."""
 
 import json
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -151,7 +154,41 @@ def test_a_service_of_another_kind(connect, service):
         connect()
 
 
+@pytest.mark.parametrize("key", ["secret\n", "s\u00e9cret", "sec ret", "secret\x7f"])
+def test_a_key_that_no_header_can_have_is_refused_and_not_shown(connect, service, key):
+    with pytest.raises(InvalidValueError, match=r"^api_key is 'not shown'; it must be printable"):
+        connect(api_key=key)
+    assert not service.requests
+
+
+def test_certificates_that_are_none(connect, tmp_path):
+    path = tmp_path / "ca.pem"
+    path.write_text("nothing")
+    with pytest.raises(InvalidValueError, match=r"tls_ca_file is .* it must be a file of cert"):
+        connect(tls_ca_file=path)
+
+
 @pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://"])
 def test_a_url_that_is_none(url):
     with pytest.raises((InvalidValueError, ServiceError)):
         OpenAIBackend(url, "chat", HowToAsk(), timeout_s=5)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
+
+
+@pytest.mark.parametrize("said", [b"", HEAD + b'data: {"choices": [{"text": "a"}]}\n\n'])
+def test_closing_ends_what_is_still_being_answered(said):
+    """By a service that says nothing at all, or no more."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        backend = OpenAIBackend(url, "completions", HowToAsk(), timeout_s=60, model="tiny")
+        asking = pool.submit(lambda: list(backend.ask(Question("Why?", 9))))
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(10_000)
+            connection.sendall(said)
+            time.sleep(0.1)  # for the reader to wait for more
+            backend.close()
+            with pytest.raises(RequestFailedError):
+                asking.result(timeout=10)

@@ -1,5 +1,9 @@
 """What is asked: lengths, prefixes, and what one run may know of another."""
 
+from functools import partial
+
+import pytest
+
 from cluster.bench.questions import PromptFile, RandomWords
 
 
@@ -13,12 +17,15 @@ def test_a_file_is_asked_in_its_order_and_again_from_the_first():
     assert len({each.cache_salt for each in asked}) == 1
 
 
-def test_runs_over_a_file_do_not_share_what_is_cached():
-    source = PromptFile(["a"], 9)
-    [first], [second] = source.questions(1, 0), source.questions(1, 1)
-    assert first.cache_salt
-    assert first.cache_salt != second.cache_salt
-    assert PromptFile(["a"], 9, with_cache_salt=False).questions(1, 0)[0].cache_salt == ""
+@pytest.mark.parametrize("make", [partial(PromptFile, ["a"], 9), partial(RandomWords, 5, 9)])
+def test_what_a_run_has_cached_is_for_it_alone(make):
+    """Another run, of this program or of a later one, may say the same words."""
+    source = make()
+    salts = [{each.cache_salt for each in source.questions(3, run)} for run in (0, 1, 0)]
+    assert [len(each) for each in salts] == [1, 1, 1]
+    assert len(set.union(*salts)) == 3
+    assert all(salts[0])
+    assert make(with_cache_salt=False).questions(1, 0)[0].cache_salt == ""
 
 
 def test_random_words_are_as_many_as_asked_for():
@@ -42,6 +49,7 @@ def test_a_prefix_is_shared_and_the_rest_is_not():
 
 def test_the_seed_and_the_run_fix_the_words():
     source = RandomWords(20, 5, seed=1)
-    assert source.questions(3, 0) == source.questions(3, 0)
-    assert source.questions(3, 0) != source.questions(3, 1)
-    assert source.questions(3, 0) != RandomWords(20, 5, seed=2).questions(3, 0)
+    first = list(map(words, source.questions(3, 0)))
+    assert first == list(map(words, source.questions(3, 0)))
+    assert first != list(map(words, source.questions(3, 1)))
+    assert first != list(map(words, RandomWords(20, 5, seed=2).questions(3, 0)))

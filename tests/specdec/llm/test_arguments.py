@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from cluster.config import ServeConfig
 from specdec.errors import InvalidValueError
 from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.llm_config import LLMConfig
@@ -21,7 +22,6 @@ def test_an_llm_that_is_told_nothing():
 @pytest.mark.parametrize(
     ("given", "field", "value"),
     [
-        ({"dtype": "auto"}, "dtype", "float32"),
         ({"dtype": "half"}, "dtype", "float16"),
         ({"dtype": torch.bfloat16}, "dtype", "bfloat16"),
         ({"quantization": None}, "quantization", "none"),
@@ -40,6 +40,13 @@ def test_an_llm_that_is_told_nothing():
         ({"speculative_model": "[ngram]", "ngram_prompt_lookup_max": 3}, "speculative_config",
          SpeculativeConfig("ngram", prompt_lookup_min=3, prompt_lookup_max=3)),
         ({"speculative_model": None}, "model", "org/name"),
+        ({"num_speculative_tokens": 5}, "speculative_config", SpeculativeConfig("ngram", 5)),
+        ({"spec_tokens": 5, "spec_method": "suffix"}, "speculative_config",
+         SpeculativeConfig("suffix", 5)),
+        ({"speculative_model": "small", "speculative_config": {"num_speculative_tokens": 2}},
+         "speculative_config", SpeculativeConfig("draft_model", 2, model="small")),
+        ({"kv_cache_memory_bytes": None, "kv_cache_memory_gib": 2}, "kv_cache_memory_gib", 2),
+        ({"load_format": "safetensors", "runner": "auto"}, "model", "org/name"),
         ({"enforce_eager": True, "trust_remote_code": False}, "model", "org/name"),
         ({"tokenizer": "org/name", "task": "generate"}, "model", "org/name"),
     ],
@@ -53,12 +60,22 @@ def test_what_is_taken(given, field, value):
     [
         ({"tensor_paralel_size": 2}, "did you mean tensor_parallel_size?"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0; it must be a whole number"),
-        ({"trust_remote_code": True}, "a model's own code is never run"),
-        ({"enforce_eager": False}, "no graphs are captured"),
+        ({"trust_remote_code": True}, "no code that comes with a model is run"),
+        ({"enforce_eager": False}, "no CUDA graphs are captured"),
         ({"speculative_ratio": 0.5}, "num_speculative_tokens"),
-        ({"speculative_sampling": True}, "speculative_config={...} drafts, None does not"),
-        ({"draft_model": "small"}, "speculative_config={'model': ...}"),
-        ({"speculative_model": "a", "speculative_config": {}}, "left out where speculative_config"),
+        ({"speculative_sampling": True}, "it must be given as speculative_config; none turns it"),
+        ({"draft_model": "small"}, "it must be given as model in speculative_config"),
+        ({"speculative_model": "a", "speculative_config": {"model": "b"}}, "beside a speculative_"),
+        (
+            {"speculative_model": "a", "speculative_config": None},
+            "where speculative_config is none",
+        ),
+        ({"dtype": "auto"}, "dtype is 'auto'; it must be one of float32"),
+        ({"quantization": "awq"}, "a checkpoint that is quantized says so itself"),
+        ({"load_format": "pt"}, "load_format is 'pt'; it must be auto, or left out"),
+        ({"kv_cache_memory_bytes": "4G"}, "kv_cache_memory_bytes is '4G'; it must be None, or a"),
+        ({"kv_cache_memory_bytes": -1}, "kv_cache_memory_bytes is -1"),
+        ({"kv_cache_memory_bytes": 1, "kv_cache_memory_gib": 1}, "left out where kv_cache_memory_"),
         ({"speculative_config": {"mode": "ngram"}}, "speculative_config key is 'mode'; .* mode"),
         ({"tokenizer": "other"}, "it comes with the model"),
         ({"dtype": "int8"}, "dtype is 'int8'; it must be one of float32"),
@@ -66,12 +83,24 @@ def test_what_is_taken(given, field, value):
         ({"metric_prefix": 3}, "metric_prefix is 3; it must be a text"),
         ({"disable_log_stats": 1}, "disable_log_stats is 1; it must be true or false"),
         ({"distributed_executor_backend": "mp"}, "is 'mp'; it must be ray"),
-        ({"pipeline_parallel_size": 2}, "tensor_parallel_size divides"),
+        ({"pipeline_parallel_size": 2}, "tensor_parallel_size alone divides"),
     ],
 )
 def test_what_is_refused_and_in_which_words(given, message):
     with pytest.raises(InvalidValueError, match=message):
         read_arguments("org/name", given)
+
+
+def test_a_secret_is_not_shown():
+    with pytest.raises(InvalidValueError, match=r"^hf_token is 'not shown'; .*\$HF_TOKEN"):
+        read_arguments("org/name", {"hf_token": "hf_secret"})
+
+
+def test_details_alone_leave_the_method_to_auto_as_in_a_service():
+    details = {"num_speculative_tokens": 3}
+    model = "smollm2-135m-instruct"
+    service = ServeConfig.from_sources({"model": model} | details)
+    assert read_arguments(model, details).config.speculative_config == service.speculative_config
 
 
 @pytest.mark.parametrize(

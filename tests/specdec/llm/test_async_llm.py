@@ -2,12 +2,14 @@
 
 import asyncio
 import itertools
+import threading
+import time
 from contextlib import aclosing
 
 import pytest
 
 from specdec import AsyncLLM, SamplingParams
-from specdec.errors import InvalidValueError, NotReadyError
+from specdec.errors import InvalidValueError, NotReadyError, TargetFailedError
 from tests.specdec.llm.models import arguments, metrics_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -79,9 +81,41 @@ async def test_a_request_is_aborted_by_its_id(llm):
     await llm.abort("unknown")
 
 
+async def test_a_request_is_aborted_while_it_is_prepared(llm, monkeypatch):
+    """Encoding a long prompt or compiling its grammar may take longer than it is wanted."""
+    before = metrics_of(llm)
+    prepare, is_preparing, go_on = llm._host.call, threading.Event(), threading.Event()
+
+    def wait_and_prepare(*arguments):
+        is_preparing.set()
+        assert go_on.wait(timeout=30)
+        return prepare(*arguments)
+
+    monkeypatch.setattr(llm._host, "call", wait_and_prepare)
+    mine = asyncio.create_task(outputs_of(llm, request_id="mine"))
+    other = asyncio.create_task(outputs_of(llm, request_id="other"))
+    assert await asyncio.to_thread(is_preparing.wait, 30)
+    await llm.abort("mine")
+    go_on.set()
+    [output] = await mine
+    assert (output.finished, output.outputs[0].finish_reason) == (True, "abort")
+    assert output.outputs[0].token_ids == []
+    assert len((await other)[-1].outputs[0].token_ids) == 20
+    after = metrics_of(llm)
+    assert after["request_success abort"] == before["request_success abort"] + 1
+    assert after["prompt_tokens"] - before["prompt_tokens"] == len(output.prompt_token_ids)
+
+
+@pytest.mark.parametrize("request_id", [3, b"mine"])
+async def test_an_id_that_is_no_text_is_refused(llm, request_id):
+    """No abort would ever find it."""
+    with pytest.raises(InvalidValueError, match=f"request_id is {request_id!r}; it must be a text"):
+        await outputs_of(llm, request_id=request_id)
+
+
 async def test_a_chat_streams(llm):
     messages = [{"role": "user", "content": "When will it open?"}]
-    chat = [each async for each in llm.chat(messages, GREEDY)]
+    chat = [each async for each in llm.chat(messages, GREEDY, tools=None)]
     prompt = llm.get_tokenizer().apply_chat_template(
         messages, tokenize=False, add_generation_prompt=True
     )
@@ -92,8 +126,18 @@ async def test_a_chat_streams(llm):
 async def test_what_is_wrong_with_a_request_is_raised_by_its_stream(llm):
     with pytest.raises(InvalidValueError, match="max_tokens is 500"):
         await outputs_of(llm, params=SamplingParams(max_tokens=500))
+    two = [[{"role": "user", "content": "a"}]] * 2
+    with pytest.raises(InvalidValueError, match=r"messages\[0\] is \[.*; it must be a mapping"):
+        await anext(llm.chat(two, GREEDY))
     with pytest.raises(InvalidValueError, match="output_kind is 'all'; it must be one of cumu"):
         await outputs_of(llm, output_kind="all")
+
+
+@pytest.mark.parametrize("priority", [None, "1", 1.5, True])
+async def test_a_priority_that_is_no_number_is_refused_and_stops_nobody(llm, priority):
+    with pytest.raises(InvalidValueError, match=f"priority is {priority!r}; it must be a whole"):
+        await outputs_of(llm, priority=priority)
+    assert len((await outputs_of(llm, priority=-1))[-1].outputs[0].token_ids) == 20
 
 
 async def test_speculation_is_steered_while_a_stream_runs(llm):
@@ -117,6 +161,53 @@ def test_one_event_loop_after_the_other(tiny_model_dir):
         asyncio.run(leave_one_behind(llm))
         second = asyncio.run(outputs_of(llm))
     assert second[-1].outputs == first[-1].outputs
+
+
+def test_another_event_loop_does_not_revive_an_engine_that_failed(tiny_model_dir, monkeypatch):
+    def lose(*_):
+        raise TargetFailedError("gone")
+
+    with AsyncLLM(**arguments(tiny_model_dir)) as llm:
+        with monkeypatch.context() as patch:
+            patch.setattr(llm._host._executor.target, "collect", lose)
+            with pytest.raises(TargetFailedError, match="could not be started again"):
+                asyncio.run(outputs_of(llm))
+        with pytest.raises(TargetFailedError, match="could not be started again"):
+            asyncio.run(outputs_of(llm))
+
+
+def test_another_event_loop_waits_for_models_that_are_being_started_again(
+    tiny_model_dir, monkeypatch
+):
+    go_on = threading.Event()
+
+    def lose(*_):
+        raise TargetFailedError("gone")
+
+    async def leave_while_recovering(llm):
+        stream = asyncio.create_task(outputs_of(llm))
+        while llm._host._loop is None or not llm._host._loop.is_recovering:
+            await asyncio.sleep(0.01)
+        stream.cancel()
+
+    with AsyncLLM(**arguments(tiny_model_dir)) as llm:
+        executor = llm._host._executor
+        expected = asyncio.run(outputs_of(llm))[-1].outputs
+
+        def start_again():
+            assert go_on.wait(timeout=30)
+            return executor.target
+
+        monkeypatch.setattr(executor, "remake_target", start_again)
+        with monkeypatch.context() as patch:
+            patch.setattr(executor.target, "collect", lose)
+            asyncio.run(leave_while_recovering(llm))
+        with pytest.raises(NotReadyError, match="being started again"):
+            asyncio.run(outputs_of(llm))
+        go_on.set()
+        while llm._host._loop.is_recovering:
+            time.sleep(0.01)
+        assert asyncio.run(outputs_of(llm))[-1].outputs == expected
 
 
 async def test_after_shutdown_nothing_is_answered(tiny_model_dir):

@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 
 import psutil
 import pytest
@@ -89,6 +90,10 @@ def test_one_bad_prompt_is_refused_before_any_runs(llm):
         llm.generate(["one", "two", "three"], [GREEDY, GREEDY])
     with pytest.raises(InvalidValueError, match=r"sampling_params of prompts\[0\] is {'n': 1}"):
         llm.generate("one", {"n": 1})
+    with pytest.raises(InvalidValueError, match=r"priority of prompts\[1\] is None"):
+        llm.generate(["one", "two"], GREEDY, priority=[1, None])
+    with pytest.raises(InvalidValueError, match="sampling_params length is 0"):
+        llm.generate(["one", "two"], [])
     assert metrics_of(llm) == before
 
 
@@ -273,6 +278,21 @@ def test_it_ends_with_shutdown_and_with_the_last_reference(tiny_model_dir):
     del llm
     gc.collect()
     assert num_threads() == before
+
+
+def test_after_shutdown_nothing_of_the_models_is_kept_but_what_was_counted(tiny_model_dir):
+    llm = LLM(**arguments(tiny_model_dir))
+    llm.generate("Ask", GREEDY, use_tqdm=False)
+    executor = llm._host._executor
+    models = [weakref.ref(executor.target), weakref.ref(executor._draft_worker)]
+    before = metrics_of(llm)
+    llm.shutdown()
+    del executor
+    gc.collect()
+    assert [model() for model in models] == [None, None]
+    assert metrics_of(llm) == before
+    with pytest.raises(NotReadyError, match="shut down"):
+        llm.set_speculation(mode="off")
 
 
 def test_a_batch_under_way_when_another_thread_shuts_down_ends_with_an_error(tiny_model_dir):

@@ -42,6 +42,9 @@ def test_shapes_that_are_taken(given, parts):
         ([{"prompt": "a", "multi_modal_data": 1}], r"key of prompts\[0\] is 'multi_modal_data'"),
         ([["a"]], r"prompts\[0\] is \['a'\]"),
         (np.zeros(2), "prompts is array"),
+        (b"ab", "prompts is b'ab'"),
+        (["a", bytearray(b"ab")], r"prompts\[1\] is bytearray"),
+        ({"prompt_token_ids": memoryview(b"ab")}, "prompts is {'prompt_token_ids': <memory"),
     ],
 )
 def test_shapes_that_are_refused(given, message):
@@ -68,6 +71,12 @@ def test_parts_of_text_are_joined():
     ("given", "message"),
     [
         ([], r"messages is \[\]; it must be at least one message"),
+        (TURN, "messages is {'role': .*}; it must be a list of messages"),
+        ("Hello", "messages is 'Hello'; it must be a list of messages"),
+        (
+            [{**TURN, "tool_calls": ["a"]}],
+            r"messages\[0\].tool_calls is \['a'\]; it must be a list",
+        ),
         ([[TURN], []], r"messages\[1\] is \[\]"),
         ([{"content": "a"}], r"messages\[0\] is {'content': 'a'}; it must be a mapping with"),
         ([[TURN], ["a"]], r"messages\[1\]\[0\] is 'a'"),
@@ -78,3 +87,39 @@ def test_parts_of_text_are_joined():
 def test_conversations_that_are_refused(given, message):
     with pytest.raises(InvalidValueError, match=message):
         read_conversations(given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"tools": {"type": "function"}}, "tools is {'type': 'function'}; it must be a list of"),
+        ({"tools": ["ask"]}, r"tools is \['ask'\]"),
+        ({"chat_template_kwargs": ["a"]}, r"chat_template_kwargs is \['a'\]; it must be a mapping"),
+    ],
+)
+def test_options_that_are_refused(options, message):
+    with pytest.raises(InvalidValueError, match=message):
+        read_conversations([TURN], **options)
+
+
+def test_options_may_be_none():
+    [conversation] = read_conversations([TURN], tools=None, chat_template_kwargs=None)
+    assert (conversation.tools, conversation.template_kwargs) == ((), {})
+
+
+@pytest.mark.parametrize("arguments", ['{"who": 1}', {"who": 1}])
+@pytest.mark.parametrize("has_function", [True, False])
+def test_arguments_of_calls_are_objects_for_the_template_to_write(arguments, has_function):
+    def call(arguments):
+        function = {"name": "ask", "arguments": arguments}
+        return {"id": "c1", "function": function} if has_function else function
+
+    said = {"role": "assistant", "content": None, "tool_calls": [call(arguments)]}
+    [conversation] = read_conversations([said])
+    assert conversation.messages[0]["tool_calls"] == [call({"who": 1})]
+
+
+def test_arguments_that_are_no_json_stay_as_they_are():
+    calls = [{"function": {"name": "ask", "arguments": "{"}}, {"function": {"name": "now"}}]
+    [conversation] = read_conversations([{"role": "assistant", "tool_calls": calls}])
+    assert conversation.messages[0]["tool_calls"] == calls
