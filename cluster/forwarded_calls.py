@@ -1,14 +1,14 @@
 """gRPC calls that another application's Router answers, because the model is its.
 
 The request and its metadata go to a Router of that application, which answers with messages and
-then with the status. Admission, keys and limits are that Router's.
+then with the status. Admission and limits are that Router's; keys are asked for by both.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import dataclass, field
 from inspect import isasyncgenfunction
 from typing import Any
@@ -16,8 +16,8 @@ from typing import Any
 from grpc import StatusCode
 
 from cluster.applications import Applications, Fellow
+from cluster.call_limits import check_model
 from cluster.call_status import raise_on_serve, reporting_to
-from specdec.errors import UnknownModelError
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -93,22 +93,35 @@ async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None
 
 Unary = Callable[[Any, Any, Any], Awaitable[Any]]
 Stream = Callable[[Any, Any, Any], AsyncGenerator[Any, None]]
-Check = Callable[[Any, Any], None]
-"""Of a servicer and the context of a call."""
 
 
-def by_model(make_empty: Callable[[], Any], check: Check) -> Callable[[Unary], Unary]:
+@dataclass(frozen=True)
+class Desk:
+    """What a servicer does about a call before it is known who answers it.
+
+    check: of the servicer and the call's context; raises for who may not call, and so may not be
+    told of other models. count: of the servicer and the status of a call that went to nobody.
+    """
+
+    check: Callable[[Any, Any], None]
+    count: Callable[[Any, StatusCode], None] = lambda servicer, code: None
+
+    def reporting(self, servicer: Any, grpc_context: Any) -> AbstractContextManager[None]:
+        """Turns an error into the status of the call, and counts it."""
+        return reporting_to(grpc_context, functools.partial(self.count, servicer))
+
+
+def by_model(make_empty: Callable[[], Any], desk: Desk) -> Callable[[Unary], Unary]:
     """Has a unary RPC answered by whoever serves the `model` of its request.
 
-    make_empty: what is returned with an error. check: raises for who may not be told of other
-    models. The servicer has `applications`.
+    make_empty: what is returned with an error. The servicer has `applications`.
     """
 
     def decorate(method: Unary) -> Unary:
         @functools.wraps(method)
         async def call(servicer: Any, request: Any, grpc_context: Any) -> Any:
-            with reporting_to(grpc_context):
-                fellow = await _elsewhere(servicer, request.model, grpc_context, check)
+            with desk.reporting(servicer, grpc_context):
+                fellow = await _elsewhere(servicer, request.model, grpc_context, desk)
                 if fellow is None:
                     return await method(servicer, request, grpc_context)
                 asked = _ask(fellow, method.__name__, request, grpc_context)
@@ -121,7 +134,7 @@ def by_model(make_empty: Callable[[], Any], check: Check) -> Callable[[Unary], U
     return decorate
 
 
-def streamed_by_model(check: Check) -> Callable[[Stream], Stream]:
+def streamed_by_model(desk: Desk) -> Callable[[Stream], Stream]:
     """The same for an RPC that streams its answer, which ends as Serve wants it."""
 
     def decorate(method: Stream) -> Stream:
@@ -129,8 +142,8 @@ def streamed_by_model(check: Check) -> Callable[[Stream], Stream]:
         async def stream(
             servicer: Any, request: Any, grpc_context: Any
         ) -> AsyncGenerator[Any, None]:
-            with reporting_to(grpc_context):
-                fellow = await _elsewhere(servicer, request.model, grpc_context, check)
+            with desk.reporting(servicer, grpc_context):
+                fellow = await _elsewhere(servicer, request.model, grpc_context, desk)
                 if fellow is None:
                     messages = method(servicer, request, grpc_context)
                 else:
@@ -145,19 +158,19 @@ def streamed_by_model(check: Check) -> Callable[[Stream], Stream]:
     return decorate
 
 
-async def _elsewhere(servicer: Any, model: str, grpc_context: Any, check: Check) -> Fellow | None:
+async def _elsewhere(servicer: Any, model: str, grpc_context: Any, desk: Desk) -> Fellow | None:
     """Nobody for what has been forwarded once, or two that err would pass it to and fro.
 
-    Raises UnknownModelError, which tells of all models, to those only who may call this one.
+    Who asks for another model needs a key or token of this application too, before anybody looks
+    for it; the call is admitted, and counts, where it is answered.
     """
     applications: Applications | None = servicer.applications
     if applications is None or isinstance(grpc_context, ForwardedContext):
         return None
-    try:
-        return await applications.elsewhere(model)
-    except UnknownModelError:
-        check(servicer, grpc_context)
-        raise
+    if applications.is_own(model):
+        return None
+    desk.check(servicer, grpc_context)
+    return await applications.elsewhere(check_model(model))
 
 
 async def _ask(
