@@ -94,6 +94,20 @@ def test_serve_warns(served):
     )
 
 
+def test_serve_warns_of_every_model_but_once(served, tmp_path):
+    path, token = tmp_path / "serve.yaml", tmp_path / "token"
+    token.write_text("correct-horse-battery\n")
+    models = f"  - {{model: a/one, admin_token_file: {token}}}\n  - {{model: a/two}}\n"
+    path.write_text(f"ingress: serve\nmodels:\n{models}")
+    first, second = run_cli("serve", "--config", str(path)).stderr.splitlines()
+    assert first.startswith("warning: one: Ray Serve's gRPC ingress listens")
+    assert second.startswith("warning: two: ")
+    assert second.endswith("lets whoever reaches it steer the service")
+    path.write_text("ingress: serve\nmodels: [{model: a/one}, {model: a/two}]\n")
+    [told] = run_cli("serve", "--config", str(path)).stderr.splitlines()
+    assert told.startswith("warning: Ray Serve's gRPC ingress")
+
+
 def test_a_service_that_does_not_come_up(served, monkeypatch):
     def fail(config, report, others):
         report("starting")
