@@ -167,7 +167,7 @@ class ServeDirectory:
         What one has said of itself holds until Serve lists it no longer: its Routers answer while
         its ControlPlane is away.
         """
-        names = await asyncio.to_thread(_names_of_applications) - {self._own}
+        names = set(await asyncio.to_thread(our_applications)) - {self._own}
         for gone in self._listed.keys() - names:
             self._listed.pop(gone).close()
         for new in names - self._listed.keys():
@@ -215,9 +215,11 @@ class _Listed:
             self._asking.cancel()
 
 
-def _names_of_applications() -> set[str]:
-    """Those made of our deployments."""
+def our_applications() -> dict[str, Any]:
+    """Serve's status of those made of our deployments, by name."""
     found = serve.status().applications
     return {
-        name for name, each in found.items() if {ROUTER, CONTROL_PLANE} <= set(each.deployments)
+        name: each
+        for name, each in found.items()
+        if {ROUTER, CONTROL_PLANE} <= set(each.deployments)
     }
