@@ -95,7 +95,7 @@ def test_a_state_directory_that_cannot_be(start, tiny_model_dir, tmp_path):
 
 @pytest.fixture
 def deployed(monkeypatch):
-    """Deploys models beside applications with these prefixes; returns what is told, and prefixes."""
+    """Deploys models beside applications with these prefixes; what is told, and the prefixes."""
 
     def deployed(*names, **before):
         there = {name: SimpleNamespace(route_prefix=prefix) for name, prefix in before.items()}
