@@ -1,0 +1,88 @@
+"""Which file of the chart holds what."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping
+from importlib.metadata import version
+from pathlib import Path
+
+import yaml
+
+from cluster.config import ServeConfig
+from tools.chart.models_values import Model, ModelImage
+from tools.chart.pod_values import WorkerGroup
+from tools.chart.readme import readme_md
+from tools.chart.schema import schema_json
+from tools.chart.values_file import values_yaml
+from tools.monitoring.dashboard import dashboard_json
+from tools.monitoring.prometheus_files import rules_yaml
+
+CHART = Path("k8s/specdec")
+
+_PROJECT = Path("pyproject.toml")
+_MADE = "# Made by `make chart` from tools/chart; a test compares the two.\n"
+
+
+def chart_yaml() -> str:
+    """Chart.yaml, with the versions that the project has."""
+    project = tomllib.loads(_PROJECT.read_text(encoding="utf-8"))["project"]
+    content = {
+        "apiVersion": "v2",
+        "name": project["name"],
+        "description": project["description"],
+        "type": "application",
+        "version": project["version"],
+        "appVersion": project["version"],
+        "kubeVersion": ">=1.29.0-0",
+        "keywords": ["llm", "speculative-decoding", "ray", "inference"],
+        "annotations": {"specdec/ray-version": version("ray")},
+    }
+    return _MADE + yaml.safe_dump(content, sort_keys=False, width=100)
+
+
+def serve_yaml() -> str:
+    """What Serve's own gRPC ingress carries, as the service itself says it."""
+    from cluster.deployment import grpc_options  # loads Ray
+
+    functions = grpc_options(ServeConfig(ingress="serve")).grpc_servicer_functions
+    return _MADE + yaml.safe_dump({"grpc_servicer_functions": functions})
+
+
+def defaults_yaml() -> str:
+    """Defaults of what there may be several of, which values.yaml cannot give."""
+    several = {
+        "model": Model.model_construct(),
+        "modelImage": ModelImage.model_construct(),
+        "workerGroup": WorkerGroup(),
+    }
+    content = {name: each.model_dump(by_alias=True) for name, each in several.items()}
+    return _MADE + yaml.safe_dump(content, sort_keys=False, width=100)
+
+
+MADE: Mapping[Path, Callable[[], str]] = {
+    Path("Chart.yaml"): chart_yaml,
+    Path("values.yaml"): values_yaml,
+    Path("values.schema.json"): schema_json,
+    Path("README.md"): readme_md,
+    Path("files/serve.yaml"): serve_yaml,
+    Path("files/defaults.yaml"): defaults_yaml,
+    Path("files/rules.yaml"): rules_yaml,
+    Path("files/dashboard.json"): dashboard_json,
+}
+
+
+def write_files(folder: Path) -> None:
+    """Makes all of them below `folder`."""
+    for path, make in MADE.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(make(), encoding="utf-8")
+
+
+def changed_files(folder: Path) -> list[Path]:
+    """Those that are missing, or not as they would be made."""
+    return [path for path, make in MADE.items() if _read(folder / path) != make()]
+
+
+def _read(path: Path) -> str | None:
+    return path.read_text(encoding="utf-8") if path.exists() else None
