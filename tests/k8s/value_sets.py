@@ -113,7 +113,9 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "incremental": {"gatewayClassName": "istio", "stepSizePercent": 10},
         }
     },
-    "load balancer": {"service": {"type": "LoadBalancer", "httpPort": 80, "annotations": {"a": "b"}}},
+    "load balancer": {
+        "service": {"type": "LoadBalancer", "httpPort": 80, "annotations": {"a": "b"}}
+    },
     "existing secrets": {
         "auth": {
             "apiKeys": {"existingSecret": "keys", "key": "k.yaml"},
