@@ -32,6 +32,7 @@ def application_settings(args: Mapping[str, Any]) -> dict[str, Any]:
     """What `args` mean on a Serve of somebody else's. Raises InvalidValueError."""
     for key in _OF_SERVE:
         _refuse(key, args, "left out; http_options and grpc_options of the Serve config say it")
+    _refuse("ray_address", args, "left out; it runs where Serve does")
     for key in _OF_OUR_SERVERS:
         _refuse(key, args, "left out; what stands before Serve's ingress has to speak TLS")
     if args.get("ingress", "serve") != "serve":

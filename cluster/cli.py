@@ -27,6 +27,7 @@ from cluster.cli_connection import connection_flags
 from cluster.cli_output import lines_of
 from cluster.config import ServeConfig, settings
 from cluster.doctor import doctor
+from cluster.several_models import read_models
 from specdec.client import Client, ClientError, StreamChunk
 from specdec.errors import SpecdecError
 from specdec.tokenizer import ChatMessage
@@ -103,14 +104,14 @@ def serve(config_file: Path | None, **flags: Any) -> None:
     """Serve a model over gRPC and HTTP until Ctrl-C."""
     given = {name: value for name, value in flags.items() if value is not None}
     if config_file is None:
-        config = ServeConfig.from_mapping(given)
+        config, *others = [ServeConfig.from_mapping(given)]
     else:
-        config = ServeConfig.from_yaml(config_file, given)
+        config, *others = read_models(config_file, given)
     for warning in config.warnings:
         _report(f"warning: {warning}")
     from cluster.service import serve_forever
 
-    serve_forever(config, _report)
+    serve_forever(config, _report, others)
 
 
 @contextmanager

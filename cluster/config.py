@@ -22,6 +22,7 @@ from cluster.settings import (
     DIRECTORY,
     ENDPOINT,
     FILE,
+    LABELS,
     NOT_NEGATIVE,
     POSITIVE,
     SHARE,
@@ -191,6 +192,24 @@ class ServeConfig:
         one_of("auto", "ipc", "tcp"),
         "How steps reach the shards; auto takes ipc on this node and tcp to others",
     )
+    ray_address: str | None = setting(
+        None,
+        optional(TEXT),
+        "Ray cluster to serve on, as the host:port of its head or as auto; needs ingress serve",
+        "a Ray of its own on this machine",
+    )
+    target_labels: str | None = setting(
+        None,
+        LABELS,
+        "Labels of the Ray nodes that may hold Router and target, such as role=target",
+        "any node",
+    )
+    draft_labels: str | None = setting(
+        None,
+        LABELS,
+        "Labels of the Ray nodes that may hold the draft model, such as role=draft",
+        "any node",
+    )
     state_dir: Path | None = setting(
         None,
         DIRECTORY,
@@ -255,6 +274,7 @@ class ServeConfig:
             value = getattr(self, key)
             if not known.limit.accepts(value):
                 raise InvalidValueError(key, value, known.limit.text)
+        self._check_cluster()
         object.__setattr__(self, "device", resolved_device(self.device))
         self._check_together()
 
@@ -377,6 +397,18 @@ class ServeConfig:
         if self.ingress == "embedded" and (self.max_replicas or self.num_replicas > 1):
             limit = "serve for several replicas: servers of their own would want the same ports"
             raise InvalidValueError("ingress", self.ingress, limit)
+
+    def _check_cluster(self) -> None:
+        if self.ray_address is not None and self.ingress != "serve":
+            limit = "serve where ray_address is given: our own servers would listen on some node"
+            raise InvalidValueError("ingress", self.ingress, limit)
+        if self.ray_address is not None and self.device == "auto":
+            limit = "cpu or cuda where ray_address is given: the models run on other machines"
+            raise InvalidValueError("device", self.device, limit)
+        speculation = self.speculative_config
+        if self.draft_labels and (speculation is None or speculation.method != "draft_model"):
+            limit = "left out unless the method of speculative_config is draft_model"
+            raise InvalidValueError("draft_labels", self.draft_labels, limit)
 
 
 def settings() -> dict[str, Setting]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from cluster.applications import ServiceCard
 from cluster.arrivals import ArrivalRate
 from cluster.control_store import ControlStore, StoredSpeculation
 from cluster.fleet_figures import Figures
@@ -305,6 +306,11 @@ class ControlPlaneReplica(ControlPlane):
         configured: SpeculationControl | None,
         limits: OverrideLimits,
         state_dir: Path,
-        service: str,
+        card: ServiceCard,
     ) -> None:
-        super().__init__(configured, ControlStore(state_dir, service), limits=limits)
+        super().__init__(configured, ControlStore(state_dir, card.model), limits=limits)
+        self._card = card
+
+    async def card(self) -> ServiceCard:
+        """What the Routers of other applications want to know of this one."""
+        return self._card

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import cached_property
 from typing import Any
 
 import ray
@@ -14,19 +16,29 @@ from ray.exceptions import RayTaskError
 from ray.serve.config import gRPCOptions
 from ray.util.placement_group import PlacementGroup
 
-from cluster import logs
+from cluster import forwarded_calls, forwarded_requests, logs
 from cluster.admin_access import AdminAccess, read_token
+from cluster.applications import (
+    CONTROL_PLANE,
+    ROUTER,
+    Applications,
+    ServeDirectory,
+    ServiceCard,
+)
 from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlaneReplica
 from cluster.control_store import state_dir
+from cluster.forwarded_calls import ForwardedCall
+from cluster.forwarded_requests import ForwardedRequest, ResponseHead
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.models import FoundByDriver, resolve_models
 from cluster.node_memory import replica_memory, replicas_per_node
 from cluster.openai.api_keys import ApiKeys, read_keys
 from cluster.overrides import OverrideLimits
+from cluster.placement import bundle_labels
 from cluster.resources import (
     CPUS_PER_ROUTER,
     ReplicaMemory,
@@ -36,11 +48,9 @@ from cluster.resources import (
 from cluster.router import Router
 from cluster.servicers import AdminServicer, InferenceServicer
 from cluster.watches import Watches
+from specdec.client import ModelInfo
 from specdec.errors import InvalidValueError, TargetFailedError
 from specdec.profile import ProfileOrder, ProfileReport
-
-APPLICATION = "specdec"
-ROUTER = "Router"
 
 GRPC_SERVICER_FUNCTIONS = (
     "cluster.serve_proxy.restate_answers",
@@ -87,9 +97,11 @@ class RouterReplica(InferenceServicer, AdminServicer):
             _make_router, serve_config, placement, self._replica_id, found
         )
         control = ControlLink(control_plane, router.apply_speculation, router.report)
-        InferenceServicer.__init__(self, router)
+        applications = self._applications(serve_config)
+        InferenceServicer.__init__(self, router, applications)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
-        AdminServicer.__init__(self, control, access, Watches(control.fleet), self._profile)
+        watches = Watches(control.fleet)
+        AdminServicer.__init__(self, control, access, watches, self._profile, applications)
         self.keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
         self._ingress = (
             EmbeddedIngress(router, self, self.keys, serve_config)
@@ -102,6 +114,34 @@ class RouterReplica(InferenceServicer, AdminServicer):
         await router.start(placement)
         if self._ingress is not None:
             await self._ingress.set_ready(True)
+
+    def _applications(self, config: ServeConfig) -> Applications:
+        """The others can be asked for by Serve's ingress alone; our own has a port each."""
+        if config.ingress == "embedded":
+            return Applications(config.served_model_name)
+        return Applications(config.served_model_name, ServeDirectory(self._application).look)
+
+    async def own_model_info(self) -> ModelInfo:
+        """Asked by other applications."""
+        return self.router.model_info("")
+
+    async def answer_call(self, call: ForwardedCall) -> AsyncGenerator[Any, None]:
+        """Asked by other applications: a gRPC call about this one's model."""
+        async with aclosing(forwarded_calls.answer(self, call)) as messages:
+            async for each in messages:
+                yield each
+
+    async def answer_request(
+        self, request: ForwardedRequest
+    ) -> AsyncGenerator[ResponseHead | bytes, None]:
+        """Asked by other applications: an HTTP request about this one's model."""
+        async with aclosing(forwarded_requests.answer(self._own_app, request)) as messages:
+            async for each in messages:
+                yield each
+
+    @cached_property
+    def _own_app(self) -> FastAPI:
+        return make_app(lambda: self.router, lambda: self, lambda: self.keys)
 
     async def check_health(self) -> None:
         """Asked by Serve; raises once the target is lost for good, and the replica is replaced."""
@@ -188,6 +228,7 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
         name=ROUTER,
         ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
         placement_group_bundles=placement_bundles(config),
+        placement_group_bundle_label_selector=bundle_labels(config),
         placement_group_strategy="PACK",
         num_replicas=config.num_replicas if config.max_replicas is None else None,
         autoscaling_config=autoscaling_config(config),
@@ -207,7 +248,7 @@ def _control_plane(config: ServeConfig) -> serve.Application:
     """
     speculation = config.speculative_config
     deployment = serve.deployment(ControlPlaneReplica).options(
-        name="ControlPlane",
+        name=CONTROL_PLANE,
         ray_actor_options={"num_cpus": 0, "resources": {HEAD_NODE_RESOURCE_NAME: 0.0001}},
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
@@ -226,7 +267,7 @@ def _control_plane(config: ServeConfig) -> serve.Application:
         speculation.control if speculation else None,
         limits,
         state_dir(config.state_dir),
-        config.served_model_name,
+        ServiceCard(config.served_model_name, config.fewest_replicas),
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
@@ -46,13 +46,15 @@ class Exposition:
     content_type: str
 
 
-def fleet_families(model_name: str, view: FleetView) -> list[Metric]:
-    """Every replica's metrics, told apart by their labels, and the fleet's own."""
-    replicas = view.fleet.status.replicas
-    return [
-        *_families(REPLICA_METRICS, [_labelled(each, each, model_name) for each in replicas]),
-        *_families(FLEET_METRICS, [_Labelled(view, {MODEL_LABEL: model_name})]),
+def fleet_families(views: Mapping[str, FleetView]) -> list[Metric]:
+    """The metrics of all replicas of each model, told apart by labels, and each fleet's own."""
+    replicas = [
+        _labelled(each, each, model_name)
+        for model_name, view in views.items()
+        for each in view.fleet.status.replicas
     ]
+    fleets = [_Labelled(view, {MODEL_LABEL: model_name}) for model_name, view in views.items()]
+    return [*_families(REPLICA_METRICS, replicas), *_families(FLEET_METRICS, fleets)]
 
 
 def replica_families(model_name: str, status: ReplicaStatus, link: LinkView) -> list[Metric]:

@@ -38,7 +38,7 @@ def make_app(
         separate_input_output_schemas=False,
     )
     app.add_middleware(KeepHeaders)
-    app.include_router(openai_routes(get_router, get_keys))
+    app.include_router(openai_routes(get_router, get_keys, lambda: get_admin().applications))
     app.include_router(admin_routes(get_admin), include_in_schema=False)
     app.include_router(make_dashboard(get_router, get_admin), include_in_schema=False)
     app.include_router(metric_routes(get_router, get_admin), include_in_schema=False)

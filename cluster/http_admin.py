@@ -11,7 +11,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from cluster.admin_json import read_change, read_profile_order, to_json
+from cluster.applications import Applications, Fellow
+from cluster.call_limits import check_model
 from cluster.errors import status_of
+from cluster.forwarded_requests import ForwardedRequest, forward, is_forwarded
 from cluster.same_origin import require_own_page
 from cluster.servicers import AdminServicer
 from specdec.client import FleetStatistics, SpeculationState
@@ -25,7 +28,10 @@ _Handler = Callable[[Request], Awaitable[Response]]
 
 
 def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
-    """The routes; `get_admin` is asked at each request, after start-up."""
+    """The routes; `get_admin` is asked at each request, after start-up.
+
+    `?model=` says which model they are about, where another than that of whoever answers.
+    """
     router = APIRouter(prefix="/v1/admin")
     routes: tuple[tuple[str, str, Callable[[AdminServicer, Request], Awaitable[Response]]], ...] = (
         ("GET", "/speculation", _get_speculation),
@@ -51,6 +57,8 @@ def _guarded(
     async def respond(request: Request) -> Response:
         admin = get_admin()
         try:
+            if (fellow := await _elsewhere(request, admin.applications)) is not None:
+                return await forward(fellow, ForwardedRequest.of(request, await _body(request)))
             admin.access.check(request.headers.get("authorization"))
             if request.method != "GET":
                 require_own_page(request)
@@ -59,6 +67,14 @@ def _guarded(
             return error_response(error)
 
     return respond
+
+
+async def _elsewhere(request: Request, applications: Applications | None) -> Fellow | None:
+    """Who serves the model that is named, if not this application."""
+    model = check_model(request.query_params.get("model", ""))
+    if applications is None or is_forwarded(request):
+        return None
+    return await applications.elsewhere(model)
 
 
 def error_response(error: Exception) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,14 +42,15 @@ def available_cpus() -> int:
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
-def memory_per_replica(config: ServeConfig) -> int:
+def memory_per_replica(config: ServeConfig, num_replicas: int | None = None) -> int:
     """The bytes that a replica may take, so that all there may be fit on this machine.
 
+    num_replicas: of all models together; None: this one is alone.
     On GPUs, where each rank has one of its own: what it may take of the smallest.
     """
     if config.device == "cuda":
         return int(smallest_gpu_bytes() * config.gpu_memory_utilization)
-    return available_memory_bytes() // config.most_replicas
+    return available_memory_bytes() // (num_replicas or config.most_replicas)
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,17 @@ def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
         field = "speculative_config.draft_tensor_parallel_size"
         draft_size = config.speculative_config.draft_tensor_parallel_size
         _check_size(field, draft_size, models.draft, by_machine - size, num_cpus)
+
+
+def check_together(configs: Sequence[ServeConfig], num_cpus: int) -> None:
+    """Raises InvalidValueError unless the machine bears the ranks of all models at once."""
+    needed = sum(
+        config.most_replicas * sum(bundle["CPU"] for bundle in placement_bundles(config))
+        for config in configs
+    )
+    if len(configs) > 1 and needed > num_cpus:
+        limit = f"fewer, or of fewer ranks: they want {needed:.2f} of the {num_cpus} cores"
+        raise InvalidValueError("models", f"{len(configs)} models", limit)
 
 
 def _check_replicas(config: ServeConfig, num_cpus: int) -> None:

@@ -1,17 +1,13 @@
-"""`specdec serve`: a Ray of its own, Serve on it, the Router on that, until a signal comes."""
+"""`specdec serve`: Ray, Serve on it, the Routers on that, until a signal comes."""
 
 from __future__ import annotations
 
-import logging
-import os
-import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-
-import psutil
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from cluster.addresses import address_of
 from cluster.admin_access import read_token
@@ -20,84 +16,71 @@ from cluster.control_store import ControlStore, state_dir
 from cluster.memory_plan import memory_plan
 from cluster.models import FoundByDriver, ModelDirectories, resolve_models
 from cluster.openai.api_keys import read_keys
-from cluster.resources import available_cpus, check_ranks, memory_per_replica
+from cluster.placement import require_placeable
+from cluster.ray_session import RaySession, StartupError
+from cluster.resources import available_cpus, check_ranks, check_together, memory_per_replica
+from cluster.several_models import application_name
 from cluster.surroundings import listen_error
-from specdec.errors import SpecdecError
 
 Report = Callable[[str], None]
 
-_DRAIN_ANSWER_TIMEOUT_S = 5.0  # beyond the drain itself, for a replica that hangs
-_STOP_TIMEOUT_S = 15.0
-_EXIT_TIMEOUT_S = 5.0
-_OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
 
-_RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # A service at rest should be at rest: by default these loops wake ten times a second.
-    "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1.0",
-    "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
-    # Where replicas follow the load, several reports fall into the time that is looked back on.
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2.0",
-    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # so that the next line applies
-    "LOG_NAME_UPDATE_INTERVAL_S": "1.0",
-    "RAY_raylet_report_resources_period_milliseconds": "1000",
-    "RAY_health_check_period_ms": "10000",
-    "RAY_memory_monitor_refresh_ms": "1000",
-    "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that nothing here reads
-    "RAY_enable_metrics_collection": "0",
-    "RAY_event_stats": "0",
-    # By default Ray's workers give way to every other process, clients and Ray's own included.
-    "RAY_worker_niceness": "0",
-    # Log lines say where they come from, and each is to appear as it was written.
-    "RAY_DISABLE_WORKER_LOG_PREFIX": "1",
-    "RAY_DEDUP_LOGS": "0",
-}
+@dataclass(frozen=True)
+class Served:
+    """A model to serve. found: None lets its replicas find out on their nodes."""
 
-# At info it writes of every call, as we do ourselves, and with less in it.
-_SERVE_LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
+    config: ServeConfig
+    found: FoundByDriver | None = None
+
+    @property
+    def application(self) -> str:
+        """What Serve calls it."""
+        return application_name(self.config)
 
 
-class StartupError(SpecdecError):
-    """The service did not come up; the message says why."""
-
-
-def serve_forever(config: ServeConfig, report: Report) -> None:
+def serve_forever(config: ServeConfig, report: Report, others: Sequence[ServeConfig] = ()) -> None:
     """Starts everything, reports each stage, and returns after SIGINT or SIGTERM.
 
     Everything that was started is gone when it returns. Raises SpecdecError when start-up fails.
     """
     signals = _Signals()
-    with running_service(config, report, signals.hurry):
+    with running_service(config, report, signals.hurry, others):
         signals.wait()
         report(_how_to_hurry(config))
 
 
 @contextmanager
 def running_service(
-    config: ServeConfig, report: Report, hurry: threading.Event | None = None
+    config: ServeConfig,
+    report: Report,
+    hurry: threading.Event | None = None,
+    others: Sequence[ServeConfig] = (),
 ) -> Iterator[None]:
-    """The service on a Ray of its own, for as long as the context lasts.
+    """The service on a Ray of its own, or on the one it is to join, while the context lasts.
 
-    Then running requests may end within drain_timeout_s, unless `hurry` is set.
+    others: further models, whose settings of the whole service are those of `config`. When the
+    context ends, running requests may end within drain_timeout_s, unless `hurry` is set.
     """
     started_at = time.monotonic()
-    read_token("admin_token_file", config.admin_token_file)  # what is wrong with it is told here
-    read_keys("api_key_file", config.api_key_file)
-    for port in (config.grpc_port, config.http_port):
-        _require_free_port(config.host, port)
-    directories = resolve_models(config, report)
-    memory_bytes = memory_per_replica(config)  # before anything of ours takes some
-    _check_resources(config, directories, memory_bytes)
-    _report_overrides(config, report)
-    report("starting Ray")
+    configs, session = (config, *others), RaySession(config)
+    for each in configs:
+        read_token("admin_token_file", each.admin_token_file)  # what is wrong is told here
+        read_keys("api_key_file", each.api_key_file)
+    served = [Served(each) for each in configs] if session.is_joined else _find(configs, report)
+    report(f"joining Ray at {config.ray_address}" if session.is_joined else "starting Ray")
     try:
-        _start_ray(config)
-        report(f"loading {config.served_model_name} on {config.tensor_parallel_size} rank(s)")
-        deploy(config, FoundByDriver(directories, memory_bytes, config.most_replicas))
-        report(_how_to_call(config, time.monotonic() - started_at))
+        session.start()
+        if session.is_joined:
+            _check_nodes(configs)
+        for each in configs:
+            report(f"loading {each.served_model_name} on {each.tensor_parallel_size} rank(s)")
+        deploy(served)
+        report(_how_to_call(configs, time.monotonic() - started_at))
         yield
     finally:
-        _stop_ray(config.drain_timeout_s, hurry or threading.Event())
+        drain_timeout_s = max(each.drain_timeout_s for each in configs)
+        names = [each.application for each in served]
+        session.stop(names, drain_timeout_s, hurry or threading.Event())
 
 
 class _Signals:
@@ -123,11 +106,34 @@ def _require_free_port(host: str, port: int) -> None:
         raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
+def _find(configs: Sequence[ServeConfig], report: Report) -> list[Served]:
+    """Models, ports and memory, on the only node that there is to be."""
+    for port in (configs[0].grpc_port, configs[0].http_port):
+        _require_free_port(configs[0].host, port)
+    directories = [resolve_models(config, report) for config in configs]
+    num_replicas = sum(config.most_replicas for config in configs)
+    check_together(configs, available_cpus())
+    served = []
+    for config, each in zip(configs, directories, strict=True):
+        memory_bytes = memory_per_replica(config, num_replicas)  # before anything takes some
+        _check_resources(config, each, memory_bytes)
+        _report_overrides(config, report)
+        served.append(Served(config, FoundByDriver(each, memory_bytes, num_replicas)))
+    return served
+
+
 def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_bytes: int) -> None:
     """Finds out here what the Router would only find out after half a minute."""
     models = directories.configs()
     check_ranks(config, models, available_cpus())
     memory_plan(config, models, memory_bytes)
+
+
+def _check_nodes(configs: Sequence[ServeConfig]) -> None:
+    import ray
+
+    for config in configs:
+        require_placeable(config, ray.nodes())
 
 
 def _report_overrides(config: ServeConfig, report: Report) -> None:
@@ -140,73 +146,63 @@ def _report_overrides(config: ServeConfig, report: Report) -> None:
         report(f"speculation as set{by}: {values}; `specdec speculation reset` takes it back")
 
 
-def _start_ray(config: ServeConfig) -> None:
-    """A Ray for this service alone, closed to whoever lacks its token."""
-    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
-    for name, value in _RAY_ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    import ray  # reads the environment when it is imported
-    from ray import serve
+def deploy(served: Sequence[Served]) -> None:
+    """Brings the models up, or to other configurations, one replica after the other.
 
-    from cluster.deployment import grpc_options
-
-    ray.init(
-        address="local",
-        num_cpus=available_cpus(),
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=True,  # what the Router and the shards log appears here
-        logging_level=logging.ERROR,
-    )
-    logging.getLogger("ray.serve").setLevel(logging.ERROR)
-    embedded = config.ingress == "embedded"
-    serve.start(
-        proxy_location="Disabled" if embedded else "HeadOnly",
-        http_options={"host": config.host, "port": config.http_port},
-        grpc_options=None if embedded else grpc_options(config),
-        logging_config={"log_level": _SERVE_LOG_LEVELS[config.log_level]},
-    )
-
-
-def deploy(config: ServeConfig, found: FoundByDriver) -> None:
-    """Brings the service up, or to another configuration, one replica after the other.
-
-    Returns when it answers. Raises StartupError.
+    Returns when all answer. Raises StartupError.
     """
     from ray import serve
 
-    from cluster.deployment import APPLICATION, make_application
+    from cluster.deployment import make_application
 
-    try:
-        serve.run(
-            make_application(config, found),
-            name=APPLICATION,
-            route_prefix="/",
+    routes = _routes([each.application for each in served])
+    targets = [
+        serve.RunTarget(
+            make_application(each.config, each.found),
+            name=each.application,
+            route_prefix=routes[each.application],
         )
+        for each in served
+    ]
+    try:
+        serve.run_many(targets)
     except RuntimeError as error:
-        raise StartupError(f"the Router did not start: {_failure_reason()}") from error
+        reasons = "; ".join(_failure_reasons([each.application for each in served]))
+        raise StartupError(f"the Router did not start: {reasons}") from error
 
 
-def _failure_reason() -> str:
-    """The last line of what Serve recorded of the failed start: the error without its traceback."""
+def _routes(names: Sequence[str]) -> dict[str, str]:
+    """The first has the root, unless an application of before has it; the others their names."""
     from ray import serve
 
-    from cluster.deployment import APPLICATION
-
-    application = serve.status().applications.get(APPLICATION)
-    if application is None:
-        return "Ray Serve does not know it"
-    messages = [deployment.message for deployment in application.deployments.values()]
-    lines = [line.strip() for message in messages for line in message.splitlines() if line.strip()]
-    return str(lines[-1] if lines else application.message)
+    before = serve.status().applications
+    has_root = any(each.route_prefix == "/" for name, each in before.items() if name not in names)
+    return {
+        name: "/" if index == 0 and not has_root else f"/{name}" for index, name in enumerate(names)
+    }
 
 
-def _how_to_call(config: ServeConfig, elapsed_s: float) -> str:
+def _failure_reasons(names: Sequence[str]) -> Iterator[str]:
+    """The last line of what Serve recorded of each failed start: an error without traceback."""
+    from ray import serve
+
+    for name, application in serve.status().applications.items():
+        if name not in names or application.status == "RUNNING":
+            continue
+        messages = [deployment.message for deployment in application.deployments.values()]
+        lines = [line.strip() for each in messages for line in each.splitlines() if line.strip()]
+        yield str(lines[-1] if lines else application.message)
+
+
+def _how_to_call(configs: Sequence[ServeConfig], elapsed_s: float) -> str:
+    config = configs[0]
     grpc_address = address_of(config.host, config.grpc_port)
     http_address = address_of(config.host, config.http_port)
     scheme, tls_flag = ("https", " --tls-ca-file CA.pem") if config.tls_cert_file else ("http", "")
+    names = ", ".join(each.served_model_name for each in configs)
+    verb = "is" if len(configs) == 1 else "are"
     return (
-        f"{config.served_model_name} is ready after {elapsed_s:.0f} s; Ctrl-C stops it\n"
+        f"{names} {verb} ready after {elapsed_s:.0f} s; Ctrl-C stops it\n"
         f"  gRPC  {grpc_address} (specdec.v1.InferenceService, AdminService, health, reflection)\n"
         f"  HTTP  {scheme}://{http_address}/health, /ready and /metrics\n"
         f"  try   specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
@@ -218,46 +214,3 @@ def _how_to_hurry(config: ServeConfig) -> str:
         f"stopping; running requests have up to {config.drain_timeout_s:g} s to end, "
         "Ctrl-C ends them now"
     )
-
-
-def _stop_ray(drain_timeout_s: float, hurry: threading.Event) -> None:
-    """Drains the replicas and ends everything; without the drain once `hurry` is set."""
-    import ray
-    from ray import serve
-
-    from cluster.deployment import APPLICATION
-
-    if not ray.is_initialized():
-        return
-    started = psutil.Process().children(recursive=True)
-
-    def delete() -> None:
-        # What can go wrong is that Ray or Serve is gone already, which is what is wanted.
-        with suppress(Exception):
-            _drain_replicas(drain_timeout_s)
-        if hurry.is_set():
-            return  # Ray is being shut down, and asking Serve for something would start another
-        with suppress(Exception):
-            serve.delete(APPLICATION)
-        hurry.set()  # there is nothing left to wait for
-
-    # Lets the replica close its servers and shards; a Ray that was hit itself will not answer.
-    threading.Thread(target=delete, daemon=True).start()
-    hurry.wait(drain_timeout_s + _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S)
-    ray.shutdown()
-    _, left_over = psutil.wait_procs(started, timeout=_EXIT_TIMEOUT_S)
-    for process in left_over:
-        process.kill()
-
-
-def _drain_replicas(timeout_s: float) -> None:
-    """All at once, and before Serve hears of it: its proxies would turn clients away at once."""
-    from ray import serve
-
-    from cluster.deployment import APPLICATION, ROUTER
-
-    application = serve.status().applications.get(APPLICATION)
-    if application is None or not application.deployments[ROUTER].replica_states.get("RUNNING"):
-        return  # it did not come up, or has lost its replicas
-    drained = serve.get_deployment_handle(ROUTER, APPLICATION).broadcast("drain")
-    drained.results(timeout_s=timeout_s + _DRAIN_ANSWER_TIMEOUT_S)

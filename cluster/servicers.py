@@ -1,29 +1,28 @@
 """The gRPC services. One class mounts on Ray Serve's ingress and on our own `grpc.aio` server.
 
-Serve hands the context to a parameter named `grpc_context`; grpc passes it by position. Status
-codes are set, not raised: that is the way of reporting that both understand, except that Serve
-drops what is set after the last message of a stream.
+Serve hands the context to a parameter named `grpc_context`; grpc passes it by position. A call that
+names another application's model is answered there.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from grpc import StatusCode
 from grpc_health.v1 import health_pb2
-from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster import admin_codec, codec
 from cluster.admin_access import AdminAccess
+from cluster.applications import Applications
 from cluster.call_limits import check_model
+from cluster.call_status import reporting_to
 from cluster.caller_headers import current_headers
 from cluster.control_link import ControlLink
-from cluster.errors import status_of
+from cluster.forwarded_calls import by_model, streamed_by_model
 from cluster.output_codec import encode_completion, encode_stream_chunk
 from cluster.router import Router
 from cluster.watches import Watches
@@ -49,16 +48,15 @@ add_admin_service: Callable[..., None] = admin_pb2_grpc.add_AdminServiceServicer
 TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
 
 
-class StreamFailedError(Exception):
-    """Ends a stream on Serve's ingress; its status is in the context."""
-
-
 class InferenceServicer:
     """InferenceService over a Router. The errors that a caller reads are written for callers."""
 
-    def __init__(self, router: Router) -> None:
+    def __init__(self, router: Router, applications: Applications | None = None) -> None:
+        """applications: who has other models; None where nobody can have."""
         self.router = router
+        self.applications = applications
 
+    @streamed_by_model
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncIterator[pb.GenerateStreamResponse]:
@@ -71,8 +69,8 @@ class InferenceServicer:
                 async for output in outputs:
                     yield await self._encode_chunk(generation.seed, output, is_first=is_first)
                     is_first = False
-        _raise_on_serve(grpc_context)
 
+    @by_model(pb.GenerateResponse)
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """The whole completion as one message. Cancelling the call aborts the request."""
         _keep_metadata(grpc_context)
@@ -90,6 +88,7 @@ class InferenceServicer:
             )
         return pb.GenerateResponse()
 
+    @by_model(pb.TokenizeResponse)
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
         """The token ids of a text or a chat."""
         with self._reporting_to(grpc_context):
@@ -98,6 +97,7 @@ class InferenceServicer:
             return codec.encode_tokens(token_ids, tokens, self.router.max_model_len)
         return pb.TokenizeResponse()
 
+    @by_model(pb.DetokenizeResponse)
     async def Detokenize(
         self, request: pb.DetokenizeRequest, grpc_context: Any
     ) -> pb.DetokenizeResponse:
@@ -107,6 +107,7 @@ class InferenceServicer:
             return pb.DetokenizeResponse(text=text)
         return pb.DetokenizeResponse()
 
+    @by_model(pb.GetModelInfoResponse)
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, grpc_context: Any
     ) -> pb.GetModelInfoResponse:
@@ -134,87 +135,102 @@ class InferenceServicer:
         return encode() if output.prompt_logprobs is None else await asyncio.to_thread(encode)
 
     def _reporting_to(self, grpc_context: Any) -> AbstractContextManager[None]:
-        return _reporting_to(grpc_context, self.router.metrics.count_failure)
+        return reporting_to(grpc_context, self.router.metrics.count_failure)
 
 
 class AdminServicer:
     """AdminService on any Router: it passes on to the ControlPlane what is not its own affair."""
 
     def __init__(
-        self, control: ControlLink, access: AdminAccess, watches: Watches, profile: TakeProfile
+        self,
+        control: ControlLink,
+        access: AdminAccess,
+        watches: Watches,
+        profile: TakeProfile,
+        applications: Applications | None = None,
     ) -> None:
-        """profile: takes one, of this replica or of the one that is meant."""
+        """profile: takes one, of this replica or of the one that is meant.
+
+        applications: who has other models; None where nobody can have.
+        """
+        self.applications = applications
         self.control = control
         self.access = access
         self.watches = watches
         self.take_profile = profile
 
+    @by_model(admin_pb2.GetSpeculationResponse)
     async def GetSpeculation(
         self, request: admin_pb2.GetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.GetSpeculationResponse:
         """What is wanted of speculation, and who wanted it."""
-        with _reporting_to(grpc_context):
+        with reporting_to(grpc_context):
             self._check_access(grpc_context)
             state = await self.control.speculation()
             return admin_pb2.GetSpeculationResponse(state=admin_codec.encode_state(state))
         return admin_pb2.GetSpeculationResponse()
 
+    @by_model(admin_pb2.SetSpeculationResponse)
     async def SetSpeculation(
         self, request: admin_pb2.SetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.SetSpeculationResponse:
         """Changes it for every replica."""
-        with _reporting_to(grpc_context):
+        with reporting_to(grpc_context):
             self._check_access(grpc_context)
             state = await self.control.set_speculation(admin_codec.decode_change(request))
             return admin_pb2.SetSpeculationResponse(state=admin_codec.encode_state(state))
         return admin_pb2.SetSpeculationResponse()
 
+    @by_model(admin_pb2.GetStatusResponse)
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, grpc_context: Any
     ) -> admin_pb2.GetStatusResponse:
         """Every replica with its load, and what is in force."""
-        with _reporting_to(grpc_context):
+        with reporting_to(grpc_context):
             self._check_access(grpc_context)
             return admin_codec.encode_status(await self.control.status())
         return admin_pb2.GetStatusResponse()
 
+    @by_model(admin_pb2.ListReplicasResponse)
     async def ListReplicas(
         self, request: admin_pb2.ListReplicasRequest, grpc_context: Any
     ) -> admin_pb2.ListReplicasResponse:
         """Every replica with its load."""
-        with _reporting_to(grpc_context):
+        with reporting_to(grpc_context):
             self._check_access(grpc_context)
             replicas = (await self.control.status()).replicas
             encoded = map(admin_codec.encode_replica, replicas)
             return admin_pb2.ListReplicasResponse(replicas=encoded)
         return admin_pb2.ListReplicasResponse()
 
+    @by_model(admin_pb2.ListAuditLogResponse)
     async def ListAuditLog(
         self, request: admin_pb2.ListAuditLogRequest, grpc_context: Any
     ) -> admin_pb2.ListAuditLogResponse:
         """A page of changes, the newest first."""
-        with _reporting_to(grpc_context):
+        with reporting_to(grpc_context):
             self._check_access(grpc_context)
             page = await self.control.audit_log(request.page_size, request.page_token)
             return admin_codec.encode_audit_page(page)
         return admin_pb2.ListAuditLogResponse()
 
+    @streamed_by_model
     async def WatchStats(
         self, request: admin_pb2.WatchStatsRequest, grpc_context: Any
     ) -> AsyncIterator[admin_pb2.WatchStatsResponse]:
         """The fleet's statistics at each interval; ends when the replica drains."""
-        with _reporting_to(grpc_context):
+        with reporting_to(grpc_context):
             self._check_access(grpc_context)
             async with aclosing(self.watches.watch(request.interval_s)) as moments:
                 async for fleet in moments:
                     yield admin_codec.encode_fleet(fleet)
-        _raise_on_serve(grpc_context)
 
+    @by_model(admin_pb2.ProfileResponse)
     async def Profile(
         self, request: admin_pb2.ProfileRequest, grpc_context: Any
     ) -> admin_pb2.ProfileResponse:
         """Profiles the models of a replica."""
-        with _reporting_to(grpc_context):
+        with reporting_to(grpc_context):
             self._check_access(grpc_context)
             order = admin_codec.decode_profile_order(request)
             return admin_codec.encode_profile(await self.take_profile(order))
@@ -227,28 +243,3 @@ class AdminServicer:
 
 def _keep_metadata(grpc_context: Any) -> None:
     current_headers.set(lambda: grpc_context.invocation_metadata() or ())
-
-
-def _raise_on_serve(grpc_context: Any) -> None:
-    """At the end of a stream: Serve sends a status with a message or after an exception only."""
-    if isinstance(grpc_context, RayServegRPCContext) and grpc_context.code():
-        raise StreamFailedError(grpc_context.details())
-
-
-@contextmanager
-def _reporting_to(
-    grpc_context: Any, count: Callable[[StatusCode], None] | None = None
-) -> Iterator[None]:
-    """Turns an error into the status of the call, and counts it where it is to be counted.
-
-    What a caller must not see goes to the log.
-    """
-    try:
-        yield
-    except Exception as error:
-        status = status_of(error)
-        if count is not None:
-            count(status.grpc_code)
-        grpc_context.set_code(status.grpc_code)
-        grpc_context.set_details(status.message)
-        grpc_context.set_trailing_metadata(list(status.trailing_metadata))  # Serve adds to it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from specdec.errors import InvalidValueError
+
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,21 @@ def one_of(*options: str) -> Limit:
 def optional(limit: Limit) -> Limit:
     """The same, or None."""
     return replace(limit, accepts=lambda value: value is None or limit.accepts(value))
+
+
+def node_labels(text: str | None) -> dict[str, str]:
+    """The labels in "key=value,key=value"; none of None. Raises ValueError for anything else."""
+    pairs = [] if text is None else [each.strip().split("=") for each in text.split(",")]
+    if not all(len(pair) == 2 and all(map(_LABEL.fullmatch, pair)) for pair in pairs):
+        raise ValueError(text)
+    return dict(map(tuple, pairs))
+
+
+def _is_labels(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(node_labels(value))
+    except ValueError:
+        return False
 
 
 def _is_positive(value: object) -> bool:
@@ -83,6 +101,7 @@ SHARE = Limit(
 TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
 BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
 ENDPOINT = optional(Limit("a URL such as http://localhost:4317", _is_endpoint))
+LABELS = optional(Limit("labels such as key=value or key=value,other=value", _is_labels))
 FILE = optional(Limit("the path of a file that exists", _is_file))
 DIRECTORY = optional(Limit("the path of a directory", _is_no_file))
 

@@ -211,12 +211,15 @@ class ShardGroup:
         return True
 
     def check_alive(self) -> None:
-        """Raises the role's error if a rank has ended. May be called from any thread."""
+        """Raises the role's error if a rank has ended or is cut off. For any thread."""
         ended, _ = ray.wait(self._runs, num_returns=1, timeout=0)
         if ended:
             rank = self._runs.index(ended[0])
             reason = _reason(ended[0])
             raise self._error(f"rank {rank} of the {self._spec.name} ended{reason}")
+        for rank, connection in enumerate(tuple(self._connections)):
+            if connection.is_lost:
+                raise self._error(f"rank {rank} of the {self._spec.name} cannot be reached")
 
     def close(self) -> None:
         """Ends every shard: by message where it listens, by force where it does not."""
@@ -232,7 +235,7 @@ class ShardGroup:
         for shard in self._shards:
             ray.kill(shard)
         for connection in self._connections:
-            connection.socket.close()
+            connection.close()
         self._connections = []
         self._poller = zmq.Poller()
         self._context.term()

@@ -36,14 +36,16 @@ class ModelNotFoundError(SpecdecError):
 class UnknownModelError(SpecdecError):
     """A request names a model that is not the one that is served."""
 
-    def __init__(self, requested: str, loaded: str) -> None:
-        """`requested` is the name in the request, `loaded` the one that would be answered to."""
+    def __init__(self, requested: str, *loaded: str) -> None:
+        """`requested` is the name in the request, `loaded` those that would be answered to."""
         self.requested = requested
         self.loaded = loaded
-        super().__init__(requested, loaded)
+        super().__init__(requested, *loaded)
 
     def __str__(self) -> str:
-        return f"no model {_short(self.requested)} is loaded; the one loaded is {self.loaded!r}"
+        names = ", ".join(map(repr, self.loaded))
+        those = "the one loaded is" if len(self.loaded) == 1 else "those loaded are"
+        return f"no model {_short(self.requested)} is loaded; {those} {names}"
 
 
 class VersionConflictError(SpecdecError):

@@ -13,7 +13,9 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
+from cluster.applications import Applications
 from cluster.call_limits import check_request_id
+from cluster.forwarded_requests import ForwardedRequest, forward, is_forwarded
 from cluster.logs import current_request_id
 from cluster.openai import field_names
 from cluster.openai.api_keys import ApiKeys, Lease
@@ -22,10 +24,10 @@ from cluster.openai.encoding_room import EncodingRoom
 from cluster.openai.errors import ApiError, Failure, failure_of
 from cluster.openai.plan import Terms
 from cluster.openai.schema import RequestModel
-from cluster.openai.streams import ClientGoneError, EventStream
+from cluster.openai.streams import ClientGoneError, EventStream, unless_disconnected
 from cluster.router import Router
 from cluster.same_origin import require_own_page
-from specdec.errors import InvalidValueError, SpecdecError
+from specdec.errors import InvalidValueError, SpecdecError, UnknownModelError
 
 REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
@@ -44,6 +46,7 @@ class Gate:
 
     get_router: Callable[[], Router]
     get_keys: Callable[[], ApiKeys]
+    get_applications: Callable[[], Applications | None] = lambda: None
     encoding: EncodingRoom = field(default_factory=EncodingRoom)
 
     def route_class(self) -> type[APIRoute]:
@@ -68,12 +71,13 @@ class Gate:
         """What `handle` answers, or the error in OpenAI's shape, with the request's id."""
         request.state.request_id = f"req-{secrets.token_hex(12)}"
         lease = Lease()
+        limited = LimitedRequest(request, self._max_body_bytes)
         try:
             self._identify(request)
             lease = self._admit(request)
             if request.method == "POST":
                 require_own_page(request)
-            response = await handle(LimitedRequest(request, self._max_body_bytes))
+            response = await self._answered(limited, handle)
         except ClientGoneError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
@@ -89,6 +93,20 @@ class Gate:
         if self.get_router().config.ingress == "embedded":  # Serve adds it to every answer itself
             response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
+
+    async def _answered(self, request: LimitedRequest, handle: Handler) -> Response:
+        """Here; or by whoever serves the model, where it is not ours."""
+        try:
+            return await handle(request)
+        except UnknownModelError as error:
+            applications = self.get_applications()
+            if applications is None or is_forwarded(request):
+                raise
+            fellow = await applications.elsewhere(error.requested)
+            if fellow is None:
+                raise
+            forwarded = ForwardedRequest.of(request, await request.body())
+            return await unless_disconnected(request, forward(fellow, forwarded))
 
     def terms(self, request: Request, request_id: str | None) -> Terms:
         """What holds for a request; `request_id`: in its body."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Header, Path, Request, Response
 
+from cluster.applications import Applications
 from cluster.call_limits import check_model
 from cluster.calls import DetokenizeCall, TokenizeCall
 from cluster.openai.api_keys import ApiKeys
@@ -30,7 +31,8 @@ from cluster.openai.token_schema import (
 from cluster.openai.tool_use import tool_use
 from cluster.router import Router
 from specdec.chat_template import Conversation
-from specdec.errors import InvalidValueError, UnknownModelError
+from specdec.client import ModelInfo
+from specdec.errors import InvalidValueError
 
 _OWNER = "specdec"
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -58,15 +60,19 @@ async def _headers(
     """What the Gate reads; here for the document. Async, or each request would hop threads."""
 
 
-def openai_routes(get_router: Callable[[], Router], get_keys: Callable[[], ApiKeys]) -> APIRouter:
+def openai_routes(
+    get_router: Callable[[], Router],
+    get_keys: Callable[[], ApiKeys],
+    get_applications: Callable[[], Applications | None] = lambda: None,
+) -> APIRouter:
     """What it is given is asked at each request, after start-up."""
-    gate = Gate(get_router, get_keys)
+    gate = Gate(get_router, get_keys, get_applications)
     routes = APIRouter(
         route_class=gate.route_class(), tags=["OpenAI API"], dependencies=[Depends(_headers)]
     )
     _add_generation(routes, gate)
     _add_tokens(routes, gate)
-    _add_models(routes, get_router)
+    _add_models(routes, gate)
     return routes
 
 
@@ -122,11 +128,10 @@ def _tokens(router: Router, token_ids: list[int], tells_strings: bool) -> Respon
     return _json(answer)
 
 
-def _add_models(routes: APIRouter, get_router: Callable[[], Router]) -> None:
+def _add_models(routes: APIRouter, gate: Gate) -> None:
     began_at = int(time.time())
 
-    def card() -> ModelCard:
-        info = get_router().model_info("")
+    def card(info: ModelInfo) -> ModelCard:
         return ModelCard(
             id=info.model,
             object="model",
@@ -136,18 +141,24 @@ def _add_models(routes: APIRouter, get_router: Callable[[], Router]) -> None:
             speculation_methods=list(info.speculation_methods),
         )
 
+    async def others() -> list[ModelInfo]:
+        applications = gate.get_applications()
+        if applications is None:
+            return []
+        fellows = await applications.fellows()
+        infos = await asyncio.gather(*(each.model_info() for each in fellows))
+        return [each for each in infos if each is not None]
+
     @routes.get("/v1/models", responses=_answers(ModelList))
     async def models() -> Response:
-        """The models that are served, of which there is one."""
-        return _json(ModelList(object="list", data=[card()]))
+        """The models that are served, that of whoever answers first."""
+        own = gate.get_router().model_info("")
+        return _json(ModelList(object="list", data=list(map(card, [own, *await others()]))))
 
     @routes.get("/v1/models/{model:path}", responses=_answers(ModelCard))
     async def model(model: Annotated[str, Path(description="its name")]) -> Response:
         """One of them."""
-        loaded = get_router().config.served_model_name
-        if model != loaded:
-            raise UnknownModelError(model, loaded)
-        return _json(card())
+        return _json(card(gate.get_router().model_info(model)))
 
 
 def _prompt(router: Router, body: TokenizeRequest) -> str | Conversation:

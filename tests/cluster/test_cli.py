@@ -374,7 +374,7 @@ def served(monkeypatch):
     """Replaces the service; the configurations that it was started with."""
     configs = []
     fake = types.ModuleType("cluster.service")
-    fake.serve_forever = lambda config, report: configs.append(config)
+    fake.serve_forever = lambda config, report, others: configs.extend([config, *others])
     monkeypatch.setitem(sys.modules, "cluster.service", fake)
     return configs
 
@@ -407,6 +407,16 @@ def test_flags_win_over_the_file(served, tmp_path):
     ]
 
 
+def test_a_file_may_list_several_models(served, tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("ingress: serve\nmodels:\n  - {model: a/one}\n  - {model: a/two}\n")
+    assert run_cli("serve", "--config", str(path), "--block-size", "8").exit_code == 0
+    assert [each.model for each in served] == ["a/one", "a/two"]
+    assert {each.block_size for each in served} == {8}
+    told = "model is 'a/b'; it must be left out beside models, where each says its own"
+    fails_with(run_cli("serve", "--config", str(path), "--model", "a/b"), told)
+
+
 def test_serve_reads_speculation_as_json(served):
     run_cli("serve", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5}')
     assert served[0].speculative_config.num_speculative_tokens == 5
@@ -427,7 +437,7 @@ def test_serve_warns(served):
 
 
 def test_a_service_that_does_not_come_up(served, monkeypatch):
-    def fail(config, report):
+    def fail(config, report, others):
         report("starting")
         raise OutOfMemoryError("2 GiB needed, 1 GiB free")
 

@@ -80,7 +80,7 @@ def fleet_of(*reports, num_expected=2):
 
 
 def fleet_text(*reports):
-    return expose(fleet_families("m", fleet_of(*reports)), "").body.decode()
+    return expose(fleet_families({"m": fleet_of(*reports)}), "").body.decode()
 
 
 def test_every_metric_of_the_catalogue_is_documented_as_it_is_and_no_other():
@@ -195,7 +195,7 @@ def test_a_replicas_own_view_says_whether_the_control_plane_answers(is_connected
 
 
 def test_both_formats_say_the_same():
-    made = fleet_families("m", fleet_of(FULL, LOADING))
+    made = fleet_families({"m": fleet_of(FULL, LOADING)})
     plain, opened = expose(made, "text/plain"), expose(made, OPEN_METRICS)
     assert plain.content_type.startswith("text/plain; version=0.0.4")
     assert opened.content_type.startswith("application/openmetrics-text")

@@ -8,11 +8,12 @@ from types import SimpleNamespace
 import pytest
 from grpc import StatusCode
 
+from cluster.call_status import StreamFailedError
 from cluster.config import ServeConfig
 from cluster.models import ModelDirectories
 from cluster.resources import ReplicaMemory
 from cluster.router import Router
-from cluster.servicers import InferenceServicer, StreamFailedError
+from cluster.servicers import InferenceServicer
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.sampling_params import SamplingDefaults
 

@@ -6,6 +6,7 @@ import pytest
 
 from cluster.config import ServeConfig
 from cluster.control_store import ControlStore, StoredSpeculation
+from cluster.ray_session import RaySession
 from cluster.service import StartupError, running_service
 from specdec.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
 from tests.e2e.conftest import free_ports
@@ -20,7 +21,7 @@ def lines():
 @pytest.fixture
 def start(monkeypatch, tmp_path, lines):
     """Starts the service up to the point where Ray would be started."""
-    monkeypatch.setattr("cluster.service._start_ray", lambda config: pytest.fail("Ray started"))
+    monkeypatch.setattr(RaySession, "start", lambda session: pytest.fail("Ray started"))
 
     def start(**settings):
         grpc_port, http_port = free_ports(2)
@@ -68,10 +69,10 @@ class RayWouldStartError(Exception):
 
 
 def test_what_an_operator_has_set_is_told(start, lines, monkeypatch, tiny_model_dir, tmp_path):
-    def stop(config):
+    def stop(session):
         raise RayWouldStartError
 
-    monkeypatch.setattr("cluster.service._start_ray", stop)
+    monkeypatch.setattr(RaySession, "start", stop)
     served = {"model": str(tiny_model_dir), "served_model_name": "tiny"}
     with pytest.raises(RayWouldStartError):
         start(**served)

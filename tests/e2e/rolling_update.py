@@ -12,7 +12,7 @@ from dataclasses import replace
 from cluster.config import ServeConfig
 from cluster.models import FoundByDriver, resolve_models
 from cluster.resources import memory_per_replica
-from cluster.service import deploy, running_service
+from cluster.service import Served, deploy, running_service
 from specdec.client import Client, ClientError
 from specdec.sampling_params import SamplingParams
 from tests.e2e.conftest import free_ports
@@ -65,7 +65,7 @@ def update(config):
             began_at = time.monotonic()
             directories = resolve_models(config, lambda line: None)
             found = FoundByDriver(directories, memory_bytes, config.most_replicas)
-            deploy(replace(config, max_num_seqs=32), found)
+            deploy([Served(replace(config, max_num_seqs=32), found)])
             took_s = time.monotonic() - began_at
         return {
             "before": sorted(before),

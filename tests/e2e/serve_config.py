@@ -13,11 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import grpc
+import httpx
 import psutil
 import yaml
 
-from specdec.client import Client, ClientError
 from tests.e2e.conftest import RunningService, free_ports
 
 START_TIMEOUT_S = 240.0
@@ -40,11 +39,12 @@ def served(config: dict[str, Any], log: Path) -> Iterator[RunningService]:
             env=_environment(),
         )
     process = psutil.Process(popen.pid)
-    address = f"127.0.0.1:{grpc_port}"
+    url = f"http://127.0.0.1:{http_port}"
     try:
         for application in config["applications"]:
-            _wait_until_it_answers(address, application["name"], popen, log)
-        yield RunningService(process, address, f"http://127.0.0.1:{http_port}", log)
+            prefix = application["route_prefix"].rstrip("/")
+            _wait_until_ready(f"{url}{prefix}/ready", popen, log)
+        yield RunningService(process, f"127.0.0.1:{grpc_port}", url, log)
     finally:
         _stop(popen, process)
 
@@ -56,19 +56,19 @@ def _environment() -> dict[str, str]:
     return environment | token | {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(Path.cwd())}
 
 
-def _wait_until_it_answers(
-    address: str, application: str, popen: subprocess.Popen[bytes], log: Path
-) -> None:
+def _wait_until_ready(url: str, popen: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while True:
+    while not _is_ready(url):
         assert popen.poll() is None, f"it ended: {log.read_text()[-5000:]}"
-        assert time.monotonic() < deadline, (
-            f"{application} did not start: {log.read_text()[-5000:]}"
-        )
-        with suppress(grpc.RpcError, ClientError), Client(address, timeout_s=5) as client:
-            client.model_info(application)
-            return
+        assert time.monotonic() < deadline, f"{url} is not ready: {log.read_text()[-5000:]}"
         time.sleep(0.5)
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(url, timeout=5).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def _stop(popen: subprocess.Popen[bytes], process: psutil.Process) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -18,6 +19,9 @@ from cluster.resources import ReplicaMemory
 from cluster.router import Router
 from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
+
+ALONE = SimpleNamespace(applications=None)
+"""What is asked of an AdminServicer where no other application is."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -37,7 +41,7 @@ async def router(tiny_model_dir: Path):
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http(router: Router):
     """A client of it, without a network: an answer is there when it is complete."""
-    app = make_app(lambda: router, lambda: None, ApiKeys)
+    app = make_app(lambda: router, lambda: ALONE, ApiKeys)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
         yield client

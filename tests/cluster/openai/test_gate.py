@@ -11,6 +11,9 @@ from cluster.openai.api_keys import ApiKey, ApiKeys
 from cluster.openai.gate import MAX_JSON_DEPTH
 from specdec.errors import NotReadyError, OverloadedError, TargetFailedError, UnknownModelError
 
+ALONE = SimpleNamespace(applications=None)
+"""What is asked of an AdminServicer where no other application is."""
+
 KEY = "sk-correct-horse"
 URL = "/detokenize"
 BODY = {"tokens": [1]}
@@ -42,7 +45,7 @@ class Failing:
 def client(router=None, keys=()):
     """Of an application with so many keys, kept from one request to the next."""
     router, keys = router or Failing(), ApiKeys(keys)
-    transport = httpx.ASGITransport(make_app(lambda: router, lambda: None, lambda: keys))
+    transport = httpx.ASGITransport(make_app(lambda: router, lambda: ALONE, lambda: keys))
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 

@@ -1,0 +1,122 @@
+"""Who serves which model, and who is asked how often."""
+
+import asyncio
+
+import pytest
+
+from cluster import applications
+from cluster.applications import Applications, Fellow, ServiceCard
+from specdec.errors import NotReadyError, UnknownModelError
+
+
+class Handle:
+    """Of a deployment whose methods stream what they are given, as Serve's handles do."""
+
+    def __init__(self, answers=(), has_replicas=True):
+        self.answers, self.has_replicas = answers, has_replicas
+        self.num_cancelled = 0
+
+    def options(self, stream):
+        assert stream
+        return self
+
+    def running_replicas_populated(self):
+        return self.has_replicas
+
+    @property
+    def answer(self):
+        return self
+
+    def remote(self):
+        return self
+
+    def cancel(self):
+        self.num_cancelled += 1
+
+    async def __aiter__(self):
+        for each in self.answers:
+            await asyncio.sleep(0)
+            yield each
+
+
+def fellow(model, handle=None):
+    return Fellow(ServiceCard(model, 1), handle or Handle(), control_plane=None)
+
+
+class Surroundings:
+    """What can be found, and how often somebody has looked."""
+
+    def __init__(self, *models):
+        self.models = models
+        self.num_looks = 0
+
+    async def look(self):
+        self.num_looks += 1
+        await asyncio.sleep(0)
+        return {f"app-{model}": fellow(model) for model in self.models}
+
+
+@pytest.fixture(autouse=True)
+def always_fresh(monkeypatch):
+    monkeypatch.setattr(applications, "_FRESH_S", 0.0)
+
+
+async def test_nobody_looks_for_our_own_model():
+    around = Surroundings("b")
+    mine = Applications("a", around.look)
+    assert await mine.elsewhere("a") is None
+    assert await mine.elsewhere("") is None
+    assert around.num_looks == 0
+
+
+async def test_a_model_is_looked_for_once():
+    around = Surroundings("b")
+    mine = Applications("a", around.look)
+    for _ in range(3):
+        assert (await mine.elsewhere("b")).card.model == "b"
+    assert around.num_looks == 1
+
+
+async def test_an_application_that_comes_later_is_found_and_one_that_goes_forgotten():
+    around = Surroundings("b")
+    mine = Applications("a", around.look)
+    await mine.elsewhere("b")
+    around.models = ("c",)
+    assert (await mine.elsewhere("c")).card.model == "c"
+    with pytest.raises(UnknownModelError, match="those loaded are 'a', 'c'"):
+        await mine.elsewhere("b")
+
+
+async def test_unknown_names_cannot_make_it_look_all_the_time(monkeypatch):
+    monkeypatch.setattr(applications, "_FRESH_S", 3600.0)
+    around = Surroundings("b")
+    mine = Applications("a", around.look)
+    asked = (mine.elsewhere(f"x{i}") for i in range(20))
+    errors = await asyncio.gather(*asked, return_exceptions=True)
+    assert all(isinstance(error, UnknownModelError) for error in errors)
+    assert around.num_looks == 1
+
+
+async def test_alone_the_name_that_there_is_is_told():
+    with pytest.raises(UnknownModelError, match="the one loaded is 'a'"):
+        await Applications("a").elsewhere("b")
+
+
+async def test_fellows_come_in_the_order_of_their_names():
+    fellows = await Applications("m", Surroundings("z", "b").look).fellows()
+    assert [each.card.model for each in fellows] == ["b", "z"]
+
+
+async def test_what_is_streamed_is_cancelled_where_it_is_left():
+    handle = Handle(answers=range(100))
+    stream = fellow("b", handle).stream("answer")
+    assert await anext(stream) == 0
+    assert handle.num_cancelled == 0
+    await stream.aclose()
+    assert handle.num_cancelled == 1
+
+
+async def test_without_replicas_it_says_so_at_once(monkeypatch):
+    monkeypatch.setattr(applications, "_ANSWER_TIMEOUT_S", 0.1)
+    with pytest.raises(NotReadyError, match="the model b is starting or stopping"):
+        await anext(fellow("b", Handle(has_replicas=False)).stream("answer"))

@@ -1,0 +1,41 @@
+"""Asks a service for streams, for tests in other network namespaces; prints what came as JSON.
+
+Arguments: how many streams at once, how many tokens each, and the seconds that a stream may take.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from specdec.client import Client, ClientError
+from specdec.sampling_params import SamplingParams
+
+ADDRESS = "127.0.0.1:9000"
+
+
+def ask(index: int, num_tokens: int, timeout_s: float) -> dict[str, object]:
+    """One stream: its tokens, how many of them were drafted, and how long it took."""
+    params = SamplingParams(
+        temperature=0.8 * (index % 2), seed=index, max_tokens=num_tokens, ignore_eos=True
+    )
+    began_at, token_ids, num_drafted, error = time.monotonic(), [], 0, ""
+    try:
+        with Client(ADDRESS, timeout_s=timeout_s) as client:
+            for chunk in client.generate_stream(f"The river {index}", params):
+                token_ids.extend(chunk.token_ids)
+                if chunk.usage is not None and chunk.usage.speculation is not None:
+                    num_drafted = chunk.usage.speculation.num_draft_tokens
+    except ClientError as failed:
+        error = failed.code.name
+    took_s = time.monotonic() - began_at
+    return {"token_ids": token_ids, "num_drafted": num_drafted, "error": error, "took_s": took_s}
+
+
+if __name__ == "__main__":
+    num_streams, num_tokens, timeout_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    with ThreadPoolExecutor(num_streams) as pool:
+        answers = pool.map(lambda i: ask(i, num_tokens, timeout_s), range(num_streams))
+        print(json.dumps(list(answers)))

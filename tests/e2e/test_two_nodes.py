@@ -1,0 +1,102 @@
+"""Target on one Ray node and draft model on another, and a network that loses packets, or fails."""
+
+import json
+import time
+
+import pytest
+
+from tests.e2e.two_nodes import cluster, joined_service, missing
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+DRAFT = (
+    '{"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold",'
+    ' "speculation_threshold": 256, "draft_tensor_parallel_size": 1}'
+)
+NUM_STREAMS, NUM_TOKENS, DEADLINE_S = 4, 150, 120.0
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model_dir, tmp_path_factory):
+    if reason := missing():
+        pytest.skip(reason)
+    directory = tmp_path_factory.mktemp("nodes")
+    flags = ["--model", str(tiny_model_dir), "--speculative-config", DRAFT, "--log-level", "info"]
+    flags += ["--target-labels", "role=target", "--draft-labels", "role=draft"]
+    with (
+        cluster(directory) as made,
+        joined_service(made, directory / "log", *flags) as running,
+    ):
+        yield running
+
+
+def answers_of(asking):
+    output, errors = asking.communicate(timeout=DEADLINE_S + 60)
+    assert asking.returncode == 0, errors
+    return json.loads(output)
+
+
+def streams(service, num_tokens=NUM_TOKENS):
+    return service.ask(str(NUM_STREAMS), str(num_tokens), str(DEADLINE_S))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(service):
+    answers = answers_of(streams(service))
+    assert all(not each["error"] for each in answers)
+    assert all(each["num_drafted"] > 0 for each in answers)
+    return [each["token_ids"] for each in answers]
+
+
+def tokens_of(answers):
+    assert [each["error"] for each in answers] == [""] * NUM_STREAMS
+    return [each["token_ids"] for each in answers]
+
+
+def test_each_model_is_on_the_node_with_its_labels(service, undisturbed):
+    made = service.cluster
+    for name, here, there in (
+        ("TargetShard", made.head, made.worker),
+        (":Router", made.head, made.worker),
+        ("DraftShard", made.worker, made.head),
+    ):
+        assert service.named(here, name), f"{name} is not on {here}"
+        assert not service.named(there, name), f"{name} is on {there}"
+
+
+def test_with_a_third_of_all_packets_lost_streams_are_the_same(service, undisturbed):
+    service.cluster.lose_packets(0.3)
+    try:
+        answers = answers_of(streams(service))
+    finally:
+        service.cluster.lose_none()
+    assert tokens_of(answers) == undisturbed
+    print("under loss:", [round(each["took_s"], 1) for each in answers], "s")
+
+
+def said(service, text, since):
+    return text in service.log.read_text()[since:]
+
+
+def seconds_until(condition, timeout_s):
+    began_at = time.monotonic()
+    while not condition():
+        assert time.monotonic() - began_at < timeout_s, "it did not happen"
+        time.sleep(0.1)
+    return time.monotonic() - began_at
+
+
+def test_a_link_that_fails_is_noticed_and_streams_go_on_without_drafts(service, undisturbed):
+    """The last test: Ray takes the other node for dead after a while, and its processes end."""
+    since = len(service.log.read_text())
+    asking = streams(service)
+    time.sleep(1.0)
+    service.cluster.cut()
+    noticed_s = seconds_until(lambda: said(service, "going on without drafts", since), 10.0)
+    answers = answers_of(asking)
+    assert tokens_of(answers) == undisturbed
+    slowest_s = max(each["took_s"] for each in answers)
+    assert slowest_s < DEADLINE_S
+    again = answers_of(streams(service))
+    assert tokens_of(again) == undisturbed
+    print(f"noticed after {noticed_s:.1f} s; the slowest stream took {slowest_s:.1f} s")
