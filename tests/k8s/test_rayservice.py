@@ -96,6 +96,22 @@ def test_every_wait_follows_from_the_drain():
             assert spec["terminationGracePeriodSeconds"] == drain_s + 60
 
 
+def test_shards_and_drafts_go_to_pods_of_their_role():
+    values = VALUE_SETS["gpus"]
+    objects = render(values)
+    labels = {each["groupName"]: each["labels"] for each in cluster(objects)["workerGroupSpecs"]}
+    assert {name: each["specdec-role"] for name, each in labels.items()} == {
+        "target": "target",
+        "draft": "draft",
+    }
+    assert args_of(values)["target_labels"] == "specdec-role=target"
+    assert args_of(values)["draft_labels"] == "specdec-role=draft"
+    on_cpu = args_of({**VALUE_SETS["cpu beside gpus"]})
+    assert "target_labels" not in on_cpu
+    chosen = with_model(settings={"target_labels": "specdec-group=spot"})
+    assert args_of(chosen)["target_labels"] == "specdec-group=spot"
+
+
 def test_gpus_are_limits_and_choose_nodes():
     gpu = {"count": 4, "product": "NVIDIA-H100", "resource": "nvidia.com/gpu"}
     spec = ray_templates(render({"workerGroups": {"target": {"gpu": gpu}}}))["target"]["spec"]

@@ -48,7 +48,7 @@ def test_every_pod_passes_the_restricted_standard(name):
     objects = render(CASES[name])
     for spec in pod_specs(objects).values():
         assert not any(spec.get(key) for key in ("hostNetwork", "hostPID", "hostIPC"))
-        for volume in spec["volumes"] if "volumes" in spec else []:
+        for volume in spec.get("volumes", []):
             assert set(volume) - {"name"} <= RESTRICTED_VOLUMES
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["runAsUser"] > 0

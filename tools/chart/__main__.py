@@ -1,4 +1,4 @@
-"""Writes the files of k8s/specdec that are made here, or says which of them differ.
+"""Writes the files of k8s/ that are made here, or says which of them differ.
 
 python -m tools.chart [check]
 """
@@ -6,20 +6,21 @@ python -m tools.chart [check]
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from tools.chart.files import CHART, changed_files, write_files
+from tools.chart.files import changed_files, write_files
 
 
 def main(arguments: list[str]) -> int:
     """Exit status 1 where a file is not as it would be made."""
     match arguments:
         case []:
-            write_files(CHART)
+            write_files(Path())
             return 0
         case ["check"]:
-            changed = changed_files(CHART)
+            changed = changed_files(Path())
             for path in changed:
-                print(f"{CHART / path} is not as `make chart` makes it", file=sys.stderr)
+                print(f"{path} is not as `make chart` makes it", file=sys.stderr)
             return 1 if changed else 0
         case _:
             print(__doc__)

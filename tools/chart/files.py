@@ -1,15 +1,17 @@
-"""Which file of the chart holds what."""
+"""Which file of k8s/ holds what."""
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import yaml
 
 from cluster.config import ServeConfig
+from tools.chart.manifests import manifest_yaml
 from tools.chart.models_values import Model, ModelImage
 from tools.chart.pod_values import WorkerGroup
 from tools.chart.readme import readme_md
@@ -19,6 +21,7 @@ from tools.monitoring.dashboard import dashboard_json
 from tools.monitoring.prometheus_files import rules_yaml
 
 CHART = Path("k8s/specdec")
+MANIFESTS = Path("k8s/manifests")
 
 _PROJECT = Path("pyproject.toml")
 _MADE = "# Made by `make chart` from tools/chart; a test compares the two.\n"
@@ -60,28 +63,37 @@ def defaults_yaml() -> str:
     return _MADE + yaml.safe_dump(content, sort_keys=False, width=100)
 
 
-MADE: Mapping[Path, Callable[[], str]] = {
-    Path("Chart.yaml"): chart_yaml,
-    Path("values.yaml"): values_yaml,
-    Path("values.schema.json"): schema_json,
-    Path("README.md"): readme_md,
-    Path("files/serve.yaml"): serve_yaml,
-    Path("files/defaults.yaml"): defaults_yaml,
-    Path("files/rules.yaml"): rules_yaml,
-    Path("files/dashboard.json"): dashboard_json,
+_CHART_FILES: Mapping[str, Callable[[], str]] = {
+    "Chart.yaml": chart_yaml,
+    "values.yaml": values_yaml,
+    "values.schema.json": schema_json,
+    "README.md": readme_md,
+    "files/serve.yaml": serve_yaml,
+    "files/defaults.yaml": defaults_yaml,
+    "files/rules.yaml": rules_yaml,
+    "files/dashboard.json": dashboard_json,
 }
 
 
-def write_files(folder: Path) -> None:
-    """Makes all of them below `folder`."""
-    for path, make in MADE.items():
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(make(), encoding="utf-8")
+def made(root: Path) -> dict[Path, Callable[[], str]]:
+    """All files below `root` by path: the chart's, then what is rendered of them."""
+    chart = root / CHART
+    files = {chart / name: make for name, make in _CHART_FILES.items()}
+    for example in sorted((chart / "examples").glob("*.yaml")):
+        files[root / MANIFESTS / example.name] = partial(manifest_yaml, chart, example)
+    return files
 
 
-def changed_files(folder: Path) -> list[Path]:
+def write_files(root: Path) -> None:
+    """Makes all of them below `root`."""
+    for path, make in made(root).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(make(), encoding="utf-8")
+
+
+def changed_files(root: Path) -> list[Path]:
     """Those that are missing, or not as they would be made."""
-    return [path for path, make in MADE.items() if _read(folder / path) != make()]
+    return [path for path, make in made(root).items() if _read(path) != make()]
 
 
 def _read(path: Path) -> str | None:

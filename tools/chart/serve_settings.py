@@ -31,6 +31,7 @@ OF_THE_CHART = {
 
 OF_SERVE = (
     "ingress",
+    "ray_address",
     "host",
     "grpc_port",
     "http_port",
@@ -38,7 +39,7 @@ OF_SERVE = (
     "tls_cert_file",
     "tls_key_file",
 )
-"""Settings of `specdec serve`'s own servers, for which Ray Serve's stand here."""
+"""Settings of `specdec serve` that have no meaning where KubeRay runs Ray Serve."""
 
 _TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
 _BOUNDS = re.compile(r"a whole number from (\d+) to (\d+)")

@@ -56,5 +56,26 @@ applications:
 {{- if $values.auth.adminToken.enabled -}}
 {{- $_ := set $args "admin_token_file" (printf "/etc/specdec/admin-token/%s" $values.auth.adminToken.key) -}}
 {{- end -}}
-{{- merge $args .model.settings | toJson -}}
+{{- merge $args .model.settings (include "specdec.placement" . | fromJson) | toJson -}}
+{{- end -}}
+
+{{/*
+On pods of which role the parts of a model go, where there are some with what it runs on. So no draft
+takes a GPU that the shards of another replica would need, and Routers are where requests come in.
+*/}}
+{{- define "specdec.placement" -}}
+{{- $roles := list -}}
+{{- range $name, $group := include "specdec.groups" .root | fromJson -}}
+{{- if eq (eq $.model.device "cuda") (gt (int $group.gpu.count) 0) -}}
+{{- $roles = append $roles $group.role -}}
+{{- end -}}
+{{- end -}}
+{{- $placement := dict -}}
+{{- if has "target" $roles -}}
+{{- $_ := set $placement "target_labels" "specdec-role=target" -}}
+{{- end -}}
+{{- if and (has "draft" $roles) (gt (include "specdec.draftRanks" .model | int) 0) -}}
+{{- $_ := set $placement "draft_labels" "specdec-role=draft" -}}
+{{- end -}}
+{{- toJson $placement -}}
 {{- end -}}
