@@ -14,7 +14,7 @@ BY_THE_SCHEMA = {
         "drain_timeout_s",
     ),
     "a setting of specdec's own servers": (with_model(settings={"http_port": 80}), "http_port"),
-    "a setting beyond its limit": (with_model(settings={"max_num_seqs": 5000}), "4096"),
+    "a setting beyond its limit": (with_model(settings={"max_num_seqs": 5000}), "max_num_seqs"),
     "a setting of another type": (with_model(settings={"block_size": "16"}), "block_size"),
     "a word that is none of a setting's": (with_model(settings={"dtype": "fp8"}), "float32"),
     "no models": ({"models": []}, "models"),

