@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -52,7 +53,7 @@ def serve_yaml() -> str:
     return _MADE + yaml.safe_dump({"grpc_servicer_functions": functions})
 
 
-def defaults_yaml() -> str:
+def defaults_json() -> str:
     """Defaults of what there may be several of, which values.yaml cannot give."""
     several = {
         "model": Model.model_construct(),
@@ -60,7 +61,7 @@ def defaults_yaml() -> str:
         "workerGroup": WorkerGroup(),
     }
     content = {name: each.model_dump(by_alias=True) for name, each in several.items()}
-    return _MADE + yaml.safe_dump(content, sort_keys=False, width=100)
+    return json.dumps(content, indent=2) + "\n"
 
 
 _CHART_FILES: Mapping[str, Callable[[], str]] = {
@@ -69,7 +70,7 @@ _CHART_FILES: Mapping[str, Callable[[], str]] = {
     "values.schema.json": schema_json,
     "README.md": readme_md,
     "files/serve.yaml": serve_yaml,
-    "files/defaults.yaml": defaults_yaml,
+    "files/defaults.json": defaults_json,
     "files/rules.yaml": rules_yaml,
     "files/dashboard.json": dashboard_json,
 }

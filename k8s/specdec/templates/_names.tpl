@@ -79,7 +79,7 @@ app.kubernetes.io/part-of: specdec
 {{- end -}}
 
 {{- define "specdec.defaults" -}}
-{{- .Files.Get "files/defaults.yaml" | fromYaml | toJson -}}
+{{- .Files.Get "files/defaults.json" -}}
 {{- end -}}
 
 {{/* The worker groups that there are, with every value, as {"NAME": ...}. */}}
