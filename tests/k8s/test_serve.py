@@ -2,6 +2,7 @@
 
 import json
 import sys
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,16 +15,19 @@ from specdec.sampling_params import SamplingParams
 from tests.cluster.scraped import families
 from tests.k8s.kuberay import running_head
 from tests.k8s.rendering import example, of_kind, only, render
+from tests.specdec.tiny import tiny_llama_dir
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 DRAIN_S = 10
-SETTINGS = {"max_model_len": 256}
+SETTINGS = {"max_model_len": 2048}
+NUM_TOKENS = 1000
 
 
 @pytest.fixture(scope="module")
-def objects(tiny_model_dir):
+def objects(tmp_path_factory):
     """The laptop's example with two tiny models, watched by all that there is."""
+    tiny_model_dir = tiny_llama_dir(tmp_path_factory.mktemp("model"), max_positions=2048)
     values = example("laptop")
     speculation = {"method": "ngram", "num_speculative_tokens": 3}
     values["models"] = [
@@ -142,17 +146,23 @@ def test_when_the_pod_stops_what_runs_may_end(pod):
     """The last test: it stops the service."""
 
     def stream():
-        params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
         with Client(f"127.0.0.1:{pod.ports['grpc']}", timeout_s=60) as client:
             chunks = client.generate_stream([5, 6, 7], params, model="chat", resume=False)
-            return sum(len(chunk.token_ids) for chunk in chunks)
+            next(chunks)
+            has_begun.set()
+            num_tokens = 1 + sum(len(chunk.token_ids) for chunk in chunks)
+            return num_tokens, time.monotonic()
 
+    has_begun = threading.Event()
     with ThreadPoolExecutor() as pool:
         running = pool.submit(stream)
-        time.sleep(0.3)
+        assert has_begun.wait(30)
         began_s = time.monotonic()
         hook = pod.run(pod.hook(), timeout_s=DRAIN_S + 60)
-        assert running.result() == 200
+        num_tokens, ended_s = running.result()
+    assert num_tokens == NUM_TOKENS
+    assert ended_s - began_s > 0.3  # it was not over before
     assert hook.returncode == 0, hook.stderr
     assert time.monotonic() - began_s < DRAIN_S + 30
     with pytest.raises(httpx.HTTPError):

