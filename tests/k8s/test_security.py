@@ -130,6 +130,24 @@ def test_the_network_policy_selects_rays_pods_and_opens_little():
     assert {port["port"] for port in clients["ports"]} == {8000, 9000}
 
 
+def test_an_empty_list_of_peers_stands_for_nobody():
+    """To Kubernetes `from: []` is everybody."""
+    peers = {"clients": [], "prometheus": [], "operator": [], "dns": []}
+    values = {"networkPolicy": peers, "monitoring": {"serviceMonitor": {"enabled": True}}}
+    policy = only(render(values), "NetworkPolicy")["spec"]
+    assert all(rule["from"] for rule in policy["ingress"])
+    assert all(rule["to"] for rule in policy["egress"])
+
+
+def test_only_what_is_scraped_is_open_to_prometheus():
+    def ingress(is_scraped):
+        values = {"monitoring": {"serviceMonitor": {"enabled": is_scraped}}}
+        return json.dumps(only(render(values), "NetworkPolicy")["spec"]["ingress"])
+
+    assert '"app.kubernetes.io/name": "prometheus"' in ingress(True)
+    assert "prometheus" not in ingress(False)
+
+
 def test_with_a_sidecar_no_client_reaches_plain_text():
     policy = only(render(VALUE_SETS["sidecar"]), "NetworkPolicy")["spec"]
     clients = policy["ingress"][2]

@@ -139,9 +139,12 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "networkPolicy": {
             "clients": [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
             "prometheus": [{"namespaceSelector": {}}],
+            "operator": [],
+            "dns": [],
             "extraEgress": [{"ports": [{"port": 4317}]}],
             "hubCidr": "192.0.2.0/24",
-        }
+        },
+        "monitoring": {"serviceMonitor": {"enabled": True}},
     },
     "ingress": {**INGRESS},
     "ingress with tls": {

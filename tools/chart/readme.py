@@ -16,7 +16,7 @@ _INTRODUCTION = """\
 
 # specdec
 
-A Helm chart (3.17 or later, and 4) for specdec on Kubernetes 1.29 or later, with KubeRay 1.7 or
+A Helm chart (3.17 or later, and 4) for specdec on Kubernetes 1.29 or later, with KubeRay 1.6 or
 later: one RayService that serves one or more models. [docs/kubernetes.md](../../docs/kubernetes.md)
 is the guide; [examples/](examples) has values for six kinds of cluster, and
 [../manifests](../manifests) the same rendered, for those without Helm.

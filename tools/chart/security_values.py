@@ -122,10 +122,17 @@ class NetworkPolicy(Values):
     enabled: bool = Field(True, description="Whether there is one")
     clients: list[KubernetesObject] = Field(
         default_factory=lambda: [{"podSelector": {}}],
-        description="Who may call the service; by default pods of its namespace",
+        description="Who may call the service, controllers of Ingresses and Gateways included; by "
+        "default pods of its namespace",
     )
     prometheus: list[KubernetesObject] = Field(
-        default_factory=list, description="Who may scrape metrics, beside the clients"
+        default_factory=lambda: [
+            {
+                "namespaceSelector": {},
+                "podSelector": {"matchLabels": {"app.kubernetes.io/name": "prometheus"}},
+            }
+        ],
+        description="Who may scrape metrics, with monitoring.serviceMonitor",
     )
     operator: list[KubernetesObject] = Field(
         default_factory=lambda: [
