@@ -141,7 +141,7 @@ class Upgrade(Values):
     strategy: Literal["NewCluster", "NewClusterWithIncrementalUpgrade", "None"] = Field(
         "NewCluster",
         description="NewCluster: a whole one beside the present, with twice the GPUs for a while; "
-        "NewClusterWithIncrementalUpgrade: step by step; None: none until the RayCluster is deleted",
+        "NewClusterWithIncrementalUpgrade: step by step; None: once the RayCluster is deleted",
     )
     incremental: Incremental = Field(default_factory=Incremental, description="Of the second one")
     old_cluster_seconds: int = Field(
