@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-openapi check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control test-browser test-prometheus test-chart monitoring chart third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-openapi check format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring chart third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -115,6 +115,12 @@ bench-peers: .make/setup ## set up other engines, in the cache, and compare them
 
 bench-control: .make/setup ## compare goodput's choice of draft tokens with the best fixed number
 	$(BIN)/python -m benchmarks.control $(ARGS)
+
+bench-off: .make/setup ## measure what speculation costs that an operator has switched off
+	$(BIN)/python -m benchmarks.off_cost $(ARGS)
+
+bench-service-control: .make/setup ## compare automatic control with fixed numbers, on the real service
+	$(BIN)/python -m benchmarks.service_control $(ARGS)
 
 gpu-check: .make/setup ## check the engine on a GPU and measure its steps; skips without one
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)

@@ -30,6 +30,7 @@ from benchmarks.tiny_model import write_tiny_llama
 from specdec.config import DTypeName, EngineConfig
 from specdec.dtypes import DTYPES
 from specdec.engine import Engine
+from specdec.head_shard import HeadShard
 from specdec.kernels import PagedAttention
 from specdec.model_config import ModelConfig
 from specdec.model_input import Chunk, ModelInput
@@ -130,7 +131,8 @@ def check_attention(dtype: DTypeName, device: torch.device) -> Check:
     query, kv = normal(num_tokens, heads, head_dim), normal(num_tokens, 2, kv_heads, head_dim)
     cache = normal(8 * _BLOCK_SIZE, 2, kv_heads, head_dim)
     batch = _prefill([0] * num_tokens, blocks=(5, 0, 3))
-    attention = PagedAttention(heads, kv_heads, head_dim, _BLOCK_SIZE, device)
+    (shard,) = HeadShard.all_ranks(heads, kv_heads, 1)
+    attention = PagedAttention(shard, head_dim, _BLOCK_SIZE, device)
     attended = attention.run(query, kv, cache, attention.plan(batch, DTYPES[dtype]))
     keys, values = kv.float().repeat_interleave(heads // kv_heads, dim=2).unbind(1)
     scores = torch.einsum("qhd,khd->hqk", query.float(), keys) / head_dim**0.5

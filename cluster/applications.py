@@ -29,6 +29,9 @@ ROUTER, CONTROL_PLANE = "Router", "ControlPlane"
 """Deployments of each application."""
 
 _FRESH_S = 1.0
+_STALE_S = 5.0
+"""After so long a model that is known is looked for again: a handle of none waits for ever."""
+
 _ANSWER_TIMEOUT_S = 3.0
 _POLL_S = 0.05
 
@@ -121,7 +124,7 @@ class Applications:
         """
         if model in ("", self._own_model):
             return None
-        if model not in self._by_model:
+        if model not in self._by_model or time.monotonic() - self._looked_at_s > _STALE_S:
             await self._look_around()
         if model not in self._by_model:
             raise UnknownModelError(model, self._own_model, *sorted(self._by_model))

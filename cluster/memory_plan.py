@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from cluster.config import ServeConfig
@@ -187,10 +186,15 @@ def _divide_hosts(
 ) -> _NumBlocks:
     """Each model on a node of its own: the draft's pool is what its node bears of the target's."""
     free_bytes = available_bytes - _target_bytes_without_kv(config, models)
-    of_target = _divide_host(config, target, None, free_bytes)
+    if config.kv_cache_memory_gib is None:
+        num_target_blocks = _divide_host(config, target, None, free_bytes).target
+        most = min(num_target_blocks, draft.most_blocks)
+    else:
+        wanted = _fill(int(config.kv_cache_memory_gib * _GIB), target.block_bytes, draft)
+        num_target_blocks, most = wanted.target, wanted.draft
+    of_target = _NumBlocks(num_target_blocks, 0)
     _check_host(config, target, None, of_target, free_bytes, available_bytes)
     draft_free_bytes = draft_bytes - _draft_bytes_without_kv(config, models)
-    most = min(of_target.target, draft.most_blocks)
     num_blocks = min(most, max(0, draft_free_bytes) // draft.block_bytes)
     if num_blocks < draft.blocks_of_longest:
         raise OutOfMemoryError(
@@ -198,7 +202,7 @@ def _divide_hosts(
             f"little for its weights and the KV cache of one sequence of {draft.max_model_len} "
             "tokens; lower speculative_config.max_model_len, or take a smaller model"
         )
-    return _NumBlocks(of_target.target, num_blocks)
+    return _NumBlocks(num_target_blocks, num_blocks)
 
 
 def _check_host(
@@ -282,11 +286,11 @@ def _divide_gpus(
 def _gpu_blocks(config: ServeConfig, pool: _Pool, most: int, available_bytes: int) -> int:
     """What the fullest rank of a model bears, `most` at most."""
     model = pool.model
-    # The fullest rank's share: KV heads are divided whole.
-    heads = max(1, math.ceil(model.num_kv_heads / pool.num_ranks))
-    share = heads / max(model.num_kv_heads, pool.num_ranks)
-    block_bytes = int(pool.block_bytes * share)
-    weight_bytes = int(model.weight_bytes(config.dtype) * share)
+    shards = model.head_shards(pool.num_ranks)
+    kv_share = max(len(shard.kv) for shard in shards) / sum(len(shard.kv) for shard in shards)
+    weight_share = max(len(shard.query) for shard in shards) / model.num_heads  # a little too much
+    block_bytes = int(pool.block_bytes * kv_share)
+    weight_bytes = int(model.weight_bytes(config.dtype) * weight_share)
     free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
     num_blocks = min(most, max(0, free_bytes) // block_bytes)
     if num_blocks < pool.blocks_of_longest:

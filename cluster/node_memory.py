@@ -40,7 +40,7 @@ def replica_memory(config: ServeConfig, placement: PlacementGroup, share: int) -
 
 def replicas_per_node(config: ServeConfig) -> int:
     """How many replicas a node may have to bear, where they are spread over all that are alive."""
-    num_nodes = sum(node["Alive"] for node in ray.nodes())
+    num_nodes = sum(1 for node in ray.nodes() if node["Alive"])
     return -(-config.most_replicas // max(1, num_nodes))
 
 
@@ -57,4 +57,5 @@ def _bundle_bytes(
     ranks = int(placement.bundle_specs[bundle]["GPU"])
     # One call that sees all GPUs of the bundle, and ends before the ranks want them.
     asked = ray.remote(max_calls=1)(smallest_gpu_bytes).options(num_gpus=ranks, **options).remote()
-    return int(ray.get(asked, timeout=_ANSWER_TIMEOUT_S) * config.gpu_memory_utilization)
+    of_smallest = float(ray.get(asked, timeout=_ANSWER_TIMEOUT_S))
+    return int(of_smallest * config.gpu_memory_utilization)

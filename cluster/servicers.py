@@ -7,7 +7,7 @@ names another application's model is answered there.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from functools import partial
@@ -59,7 +59,7 @@ class InferenceServicer:
     @streamed_by_model
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: Any
-    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+    ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
         """One message a step and choice. Cancelling the call aborts the request."""
         _keep_metadata(grpc_context)
         with self._reporting_to(grpc_context):
@@ -217,7 +217,7 @@ class AdminServicer:
     @streamed_by_model
     async def WatchStats(
         self, request: admin_pb2.WatchStatsRequest, grpc_context: Any
-    ) -> AsyncIterator[admin_pb2.WatchStatsResponse]:
+    ) -> AsyncGenerator[admin_pb2.WatchStatsResponse, None]:
         """The fleet's statistics at each interval; ends when the replica drains."""
         with reporting_to(grpc_context):
             self._check_access(grpc_context)

@@ -51,10 +51,10 @@ def optional(limit: Limit) -> Limit:
 
 def node_labels(text: str | None) -> dict[str, str]:
     """The labels in "key=value,key=value"; none of None. Raises ValueError for anything else."""
-    pairs = [] if text is None else [each.strip().split("=") for each in text.split(",")]
-    if not all(len(pair) == 2 and all(map(_LABEL.fullmatch, pair)) for pair in pairs):
+    pairs = [] if text is None else [each.strip().partition("=") for each in text.split(",")]
+    if not all(_LABEL.fullmatch(key) and _LABEL.fullmatch(value) for key, _, value in pairs):
         raise ValueError(text)
-    return dict(map(tuple, pairs))
+    return {key: value for key, _, value in pairs}
 
 
 def _is_labels(value: object) -> bool:

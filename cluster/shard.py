@@ -14,7 +14,8 @@ from cluster import logs, wire
 from cluster.logs import LogConfig
 from cluster.models import ModelSource
 from cluster.profile_messages import is_report
-from cluster.transport import Endpoint, Listener, Transport
+from cluster.transport import Endpoint, Listener, StepSocket, Transport
+from cluster.unix_socket import PeerGoneError
 from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.vocabulary import VocabularyMap
 
@@ -78,20 +79,26 @@ class _Shard(ABC):
         pool for each thread that asks for work, and lets pools beyond the cores wait asleep.
         """
         assert self._listener is not None, "run before bind"
-        socket = self._listener.socket
         try:
+            socket = self._listener.accept()
             rank = self._load()
-            while (frames := socket.recv_multipart()) != wire.STOP:
-                try:
-                    for answer in rank.run(frames):
-                        if self._spec.rank == 0 or is_report(answer):
-                            socket.send_multipart(answer)
-                except Exception as error:
-                    logger.exception("rank %d failed in a step", self._spec.rank)
-                    message = f"{type(error).__name__}: {error}"
-                    socket.send_multipart(wire.encode_error(message))
+            while (frames := socket.receive()) != wire.STOP:
+                self._run_step(rank, frames, socket)
+        except PeerGoneError:
+            logger.info("rank %d ends: its Router has", self._spec.rank)
         finally:
             self._listener.close()
+
+    def _run_step(self, rank: Rank, frames: wire.Frames, socket: StepSocket) -> None:
+        try:
+            for answer in rank.run(frames):
+                if self._spec.rank == 0 or is_report(answer):
+                    socket.send(answer)
+        except PeerGoneError:
+            raise
+        except Exception as error:
+            logger.exception("rank %d failed in a step", self._spec.rank)
+            socket.send(wire.encode_error(f"{type(error).__name__}: {error}"))
 
     @abstractmethod
     def _load(self) -> Rank:

@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import time
 from collections import deque
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,8 @@ from cluster.profile_messages import END, ProfileInbox, ShardOrder, is_report
 from cluster.profiling import WRITING_S
 from cluster.resources import CPUS_PER_SHARD
 from cluster.shard import DraftShard, ShardSpec, TargetShard
-from cluster.transport import Connection, CurveKeys, Transport
+from cluster.transport import CurveKeys, StepSocket, Transport, connect
+from cluster.unix_socket import PeerGoneError
 from specdec.config import DraftLimits, DTypeName, EngineConfig, Kernels, QuantizationMethod
 from specdec.errors import DraftFailedError, TargetFailedError
 from specdec.profile import WorkerProfile
@@ -100,7 +100,8 @@ class ShardGroup:
         self._directory = Path(tempfile.mkdtemp(prefix="specdec-group-"))
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
-        self._connections: list[Connection] = []
+        self._sockets: list[StepSocket] = []  # of the ranks
+        self._rank_of: dict[Any, int] = {}  # by what the poller knows of a socket
         self._shards: list[Any] = []
         self._runs: list[Any] = []
         self._deadline_s = math.inf
@@ -193,18 +194,28 @@ class ShardGroup:
         return self._profile.reports
 
     def _send_to_all(self, frames: wire.Frames) -> None:
-        for connection in self._connections:
-            connection.socket.send_multipart(frames, copy=False)
+        for rank, socket in enumerate(self._sockets):
+            try:
+                socket.send(frames)
+            except PeerGoneError:
+                continue  # why will be known to who waits for the answer
+            except TimeoutError as error:
+                message = f"rank {rank} of the {self._spec.name} takes no message"
+                raise self._error(message) from error
 
     def _read(self, timeout_ms: int) -> bool:
         """Takes in one message, if one comes in time: an answer, or the report of a profile."""
         ready = self._poller.poll(timeout_ms)
         if not ready:
             return False
-        socket, _ = ready[0]
-        frames: wire.Frames = socket.recv_multipart()
+        pollable, _ = ready[0]
+        rank = self._rank_of[pollable]
+        try:
+            frames = self._sockets[rank].receive()
+        except PeerGoneError:
+            self._poller.unregister(pollable)  # it would be ready for ever
+            return False
         if not is_report(frames):
-            rank = next(r for r, c in enumerate(self._connections) if c.socket is socket)
             self._early.append(_Answer(rank, frames))
         elif self._profile is not None:
             self._profile.take(frames)
@@ -217,15 +228,14 @@ class ShardGroup:
             rank = self._runs.index(ended[0])
             reason = _reason(ended[0])
             raise self._error(f"rank {rank} of the {self._spec.name} ended{reason}")
-        for rank, connection in enumerate(tuple(self._connections)):
-            if connection.is_lost:
+        for rank, socket in enumerate(tuple(self._sockets)):
+            if socket.is_lost:
                 raise self._error(f"rank {rank} of the {self._spec.name} cannot be reached")
 
     def close(self) -> None:
         """Ends every shard: by message where it listens, by force where it does not."""
-        for connection in self._connections:
-            with suppress(zmq.Again):  # a shard that is gone cannot be told
-                connection.socket.send_multipart(wire.STOP, flags=zmq.NOBLOCK)
+        for socket in self._sockets:
+            socket.send_last(wire.STOP)
         if self._runs:
             ray.wait(self._runs, num_returns=len(self._runs), timeout=_STOP_TIMEOUT_S)
         self.kill()
@@ -234,9 +244,9 @@ class ShardGroup:
         """Ends every shard at once, as when one of them is lost."""
         for shard in self._shards:
             ray.kill(shard)
-        for connection in self._connections:
-            connection.close()
-        self._connections = []
+        for socket in self._sockets:
+            socket.close()
+        self._sockets = []
         self._poller = zmq.Poller()
         self._context.term()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -275,10 +285,11 @@ class ShardGroup:
             ],
             timeout=timeout_s,
         )
-        for endpoint in endpoints:
-            connection = Connection(self._context, endpoint, keys)
-            self._poller.register(connection.socket, zmq.POLLIN)
-            self._connections.append(connection)
+        for rank, endpoint in enumerate(endpoints):
+            socket = connect(self._context, endpoint, keys, self._spec.step_timeout_s)
+            self._sockets.append(socket)
+            self._poller.register(socket.pollable, zmq.POLLIN)
+            self._rank_of[socket.pollable] = rank
 
 
 def _strategy(placement: PlacementGroup | None, bundle_index: int) -> Any:

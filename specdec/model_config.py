@@ -16,6 +16,7 @@ from typing import Any
 from specdec.config import DTYPE_BYTES, DTypeName, QuantizationMethod
 from specdec.errors import ModelNotFoundError, UnsupportedModelError
 from specdec.generation_config import read_sampling_defaults
+from specdec.head_shard import HeadShard
 from specdec.rope import Rope, read_rope
 from specdec.sampling_params import SamplingDefaults
 
@@ -164,13 +165,17 @@ class ModelConfig:
         layer = attention + 3 * self.hidden_size * self.intermediate_size
         return self.num_layers * layer + self.vocab_size * self.hidden_size
 
+    def head_shards(self, tensor_parallel_size: int) -> tuple[HeadShard, ...]:
+        """The heads of each rank. More ranks than heads raise InvalidValueError."""
+        return HeadShard.all_ranks(self.num_heads, self.num_kv_heads, tensor_parallel_size)
+
     def kv_bytes_per_token(self, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
         """Keys and values of one token over all layers, on all ranks together.
 
-        More ranks than KV heads hold one each, some of them twice. A token that is out of every
-        layer's window keeps its place.
+        Some KV heads may be on several ranks. A token that is out of every layer's window keeps its
+        place.
         """
-        num_kv_heads = max(self.num_kv_heads, tensor_parallel_size)
+        num_kv_heads = sum(len(shard.kv) for shard in self.head_shards(tensor_parallel_size))
         return 2 * self.num_layers * num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
 
 

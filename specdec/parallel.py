@@ -1,14 +1,15 @@
-"""The ranks that share one model, and how a dimension is divided among them."""
+"""The ranks that share one model, and how they exchange tensors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+from specdec.partition import partition
 
 
 class Collectives(Protocol):
@@ -64,9 +65,3 @@ class TensorParallelGroup:
     def share_of(self, total: int) -> range:
         """The indices of a dimension of `total` that this rank holds."""
         return partition(total, self.size)[self.rank]
-
-
-def partition(total: int, parts: int) -> tuple[range, ...]:
-    """Divides range(total) into `parts` contiguous ranges whose lengths differ by at most one."""
-    bounds = [part * total // parts for part in range(parts + 1)]
-    return tuple(range(start, end) for start, end in pairwise(bounds))

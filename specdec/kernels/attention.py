@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from specdec.head_shard import HeadShard
 from specdec.model_input import ModelInput, on_device
 
 MAX_SHORT_QUERY_TOKENS = 16
@@ -57,16 +58,17 @@ class PagedAttention:
 
     def __init__(
         self,
-        num_heads: int,
-        num_kv_heads: int,
+        heads: HeadShard,
         head_dim: int,
         block_size: int,
         device: torch.device,
     ) -> None:
-        """`num_heads` and `num_kv_heads` are this rank's; the first divides by the second."""
-        assert num_heads % num_kv_heads == 0
-        self.num_kv_heads = num_kv_heads
-        self.heads_per_kv = num_heads // num_kv_heads
+        """`heads` are this rank's."""
+        self.num_kv_heads = len(heads.kv)
+        self.heads_per_kv = heads.heads_per_kv
+        before = heads.first_in_group
+        after = self.num_kv_heads * self.heads_per_kv - before - len(heads.query)
+        self._heads_elsewhere = (before, after)
         self.head_dim = head_dim
         self.block_size = block_size
         self.device = device
@@ -165,11 +167,15 @@ class PagedAttention:
         pages = self._gather(kv_cache, group.slots).view(num_seqs, -1, *kv_cache.shape[1:])
         keys, values = pages[:, :, 0].transpose(1, 2), pages[:, :, 1].transpose(1, 2)
         # Query heads that share a KV head become more queries of that head: no KV is repeated.
-        grouped = query.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
+        # Where other ranks have some of a group, zeros take their place.
+        before, after = self._heads_elsewhere
+        whole = F.pad(query, (0, 0, before, after)) if before or after else query
+        grouped = whole.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
         folded = grouped.transpose(1, 2).reshape(num_seqs, self.num_kv_heads, -1, self.head_dim)
         attended = F.scaled_dot_product_attention(folded, keys, values, attn_mask=group.mask)
         unfolded = attended.view(num_seqs, self.num_kv_heads, num_queries, self.heads_per_kv, -1)
-        return unfolded.transpose(1, 2).reshape(query.shape)
+        heads = unfolded.transpose(1, 2).reshape(whole.shape)
+        return heads[:, :, before : whole.shape[2] - after]
 
     def _gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
         """Copies slots to a buffer that lives on: fresh memory would cost twice the copy itself."""

@@ -1,14 +1,12 @@
 """Tensor-parallel layers; each reads its own share of a checkpoint."""
 
 from specdec.layers.embedding import VocabEmbedding, VocabHead
-from specdec.layers.heads import HeadShard, head_rows
 from specdec.layers.linear import ColumnParallelLinear, RowParallelLinear, WeightPart
 from specdec.layers.norm import RMSNorm
 from specdec.layers.rotary import RotaryEmbedding, Rotation
 
 __all__ = [
     "ColumnParallelLinear",
-    "HeadShard",
     "RMSNorm",
     "RotaryEmbedding",
     "Rotation",
@@ -16,5 +14,4 @@ __all__ = [
     "VocabEmbedding",
     "VocabHead",
     "WeightPart",
-    "head_rows",
 ]

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from specdec.checkpoint import CheckpointReader
 from specdec.field_checks import require_range
+from specdec.head_shard import HeadShard, head_rows
 from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.layers import (
     ColumnParallelLinear,
-    HeadShard,
     RMSNorm,
     RotaryEmbedding,
     Rotation,
@@ -26,7 +26,6 @@ from specdec.layers import (
     VocabEmbedding,
     VocabHead,
     WeightPart,
-    head_rows,
 )
 from specdec.model_config import ModelConfig
 from specdec.model_input import ModelInput, on_device
@@ -177,7 +176,7 @@ class CausalDecoder(nn.Module):
         self.dtype = reader.dtype
         self.device = reader.device
         self.windows = config.sliding_windows
-        self.heads = HeadShard.of(config.num_heads, config.num_kv_heads, group.rank, group.size)
+        self.heads = config.head_shards(group.size)[group.rank]
         self.head_dim = config.head_dim
         self.vocab_slice = group.share_of(config.vocab_size)
         vocab_shape = (config.vocab_size, config.hidden_size)
@@ -196,9 +195,7 @@ class CausalDecoder(nn.Module):
         self.rotary = RotaryEmbedding(
             config.head_dim, max_model_len, config.rope, reader.dtype, reader.device
         )
-        self.attention = PagedAttention(
-            len(self.heads.query), len(self.heads.kv), config.head_dim, block_size, reader.device
-        )
+        self.attention = PagedAttention(self.heads, config.head_dim, block_size, reader.device)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
         """[num_layers, num_slots, 2, this rank's KV heads, head_dim], zero: padding reads it."""

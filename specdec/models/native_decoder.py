@@ -99,8 +99,7 @@ def _weights(model: CausalDecoder) -> DecoderWeights:
         norm_eps=model.norm.eps,
         cos=cos,
         sin=sin,
-        num_heads=len(model.heads.query),
-        num_kv_heads=len(model.heads.kv),
+        heads=model.heads,
         head_dim=model.head_dim,
         rank=model.embed_tokens.group.rank,
     )

@@ -7,7 +7,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.parallel import TensorParallelGroup, partition
+from specdec.parallel import TensorParallelGroup
+from specdec.partition import partition
 from specdec.vocabulary import VocabularyMap
 
 

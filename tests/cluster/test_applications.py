@@ -87,6 +87,17 @@ async def test_an_application_that_comes_later_is_found_and_one_that_goes_forgot
         await mine.elsewhere("b")
 
 
+async def test_a_model_that_has_gone_is_not_waited_for(monkeypatch):
+    around = Surroundings("b")
+    mine = Applications("a", around.look)
+    await mine.elsewhere("b")
+    around.models = ()
+    assert (await mine.elsewhere("b")).card.model == "b"
+    monkeypatch.setattr(applications, "_STALE_S", -1.0)
+    with pytest.raises(UnknownModelError):
+        await mine.elsewhere("b")
+
+
 async def test_unknown_names_cannot_make_it_look_all_the_time(monkeypatch):
     monkeypatch.setattr(applications, "_FRESH_S", 3600.0)
     around = Surroundings("b")

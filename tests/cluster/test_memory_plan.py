@@ -195,9 +195,10 @@ def test_each_model_has_what_its_own_gpus_bear(model):
     alone = memory_plan(config, Models(model), available).engine.num_blocks
     both = memory_plan(config, Models(model, big), available)
     assert both.engine.num_blocks == alone > 0
-    # Two of its three KV heads on the fuller of two GPUs, and a workspace on each.
-    free = (available - 2 * GIB) - big.weight_bytes("float32") * 2 / 3
-    held = kv_bytes(big, both.draft, 2) * 2 / 3
+    # Each of two GPUs has two KV heads, the middle one of three twice; one has five of nine query
+    # heads. And a workspace on each.
+    free = (available - 2 * GIB) - big.weight_bytes("float32") * 5 / 9
+    held = kv_bytes(big, both.draft, 2) / 2
     assert 0.99 * free < held <= free
 
 
@@ -222,3 +223,36 @@ def test_a_gpu_that_is_too_small_is_told_with_what_to_do(model):
     message = "a rank of the draft model .*: raise speculative_config.draft_tensor_parallel_size"
     with pytest.raises(OutOfMemoryError, match=message):
         memory_plan(on_gpus(), Models(model, huge), 3 * GIB)
+
+
+def test_on_nodes_of_their_own_neither_takes_from_the_other(model, drafting):
+    drafting = dataclasses.replace(drafting, max_num_seqs=256)
+    alone = memory_plan(drafting, Models(model), 2 * GIB)
+    apart = memory_plan(drafting, Models(model, model), 2 * GIB, draft_bytes=4 * GIB)
+    together = memory_plan(drafting, Models(model, model), 2 * GIB)
+    assert apart.engine.num_blocks == alone.engine.num_blocks > together.engine.num_blocks
+    assert apart.draft.num_blocks == min(alone.engine.num_blocks, 256 * 7)
+
+
+def test_a_small_node_of_the_draft_bounds_its_pool_alone(model, drafting):
+    processes = 2 * 350 * 2**20
+    room = processes + model.weight_bytes("float32") + 2**20
+    plan = memory_plan(drafting, Models(model, model), 4 * GIB, draft_bytes=room)
+    assert 0 < kv_bytes(model, plan.draft, 2) <= 2**20
+    assert plan.draft.num_blocks < plan.engine.num_blocks
+    with pytest.raises(OutOfMemoryError, match=r"the node of the draft model has 0\.6 GiB"):
+        memory_plan(drafting, Models(model, model), 4 * GIB, draft_bytes=int(0.6 * GIB))
+
+
+def test_what_is_configured_is_for_both_nodes_together(model, drafting):
+    config = dataclasses.replace(drafting, kv_cache_memory_gib=0.01)
+    plan = memory_plan(config, Models(model, model), 4 * GIB, draft_bytes=4 * GIB)
+    assert plan == memory_plan(config, Models(model, model), 4 * GIB)
+
+
+def test_a_gpu_of_the_draft_may_be_another_than_the_targets(model):
+    config = on_gpus(max_model_len=256)
+    same = memory_plan(config, Models(model, model), 3 * GIB)
+    smaller = memory_plan(config, Models(model, model), 3 * GIB, draft_bytes=int(2.1 * GIB))
+    assert smaller.engine == same.engine
+    assert smaller.draft.num_blocks < same.draft.num_blocks

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -44,12 +45,16 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def running_service(directory: Path, log: Path, *flags: str) -> Iterator[RunningService]:
-    """`specdec serve`, ended by SIGINT as by Ctrl-C; asserts that nothing of it stays behind."""
+def running_service(directory: Path | None, log: Path, *flags: str) -> Iterator[RunningService]:
+    """`specdec serve`, ended by SIGINT as by Ctrl-C; asserts that nothing of it stays behind.
+
+    directory: of the model; None where the flags say what is served.
+    """
     grpc_port, http_port = free_ports(2)
     ports = ["--grpc-port", str(grpc_port), "--http-port", str(http_port)]
     state = ["--state-dir", str(log.parent / "state")]
-    command = [sys.executable, "-m", "cluster", "serve", "--model", str(directory)]
+    command = [sys.executable, "-m", "cluster", "serve"]
+    command += [] if directory is None else ["--model", str(directory)]
     with log.open("wb") as output:
         popen = subprocess.Popen([*command, *ports, *state, *flags], stderr=output, stdout=output)
     service = RunningService(
@@ -64,7 +69,7 @@ def running_service(directory: Path, log: Path, *flags: str) -> Iterator[Running
 
 def _wait_until_ready(popen: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + START_TIMEOUT_S
-    while "is ready" not in log.read_text():
+    while not re.search("(is|are) ready after", log.read_text()):
         assert popen.poll() is None, f"the service ended: {log.read_text()}"
         assert time.monotonic() < deadline, f"the service did not start: {log.read_text()}"
         time.sleep(0.2)

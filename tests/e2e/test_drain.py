@@ -1,7 +1,8 @@
-"""Ctrl-C while requests run: they end as they should, new ones are refused, and nothing stays."""
+"""A signal while requests run: they end as they should, new ones are refused, and nothing stays."""
 
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import httpx
@@ -14,6 +15,7 @@ from tests.e2e.conftest import running_service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
+NUM_STREAMS = 16
 LONG = SamplingParams(temperature=0.0, max_tokens=450, ignore_eos=True)
 
 
@@ -31,22 +33,27 @@ def until(condition, timeout_s=5.0):
 
 
 @pytest.mark.parametrize("ingress", ["embedded", "serve"])
-def test_running_streams_end_and_new_requests_are_refused(tiny_model_dir, tmp_path, ingress):
-    flags = ["--ingress", ingress, "--drain-timeout-s", "40"]
+def test_sixteen_streams_end_and_new_requests_are_refused(tiny_model_dir, tmp_path, ingress):
+    flags = ["--ingress", ingress, "--drain-timeout-s", "60", "--max-model-len", "512"]
     with (
         running_service(tiny_model_dir, tmp_path / "log", *flags) as service,
         Client(service.grpc_address) as client,
+        ThreadPoolExecutor(NUM_STREAMS) as pool,
     ):
-        stream = client.generate_stream("The river", LONG, resume=False)
-        next(stream)
-        service.process.send_signal(signal.SIGINT)
+        streams = [
+            client.generate_stream("The river", LONG, resume=False) for _ in range(NUM_STREAMS)
+        ]
+        for stream in streams:
+            next(stream)
+        rest = pool.map(list, streams)
+        service.process.send_signal(signal.SIGTERM)
         until(lambda: health_of(service) == health_pb2.HealthCheckResponse.NOT_SERVING)
         assert httpx.get(service.http_url + "/ready", timeout=5).status_code == 503
         with pytest.raises(ClientError, match="draining") as error:
             client.generate("The river", LONG)
         assert error.value.code is grpc.StatusCode.UNAVAILABLE
-        *_, last = stream
-        assert last.usage.completion_tokens == 450
+        for *_, last in rest:
+            assert last.usage.completion_tokens == 450
 
 
 def test_a_second_signal_ends_what_runs(tiny_model_dir, tmp_path):

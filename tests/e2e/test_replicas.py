@@ -84,6 +84,17 @@ def test_an_update_replaces_one_replica_after_the_other(tiny_model_dir):
     assert set(update["errors"]) <= {"UNAVAILABLE"}
 
 
+def test_sixteen_streams_outlast_replicas_that_go(tiny_model_dir):
+    command = [sys.executable, "-m", "tests.e2e.redeployed", str(tiny_model_dir)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=450)
+    assert done.returncode == 0, done.stderr[-3000:]
+    ends = json.loads(done.stdout.splitlines()[-1])
+    print(ends)
+    for each in ends.values():
+        assert each.pop("complete") >= 16
+        assert set(each) <= {"refused UNAVAILABLE"}, "a stream that had begun was not ended"
+
+
 def test_load_adds_a_replica_and_calm_takes_it_away(tiny_model_dir, tmp_path):
     flags = ["--ingress", "serve", "--max-replicas", "2", "--target-requests-per-replica", "2"]
     delays = ["--upscale-delay-s", "1", "--downscale-delay-s", "5"]

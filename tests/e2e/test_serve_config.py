@@ -92,7 +92,7 @@ class TestByModel:
         )
         assert text.text == "The river"
         info = stub.GetModelInfo(pb.GetModelInfoRequest(model="extract"), timeout=30)
-        assert (info.model, info.speculation_method) == ("extract", "suffix")
+        assert (info.model, info.speculation_method) == ("extract", pb.SPECULATION_METHOD_SUFFIX)
 
     def test_errors_are_those_of_the_one_that_answers(self, stub):
         request = pb.GenerateRequest(model="extract", text="x", sampling={"top_p": 7})
@@ -171,4 +171,4 @@ def as_stream(answer):
 
 def running(service, model):
     status = httpx.get(f"{service.http_url}/v1/admin/status?model={model}", timeout=30).json()
-    return sum(each["num_running"] for each in status["replicas"])
+    return sum(each["report"]["num_running"] for each in status["replicas"])

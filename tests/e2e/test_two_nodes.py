@@ -24,7 +24,7 @@ def service(tiny_model_dir, tmp_path_factory):
     flags = ["--model", str(tiny_model_dir), "--speculative-config", DRAFT, "--log-level", "info"]
     flags += ["--target-labels", "role=target", "--draft-labels", "role=draft"]
     with (
-        cluster(directory) as made,
+        cluster() as made,
         joined_service(made, directory / "log", *flags) as running,
     ):
         yield running
@@ -91,7 +91,7 @@ def test_a_link_that_fails_is_noticed_and_streams_go_on_without_drafts(service, 
     since = len(service.log.read_text())
     asking = streams(service)
     time.sleep(1.0)
-    service.cluster.cut()
+    service.cluster.lose_packets(1)
     noticed_s = seconds_until(lambda: said(service, "going on without drafts", since), 10.0)
     answers = answers_of(asking)
     assert tokens_of(answers) == undisturbed

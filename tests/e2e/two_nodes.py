@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ import psutil
 
 HEAD, WORKER = "10.77.0.1", "10.77.0.2"
 PORT = 6399
+INTERFACE = "sd0"
 START_TIMEOUT_S = 180.0
 STOP_TIMEOUT_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
@@ -52,21 +54,15 @@ class Cluster:
         subprocess.run(self.command(namespace, *arguments), check=True, capture_output=True)
 
     def lose_packets(self, share: float) -> None:
-        """From now on, in both directions."""
+        """From now on, in both directions; 1 is a link that is down."""
         for namespace in (self.head, self.worker):
-            rule = ["-i", "link", "-m", "statistic", "--mode", "random"]
+            rule = ["-i", INTERFACE, "-m", "statistic", "--mode", "random"]
             rule += ["--probability", str(share), "-j", "DROP"]
             self.run(namespace, "iptables", "-A", "INPUT", *rule)
 
     def lose_none(self) -> None:
         for namespace in (self.head, self.worker):
             self.run(namespace, "iptables", "-F", "INPUT")
-
-    def cut(self) -> None:
-        self.run(self.head, "ip", "link", "set", "link", "down")
-
-    def mend(self) -> None:
-        self.run(self.head, "ip", "link", "set", "link", "up")
 
     def processes_on(self, namespace: str) -> list[psutil.Process]:
         pids = subprocess.run(
@@ -78,19 +74,21 @@ class Cluster:
 
 
 @contextmanager
-def cluster(directory: Path) -> Iterator[Cluster]:
+def cluster() -> Iterator[Cluster]:
     """A head with the label role=target, and another node with role=draft."""
     tag = secrets.token_hex(3)
+    directory = Path(tempfile.mkdtemp(prefix="sd-"))  # Ray's sockets need a short path
     made = Cluster(f"specdec-h-{tag}", f"specdec-w-{tag}", _environment(), directory)
     try:
         _connect(made)
         head = ["--head", f"--port={PORT}", "--include-dashboard=false"]
-        head += ["--temp-dir", str(made.directory / "ray")]
+        head += ["--temp-dir", str(made.directory)]
         _start(made, made.head, *head, "--labels=role=target", ip=HEAD)
         _start(made, made.worker, f"--address={HEAD}:{PORT}", "--labels=role=draft", ip=WORKER)
         yield made
     finally:
         _end(made)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _environment() -> dict[str, str]:
@@ -107,11 +105,11 @@ def _connect(made: Cluster) -> None:
     for namespace in (made.head, made.worker):
         subprocess.run(["ip", "netns", "add", namespace], check=True)
         made.run(namespace, "ip", "link", "set", "lo", "up")
-    peer = ["peer", "name", "link", "netns", made.worker]
-    made.run(made.head, "ip", "link", "add", "link", "type", "veth", *peer)
+    peer = ["peer", "name", INTERFACE, "netns", made.worker]
+    made.run(made.head, "ip", "link", "add", INTERFACE, "type", "veth", *peer)
     for namespace, address in ((made.head, HEAD), (made.worker, WORKER)):
-        made.run(namespace, "ip", "addr", "add", f"{address}/24", "dev", "link")
-        made.run(namespace, "ip", "link", "set", "link", "up")
+        made.run(namespace, "ip", "addr", "add", f"{address}/24", "dev", INTERFACE)
+        made.run(namespace, "ip", "link", "set", INTERFACE, "up")
 
 
 def _start(made: Cluster, namespace: str, *flags: str, ip: str) -> None:

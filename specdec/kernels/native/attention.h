@@ -20,21 +20,31 @@ constexpr int64_t kSegment = 256;    // positions
 constexpr int64_t kMaxQueries = 64;  // in a block: tokens times the heads that share a KV head
 
 struct AttentionShape {
-  int64_t num_heads, num_kv_heads, head_dim;
+  int64_t num_heads, num_kv_heads;
+  int64_t heads_per_kv;    // of the model: another rank may have some of the first and the last
+  int64_t first_in_group;  // the place of the first head among those of its KV head
+  int64_t head_dim;
 
-  int64_t heads_per_kv() const { return num_heads / num_kv_heads; }
-  int64_t tokens_per_block() const { return std::max<int64_t>(1, kMaxQueries / heads_per_kv()); }
-  int64_t queries_per_block() const { return tokens_per_block() * heads_per_kv(); }
+  // The heads that read a KV head.
+  Range heads_of(int64_t kv_head) const {
+    const int64_t begin = kv_head * heads_per_kv - first_in_group;
+    return {std::max<int64_t>(0, begin), std::min(num_heads, begin + heads_per_kv)};
+  }
+  int64_t tokens_per_block() const { return std::max<int64_t>(1, kMaxQueries / heads_per_kv); }
+  int64_t queries_per_block() const { return tokens_per_block() * heads_per_kv; }
   int64_t padded_dim() const { return round_up(head_dim, kLanes); }
 };
 
 // A block of consecutive tokens of one sequence, one KV head, and the segments that they see.
 struct Chain {
   int64_t sequence, kv_head;
+  Range heads;                      // that read it
   int64_t first_token, num_tokens;  // of the flat batch
   int64_t first_position;           // that of the first token
   int64_t first_segment, num_segments;
   int64_t segment_cost, cost_before;  // in positions times queries; the latter of earlier chains
+
+  int64_t num_heads() const { return heads.end - heads.begin; }
 };
 
 // Where one share of a batch's attention ends and the next begins.

@@ -32,10 +32,12 @@ void AttentionPlan::add_chains(int64_t sequence) {
     const int64_t first_segment = first_seen / kSegment;
     const int64_t num_segments = (position + num_tokens - 1) / kSegment - first_segment + 1;
     const int64_t num_seen = (position + num_tokens - first_seen) / num_segments;
-    const int64_t cost = num_seen * (num_tokens * shape_.heads_per_kv() + kCostOfKv);
-    for (int64_t head = 0; head < shape_.num_kv_heads; ++head) {
-      chains_.push_back({sequence, head, first, num_tokens, position, first_segment, num_segments,
-                         cost, total_cost_});
+    for (int64_t kv_head = 0; kv_head < shape_.num_kv_heads; ++kv_head) {
+      const Range heads = shape_.heads_of(kv_head);
+      const int64_t num_queries = num_tokens * (heads.end - heads.begin);
+      const int64_t cost = num_seen * (num_queries + kCostOfKv);
+      chains_.push_back({sequence, kv_head, heads, first, num_tokens, position, first_segment,
+                         num_segments, cost, total_cost_});
       total_cost_ += num_segments * cost;
     }
   }

@@ -18,7 +18,8 @@ constexpr int64_t kMlpRows = 128;
 // A plan for each window that some layer has, and one more where the passes' memory begins.
 std::vector<AttentionPlan> plans_of(const Decoder& model, const Batch& batch, int num_threads) {
   std::vector<AttentionPlan> plans;
-  const AttentionShape shape = {model.num_heads, model.num_kv_heads, model.head_dim};
+  const AttentionShape shape = {model.num_heads, model.num_kv_heads, model.heads_per_kv,
+                                model.first_in_group, model.head_dim};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const int64_t window = model.layers[layer].window;
     const auto has_window = [&](const AttentionPlan& plan) { return plan.window() == window; };

@@ -36,7 +36,8 @@ using AllReduce = bool (*)(float* data, int64_t count);
 
 // One rank of a model. The sizes are this rank's, but for those of all hidden states.
 struct Decoder {
-  int64_t hidden_size, num_units, num_heads, num_kv_heads, head_dim, num_layers;
+  int64_t hidden_size, num_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
+  int64_t head_dim, num_layers;
   float norm_eps;
   int32_t rank;
   Embedding embedding;

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from specdec.head_shard import HeadShard
 from specdec.kernels.native.large_memory import large_memory
 from specdec.kernels.native.matrix import MatrixStruct
 from specdec.kernels.native.shared_memory import SharedMemory
@@ -50,7 +51,8 @@ class _EmbeddingStruct(ctypes.Structure):
 class _DecoderStruct(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("hidden_size", "num_units", "num_heads")),
-        *((name, ctypes.c_int64) for name in ("num_kv_heads", "head_dim", "num_layers")),
+        *((name, ctypes.c_int64) for name in ("num_kv_heads", "heads_per_kv", "first_in_group")),
+        *((name, ctypes.c_int64) for name in ("head_dim", "num_layers")),
         ("norm_eps", ctypes.c_float),
         ("rank", ctypes.c_int32),
         ("embedding", _EmbeddingStruct),
@@ -117,8 +119,7 @@ class DecoderWeights:
     norm_eps: float
     cos: Tensor  # [max_positions, head_dim / 2] float32
     sin: Tensor  # [max_positions, head_dim / 2] float32
-    num_heads: int
-    num_kv_heads: int
+    heads: HeadShard
     head_dim: int
     rank: int
 
@@ -155,7 +156,7 @@ class DecoderKernel:
         """
         weights = self._weights
         block = (2, block_size * weights.head_dim)
-        shape = (len(weights.layers), weights.num_kv_heads, num_blocks, *block)
+        shape = (len(weights.layers), len(weights.heads.kv), num_blocks, *block)
         num_bytes = math.prod(shape) * dtype.itemsize
         return large_memory().take(num_bytes).view(dtype).view(shape)
 
@@ -196,8 +197,10 @@ class DecoderKernel:
         return _DecoderStruct(
             hidden_size=len(weights.final_norm),
             num_units=weights.layers[0].down.matrix.in_features,
-            num_heads=weights.num_heads,
-            num_kv_heads=weights.num_kv_heads,
+            num_heads=len(weights.heads.query),
+            num_kv_heads=len(weights.heads.kv),
+            heads_per_kv=weights.heads.heads_per_kv,
+            first_in_group=weights.heads.first_in_group,
             head_dim=weights.head_dim,
             num_layers=len(weights.layers),
             norm_eps=weights.norm_eps,

@@ -95,12 +95,12 @@ SegmentKernel::SegmentKernel(const Batch& batch, AttentionShape shape, int64_t w
                              const KvLayer& kv, const Chain& chain, SegmentScratch scratch)
     : batch_(batch), shape_(shape), window_(window), kv_(kv), chain_(chain), scratch_(scratch) {}
 
-// Query i is of token i / heads_per_kv: its heads stand side by side.
+// Query i is of token i / num_heads: its heads stand side by side.
 void SegmentKernel::load_queries(const float* q, int64_t q_stride) const {
-  const int64_t width = shape_.heads_per_kv() * shape_.head_dim;
+  const int64_t dim = shape_.head_dim, width = chain_.num_heads() * dim;
   const float scale = 1.0f / std::sqrt(float(shape_.head_dim));
   for (int64_t token = 0; token < chain_.num_tokens; ++token) {
-    const float* from = q + (chain_.first_token + token) * q_stride + chain_.kv_head * width;
+    const float* from = q + (chain_.first_token + token) * q_stride + chain_.heads.begin * dim;
     float* to = scratch_.queries + token * width;
     for (int64_t i = 0; i < width; ++i) to[i] = from[i] * scale;
   }
@@ -113,7 +113,7 @@ Range SegmentKernel::positions_of(int64_t segment) const {
 
 // Which of `positions` a query sees; begin may lie behind end where it sees none.
 Range SegmentKernel::seen_by(int64_t query, Range positions) const {
-  const int64_t own = chain_.first_position + query / shape_.heads_per_kv();
+  const int64_t own = chain_.first_position + query / chain_.num_heads();
   return both(positions, {window_ ? own - window_ + 1 : 0, own + 1});
 }
 
@@ -299,10 +299,10 @@ __attribute__((noinline)) void SegmentKernel::merge(int64_t segment, SegmentResu
 }
 
 void SegmentKernel::write(SegmentResult total, float* output, int64_t output_stride) const {
-  const int64_t heads = shape_.heads_per_kv(), dim = shape_.head_dim;
+  const int64_t heads = chain_.num_heads(), dim = shape_.head_dim;
   for (int64_t query = 0; query < num_queries(); ++query) {
     const int64_t token = chain_.first_token + query / heads;
-    const int64_t head = chain_.kv_head * heads + query % heads;
+    const int64_t head = chain_.heads.begin + query % heads;
     float* to = output + token * output_stride + head * dim;
     const float* sums = total.sums + query * shape_.padded_dim();
     for (int64_t d = 0; d < dim; ++d) to[d] = sums[d] / total.weights[query];

@@ -63,7 +63,7 @@ class SegmentKernel {
   void write(SegmentResult total, float* output, int64_t output_stride) const;
 
  private:
-  int64_t num_queries() const { return chain_.num_tokens * shape_.heads_per_kv(); }
+  int64_t num_queries() const { return chain_.num_tokens * chain_.num_heads(); }
   Range positions_of(int64_t segment) const;
   Range seen_by(int64_t query, Range positions) const;
   Range seen_by_any(Range positions) const;

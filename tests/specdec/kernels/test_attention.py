@@ -1,15 +1,19 @@
 """Paged attention against the definition, for batches of every mixture of lengths."""
 
+from copy import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.checkpoint import CPU
+from specdec.head_shard import HeadShard
 from specdec.kernels import PagedAttention
 from specdec.model_input import Chunk, ModelInput
 
-BLOCK_SIZE, NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 6, 2, 8
+BLOCK_SIZE, HEAD_DIM = 4, 8
+(HEADS,) = HeadShard.all_ranks(6, 2, 1)
 
 SEQUENCES = st.lists(
     st.tuples(st.integers(1, 40), st.integers(1, 40)).map(lambda pair: (max(pair), min(pair))),
@@ -21,8 +25,9 @@ SEQUENCES = st.lists(
 class Pages:
     """Sequences of (context length, query length) whose blocks lie in a shuffled cache."""
 
-    def __init__(self, lengths):
+    def __init__(self, lengths, heads=HEADS):
         self.lengths = lengths
+        self.heads = heads
         generator = torch.Generator().manual_seed(len(lengths))
         counts = [-(-context // BLOCK_SIZE) for context, _ in lengths]
         tables = torch.randperm(sum(counts), generator=generator).split(counts)
@@ -36,14 +41,22 @@ class Pages:
             for table, (context, query_len) in zip(tables, lengths, strict=True)
         ]
         self.batch = ModelInput.of(chunks, BLOCK_SIZE)
-        shape = (sum(counts) * BLOCK_SIZE, 2, NUM_KV_HEADS, HEAD_DIM)
+        shape = (sum(counts) * BLOCK_SIZE, 2, len(heads.kv), HEAD_DIM)
         self.cache = torch.randn(shape, generator=generator)
         self.query = torch.randn(
-            len(self.batch.input_ids), NUM_HEADS, HEAD_DIM, generator=generator
+            len(self.batch.input_ids), len(heads.query), HEAD_DIM, generator=generator
         )
 
+    def of(self, heads):
+        """A rank's part of queries and KV."""
+        part = copy(self)
+        part.heads = heads
+        part.query = self.query[:, heads.query]
+        part.cache = self.cache[:, :, heads.kv].clone()
+        return part
+
     def run(self, window):
-        attention = PagedAttention(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
+        attention = PagedAttention(self.heads, HEAD_DIM, BLOCK_SIZE, CPU)
         plan = attention.plan(self.batch, torch.float32, window)
         kv = self.cache[torch.from_numpy(self.batch.slot_mapping)]
         return attention.run(self.query, kv, self.cache.clone(), plan)
@@ -60,7 +73,7 @@ class Pages:
         return torch.stack(outputs)
 
     def _attend(self, query, keys, values):
-        repeats = NUM_HEADS // NUM_KV_HEADS
+        repeats = self.heads.heads_per_kv
         keys, values = (each.repeat_interleave(repeats, dim=1) for each in (keys, values))
         scores = torch.einsum("hd,shd->hs", query, keys) / HEAD_DIM**0.5
         return torch.einsum("hs,shd->hd", scores.softmax(-1), values)
@@ -104,7 +117,7 @@ def test_what_others_wrote_is_not_read_even_for_padding(window):
 
 def test_a_window_as_long_as_the_context_needs_no_mask():
     batch = Pages([(9, 1), (9, 1)]).batch
-    attention = PagedAttention(NUM_HEADS, NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
+    attention = PagedAttention(HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
     (group,) = attention.plan(batch, torch.float32, window=9).groups
     assert group.mask is None
     (group,) = attention.plan(batch, torch.float32, window=8).groups
@@ -112,3 +125,14 @@ def test_a_window_as_long_as_the_context_needs_no_mask():
     assert len(group.slots) == 2 * 9
     (group,) = attention.plan(batch, torch.float32, window=5).groups
     assert len(group.slots) == 2 * 5
+
+
+@settings(max_examples=20, deadline=None)
+@given(SEQUENCES)
+def test_ranks_that_share_a_group_find_what_one_does(lengths):
+    """Three groups of three heads on two ranks: the middle one's KV head is on both."""
+    pages = Pages(lengths, HeadShard.all_ranks(9, 3, 1)[0])
+    shards = HeadShard.all_ranks(9, 3, 2)
+    assert [len(shard.kv) for shard in shards] == [2, 2]
+    parts = [pages.of(shard).run(None) for shard in shards]
+    torch.testing.assert_close(torch.cat(parts, 1), pages.run(None), atol=1e-5, rtol=1e-4)

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from specdec.kernels.draws import row_peaks
-from specdec.parallel import partition
+from specdec.partition import partition
 from specdec.sampling import bad_rows
 from tests.specdec.fakes import run_ranks
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from specdec.parallel import partition
+from specdec.partition import partition
 from specdec.sampling import token_logprobs
 from tests.specdec.fakes import run_ranks
 

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.draws import row_peaks
-from specdec.parallel import TensorParallelGroup, partition
+from specdec.parallel import TensorParallelGroup
+from specdec.partition import partition
 from specdec.sampling import SamplingBatch, sample
 from specdec.sampling import sampler as sampler_module
 from specdec.sampling.noise import CHUNK_TOKENS, NoiseKeys, gumbel_noise

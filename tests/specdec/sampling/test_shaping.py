@@ -12,7 +12,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from specdec.parallel import partition
+from specdec.partition import partition
 from specdec.sampling import LogitEdits, Shaping, TokenHistory, apply_token_masks
 from specdec.sampling_rules import SamplingRules
 from tests.specdec import plain

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper
 
-from specdec.parallel import TensorParallelGroup, partition
+from specdec.parallel import TensorParallelGroup
+from specdec.partition import partition
 from specdec.sampling.chunks import ScoreChunks
 from specdec.sampling.support import Truncation, min_score, support_floors
 from tests.specdec.fakes import run_ranks

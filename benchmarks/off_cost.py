@@ -1,0 +1,165 @@
+"""Measures what speculation costs that an operator has switched off.
+
+One service drafts with a draft model and is switched off; its draft worker stays alive. Another was
+started without speculation. They take turns, at several numbers of streams, each begun when another
+ends.
+
+    python -m benchmarks.off_cost [--rounds 9] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.contenders import ServiceContender
+from benchmarks.machine import Machine, describe_machine
+from benchmarks.prompts import DEFAULT_PATH, load_prompts, of_similar_length
+from benchmarks.report_file import add_output, command_line, write_report
+from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
+from benchmarks.service import started_service
+from benchmarks.steered import STEERED, steer
+from benchmarks.summary import Bar, Row, at_least, print_bars, print_rows, summarize
+from benchmarks.workloads import NO_METHOD, Contender, Workload
+from specdec.client import AdminClient, Client, SpeculationChange
+from specdec.models.store import print_progress, resolve
+from specdec.tokenizer import Tokenizer
+
+_MODEL = "smollm2-135m-instruct"
+_NUM_STREAMS = (1, 8, 32)
+_MOST_PROMPTS = 48
+_TURNS = 2  # requests that each stream has, one after the other
+_LEAST_MEDIAN, _LEAST_BOUND = 0.98, 0.95
+_CONFIDENCE = 0.95
+_RESAMPLES = 10_000
+
+OFF, WITHOUT = "switched off", "without speculation"
+
+
+@dataclass(frozen=True)
+class Share:
+    """Of the throughput without speculation, that of the service that is switched off.
+
+    lower_bound: of the median, one-sided, at 95 % by bootstrap over the pairs.
+    """
+
+    num_streams: int
+    median: float
+    lower_bound: float
+    of_each_round: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class OffReport:
+    """Everything that was measured."""
+
+    command: str
+    machine: Machine
+    model: str
+    num_rounds: int
+    max_tokens: int
+    rows: tuple[Row, ...]
+    shares: tuple[Share, ...]
+    bars: tuple[Bar, ...]
+
+
+def make_cases(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case]:
+    """Both services at each number of streams; a stream asks twice."""
+    cases = []
+    for count in _NUM_STREAMS:
+        asked = tuple(prompts[index % len(prompts)] for index in range(_TURNS * count))
+        for contender, method in ((OFF, STEERED), (WITHOUT, NO_METHOD)):
+            workload = Workload(asked, max_tokens, method, count)
+            cases.append(Case(f"{contender} {count}", contender, (workload,)))
+    return cases
+
+
+def shares(measured: Measured) -> tuple[Share, ...]:
+    """A ratio for each round, at each number of streams."""
+    found = []
+    for count in _NUM_STREAMS:
+        pairs = zip(measured[f"{OFF} {count}"], measured[f"{WITHOUT} {count}"], strict=True)
+        ratios = tuple(off.tokens_per_s / without.tokens_per_s for off, without in pairs)
+        found.append(Share(count, float(np.median(ratios)), lower_bound(ratios), ratios))
+    return tuple(found)
+
+
+def lower_bound(ratios: Sequence[float], seed: int = 0) -> float:
+    """Of their median, by the percentile bootstrap (Efron 1979), one-sided."""
+    drawn = np.random.default_rng(seed).choice(ratios, (_RESAMPLES, len(ratios)))
+    return float(np.quantile(np.median(drawn, axis=1), 1 - _CONFIDENCE))
+
+
+def bars(found: Sequence[Share]) -> tuple[Bar, ...]:
+    """Two for each number of streams."""
+    return tuple(
+        bar
+        for each in found
+        for bar in (
+            at_least(f"median, {each.num_streams} streams", each.median, _LEAST_MEDIAN),
+            at_least(f"lower bound, {each.num_streams} streams", each.lower_bound, _LEAST_BOUND),
+        )
+    )
+
+
+def measure(cases: Sequence[Case], options: argparse.Namespace) -> Measured:
+    """Starts both services; whichever is not measured rests."""
+    with ExitStack() as stack:
+        settings: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": 32}
+        print_progress("starting both services")
+        off = stack.enter_context(started_service(_MODEL, **settings))
+        without = stack.enter_context(started_service(_MODEL, speculative_config=None, **settings))
+        admin = stack.enter_context(AdminClient(off.address))
+        steer(admin, SpeculationChange(mode="off"))
+        assert admin.status().replicas[0].report.is_draft_worker_up, "its draft worker has ended"
+        contenders: dict[str, Contender] = {
+            OFF: ServiceContender(stack.enter_context(Client(off.address))),
+            WITHOUT: ServiceContender(stack.enter_context(Client(without.address))),
+        }
+        warm_up(contenders, cases)
+        return measure_rounds(contenders, cases, options.rounds, options.quiet_limit_s)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status, which does not depend on the aims: machines differ."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(given)
+    known = load_prompts(options.prompts, Tokenizer(resolve(_MODEL)))
+    cases = make_cases(of_similar_length(known, _MOST_PROMPTS), options.max_tokens)
+    measured = measure(cases, options)
+    found = shares(measured)
+    report = OffReport(
+        command=command_line("benchmarks.off_cost", given),
+        machine=describe_machine(),
+        model=_MODEL,
+        num_rounds=options.rounds,
+        max_tokens=options.max_tokens,
+        rows=tuple(summarize(name, each) for name, each in measured.items()),
+        shares=found,
+        bars=bars(found),
+    )
+    print_rows(report.rows)
+    print_bars(report.bars)
+    write_report(report, options.output)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.off_cost", description="Measure what switched-off speculation costs."
+    )
+    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_round_options(parser, num_rounds=9)
+    add_output(parser, "off-cost")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

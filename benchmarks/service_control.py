@@ -1,0 +1,214 @@
+"""Measures what automatic control loses against the best fixed number of draft tokens, and off.
+
+On the real service with the demo model, steered as an operator would; benchmarks.control does the
+same on a synthetic target. At each number of streams all contenders take turns. The best fixed
+number is chosen on odd rounds and compared on even ones, so luck in choosing it does not count.
+
+    python -m benchmarks.service_control [--method ngram] [--rounds 4] [--output FILE]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from benchmarks.charts import LineChart, line_charts
+from benchmarks.machine import Machine, describe_machine
+from benchmarks.prompts import DEFAULT_PATH, by_suite, load_prompts
+from benchmarks.report_file import add_output, command_line, write_report, write_text
+from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
+from benchmarks.service import started_service
+from benchmarks.steered import STEERED, SteeredContender
+from benchmarks.summary import Row, print_rows, summarize
+from benchmarks.workloads import Contender, Workload
+from specdec.client import AdminClient, Client, SpeculationChange
+from specdec.models.store import print_progress, resolve
+from specdec.speculative_config import SpeculativeConfig
+from specdec.tokenizer import Tokenizer
+
+_MODEL = "smollm2-135m-instruct"
+_SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")
+_NUM_STREAMS = (1, 2, 4, 8, 16, 32, 64)
+_FIXED = (1, 3, 5, 7)
+_AIM = 0.95
+_SHORTEST = 8  # prompts; fewer streams ask several, one after the other
+
+AUTO, OFF = "auto", "off"
+
+
+@dataclass(frozen=True)
+class LoadResult:
+    """One number of streams: tokens a second on even rounds, medians.
+
+    best: the fixed number that was best on odd rounds. best_share: auto's rate over that of the
+    better of off and the best fixed number.
+    """
+
+    num_streams: int
+    tokens_per_s: Mapping[str, float]
+    best: str
+    best_share: float
+    off_share: float
+
+
+@dataclass(frozen=True)
+class ServiceControlReport:
+    """Everything that was measured; aim: what best_share should be at least."""
+
+    command: str
+    machine: Machine
+    model: str
+    method: str
+    num_rounds: int
+    max_tokens: int
+    aim: float
+    rows: tuple[Row, ...]
+    results: tuple[LoadResult, ...]
+
+
+def changes(fixed: Sequence[int]) -> dict[str, SpeculationChange]:
+    """What is set for each contender; each begins from the configuration."""
+    return {
+        AUTO: SpeculationChange(reset=True),
+        OFF: SpeculationChange(reset=True, mode="off"),
+        **{
+            str(count): SpeculationChange(reset=True, mode="on", num_speculative_tokens=count)
+            for count in fixed
+        },
+    }
+
+
+def make_cases(
+    prompts: Sequence[tuple[int, ...]], max_tokens: int, contenders: Sequence[str]
+) -> list[Case]:
+    """Every contender at every number of streams, those of one number side by side."""
+    cases = []
+    for count in _NUM_STREAMS:
+        asked = tuple(prompts[index % len(prompts)] for index in range(max(count, _SHORTEST)))
+        workloads = (Workload(asked, max_tokens, STEERED, count),)
+        cases += [Case(f"{name} {count}", name, workloads) for name in contenders]
+    return cases
+
+
+def results(measured: Measured, contenders: Sequence[str]) -> tuple[LoadResult, ...]:
+    """One for each number of streams. Needs two rounds at least."""
+    return tuple(
+        _result(
+            count,
+            {
+                name: [each.tokens_per_s for each in measured[f"{name} {count}"]]
+                for name in contenders
+            },
+        )
+        for count in _NUM_STREAMS
+    )
+
+
+def _result(num_streams: int, rates: Mapping[str, Sequence[float]]) -> LoadResult:
+    odd, even = ({name: median(each[i::2]) for name, each in rates.items()} for i in (0, 1))
+    best = max((name for name in rates if name not in (AUTO, OFF)), key=lambda name: odd[name])
+    return LoadResult(
+        num_streams=num_streams,
+        tokens_per_s=even,
+        best=best,
+        best_share=even[AUTO] / max(even[OFF], even[best]),
+        off_share=even[AUTO] / even[OFF],
+    )
+
+
+def measure(prompts: Sequence[tuple[int, ...]], options: argparse.Namespace) -> Measured:
+    """Starts the service, and steers it."""
+    config = SpeculativeConfig(options.method, num_speculative_tokens=max(_FIXED))
+    print_progress("starting the service")
+    with ExitStack() as stack:
+        service = stack.enter_context(
+            started_service(_MODEL, speculative_config=config, enable_prefix_caching=False)
+        )
+        client = stack.enter_context(Client(service.address))
+        admin = stack.enter_context(AdminClient(service.address))
+        contenders: dict[str, Contender] = {
+            name: SteeredContender(client, admin, change)
+            for name, change in changes(_FIXED).items()
+        }
+        cases = make_cases(prompts, options.max_tokens, list(contenders))
+        warm_up(contenders, cases[: len(contenders)])
+        return measure_rounds(contenders, cases, options.rounds, options.quiet_limit_s)
+
+
+def chart(found: Sequence[LoadResult]) -> str:
+    """Tokens per second by streams, as SVG."""
+    series = {name: [each.tokens_per_s[name] for each in found] for name in found[0].tokens_per_s}
+    title = "tokens per second: automatic control, off, and fixed numbers of draft tokens"
+    return line_charts([LineChart(title, "streams", _NUM_STREAMS, series)])
+
+
+def page(report: ServiceControlReport) -> str:
+    """The table, in Markdown."""
+    names = list(report.results[0].tokens_per_s)
+    lines = [
+        "# What automatic control loses on the demo model",
+        "",
+        f"Made by `{report.command}` on {report.machine.num_cores} cores"
+        f" ({report.machine.cpu_model}): {report.model} with {report.method}, tokens a second by"
+        " streams, medians of even rounds."
+        " *best* is the fixed number of draft tokens that was best on odd rounds; *of best* is"
+        " auto's rate over the better one of best and off. The aim, which is checked on a"
+        f" [synthetic target](control.md), is {report.aim:g}.",
+        "",
+        "![tokens per second by streams](service-control.svg)",
+        "",
+        f"| streams | {' | '.join(names)} | best | of best | of off |",
+        "|" + "---|" * (len(names) + 4),
+    ]
+    for each in report.results:
+        rates = " | ".join(f"{each.tokens_per_s[name]:.0f}" for name in names)
+        shares = f"{each.best_share:.2f} | {each.off_share:.2f}"
+        lines.append(f"| {each.num_streams} | {rates} | {each.best} | {shares} |")
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Returns the exit status, which does not depend on the aim: machines differ."""
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(given)
+    known = load_prompts(options.prompts, Tokenizer(resolve(_MODEL)))
+    suites = by_suite(known, _SUITES, -(-max(_NUM_STREAMS) // len(_SUITES)))
+    prompts = [prompt for each in zip(*suites.values(), strict=False) for prompt in each]
+    measured = measure(prompts, options)
+    report = ServiceControlReport(
+        command=command_line("benchmarks.service_control", given),
+        machine=describe_machine(),
+        model=_MODEL,
+        method=options.method,
+        num_rounds=options.rounds,
+        max_tokens=options.max_tokens,
+        aim=_AIM,
+        rows=tuple(summarize(name, each) for name, each in measured.items()),
+        results=results(measured, list(changes(_FIXED))),
+    )
+    print_rows(report.rows)
+    write_text(options.output.with_suffix(".svg"), chart(report.results))
+    write_text(options.output.with_suffix(".md"), page(report))
+    write_report(report, options.output)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.service_control",
+        description="Measure automatic control against fixed numbers of draft tokens.",
+    )
+    parser.add_argument("--method", choices=("ngram", "suffix"), default="ngram")
+    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_round_options(parser, num_rounds=4)
+    add_output(parser, "service-control")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,39 @@
+"""A running service whose speculation is steered before each measurement."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.contenders import ServiceContender
+from benchmarks.workloads import Measurement, Workload
+from specdec.client import AdminClient, Client, SpeculationChange
+
+STEERED = "as steered"
+"""The method of a workload whose requests leave the decision to the service."""
+
+_IN_FORCE_TIMEOUT_S = 10.0
+_POLL_S = 0.05
+
+
+class SteeredContender:
+    """The service, with one change made before each workload: several of them can take turns."""
+
+    def __init__(self, client: Client, admin: AdminClient, change: SpeculationChange) -> None:
+        self._service = ServiceContender(client)
+        self._admin = admin
+        self._change = change
+
+    def measure(self, workload: Workload) -> Measurement:
+        """Makes the change, and runs the workload once every replica goes by it."""
+        steer(self._admin, self._change)
+        return self._service.measure(workload)
+
+
+def steer(admin: AdminClient, change: SpeculationChange) -> None:
+    """Returns when the change is in force on all replicas. Raises TimeoutError."""
+    version = admin.set_speculation(change).version
+    deadline = time.monotonic() + _IN_FORCE_TIMEOUT_S
+    while any(replica.report.speculation_version != version for replica in admin.replicas()):
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"version {version} is not in force after {_IN_FORCE_TIMEOUT_S} s")
+        time.sleep(_POLL_S)

@@ -1,0 +1,60 @@
+"""The laptop's compose file and what it mounts."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.config import ServeConfig
+
+FOLDER = Path("deploy/compose")
+
+
+@pytest.fixture(scope="module")
+def services():
+    return yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+
+
+def test_only_this_machine_reaches_what_is_published(services):
+    ports = [port for each in services.values() for port in each.get("ports", ())]
+    assert len(ports) == 4
+    assert all(port.startswith("127.0.0.1:") for port in ports)
+
+
+def test_images_are_pinned(services):
+    for each in services.values():
+        assert each["image"].rpartition(":")[2][-1].isdigit()
+
+
+def test_what_is_mounted_is_there(services):
+    mounted = [
+        volume.split(":")[0] for each in services.values() for volume in each.get("volumes", ())
+    ]
+    files = [FOLDER / path for path in mounted if path.startswith(".")]
+    assert len(files) == 5
+    assert all(path.is_file() for path in files), files
+    build = services["specdec"]["build"]
+    assert (FOLDER / build["context"]).resolve() == Path.cwd()
+    assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
+
+
+def test_there_is_time_to_drain(services):
+    specdec = services["specdec"]
+    serve, *flags = specdec["command"]
+    assert serve == "serve"
+    given = dict(flag.removeprefix("--").replace("-", "_").split("=") for flag in flags)
+    config = ServeConfig.from_mapping(given | {"drain_timeout_s": float(given["drain_timeout_s"])})
+    assert int(specdec["stop_grace_period"].removesuffix("s")) >= config.drain_timeout_s + 25
+
+
+def test_grafana_finds_its_source_and_its_dashboard(services):
+    [source] = yaml.safe_load((FOLDER / "grafana/datasources.yaml").read_text())["datasources"]
+    host, _, port = source["url"].removeprefix("http://").partition(":")
+    assert services["prometheus"]["network_mode"] == f"service:{host}"
+    assert any(each.split(" ")[0].endswith(f":{port}:{port}") for each in services[host]["ports"])
+    [provider] = yaml.safe_load((FOLDER / "grafana/dashboards.yaml").read_text())["providers"]
+    folder = provider["options"]["path"]
+    assert any(f":{folder}/" in each for each in services["grafana"]["volumes"])
+    dashboard = json.loads(Path("deploy/grafana/specdec.json").read_text())
+    assert dashboard["title"]

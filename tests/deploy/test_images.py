@@ -1,0 +1,180 @@
+"""The Dockerfiles: what they must hold, and their steps as far as they run without an engine."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.config import ServeConfig
+from cluster.ray_session import RAY_ENVIRONMENT
+from tests.deploy.dockerfile import copies, environment, of_word, stages
+
+DOCKERFILES = sorted(Path("deploy/docker").glob("Dockerfile.*"))
+SETTING = re.compile(r"--([a-z-]+)")
+
+
+@pytest.fixture(params=DOCKERFILES, ids=lambda path: path.suffix[1:])
+def dockerfile(request):
+    return request.param
+
+
+def ignored():
+    """Which top-level names of the repository the build context lacks: all but these."""
+    lines = Path(".dockerignore").read_text().splitlines()
+    assert "*" in lines
+    return {line[1:] for line in lines if line.startswith("!")}
+
+
+def test_there_is_one_for_cpus_and_one_for_gpus():
+    assert [path.name for path in DOCKERFILES] == ["Dockerfile.cpu", "Dockerfile.cuda"]
+
+
+def test_base_images_are_pinned_to_a_patch_version(dockerfile):
+    bases = [stage[0].text.split()[0] for stage in stages(dockerfile)]
+    assert all(re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+[-a-z0-9]*", base) for base in bases), bases
+
+
+def test_what_is_copied_is_there_and_in_the_build_context(dockerfile):
+    sources = [
+        source for stage in stages(dockerfile) for each in copies(stage) for source in each.sources
+    ]
+    assert set(sources) == ignored(), "the context holds what is copied, and nothing else"
+    assert all(Path(source).exists() for source in sources)
+
+
+def test_nothing_runs_as_root(dockerfile):
+    *_, last = stages(dockerfile)
+    assert [each.text for each in of_word(last, "USER")] == ["10001:10001"]
+    after = last[[each.word for each in last].index("USER") :]
+    assert not of_word(after, "RUN")
+
+
+def test_what_builds_stays_behind(dockerfile):
+    build, last = stages(dockerfile)
+    assert any("grpcio-tools" in each.text for each in of_word(build, "RUN"))
+    assert not any("pip" in each.text for each in of_word(last, "RUN"))
+
+
+def test_packages_of_the_system_leave_no_lists(dockerfile):
+    for each in of_word(stages(dockerfile)[-1], "RUN"):
+        if "apt-get install" in each.text:
+            assert "--no-install-recommends" in each.text
+            assert "rm -rf /var/lib/apt/lists/*" in each.text
+
+
+def test_ray_is_told_what_specdec_serve_tells_it(dockerfile):
+    """So that `ray start` in the image gives the same service."""
+    given = environment(stages(dockerfile)[-1])
+    assert {name: given.get(name) for name in RAY_ENVIRONMENT} == RAY_ENVIRONMENT
+
+
+def test_no_secret_is_in_it(dockerfile):
+    names = [name for stage in stages(dockerfile) for name in environment(stage)]
+    names += [each.text for stage in stages(dockerfile) for each in of_word(stage, "ARG")]
+    assert not [name for name in names if re.search("TOKEN|KEY|SECRET|PASSWORD", name)]
+
+
+def test_the_command_is_one_that_serves(dockerfile):
+    *_, last = stages(dockerfile)
+    [entry], [command] = of_word(last, "ENTRYPOINT"), of_word(last, "CMD")
+    assert entry.listed == ["specdec"]
+    serve, *flags = command.listed
+    assert serve == "serve"
+    names = [flag.removeprefix("--").replace("-", "_") for flag in flags[::2]]
+    numbers = {
+        name: int(value)
+        for name, value in zip(names, flags[1::2], strict=True)
+        if value.isdecimal()
+    }
+    config = ServeConfig.from_mapping(dict(zip(names, flags[1::2], strict=True)) | numbers)
+    exposed = of_word(last, "EXPOSE")[0].text.split()
+    assert exposed == [str(config.http_port), str(config.grpc_port)]
+
+
+def test_the_health_check_asks_for_readiness(dockerfile):
+    """Its program is run, against a server that is ready and then against none."""
+    [check] = of_word(stages(dockerfile)[-1], "HEALTHCHECK")
+    assert "/ready" in check.text
+    python, flag, program = check.listed
+    assert (python, flag) == ("python", "-c")
+    nobody = subprocess.run(
+        [sys.executable, flag, program.replace(":8000", ":1")], capture_output=True
+    )
+    assert nobody.returncode == 1
+    server = subprocess.Popen(
+        [
+            sys.executable,
+            "-u",
+            "-m",
+            "http.server",
+            "0",
+            "--bind",
+            "127.0.0.1",
+            "-d",
+            "tests/deploy/served",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        port = server.stdout.readline().split("port ")[1].split()[0]
+        healthy = subprocess.run([sys.executable, flag, program.replace(":8000", f":{port}")])
+        assert healthy.returncode == 0
+    finally:
+        server.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_environment_can_be_built(tmp_path):
+    """The steps of the build stage, with a directory of this machine in place of /opt/specdec."""
+    build, _ = stages(Path("deploy/docker/Dockerfile.cpu"))
+    context, prefix = tmp_path / "build", tmp_path / "specdec"
+    context.mkdir()
+    for instruction in build:
+        if instruction.word == "COPY":
+            *sources, _ = instruction.text.split()
+            for source in sources:
+                take(Path(source), context / source)
+        if instruction.word == "RUN":
+            step = instruction.text.replace("/opt/specdec", str(prefix))
+            step = step.replace("python -m venv", f"{sys.executable} -m venv")
+            done = subprocess.run(
+                ["bash", "-ec", step], cwd=context, capture_output=True, text=True
+            )
+            assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert answer_of(prefix, "--version").startswith("specdec ")
+    assert "--ray-address" in answer_of(prefix, "serve", "--help")
+    for absent in ("pytest", "grpc_tools"):
+        found = subprocess.run(
+            [prefix / "bin/python", "-c", f"import {absent}"], capture_output=True
+        )
+        assert found.returncode != 0, f"{absent} is in the image"
+    built = subprocess.run(
+        [prefix / "bin/python", "-c", "from cluster.app import build; build({})"],
+        env={**os.environ, "PYTHONPATH": "", "XDG_STATE_HOME": str(tmp_path)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+
+
+def take(source, destination):
+    if source.is_dir():
+        shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", "*_pb2*"))
+    else:
+        shutil.copy(source, destination)
+
+
+def answer_of(prefix, *arguments):
+    command = [prefix / "bin/specdec", *arguments]
+    environment = {**os.environ, "PYTHONPATH": ""}
+    done = subprocess.run(command, env=environment, cwd=prefix, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout

@@ -1,0 +1,86 @@
+"""Takes a replica away and then changes a setting, under sixteen streams; prints what came as JSON.
+
+A program of its own, because Ray takes its token from the environment that it is imported in.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+
+from cluster.config import ServeConfig
+from cluster.models import FoundByDriver, resolve_models
+from cluster.resources import memory_per_replica
+from cluster.service import Served, deploy, running_service
+from specdec.client import Client, ClientError
+from specdec.sampling_params import SamplingParams
+from tests.e2e.conftest import free_ports
+
+NUM_STREAMS = 16
+LONG = SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)
+
+
+class Streams:
+    """Sixteen clients, each with one stream after the other. None of them resumes a stream."""
+
+    def __init__(self, address):
+        self._address = address
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._run) for _ in range(NUM_STREAMS)]
+        self.ends = Counter()  # "complete", "refused CODE", or "broken CODE" after some tokens
+        self.num_open = 0
+
+    def __enter__(self):
+        for thread in self._threads:
+            thread.start()
+        while self.num_open < NUM_STREAMS:
+            time.sleep(0.01)
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self):
+        with Client(self._address, timeout_s=120) as client:
+            while not self._stop.is_set():
+                self.ends[self._one(client)] += 1
+
+    def _one(self, client):
+        num_tokens = 0
+        try:
+            for chunk in client.generate_stream("The river", LONG, resume=False):
+                self.num_open += num_tokens == 0
+                num_tokens += len(chunk.token_ids)
+        except ClientError as error:
+            time.sleep(0.2)
+            return f"{'broken' if num_tokens else 'refused'} {error.code.name}"
+        finally:
+            self.num_open -= num_tokens > 0
+        assert num_tokens == LONG.max_tokens
+        return "complete"
+
+
+def change(config):
+    """The ends of streams while a replica goes, and while the other is replaced."""
+    memory_bytes = memory_per_replica(config)
+    ends = {}
+    with running_service(config, lambda line: None):
+        found = FoundByDriver(resolve_models(config), memory_bytes, config.most_replicas)
+        one = replace(config, num_replicas=1)
+        for name, after in (("fewer", one), ("changed", replace(one, max_num_seqs=32))):
+            with Streams(f"127.0.0.1:{config.grpc_port}") as streams:
+                deploy([Served(after, found)])
+            ends[name] = dict(streams.ends)
+    return ends
+
+
+if __name__ == "__main__":
+    grpc_port, http_port = free_ports(2)
+    ports = {"grpc_port": grpc_port, "http_port": http_port}
+    drain = {"drain_timeout_s": 60.0, "max_model_len": 512, "speculative_config": None}
+    config = ServeConfig(model=sys.argv[1], ingress="serve", num_replicas=2, **ports, **drain)
+    print(json.dumps(change(config)))
