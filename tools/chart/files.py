@@ -8,10 +8,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from cluster.config import ServeConfig
+from tools.chart.kinds import Values
 from tools.chart.manifests import manifest_yaml
 from tools.chart.models_values import Model, ModelImage
 from tools.chart.pod_values import WorkerGroup
@@ -55,13 +57,26 @@ def serve_yaml() -> str:
 
 def defaults_json() -> str:
     """Defaults of what there may be several of, which values.yaml cannot give."""
-    several = {
-        "model": Model.model_construct(),
-        "modelImage": ModelImage.model_construct(),
-        "workerGroup": WorkerGroup(),
+    several: dict[str, type[Values]] = {
+        "model": Model,
+        "modelImage": ModelImage,
+        "workerGroup": WorkerGroup,
     }
-    content = {name: each.model_dump(by_alias=True) for name, each in several.items()}
+    content = {name: _defaults(each) for name, each in several.items()}
     return json.dumps(content, indent=2) + "\n"
+
+
+def _defaults(of: type[Values]) -> dict[str, Any]:
+    """By key, of those values that have one."""
+    return {
+        field.alias or name: _plain(field.get_default(call_default_factory=True))
+        for name, field in of.model_fields.items()
+        if not field.is_required()
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value.model_dump(by_alias=True) if isinstance(value, Values) else value
 
 
 _CHART_FILES: Mapping[str, Callable[[], str]] = {
