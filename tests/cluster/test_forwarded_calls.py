@@ -7,7 +7,7 @@ import pytest
 
 from cluster import forwarded_calls
 from cluster.api_keys import NoApiKeyError
-from cluster.forwarded_calls import ForwardedCall, by_model, streamed_by_model
+from cluster.forwarded_calls import ForwardedCall, Guard, by_model, streamed_by_model
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.errors import NotReadyError, OverloadedError, UnknownModelError
 
@@ -39,6 +39,9 @@ def _check(servicer, grpc_context):
         raise NoApiKeyError
 
 
+_GUARD = Guard(_check, lambda servicer, code: servicer.counted.append(code))
+
+
 class Servicer:
     """Answers with its own name, and knows another."""
 
@@ -47,6 +50,7 @@ class Servicer:
         self.applications = self
         self.metadata = None
         self.is_closed, self.num_checked = False, 0
+        self.counted = []
 
     async def elsewhere(self, model):
         if model in ("", self.name):
@@ -65,7 +69,7 @@ class Servicer:
             async for each in messages:
                 yield each
 
-    @by_model(pb.DetokenizeResponse, _check)
+    @by_model(pb.DetokenizeResponse, _GUARD)
     async def Detokenize(self, request, grpc_context):  # noqa: N802 - the name of its RPC
         self.metadata = grpc_context.invocation_metadata()
         with forwarded_calls.reporting_to(grpc_context):
@@ -74,7 +78,7 @@ class Servicer:
             return pb.DetokenizeResponse(text=self.name)
         return pb.DetokenizeResponse()
 
-    @streamed_by_model(_check)
+    @streamed_by_model(_GUARD)
     async def GenerateStream(self, request, grpc_context):  # noqa: N802
         with forwarded_calls.reporting_to(grpc_context):
             for index in range(3):
@@ -113,7 +117,11 @@ async def test_an_error_over_there_is_the_status_here():
 
 @pytest.mark.parametrize(
     ("model", "code"),
-    [("nobody's", grpc.StatusCode.NOT_FOUND), ("away", grpc.StatusCode.UNAVAILABLE)],
+    [
+        ("nobody's", grpc.StatusCode.NOT_FOUND),
+        ("x" * 257, grpc.StatusCode.INVALID_ARGUMENT),
+        ("away", grpc.StatusCode.UNAVAILABLE),
+    ],
 )
 async def test_what_cannot_be_forwarded_has_a_status_too(model, code):
     a = Servicer("a", Servicer("away"))
@@ -123,6 +131,7 @@ async def test_what_cannot_be_forwarded_has_a_status_too(model, code):
     context = Context()
     assert await streamed(a, model, context) == []
     assert context.code is code
+    assert a.counted == [code] * 2
 
 
 async def test_whose_key_is_not_ours_is_not_told_which_models_there_are():
