@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from inspect import isasyncgenfunction
 from typing import Any
@@ -96,22 +96,18 @@ Stream = Callable[[Any, Any, Any], AsyncGenerator[Any, None]]
 
 
 @dataclass(frozen=True)
-class Desk:
-    """What a servicer does about a call before it is known who answers it.
+class Guard:
+    """What the RPCs of a servicer have in common where a call may be another's.
 
-    check: of the servicer and the call's context; raises for who may not call, and so may not be
-    told of other models. count: of the servicer and the status of a call that went to nobody.
+    check: of a servicer and the context of a call, raises for who may not have others looked for.
+    count: of a servicer and the status of a call that failed before its own method was reached.
     """
 
     check: Callable[[Any, Any], None]
-    count: Callable[[Any, StatusCode], None] = lambda servicer, code: None
-
-    def reporting(self, servicer: Any, grpc_context: Any) -> AbstractContextManager[None]:
-        """Turns an error into the status of the call, and counts it."""
-        return reporting_to(grpc_context, functools.partial(self.count, servicer))
+    count: Callable[[Any, StatusCode], None]
 
 
-def by_model(make_empty: Callable[[], Any], desk: Desk) -> Callable[[Unary], Unary]:
+def by_model(make_empty: Callable[[], Any], guard: Guard) -> Callable[[Unary], Unary]:
     """Has a unary RPC answered by whoever serves the `model` of its request.
 
     make_empty: what is returned with an error. The servicer has `applications`.
@@ -120,8 +116,8 @@ def by_model(make_empty: Callable[[], Any], desk: Desk) -> Callable[[Unary], Una
     def decorate(method: Unary) -> Unary:
         @functools.wraps(method)
         async def call(servicer: Any, request: Any, grpc_context: Any) -> Any:
-            with desk.reporting(servicer, grpc_context):
-                fellow = await _elsewhere(servicer, request.model, grpc_context, desk)
+            with reporting_to(grpc_context, functools.partial(guard.count, servicer)):
+                fellow = await _elsewhere(servicer, request.model, grpc_context, guard)
                 if fellow is None:
                     return await method(servicer, request, grpc_context)
                 asked = _ask(fellow, method.__name__, request, grpc_context)
@@ -134,7 +130,7 @@ def by_model(make_empty: Callable[[], Any], desk: Desk) -> Callable[[Unary], Una
     return decorate
 
 
-def streamed_by_model(desk: Desk) -> Callable[[Stream], Stream]:
+def streamed_by_model(guard: Guard) -> Callable[[Stream], Stream]:
     """The same for an RPC that streams its answer, which ends as Serve wants it."""
 
     def decorate(method: Stream) -> Stream:
@@ -142,8 +138,8 @@ def streamed_by_model(desk: Desk) -> Callable[[Stream], Stream]:
         async def stream(
             servicer: Any, request: Any, grpc_context: Any
         ) -> AsyncGenerator[Any, None]:
-            with desk.reporting(servicer, grpc_context):
-                fellow = await _elsewhere(servicer, request.model, grpc_context, desk)
+            with reporting_to(grpc_context, functools.partial(guard.count, servicer)):
+                fellow = await _elsewhere(servicer, request.model, grpc_context, guard)
                 if fellow is None:
                     messages = method(servicer, request, grpc_context)
                 else:
@@ -158,7 +154,7 @@ def streamed_by_model(desk: Desk) -> Callable[[Stream], Stream]:
     return decorate
 
 
-async def _elsewhere(servicer: Any, model: str, grpc_context: Any, desk: Desk) -> Fellow | None:
+async def _elsewhere(servicer: Any, model: str, grpc_context: Any, guard: Guard) -> Fellow | None:
     """Nobody for what has been forwarded once, or two that err would pass it to and fro.
 
     Who asks for another model needs a key or token of this application too, before anybody looks
@@ -169,7 +165,7 @@ async def _elsewhere(servicer: Any, model: str, grpc_context: Any, desk: Desk) -
         return None
     if applications.is_own(model):
         return None
-    desk.check(servicer, grpc_context)
+    guard.check(servicer, grpc_context)
     return await applications.elsewhere(check_model(model))
 
 

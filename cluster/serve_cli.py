@@ -230,6 +230,8 @@ def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
 
     if any(config.api_key_file is not None for config in configs):
         raise click.UsageError("--api-key and api_key_file exclude each other")
+    if configs[0].ray_address is not None:
+        raise click.UsageError("where ray_address is given, keys have to be in an api_key_file")
     if any("," in key or not key.strip() for key in keys):
         limit = "8 printable ASCII characters or more, without spaces and commas"
         raise InvalidValueError("api_key", "not shown", limit)

@@ -7,7 +7,7 @@ import pytest
 
 from cluster import forwarded_calls
 from cluster.api_keys import NoApiKeyError
-from cluster.forwarded_calls import Desk, ForwardedCall, by_model, streamed_by_model
+from cluster.forwarded_calls import ForwardedCall, Guard, by_model, streamed_by_model
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.errors import NotReadyError, OverloadedError, UnknownModelError
 
@@ -43,7 +43,7 @@ def _count(servicer, code):
     servicer.counted.append(code)
 
 
-_DESK = Desk(_check, _count)
+_GUARD = Guard(_check, _count)
 
 
 class Servicer:
@@ -75,7 +75,7 @@ class Servicer:
             async for each in messages:
                 yield each
 
-    @by_model(pb.DetokenizeResponse, _DESK)
+    @by_model(pb.DetokenizeResponse, _GUARD)
     async def Detokenize(self, request, grpc_context):  # noqa: N802 - the name of its RPC
         self.metadata = grpc_context.invocation_metadata()
         with forwarded_calls.reporting_to(grpc_context):
@@ -84,7 +84,7 @@ class Servicer:
             return pb.DetokenizeResponse(text=self.name)
         return pb.DetokenizeResponse()
 
-    @streamed_by_model(_DESK)
+    @streamed_by_model(_GUARD)
     async def GenerateStream(self, request, grpc_context):  # noqa: N802
         with forwarded_calls.reporting_to(grpc_context):
             for index in range(3):

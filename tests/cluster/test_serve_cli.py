@@ -248,6 +248,14 @@ def no_keys(monkeypatch):
     monkeypatch.setenv(KEYS_VARIABLE, "from-before")
 
 
+def test_keys_of_the_command_do_not_reach_the_ray_of_somebody_else(served, no_keys):
+    """Whose processes have another environment: the service would be open to all."""
+    joining = ["--ray-address", "auto", "--ingress", "serve"]
+    result = run_cli("serve", "--api-key", "first-key", *joining)
+    assert (result.exit_code, served) == (2, [])
+    assert "keys have to be in an api_key_file" in result.stderr
+
+
 def test_keys_reach_the_replicas_through_the_environment(served, no_keys):
     result = run_cli("serve", "--api-key", "first-key", "--api-key", "second-key")
     assert [each.key for each in read_keys("api_key_file", None)] == ["first-key", "second-key"]
