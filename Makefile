@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-openapi check docs breaking format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus monitoring cli-reference third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-openapi check docs breaking format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,13 @@ monitoring: .make/setup ## make Grafana's dashboard and Prometheus' files; ARGS=
 
 cli-reference: .make/setup ## make docs/cli-reference.md of the commands; ARGS=check only compares
 	$(BIN)/python -m tools.cli_reference $(ARGS)
+
+chart: .make/setup ## make what of k8s/ is made by code; ARGS=check only compares
+	$(BIN)/python -m tools.chart $(ARGS)
+
+test-chart: .make/setup ## fetch helm 3 and 4 and checkov, and test the chart with them and on a real Ray
+	$(BIN)/python -m tools.chart.binaries .make/chart-tools
+	$(BIN)/python -m pytest -m 'slow or not slow' tests/k8s $(ARGS)
 
 third-party: .make/tools ## check what the dashboard takes from npm; ARGS=update fetches it anew
 	$(BIN)/python -m tools.third_party $(or $(ARGS),check)

@@ -18,8 +18,8 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
+from cluster.errors import LOST_MESSAGE
 from cluster.metric_catalogue import FleetView
-from cluster.serve_proxy import LOST_MESSAGE
 from specdec.client import ModelInfo
 from specdec.errors import NotReadyError, UnknownModelError
 
@@ -117,12 +117,17 @@ class Applications:
         self._looked_at_s = -_FRESH_S
         self._looking = asyncio.Lock()
 
-    async def elsewhere(self, model: str) -> Fellow | None:
-        """Who serves this model; None for our own, and for no name.
+    def is_own(self, model: str) -> bool:
+        """Whether it is our own model, as it is where none is named."""
+        return model in ("", self._own_model)
 
-        Raises UnknownModelError, with the names that there are, where nobody serves it.
+    async def elsewhere(self, model: str) -> Fellow | None:
+        """Who serves this model; None for our own.
+
+        Raises UnknownModelError, with the names that there are, where nobody serves it: callers
+        have been asked for their key by then.
         """
-        if model in ("", self._own_model):
+        if self.is_own(model):
             return None
         if model not in self._by_model or time.monotonic() - self._looked_at_s > _STALE_S:
             await self._look_around()
@@ -150,36 +155,71 @@ class Applications:
 
 
 class ServeDirectory:
-    """Finds the applications that Serve runs. Handles are made once; each costs a connection."""
+    """Finds the applications that Serve runs."""
 
     def __init__(self, own_application: str) -> None:
         self._own = own_application
-        self._handles: dict[str, tuple[Any, Any]] = {}
+        self._listed: dict[str, _Listed] = {}
 
     async def look(self) -> Mapping[str, Fellow]:
-        """All that answer, besides this one; of two with the same model the first by name."""
-        names = await asyncio.to_thread(_names_of_applications)
-        others = sorted(names - {self._own}, reverse=True)
-        fellows = await asyncio.gather(*map(self._fellow, others))
-        return {name: each for name, each in zip(others, fellows, strict=True) if each is not None}
+        """All that Serve lists besides this one; of two with the same model the first by name.
 
-    async def _fellow(self, application: str) -> Fellow | None:
-        if application not in self._handles:
-            router = serve.get_deployment_handle(ROUTER, application)
-            router._init()  # else it learns of replicas with its first call only
-            control_plane = serve.get_deployment_handle(CONTROL_PLANE, application)
-            self._handles[application] = (router, control_plane)
-        router, control_plane = self._handles[application]
-        with suppress(RayError, RayServeException, TimeoutError):
-            async with asyncio.timeout(_ANSWER_TIMEOUT_S):
-                return Fellow(await control_plane.card.remote(), router, control_plane)
-        logger.warning("application %s does not say what it serves", application)
-        return None
+        What one has said of itself holds until Serve lists it no longer: its Routers answer while
+        its ControlPlane is away.
+        """
+        names = set(await asyncio.to_thread(our_applications)) - {self._own}
+        for gone in self._listed.keys() - names:
+            self._listed.pop(gone).close()
+        for new in names - self._listed.keys():
+            self._listed[new] = _Listed(new)
+        await asyncio.gather(*(each.ask() for each in self._listed.values()))
+        found = {name: self._listed[name].fellow for name in sorted(names, reverse=True)}
+        return {name: fellow for name, fellow in found.items() if fellow is not None}
 
 
-def _names_of_applications() -> set[str]:
-    """Those made of our deployments."""
+class _Listed:
+    """An application that Serve lists. Handles are made once; each costs a connection."""
+
+    def __init__(self, application: str) -> None:
+        self._application = application
+        self._router = serve.get_deployment_handle(ROUTER, application)
+        self._router._init()  # else it learns of replicas with its first call only
+        self._control_plane = serve.get_deployment_handle(CONTROL_PLANE, application)
+        self._card: ServiceCard | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    @property
+    def fellow(self) -> Fellow | None:
+        """None as long as it has never said what it serves."""
+        if self._card is None:
+            return None
+        return Fellow(self._card, self._router, self._control_plane)
+
+    async def ask(self) -> None:
+        """Has it say what it serves; waits for that where it never has, and once only."""
+        if self._asking is not None and not self._asking.done():
+            return
+        self._asking = asyncio.create_task(self._hear())
+        if self._card is None:
+            await asyncio.wait([self._asking], timeout=_ANSWER_TIMEOUT_S)
+        if self._card is None:
+            logger.warning("application %s does not say what it serves", self._application)
+
+    async def _hear(self) -> None:
+        with suppress(RayError, RayServeException):
+            self._card = await self._control_plane.card.remote()
+
+    def close(self) -> None:
+        """It is gone, and so is whoever would answer."""
+        if self._asking is not None:
+            self._asking.cancel()
+
+
+def our_applications() -> dict[str, Any]:
+    """Serve's status of those made of our deployments, by name."""
     found = serve.status().applications
     return {
-        name for name, each in found.items() if {ROUTER, CONTROL_PLANE} <= set(each.deployments)
+        name: each
+        for name, each in found.items()
+        if {ROUTER, CONTROL_PLANE} <= set(each.deployments)
     }

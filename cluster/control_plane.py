@@ -16,7 +16,7 @@ from pathlib import Path
 
 from cluster.applications import ServiceCard
 from cluster.arrivals import ArrivalRate
-from cluster.control_store import ControlStore, StoredSpeculation
+from cluster.control_store import ControlStore, StoredSpeculation, state_dir
 from cluster.fleet_figures import Figures
 from cluster.fleet_history import FleetHistory
 from cluster.overrides import OverrideLimits, after_change, plain_change, state_of
@@ -305,10 +305,11 @@ class ControlPlaneReplica(ControlPlane):
         self,
         configured: SpeculationControl | None,
         limits: OverrideLimits,
-        state_dir: Path,
+        directory: Path | None,
         card: ServiceCard,
     ) -> None:
-        super().__init__(configured, ControlStore(state_dir, card.model), limits=limits)
+        """directory: where its state is to be, on the node that it runs on; None: the usual one."""
+        super().__init__(configured, ControlStore(state_dir(directory), card.model), limits=limits)
         self._card = card
 
     async def card(self) -> ServiceCard:

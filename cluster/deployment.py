@@ -30,13 +30,12 @@ from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.config import ServeConfig
 from cluster.control_link import ControlLink
 from cluster.control_plane import ControlPlaneReplica
-from cluster.control_store import state_dir
 from cluster.forwarded_calls import ForwardedCall
 from cluster.forwarded_requests import ForwardedRequest, ResponseHead
 from cluster.http import make_app
 from cluster.ingress import EmbeddedIngress
 from cluster.model_source import log_progress
-from cluster.node_memory import replica_memory, replicas_per_node
+from cluster.node_memory import node_shares, replica_memory
 from cluster.overrides import OverrideLimits
 from cluster.placement import bundle_labels
 from cluster.resources import (
@@ -96,7 +95,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         self._has_failed = False
         placement = ray.util.get_current_placement_group()
         router = await asyncio.to_thread(
-            _make_router, serve_config, placement, self._replica_id, found
+            _make_router, serve_config, placement, self._application, self._replica_id, found
         )
         control = ControlLink(control_plane, router.apply_speculation, router.report)
         keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
@@ -172,12 +171,15 @@ class RouterReplica(InferenceServicer, AdminServicer):
             return None
         return await self.router.profile(order)
 
-    async def drain(self) -> None:
-        """Not ready any more; returns when no request runs, within the time that there is."""
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Not ready any more; returns when no request runs, within the time that there is.
+
+        timeout_s: None for drain_timeout_s; 0 breaks off, and ends a drain that goes on already.
+        """
         self.watches.drain()
         if self._ingress is not None:
             await self._ingress.set_ready(False)
-        await self.router.drain()
+        await self.router.drain(timeout_s)
 
     async def __del__(self) -> None:
         """Called by Serve when the replica stops, and no call that came by Serve is left."""
@@ -205,14 +207,18 @@ async def _profile_elsewhere(order: ProfileOrder, application: str) -> ProfileRe
 
 
 def _make_router(
-    config: ServeConfig, placement: PlacementGroup, replica_id: str, found: FoundByDriver | None
+    config: ServeConfig,
+    placement: PlacementGroup,
+    application: str,
+    replica_id: str,
+    found: FoundByDriver | None,
 ) -> Router:
     """Where nobody has looked before, the models are fetched here, and the nodes are asked."""
     if found is None:
-        num_sharing = replicas_per_node(config)
+        shares = node_shares(config, application)
         directories = resolve_models(config, log_progress)
-        memory = replica_memory(config, placement, num_sharing)
-        return Router(config, directories, memory, replica_id, num_sharing)
+        memory = replica_memory(config, placement, shares)
+        return Router(config, directories, memory, replica_id, shares.target)
     bytes_now = available_memory_bytes() if config.device == "cpu" else found.memory_bytes
     memory = ReplicaMemory(min(found.memory_bytes, bytes_now))
     return Router(config, found.directories, memory, replica_id, found.num_sharing)
@@ -246,7 +252,7 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
 def _control_plane(config: ServeConfig) -> serve.Application:
     """One replica, which Serve makes again when it dies. It reserves nothing: it mostly waits.
 
-    It is kept on the head node, where its state is.
+    It is kept on the head node, where its state is: it looks for its directory there.
     """
     speculation = config.speculative_config
     deployment = serve.deployment(ControlPlaneReplica).options(
@@ -268,7 +274,7 @@ def _control_plane(config: ServeConfig) -> serve.Application:
     return deployment.bind(
         speculation.control if speculation else None,
         limits,
-        state_dir(config.state_dir),
+        config.state_dir,
         ServiceCard(config.served_model_name, config.fewest_replicas),
     )
 

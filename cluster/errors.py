@@ -33,6 +33,7 @@ OVERLOAD_RETRY_AFTER_S = 1
 """How long a refused client should wait: a full queue moves on within a step or two."""
 
 INTERNAL_MESSAGE = "internal error; the service's log has the details"
+LOST_MESSAGE = "the replica that answered is lost; send the request again, with what came of it"
 TARGET_FAILED_MESSAGE = "the model stopped answering and this request is lost; send it again later"
 
 

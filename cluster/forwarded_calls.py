@@ -1,7 +1,7 @@
 """gRPC calls that another application's Router answers, because the model is its.
 
 The request and its metadata go to a Router of that application, which answers with messages and
-then with the status. Admission, keys and limits are that Router's.
+then with the status. Admission and limits are that Router's; keys are asked for by both.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from grpc import StatusCode
 
 from cluster.applications import Applications, Fellow
+from cluster.call_limits import check_model
 from cluster.call_status import raise_on_serve, reporting_to
-from specdec.errors import UnknownModelError
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -93,22 +93,31 @@ async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None
 
 Unary = Callable[[Any, Any, Any], Awaitable[Any]]
 Stream = Callable[[Any, Any, Any], AsyncGenerator[Any, None]]
-Check = Callable[[Any, Any], None]
-"""Of a servicer and the context of a call."""
 
 
-def by_model(make_empty: Callable[[], Any], check: Check) -> Callable[[Unary], Unary]:
+@dataclass(frozen=True)
+class Guard:
+    """What the RPCs of a servicer have in common where a call may be another's.
+
+    check: of a servicer and the context of a call, raises for who may not have others looked for.
+    count: of a servicer and the status of a call that failed before its own method was reached.
+    """
+
+    check: Callable[[Any, Any], None]
+    count: Callable[[Any, StatusCode], None]
+
+
+def by_model(make_empty: Callable[[], Any], guard: Guard) -> Callable[[Unary], Unary]:
     """Has a unary RPC answered by whoever serves the `model` of its request.
 
-    make_empty: what is returned with an error. check: raises for who may not be told of other
-    models. The servicer has `applications`.
+    make_empty: what is returned with an error. The servicer has `applications`.
     """
 
     def decorate(method: Unary) -> Unary:
         @functools.wraps(method)
         async def call(servicer: Any, request: Any, grpc_context: Any) -> Any:
-            with reporting_to(grpc_context):
-                fellow = await _elsewhere(servicer, request.model, grpc_context, check)
+            with reporting_to(grpc_context, functools.partial(guard.count, servicer)):
+                fellow = await _elsewhere(servicer, request.model, grpc_context, guard)
                 if fellow is None:
                     return await method(servicer, request, grpc_context)
                 asked = _ask(fellow, method.__name__, request, grpc_context)
@@ -121,7 +130,7 @@ def by_model(make_empty: Callable[[], Any], check: Check) -> Callable[[Unary], U
     return decorate
 
 
-def streamed_by_model(check: Check) -> Callable[[Stream], Stream]:
+def streamed_by_model(guard: Guard) -> Callable[[Stream], Stream]:
     """The same for an RPC that streams its answer, which ends as Serve wants it."""
 
     def decorate(method: Stream) -> Stream:
@@ -129,8 +138,8 @@ def streamed_by_model(check: Check) -> Callable[[Stream], Stream]:
         async def stream(
             servicer: Any, request: Any, grpc_context: Any
         ) -> AsyncGenerator[Any, None]:
-            with reporting_to(grpc_context):
-                fellow = await _elsewhere(servicer, request.model, grpc_context, check)
+            with reporting_to(grpc_context, functools.partial(guard.count, servicer)):
+                fellow = await _elsewhere(servicer, request.model, grpc_context, guard)
                 if fellow is None:
                     messages = method(servicer, request, grpc_context)
                 else:
@@ -145,19 +154,19 @@ def streamed_by_model(check: Check) -> Callable[[Stream], Stream]:
     return decorate
 
 
-async def _elsewhere(servicer: Any, model: str, grpc_context: Any, check: Check) -> Fellow | None:
+async def _elsewhere(servicer: Any, model: str, grpc_context: Any, guard: Guard) -> Fellow | None:
     """Nobody for what has been forwarded once, or two that err would pass it to and fro.
 
-    Raises UnknownModelError, which tells of all models, to those only who may call this one.
+    Who asks for another model needs a key or token of this application too, before anybody looks
+    for it; the call is admitted, and counts, where it is answered.
     """
     applications: Applications | None = servicer.applications
     if applications is None or isinstance(grpc_context, ForwardedContext):
         return None
-    try:
-        return await applications.elsewhere(model)
-    except UnknownModelError:
-        check(servicer, grpc_context)
-        raise
+    if applications.is_own(model):
+        return None
+    guard.check(servicer, grpc_context)
+    return await applications.elsewhere(check_model(model))
 
 
 async def _ask(

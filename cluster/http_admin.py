@@ -21,7 +21,6 @@ from specdec.client import FleetStatistics, SpeculationState
 from specdec.errors import (
     InvalidValueError,
     NotReadyError,
-    UnknownModelError,
     VersionConflictError,
 )
 
@@ -62,11 +61,11 @@ def _guarded(
     async def respond(request: Request) -> Response:
         admin = get_admin()
         try:
-            if (fellow := await _elsewhere(request, admin)) is not None:
-                return await forward(fellow, ForwardedRequest.of(request, await _body(request)))
             admin.access.check(request.headers.get("authorization"))
             if request.method != "GET":
                 require_own_page(request)
+            if (fellow := await _elsewhere(request, admin)) is not None:
+                return await forward(fellow, ForwardedRequest.of(request, await _body(request)))
             return await handle(admin, request)
         except Exception as error:
             return error_response(error)
@@ -75,18 +74,11 @@ def _guarded(
 
 
 async def _elsewhere(request: Request, admin: AdminServicer) -> Fellow | None:
-    """Who serves the model that is named, if not this application.
-
-    Raises UnknownModelError, which tells of all models, to operators only.
-    """
+    """Who serves the model that is named, if not this application. Raises UnknownModelError."""
     model = check_model(request.query_params.get("model", ""))
     if admin.applications is None or is_forwarded(request):
         return None
-    try:
-        return await admin.applications.elsewhere(model)
-    except UnknownModelError:
-        admin.access.check(request.headers.get("authorization"))
-        raise
+    return await admin.applications.elsewhere(model)
 
 
 def error_response(error: Exception) -> Response:

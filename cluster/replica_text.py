@@ -6,10 +6,10 @@ Calls come as text and chats, and go to the engine as tokens; no step waits for 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cluster.calls import Prompt
 from cluster.encoding_room import EncodingRoom
@@ -81,7 +81,7 @@ class ReplicaText:
             encode = partial(self.tokenizer.encode_chat, prompt)
         else:
             return prompt
-        return tuple(await self._in_turn(encode, len(repr(prompt))))
+        return tuple(await self._in_turn(encode, _num_chars(prompt)))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
         """The text of some ids, special tokens left out. Raises InvalidValueError for unknown ones.
@@ -112,3 +112,23 @@ class ReplicaText:
     @cached_property
     def _grammars(self) -> GrammarCompiler:
         return GrammarCompiler(self.tokenizer, self._model.vocab_size, self._model.eos_token_ids)
+
+
+def _num_chars(prompt: Conversation | tuple[ChatMessage, ...]) -> int:
+    """Of all texts in a chat and its tools, names of fields included; any other value is one."""
+    if isinstance(prompt, Conversation):
+        left: list[Any] = [prompt.messages, prompt.tools, prompt.template_kwargs]
+    else:
+        left = [(each.role, each.content) for each in prompt]
+    num_chars = 0
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            num_chars += len(value)
+        elif isinstance(value, Mapping):
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            left += value
+        else:
+            num_chars += 1
+    return num_chars

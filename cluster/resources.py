@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cluster.config import ServeConfig
@@ -90,15 +90,30 @@ def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
         _check_size(field, draft_size, models.draft, by_machine - size, num_cpus)
 
 
-def check_together(configs: Sequence[ServeConfig], num_cpus: int) -> None:
-    """Raises InvalidValueError unless the machine bears the ranks of all models at once."""
-    needed = sum(
-        config.most_replicas * sum(bundle["CPU"] for bundle in placement_bundles(config))
-        for config in configs
-    )
-    if len(configs) > 1 and needed > num_cpus:
-        limit = f"fewer, or of fewer ranks: they want {needed:.2f} of the {num_cpus} cores"
-        raise InvalidValueError("models", f"{len(configs)} models", limit)
+def total(bundles: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """What they take together, by resource."""
+    sums: dict[str, float] = {}
+    for bundle in bundles:
+        for resource, amount in bundle.items():
+            sums[resource] = sums.get(resource, 0.0) + amount
+    return {resource: round(amount, 4) for resource, amount in sums.items()}  # as Ray counts
+
+
+def check_together(
+    configs: Sequence[ServeConfig], num_cpus: int, count_gpus: Callable[[], int]
+) -> None:
+    """Raises InvalidValueError unless the machine bears the ranks of all models at once.
+
+    count_gpus: those that are here; only asked for where a model runs on some.
+    """
+    if len(configs) == 1:
+        return  # whose own limits say it better
+    bundles = (b for each in configs for b in placement_bundles(each) * each.most_replicas)
+    for resource, needed in total(bundles).items():
+        found = num_cpus if resource == "CPU" else count_gpus()
+        if needed > found:
+            limit = f"fewer, or of fewer ranks: they want {needed:g} {resource}, {found} are here"
+            raise InvalidValueError("models", f"{len(configs)} models", limit)
 
 
 def _check_replicas(config: ServeConfig, num_cpus: int) -> None:

@@ -167,10 +167,13 @@ class Router:
         if not loop.is_recovering:
             await self._models.check(loop)
 
-    async def drain(self) -> None:
-        """Refuses requests, and returns when none runs any more or the time for it is up."""
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Refuses requests, and returns when none runs any more or the time for it is up.
+
+        timeout_s: None for drain_timeout_s; 0 breaks them off.
+        """
         if self._loop is not None:
-            await self._loop.drain(self.config.drain_timeout_s)
+            await self._loop.drain(self.config.drain_timeout_s if timeout_s is None else timeout_s)
 
     async def close(self) -> None:
         """Ends the engine and the models; streams still open end with an error."""

@@ -205,11 +205,21 @@ def serve(
     else:
         config, *others = read_models(config_file, given)
     _set_keys(api_keys, (config, *others))
-    for warning in config.warnings:
-        say(f"warning: {warning}")
+    _say_warnings((config, *others))
     from cluster.service import serve_forever
 
     serve_forever(config, say, others)
+
+
+def _say_warnings(configs: Sequence[ServeConfig]) -> None:
+    """Each once; with the names of the models that it concerns, where that is not all of them."""
+    concerned: dict[str, list[str]] = {}
+    for config in configs:
+        for warning in config.warnings:
+            concerned.setdefault(warning, []).append(config.served_model_name)
+    for warning, names in concerned.items():
+        whose = f"{', '.join(names)}: " if len(names) < len(configs) else ""
+        say(f"warning: {whose}{warning}")
 
 
 def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
@@ -220,6 +230,8 @@ def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
 
     if any(config.api_key_file is not None for config in configs):
         raise click.UsageError("--api-key and api_key_file exclude each other")
+    if configs[0].ray_address is not None:
+        raise click.UsageError("where ray_address is given, keys have to be in an api_key_file")
     if any("," in key or not key.strip() for key in keys):
         limit = "8 printable ASCII characters or more, without spaces and commas"
         raise InvalidValueError("api_key", "not shown", limit)

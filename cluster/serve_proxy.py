@@ -3,8 +3,9 @@
 A replica reports its own errors. When the replica itself is gone, or none is there yet, the proxy
 answers, with INTERNAL or NOT_FOUND and the text of an exception.
 
-A call that names no application goes to the one with the route prefix "/", whose Routers pass it on
-by its `model`; Serve by itself would refuse it as soon as there are two.
+A call that names no application goes to ours with the route prefix "/", or else to the first by
+name. Its Routers pass it on by its `model`; Serve by itself would refuse it as soon as there are
+two.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any
 
 from grpc import StatusCode
 
-from cluster.errors import INTERNAL_MESSAGE
+from cluster.applications import ROUTER
+from cluster.errors import INTERNAL_MESSAGE, LOST_MESSAGE
 from cluster.unreadable import Handler, refusing
 
-LOST_MESSAGE = "the replica that answered is lost; send the request again, with what came of it"
 NOT_STARTED_MESSAGE = "the service is starting or stopping"
 
 _ACTOR_IS_LOST = "actor died"
@@ -64,8 +65,12 @@ class _Context:
 
 
 def _default_application(routes: Any) -> list[str]:
-    """One name, or none where there is no application."""
-    names = [(info.route != "/", each.app_name) for each, info in routes.endpoints.items()]
+    """One name of ours, or none. Serve's proxy is everybody's, and so may be the route "/"."""
+    names = [
+        (info.route != "/", each.app_name)
+        for each, info in routes.endpoints.items()
+        if each.name == ROUTER
+    ]
     return [name for _, name in sorted(names)[:1]]
 
 

@@ -15,11 +15,11 @@ from cluster.api_keys import read_keys
 from cluster.config import ServeConfig
 from cluster.control_store import ControlStore, state_dir
 from cluster.placement import require_placeable
-from cluster.ray_session import RaySession, StartupError
+from cluster.ray_session import Listening, RaySession, StartupError
 from cluster.resources import FoundByDriver, check_ranks, check_together, memory_per_replica
-from cluster.several_models import application_name
+from cluster.several_models import application_name, check_prefix
 from cluster.surroundings import listen_error
-from specdec.machine import available_cpus
+from specdec.machine import available_cpus, num_gpus
 from specdec.memory_plan import memory_plan
 from specdec.model_directories import ModelDirectories, resolve_models
 
@@ -77,8 +77,9 @@ def running_service(
         to_end += [each.application for each in served]
         for each in configs:
             report(f"loading {each.served_model_name} on {each.tensor_parallel_size} rank(s)")
-        deploy(served)
-        report(_how_to_call(configs, time.monotonic() - started_at))
+        routes = deploy(served)
+        elapsed_s = time.monotonic() - started_at
+        report(_how_to_call(configs, session.listening, routes[served[0].application], elapsed_s))
         yield
     finally:
         drain_timeout_s = max(each.drain_timeout_s for each in configs)
@@ -114,7 +115,7 @@ def _find(configs: Sequence[ServeConfig], report: Report) -> list[Served]:
         _require_free_port(configs[0].host, port)
     directories = [resolve_models(config, report) for config in configs]
     num_replicas = sum(config.most_replicas for config in configs)
-    check_together(configs, available_cpus())
+    check_together(configs, available_cpus(), num_gpus)
     served = []
     for config, each in zip(configs, directories, strict=True):
         memory_bytes = memory_per_replica(config, num_replicas)  # before anything takes some
@@ -143,7 +144,7 @@ def _check_cluster(served: Sequence[Served]) -> None:
                 f"an application {each.application} runs there already; stop it, or choose another "
                 "served_model_name"
             )
-        require_placeable(each.config, ray.nodes())
+    require_placeable([each.config for each in served], ray.nodes())
 
 
 def _report_overrides(config: ServeConfig, report: Report) -> None:
@@ -156,16 +157,17 @@ def _report_overrides(config: ServeConfig, report: Report) -> None:
         report(f"speculation as set{by}: {values}; `specdec speculation reset` takes it back")
 
 
-def deploy(served: Sequence[Served]) -> None:
+def deploy(served: Sequence[Served]) -> dict[str, str]:
     """Brings the models up, or to other configurations, one replica after the other.
 
-    Returns when all answer. Raises StartupError.
+    Returns the prefixes of their paths, by application, when all answer. Raises StartupError, and
+    InvalidValueError for a name that cannot be a prefix.
     """
     from ray import serve
 
     from cluster.deployment import make_application
 
-    routes = _routes([each.application for each in served])
+    routes = _routes(served)
     targets = [
         serve.RunTarget(
             make_application(each.config, each.found),
@@ -179,17 +181,22 @@ def deploy(served: Sequence[Served]) -> None:
     except RuntimeError as error:
         reasons = "; ".join(_failure_reasons([each.application for each in served]))
         raise StartupError(f"the Router did not start: {reasons}") from error
+    return routes
 
 
-def _routes(names: Sequence[str]) -> dict[str, str]:
+def _routes(served: Sequence[Served]) -> dict[str, str]:
     """The first has the root, unless an application of before has it; the others their names."""
     from ray import serve
 
-    before = serve.status().applications
-    has_root = any(each.route_prefix == "/" for name, each in before.items() if name not in names)
-    return {
-        name: "/" if index == 0 and not has_root else f"/{name}" for index, name in enumerate(names)
-    }
+    before, ours = serve.status().applications, {each.application for each in served}
+    has_root = any(each.route_prefix == "/" for name, each in before.items() if name not in ours)
+    routes = {}
+    for index, each in enumerate(served):
+        is_root = index == 0 and not has_root
+        if not is_root:
+            check_prefix(each.config)
+        routes[each.application] = "/" if is_root else f"/{each.application}"
+    return routes
 
 
 def _failure_reasons(names: Sequence[str]) -> Iterator[str]:
@@ -204,18 +211,29 @@ def _failure_reasons(names: Sequence[str]) -> Iterator[str]:
         yield str(lines[-1] if lines else application.message)
 
 
-def _how_to_call(configs: Sequence[ServeConfig], elapsed_s: float) -> str:
+def _how_to_call(
+    configs: Sequence[ServeConfig], listening: Listening, prefix: str, elapsed_s: float
+) -> str:
+    """prefix: of the paths of the first, "/" unless it joined an application that has that."""
     config = configs[0]
-    grpc_address = address_of(config.host, config.grpc_port)
-    http_address = address_of(config.host, config.http_port)
+    grpc_address = address_of(listening.host, listening.grpc_port)
+    http_address = address_of(listening.host, listening.http_port)
     scheme, tls_flag = ("https", " --tls-ca-file CA.pem") if config.tls_cert_file else ("http", "")
     names = ", ".join(each.served_model_name for each in configs)
     verb = "is" if len(configs) == 1 else "are"
+    url = f"{scheme}://{http_address}{prefix.rstrip('/')}"
+    by_name, how_to_try = (
+        "",
+        f"specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'",
+    )
+    if prefix != "/":  # who names no model is answered by the one that has the root
+        by_name, how_to_try = f", model {config.served_model_name}", f"curl {url}/v1/models"
     return (
         f"{names} {verb} ready after {elapsed_s:.0f} s; Ctrl-C stops it\n"
-        f"  gRPC  {grpc_address} (specdec.v1.InferenceService, AdminService, health, reflection)\n"
-        f"  HTTP  {scheme}://{http_address}/health, /ready and /metrics\n"
-        f"  try   specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
+        f"  gRPC  {grpc_address}{by_name} (specdec.v1.InferenceService, AdminService, health, "
+        "reflection)\n"
+        f"  HTTP  {url}/health, /ready and /metrics\n"
+        f"  try   {how_to_try}"
     )
 
 

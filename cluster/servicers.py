@@ -23,7 +23,7 @@ from cluster.call_limits import check_model
 from cluster.call_status import reporting_to
 from cluster.caller_headers import current_headers
 from cluster.control_link import ControlLink
-from cluster.forwarded_calls import by_model, streamed_by_model
+from cluster.forwarded_calls import Guard, by_model, streamed_by_model
 from cluster.output_codec import encode_completion, encode_stream_chunk
 from cluster.router import Router
 from cluster.unreadable import ReadableOnly
@@ -68,6 +68,10 @@ def _check_token(servicer: AdminServicer, grpc_context: Any) -> None:
     servicer.access.check(_authorization(grpc_context))
 
 
+_BY_KEY = Guard(_check_key, lambda servicer, code: servicer.router.metrics.count_failure(code))
+_BY_TOKEN = Guard(_check_token, lambda servicer, code: None)  # metrics tell of requests
+
+
 class InferenceServicer:
     """InferenceService over a Router. The errors that a caller reads are written for callers."""
 
@@ -79,7 +83,7 @@ class InferenceServicer:
         self.keys = keys
         self.applications = applications
 
-    @streamed_by_model(_check_key)
+    @streamed_by_model(_BY_KEY)
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
@@ -93,7 +97,7 @@ class InferenceServicer:
                     yield await self._encode_chunk(generation.seed, output, is_first=is_first)
                     is_first = False
 
-    @by_model(pb.GenerateResponse, _check_key)
+    @by_model(pb.GenerateResponse, _BY_KEY)
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
         """The whole completion as one message. Cancelling the call aborts the request."""
         _keep_metadata(grpc_context)
@@ -111,7 +115,7 @@ class InferenceServicer:
             )
         return pb.GenerateResponse()
 
-    @by_model(pb.TokenizeResponse, _check_key)
+    @by_model(pb.TokenizeResponse, _BY_KEY)
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
         """The token ids of a text or a chat."""
         with self._reporting_to(grpc_context), self._admit(grpc_context):
@@ -120,7 +124,7 @@ class InferenceServicer:
             return codec.encode_tokens(token_ids, tokens, self.router.max_model_len)
         return pb.TokenizeResponse()
 
-    @by_model(pb.DetokenizeResponse, _check_key)
+    @by_model(pb.DetokenizeResponse, _BY_KEY)
     async def Detokenize(
         self, request: pb.DetokenizeRequest, grpc_context: Any
     ) -> pb.DetokenizeResponse:
@@ -130,7 +134,7 @@ class InferenceServicer:
             return pb.DetokenizeResponse(text=text)
         return pb.DetokenizeResponse()
 
-    @by_model(pb.GetModelInfoResponse, _check_key)
+    @by_model(pb.GetModelInfoResponse, _BY_KEY)
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, grpc_context: Any
     ) -> pb.GetModelInfoResponse:
@@ -187,7 +191,7 @@ class AdminServicer:
         self.watches = watches
         self.take_profile = profile
 
-    @by_model(admin_pb2.GetSpeculationResponse, _check_token)
+    @by_model(admin_pb2.GetSpeculationResponse, _BY_TOKEN)
     async def GetSpeculation(
         self, request: admin_pb2.GetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.GetSpeculationResponse:
@@ -198,7 +202,7 @@ class AdminServicer:
             return admin_pb2.GetSpeculationResponse(state=admin_codec.encode_state(state))
         return admin_pb2.GetSpeculationResponse()
 
-    @by_model(admin_pb2.SetSpeculationResponse, _check_token)
+    @by_model(admin_pb2.SetSpeculationResponse, _BY_TOKEN)
     async def SetSpeculation(
         self, request: admin_pb2.SetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.SetSpeculationResponse:
@@ -209,7 +213,7 @@ class AdminServicer:
             return admin_pb2.SetSpeculationResponse(state=admin_codec.encode_state(state))
         return admin_pb2.SetSpeculationResponse()
 
-    @by_model(admin_pb2.GetStatusResponse, _check_token)
+    @by_model(admin_pb2.GetStatusResponse, _BY_TOKEN)
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, grpc_context: Any
     ) -> admin_pb2.GetStatusResponse:
@@ -219,7 +223,7 @@ class AdminServicer:
             return admin_codec.encode_status(await self.control.status())
         return admin_pb2.GetStatusResponse()
 
-    @by_model(admin_pb2.ListReplicasResponse, _check_token)
+    @by_model(admin_pb2.ListReplicasResponse, _BY_TOKEN)
     async def ListReplicas(
         self, request: admin_pb2.ListReplicasRequest, grpc_context: Any
     ) -> admin_pb2.ListReplicasResponse:
@@ -231,7 +235,7 @@ class AdminServicer:
             return admin_pb2.ListReplicasResponse(replicas=encoded)
         return admin_pb2.ListReplicasResponse()
 
-    @by_model(admin_pb2.ListAuditLogResponse, _check_token)
+    @by_model(admin_pb2.ListAuditLogResponse, _BY_TOKEN)
     async def ListAuditLog(
         self, request: admin_pb2.ListAuditLogRequest, grpc_context: Any
     ) -> admin_pb2.ListAuditLogResponse:
@@ -242,7 +246,7 @@ class AdminServicer:
             return admin_codec.encode_audit_page(page)
         return admin_pb2.ListAuditLogResponse()
 
-    @streamed_by_model(_check_token)
+    @streamed_by_model(_BY_TOKEN)
     async def WatchStats(
         self, request: admin_pb2.WatchStatsRequest, grpc_context: Any
     ) -> AsyncGenerator[admin_pb2.WatchStatsResponse, None]:
@@ -253,7 +257,7 @@ class AdminServicer:
                 async for fleet in moments:
                     yield admin_codec.encode_fleet(fleet)
 
-    @by_model(admin_pb2.ProfileResponse, _check_token)
+    @by_model(admin_pb2.ProfileResponse, _BY_TOKEN)
     async def Profile(
         self, request: admin_pb2.ProfileRequest, grpc_context: Any
     ) -> admin_pb2.ProfileResponse:

@@ -28,6 +28,11 @@ _OF_THE_SERVICE = (
 _OF_A_MODEL = ("model", "served_model_name")
 _MAX_NAME_CHARS = 63  # of a DNS label
 
+PATHS_OF_THE_SERVICE = frozenset(
+    {"v1", "tokenize", "detokenize", "dashboard", "metrics", "health", "ready"}
+)
+"""First parts of the paths that a model answers under "/"; no other model's prefix can be one."""
+
 
 def read_models(
     path: Path, overrides: Mapping[str, Any] = MappingProxyType({})
@@ -58,8 +63,17 @@ def application_name(config: ServeConfig) -> str:
     return label[:_MAX_NAME_CHARS].strip("-") or "model"
 
 
+def check_prefix(config: ServeConfig) -> None:
+    """Raises InvalidValueError for a model whose name as a prefix would hide paths of another's."""
+    if (name := application_name(config)) in PATHS_OF_THE_SERVICE:
+        limit = f"another one where a model has the prefix /: /{name} is a path of its API"
+        raise InvalidValueError("served_model_name", config.served_model_name, limit)
+
+
 def _check_together(configs: tuple[ServeConfig, ...]) -> None:
     first, *others = configs
+    for each in others:
+        check_prefix(each)
     if others and first.ingress != "serve":
         limit = "serve for several models: they share its ports"
         raise InvalidValueError("ingress", first.ingress, limit)

@@ -8,6 +8,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from cluster.app import application_settings, build
 from cluster.config import ServeConfig
+from cluster.control_plane import ControlPlaneReplica
 from cluster.deployment import GRPC_SERVICER_FUNCTIONS
 from specdec.errors import InvalidValueError
 
@@ -22,6 +23,16 @@ def test_nothing_of_a_model_is_looked_at(tmp_path):
     assert config["ingress"] == "serve"
     assert control_plane._bound_deployment.name == "ControlPlane"
     assert found is None
+
+
+def test_where_state_is_kept_is_found_out_where_it_is(monkeypatch, tmp_path):
+    """On the head: who deploys may be another user, on another machine."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-who-deploys"))
+    _, control_plane, _ = build({})._bound_deployment.init_args
+    arguments = control_plane._bound_deployment.init_args
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-the-head"))
+    ControlPlaneReplica(*arguments)
+    assert [each.name for each in tmp_path.iterdir()] == ["of-the-head"]
 
 
 def test_the_words_of_vllm_are_taken(tmp_path):

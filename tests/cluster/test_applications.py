@@ -1,11 +1,20 @@
 """Who serves which model, and who is asked how often."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+from ray.exceptions import RayError
 
 from cluster import applications
-from cluster.applications import Applications, Fellow, ServiceCard
+from cluster.applications import (
+    CONTROL_PLANE,
+    ROUTER,
+    Applications,
+    Fellow,
+    ServeDirectory,
+    ServiceCard,
+)
 from specdec.errors import NotReadyError, UnknownModelError
 
 
@@ -131,3 +140,74 @@ async def test_without_replicas_it_says_so_at_once(monkeypatch):
     monkeypatch.setattr(applications, "_ANSWER_TIMEOUT_S", 0.1)
     with pytest.raises(NotReadyError, match="the model b is starting or stopping"):
         await anext(fellow("b", Handle(has_replicas=False)).stream("answer"))
+
+
+class PlayedServe:
+    """Serve with applications whose ControlPlanes answer, are away, or were never there."""
+
+    def __init__(self, **models):
+        """models: what the ControlPlane of each application says that it serves; None: nothing."""
+        self.models = models
+        self.away = set()
+        self.num_asked = 0
+
+    def status(self):
+        each = SimpleNamespace(deployments=(ROUTER, CONTROL_PLANE))
+        theirs = SimpleNamespace(deployments=("Theirs",))
+        return SimpleNamespace(applications={"theirs": theirs} | dict.fromkeys(self.models, each))
+
+    def get_deployment_handle(self, deployment, application):
+        card = SimpleNamespace(remote=lambda: self._card(application))
+        return SimpleNamespace(card=card, _init=lambda: None)
+
+    async def _card(self, application):
+        self.num_asked += 1
+        if application in self.away:
+            raise RayError("the actor died")
+        if self.models[application] is None:
+            await asyncio.Event().wait()
+        return ServiceCard(self.models[application], 1)
+
+
+@pytest.fixture
+def played(monkeypatch):
+    played = PlayedServe(own="a", app="b")
+    monkeypatch.setattr(applications, "serve", played)
+    monkeypatch.setattr(applications, "_ANSWER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(applications, "_STALE_S", -1.0)
+    return played
+
+
+async def test_a_model_is_there_while_its_control_plane_is_away(played):
+    """Until Serve lists its application no longer."""
+    mine = Applications("a", ServeDirectory("own").look)
+    await mine.elsewhere("b")
+    played.away.add("app")
+    assert (await mine.elsewhere("b")).card.model == "b"
+    del played.models["app"]
+    with pytest.raises(UnknownModelError):
+        await mine.elsewhere("b")
+
+
+async def test_an_application_that_serves_another_model_is_known_by_it(played):
+    directory = ServeDirectory("own")
+    await directory.look()
+    played.models["app"] = "c"
+    await directory.look()
+    await asyncio.sleep(0)
+    assert [each.card.model for each in (await directory.look()).values()] == ["c"]
+
+
+async def test_who_says_nothing_is_waited_for_once(played):
+    played.models["silent"] = None
+    directory = ServeDirectory("own")
+    assert list(await directory.look()) == ["app"]
+    async with asyncio.timeout(0.04):
+        assert list(await directory.look()) == ["app"]
+        assert list(await directory.look()) == ["app"]
+    assert played.num_asked == 4, "the silent one was asked once, the other each time"
+    asking = directory._listed["silent"]._asking
+    del played.models["silent"]
+    await directory.look()
+    await asyncio.sleep(0)
+    assert asking.cancelled()

@@ -7,7 +7,7 @@ import pytest
 
 from cluster import forwarded_calls
 from cluster.api_keys import NoApiKeyError
-from cluster.forwarded_calls import ForwardedCall, by_model, streamed_by_model
+from cluster.forwarded_calls import ForwardedCall, Guard, by_model, streamed_by_model
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.errors import NotReadyError, OverloadedError, UnknownModelError
 
@@ -39,6 +39,13 @@ def _check(servicer, grpc_context):
         raise NoApiKeyError
 
 
+def _count(servicer, code):
+    servicer.counted.append(code)
+
+
+_GUARD = Guard(_check, _count)
+
+
 class Servicer:
     """Answers with its own name, and knows another."""
 
@@ -46,11 +53,14 @@ class Servicer:
         self.name, self.other, self.error = name, other, error
         self.applications = self
         self.metadata = None
-        self.is_closed, self.num_checked = False, 0
+        self.is_closed, self.num_checked, self.num_looks = False, 0, 0
+        self.counted = []
+
+    def is_own(self, model):
+        return model in ("", self.name)
 
     async def elsewhere(self, model):
-        if model in ("", self.name):
-            return None
+        self.num_looks += 1
         if self.other is None or model != self.other.name:
             raise UnknownModelError(model, self.name)
         return self
@@ -65,7 +75,7 @@ class Servicer:
             async for each in messages:
                 yield each
 
-    @by_model(pb.DetokenizeResponse, _check)
+    @by_model(pb.DetokenizeResponse, _GUARD)
     async def Detokenize(self, request, grpc_context):  # noqa: N802 - the name of its RPC
         self.metadata = grpc_context.invocation_metadata()
         with forwarded_calls.reporting_to(grpc_context):
@@ -74,7 +84,7 @@ class Servicer:
             return pb.DetokenizeResponse(text=self.name)
         return pb.DetokenizeResponse()
 
-    @streamed_by_model(_check)
+    @streamed_by_model(_GUARD)
     async def GenerateStream(self, request, grpc_context):  # noqa: N802
         with forwarded_calls.reporting_to(grpc_context):
             for index in range(3):
@@ -109,6 +119,7 @@ async def test_an_error_over_there_is_the_status_here():
     context = Context()
     assert len(await streamed(a, "b", context)) == 3
     assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert a.counted == [], "it counts where it was answered"
 
 
 @pytest.mark.parametrize(
@@ -123,21 +134,31 @@ async def test_what_cannot_be_forwarded_has_a_status_too(model, code):
     context = Context()
     assert await streamed(a, model, context) == []
     assert context.code is code
+    assert a.counted == [code, code]
 
 
-async def test_whose_key_is_not_ours_is_not_told_which_models_there_are():
-    """But asks for another's model: what that wants of callers it sees to itself."""
+async def test_who_has_no_key_of_ours_has_nobody_looked_for():
+    """And is not told which models there are; for our own the method itself asks."""
     a = Servicer("a", Servicer("b"))
     a.is_closed = True
     for ask in (detokenized, streamed):
-        context = Context()
-        await ask(a, "nobody's", context)
-        assert context.code is grpc.StatusCode.UNAUTHENTICATED
-        assert "model" not in context.details
-        context = Context()
-        await ask(a, "b", context)
-        assert context.code is None
-    assert a.num_checked == 2
+        for model in ("nobody's", "b"):
+            context = Context()
+            await ask(a, model, context)
+            assert context.code is grpc.StatusCode.UNAUTHENTICATED
+            assert "model" not in context.details
+    assert (a.num_checked, a.num_looks) == (4, 0)
+    assert a.counted == [grpc.StatusCode.UNAUTHENTICATED] * 4
+    context = Context()
+    assert await detokenized(a, "a", context) == "a"
+    assert (context.code, a.num_checked) == (None, 4)
+
+
+async def test_a_name_of_any_length_is_not_looked_for():
+    a, context = Servicer("a"), Context()
+    await detokenized(a, "x" * 257, context)
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert a.num_looks == 0
 
 
 async def test_what_was_forwarded_once_is_not_forwarded_again():

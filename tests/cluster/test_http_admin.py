@@ -217,14 +217,21 @@ async def test_a_control_plane_that_is_away(http, handle):
         assert "the control plane does not answer" in response.json()["error"]["message"]
 
 
-async def test_operators_alone_are_told_which_models_there_are(http, admin):
-    admin.applications = Applications("tiny")
+async def test_for_operators_alone_another_model_is_looked_for(http, admin):
+    looks = []
+
+    async def look():
+        looks.append(1)
+        return {}
+
+    admin.applications = Applications("tiny", look)
     told = (await http.get(f"{URL}?model=other")).json()["error"]["message"]
     assert "tiny" in told
     admin.access = AdminAccess("correct-horse-battery")
     response = await http.get(f"{URL}?model=other")
     assert response.status_code == 401
     assert "tiny" not in response.text
+    assert len(looks) == 1
 
 
 @pytest.mark.parametrize("path", ["speculation", "status", "replicas", "audit-log", "watch"])

@@ -5,13 +5,15 @@ from types import SimpleNamespace
 import pytest
 
 from cluster import node_memory
+from cluster.applications import ROUTER
 from cluster.config import ServeConfig
-from cluster.node_memory import replica_memory, replicas_per_node
+from cluster.node_memory import NodeShares, node_shares, replica_memory
 from cluster.resources import ReplicaMemory, placement_bundles
 from specdec.speculative_config import SpeculativeConfig
 
 GIB = 2**30
 HERE, THERE = 12 * GIB, 6 * GIB
+ALONE = NodeShares(1, 1)
 
 
 @pytest.fixture
@@ -37,12 +39,12 @@ def placed(monkeypatch):
     monkeypatch.setattr(node_memory, "ray", ray)
     monkeypatch.setattr(node_memory, "available_memory_bytes", lambda: HERE)
 
-    def place(config, *nodes, share=1):
+    def place(config, *nodes, shares=ALONE):
         table = {"bundles_to_node_id": dict(enumerate(nodes))}
         monkeypatch.setattr(node_memory, "placement_group_table", lambda placement: table)
         placement = SimpleNamespace(bundle_specs=placement_bundles(config))
         asked.clear()
-        return replica_memory(config, placement, share), list(asked)
+        return replica_memory(config, placement, shares), list(asked)
 
     return place
 
@@ -54,11 +56,16 @@ def config_of(device="cpu", **settings):
 
 def test_on_one_node_nobody_is_asked(placed):
     assert placed(config_of(), "a", "a", "a") == (ReplicaMemory(HERE), [])
-    assert placed(config_of(), "a", "a", "a", share=3) == (ReplicaMemory(HERE // 3), [])
+    assert placed(config_of(), "a", "a", "a", shares=NodeShares(3, 2)) == (
+        ReplicaMemory(HERE // 3),
+        [],
+    )
 
 
 def test_a_node_of_the_draft_alone_is_asked(placed):
     assert placed(config_of(), "a", "a", "b") == (ReplicaMemory(HERE, THERE), [(2, 0)])
+    memory, _ = placed(config_of(), "a", "a", "b", shares=NodeShares(1, 4))
+    assert memory == ReplicaMemory(HERE, THERE // 4)
 
 
 def test_models_that_share_another_node_share_its_memory(placed):
@@ -67,18 +74,54 @@ def test_models_that_share_another_node_share_its_memory(placed):
 
 def test_gpus_are_asked_where_they_are_and_not_divided(placed):
     config = config_of("cuda", tensor_parallel_size=4, gpu_memory_utilization=0.5)
-    memory, asked = placed(config, "a", "a", "a", share=3)
+    memory, asked = placed(config, "a", "a", "a", shares=NodeShares(3, 3))
     assert memory == ReplicaMemory(THERE // 2, THERE // 2)
     assert asked == [(1, 4), (2, 1)]
+
+
+def node(alive=True, cpus=2, **labels):
+    return {"Alive": alive, "Resources": {"CPU": cpus}, "Labels": labels, "NodeID": "n"}
+
+
+@pytest.fixture
+def shares(monkeypatch):
+    """How replicas share these nodes, beside other applications with so many each."""
+    monkeypatch.setattr(node_memory, "ray", SimpleNamespace())
+
+    def shares(nodes, others=(), **settings):
+        monkeypatch.setattr(node_memory.ray, "nodes", lambda: nodes, raising=False)
+        listed = {"own": 3} | {f"app{index}": each for index, each in enumerate(others)}
+        monkeypatch.setattr(node_memory, "our_applications", lambda: played(listed))
+        return node_shares(config_of(ingress="serve", **settings), "own")
+
+    return shares
+
+
+def played(replicas):
+    """Of each the last one still starts."""
+    return {
+        name: SimpleNamespace(
+            deployments={
+                ROUTER: SimpleNamespace(replica_states={"RUNNING": number - 1, "STARTING": 1})
+            }
+        )
+        for name, number in replicas.items()
+    }
 
 
 @pytest.mark.parametrize(
     ("num_replicas", "nodes", "expected"), [(4, 4, 1), (4, 2, 2), (5, 2, 3), (1, 3, 1), (2, 0, 2)]
 )
-def test_replicas_are_spread_over_the_nodes_that_are_alive(
-    monkeypatch, num_replicas, nodes, expected
-):
-    listed = [{"Alive": True}] * nodes + [{"Alive": False}] * 3
-    monkeypatch.setattr(node_memory.ray, "nodes", lambda: listed)
-    config = ServeConfig(model="tiny", ingress="serve", num_replicas=num_replicas)
-    assert replicas_per_node(config) == expected
+def test_replicas_are_spread_over_the_nodes_that_are_alive(shares, num_replicas, nodes, expected):
+    listed = [node()] * nodes + [node(alive=False)] * 3
+    assert shares(listed, num_replicas=num_replicas).target == expected
+
+
+def test_nodes_that_cannot_have_a_model_do_not_share_its_replicas(shares):
+    listed = [node(role="t")] * 4 + [node(role="d")] * 2 + [node(role="t", cpus=0.1)] * 5
+    labels = {"target_labels": "role=t", "draft_labels": "role=d"}
+    assert shares(listed, num_replicas=4, **labels) == NodeShares(target=1, draft=2)
+
+
+def test_replicas_of_other_applications_count(shares):
+    assert shares([node()] * 2, others=(3, 1), num_replicas=2).target == 3

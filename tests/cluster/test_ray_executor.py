@@ -88,7 +88,9 @@ def test_a_lost_rank_is_replaced_and_the_batch_goes_on(tiny_model_dir, expected)
 
 
 def test_more_ranks_than_the_machine_bears_are_refused_before_ray_starts(tiny_model_dir):
-    with pytest.raises(InvalidValueError, match="tensor_parallel_size is 1000; it must be from 1"):
+    with pytest.raises(
+        InvalidValueError, match="tensor_parallel_size is 1000; it must be at most 9"
+    ):
         LLM(**arguments(tiny_model_dir, tensor_parallel_size=1000, kv_cache_memory_gib=4))
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from cluster.encoding_room import EncodingRoom
 from cluster.replica_text import ReplicaText
+from specdec.chat_template import Conversation
 from specdec.errors import InvalidValueError, OverloadedError
 from specdec.model_config import ModelConfig
 from specdec.sampling_params import StructuredOutput
@@ -72,6 +73,37 @@ async def test_what_waits_to_be_encoded_and_decoded_is_bounded(text):
         assert await text.encode(ids) == ids, "ids are used as they are"
     assert len(waiting.result()) > 1
     assert await text.decode(await text.encode(TEXT)) == TEXT
+
+
+HIDDEN = "\u0000\u200b\U000e0041" * 100
+MESSAGE = {"role": "user", "content": HIDDEN}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"maximum": 3, "enum": ["a"]}}}
+
+
+@pytest.mark.parametrize(
+    ("prompt", "num_chars"),
+    [
+        ((ChatMessage("user", HIDDEN), ChatMessage("user", "ab")), 4 + 300 + 4 + 2),
+        (Conversation(messages=(MESSAGE, MESSAGE)), 2 * (4 + 4 + 7 + 300)),
+        (
+            Conversation(messages=(), tools=(TOOL,), template_kwargs={"a": "bc"}),
+            sum(map(len, ("type", "function", "function", "name", "f", "parameters", "maximum")))
+            + sum(map(len, ("3", "enum", "a", "a", "bc"))),
+        ),
+        (Conversation(messages=({"content": [{"text": "abc"}, None]},)), 7 + 4 + 3 + 1),
+    ],
+    ids=["messages", "conversation", "tools", "parts"],
+)
+async def test_a_chat_counts_by_its_characters_seen_or_not(text, monkeypatch, prompt, num_chars):
+    counted = []
+
+    async def run(work, number):
+        counted.append(number)
+        return ()
+
+    monkeypatch.setattr(text._room, "run", run)
+    await text.encode(prompt)
+    assert counted == [num_chars]
 
 
 async def test_a_grammar_is_compiled_where_one_is_asked_for(text):

@@ -6,6 +6,7 @@ from cluster.config import ServeConfig
 from cluster.resources import (
     CPUS_PER_SHARD,
     check_ranks,
+    check_together,
     memory_per_replica,
     placement_bundles,
     threads_per_shard,
@@ -122,6 +123,18 @@ def test_more_ranks_than_gpus_are_refused(model, drafting):
     with pytest.raises(InvalidValueError, match="3 are needed, 2 are here"):
         check_ranks(config, Models(model, model), 64)
     check_ranks(dataclasses.replace(config, speculative_config=None), Models(model), 64)
+
+
+def test_models_have_to_fit_together(drafting):
+    """In cores and in GPUs; whoever has one model hears of its own limits."""
+    plain = dataclasses.replace(drafting, speculative_config=None)
+    check_together([plain, plain], 2, count_gpus=None)
+    with pytest.raises(InvalidValueError, match=r"models is '3 models'.*2\.35 CPU, 2 are here"):
+        check_together([plain, plain, drafting], 2, count_gpus=None)
+    on_gpus = [dataclasses.replace(each, device="cuda") for each in (plain, drafting)]
+    check_together(on_gpus, 16, lambda: 4)
+    with pytest.raises(InvalidValueError, match="they want 4 GPU, 3 are here"):
+        check_together(on_gpus, 16, lambda: 3)
 
 
 def test_a_gpu_that_is_not_there_is_told(monkeypatch):

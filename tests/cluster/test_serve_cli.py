@@ -94,6 +94,20 @@ def test_serve_warns(served):
     )
 
 
+def test_serve_warns_of_every_model_but_once(served, tmp_path):
+    path, token = tmp_path / "serve.yaml", tmp_path / "token"
+    token.write_text("correct-horse-battery\n")
+    models = f"  - {{model: a/one, admin_token_file: {token}}}\n  - {{model: a/two}}\n"
+    path.write_text(f"ingress: serve\nmodels:\n{models}")
+    first, second = run_cli("serve", "--config", str(path)).stderr.splitlines()
+    assert first.startswith("warning: one: Ray Serve's gRPC ingress listens")
+    assert second.startswith("warning: two: ")
+    assert second.endswith("lets whoever reaches it steer the service")
+    path.write_text("ingress: serve\nmodels: [{model: a/one}, {model: a/two}]\n")
+    [told] = run_cli("serve", "--config", str(path)).stderr.splitlines()
+    assert told.startswith("warning: Ray Serve's gRPC ingress")
+
+
 def test_a_service_that_does_not_come_up(served, monkeypatch):
     def fail(config, report, others):
         report("starting")
@@ -232,6 +246,14 @@ def test_words_of_vllm_that_mean_nothing_here(served, flags, reason):
 @pytest.fixture
 def no_keys(monkeypatch):
     monkeypatch.setenv(KEYS_VARIABLE, "from-before")
+
+
+def test_keys_of_the_command_do_not_reach_the_ray_of_somebody_else(served, no_keys):
+    """Whose processes have another environment: the service would be open to all."""
+    joining = ["--ray-address", "auto", "--ingress", "serve"]
+    result = run_cli("serve", "--api-key", "first-key", *joining)
+    assert (result.exit_code, served) == (2, [])
+    assert "keys have to be in an api_key_file" in result.stderr
 
 
 def test_keys_reach_the_replicas_through_the_environment(served, no_keys):

@@ -9,8 +9,8 @@ from ray.serve._private.grpc_util import gRPCGenericServer
 from ray.serve._private.proxy_request_response import gRPCStreamingType
 
 from cluster.deployment import ROUTER
-from cluster.errors import INTERNAL_MESSAGE
-from cluster.serve_proxy import LOST_MESSAGE, NOT_STARTED_MESSAGE, restate_answers
+from cluster.errors import INTERNAL_MESSAGE, LOST_MESSAGE
+from cluster.serve_proxy import NOT_STARTED_MESSAGE, restate_answers
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import (
     InferenceServiceServicer,
@@ -36,13 +36,14 @@ CASES = [
 class FailingProxy:
     """As Serve's proxy makes handlers: serialized answers, and the status set on the context."""
 
-    def __init__(self, code, details, routes=()):
-        """routes: of the applications that there are, by name."""
+    def __init__(self, code, details, routes=(), others=()):
+        """routes: of our applications, by name. others: of somebody else's."""
         self._code, self._details = code, details
         self.proxy_router = SimpleNamespace(
             endpoints={
-                DeploymentID(ROUTER, name): SimpleNamespace(route=route)
-                for name, route in dict(routes).items()
+                DeploymentID(deployment, name): SimpleNamespace(route=route)
+                for deployment, them in ((ROUTER, routes), ("Theirs", others))
+                for name, route in dict(them).items()
             }
         )
         self.applications = []
@@ -119,3 +120,12 @@ async def test_a_call_without_an_application_goes_to_one(start, routes, given, e
         with pytest.raises(grpc.RpcError):
             [_ async for _ in stub.GenerateStream(pb.GenerateRequest(), metadata=given)]
     assert proxy.applications == [expected, expected]
+
+
+async def test_a_call_without_an_application_does_not_go_to_somebody_elses(start):
+    """Though theirs has the route "/" or the first name."""
+    proxy = FailingProxy(grpc.StatusCode.NOT_FOUND, "no model", {"z": "/z"}, {"a": "/a", "b": "/"})
+    async with grpc.aio.insecure_channel(await start(proxy)) as channel:
+        with pytest.raises(grpc.RpcError):
+            await InferenceServiceStub(channel).Generate(pb.GenerateRequest())
+    assert proxy.applications == [["z"]]

@@ -1,13 +1,15 @@
-"""What `specdec serve` finds out before it starts anything."""
+"""What `specdec serve` finds out before it starts anything, and says when it has."""
 
 import socket
+from types import SimpleNamespace
 
 import pytest
+from ray import serve
 
 from cluster.config import ServeConfig
 from cluster.control_store import ControlStore, StoredSpeculation
-from cluster.ray_session import RaySession
-from cluster.service import StartupError, running_service
+from cluster.ray_session import Listening, RaySession
+from cluster.service import Served, StartupError, _how_to_call, deploy, running_service
 from specdec.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
 from tests.e2e.conftest import free_ports
 
@@ -89,3 +91,45 @@ def test_a_state_directory_that_cannot_be(start, tiny_model_dir, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InvalidValueError, match=r"state_dir is .*file/state"):
         start(model=str(tiny_model_dir), state_dir=tmp_path / "file" / "state")
+
+
+@pytest.fixture
+def deployed(monkeypatch):
+    """Deploys models beside applications with these prefixes; what is told, and the prefixes."""
+
+    def deployed(*names, **before):
+        there = {name: SimpleNamespace(route_prefix=prefix) for name, prefix in before.items()}
+        monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=there))
+        configs = [ServeConfig(served_model_name=name, ingress="serve") for name in names]
+        routes = deploy([Served(config) for config in configs])
+        listening, prefix = Listening("10.0.0.1", 9100, 8100), routes[names[0]]
+        return _how_to_call(configs, listening, prefix, elapsed_s=1.0), list(routes.values())
+
+    monkeypatch.setattr(serve, "run_many", lambda targets: None)
+    return deployed
+
+
+def test_the_first_of_several_has_the_root(deployed):
+    said, routes = deployed("a", "b")
+    assert routes == ["/", "/b"]
+    assert "a, b are ready" in said
+    assert "http://10.0.0.1:8100/health" in said
+    assert "specdec generate --address 10.0.0.1:9100" in said
+
+
+def test_who_joins_another_is_told_prefix_and_name(deployed):
+    said, routes = deployed("a", theirs="/")
+    assert routes == ["/a"]
+    assert "10.0.0.1:9100, model a (" in said
+    assert "http://10.0.0.1:8100/a/health" in said
+    assert "curl http://10.0.0.1:8100/a/v1/models" in said
+
+
+def test_a_redeployed_first_keeps_the_root(deployed):
+    assert deployed("a", a="/", b="/b")[1] == ["/"]
+
+
+def test_who_joins_another_may_not_hide_its_paths(deployed):
+    assert deployed("metrics")[1] == ["/"]
+    with pytest.raises(InvalidValueError, match="/metrics is a path of its API"):
+        deployed("metrics", theirs="/")

@@ -1,9 +1,18 @@
 """A configuration file with a list of models."""
 
+import re
+from types import SimpleNamespace
+
 import pytest
 
 from cluster.config import ServeConfig
-from cluster.several_models import application_name, read_models
+from cluster.http import make_app
+from cluster.several_models import (
+    PATHS_OF_THE_SERVICE,
+    application_name,
+    check_prefix,
+    read_models,
+)
 from specdec.errors import InvalidValueError
 from specdec.speculative_config import SpeculativeConfig
 
@@ -69,6 +78,7 @@ models:
         ("models: [{model: a}, {model: b}]", "serve for several models"),
         ("ingress: serve\nmodels: [{model: x/a}, {model: y/a}]", "another one than 'a'"),
         ("ingress: serve\nmodels: [{model: x/a.b}, {model: x/A_B}]", "another one than 'a.b'"),
+        ("ingress: serve\nmodels: [{model: a}, {model: x/V1}]", "/v1 is a path of its API"),
         ("models: [{model: a, http_port: 1}]", "left out of models"),
         ("models: [{model: a, port: 1}]", "port is 1; it must be left out of models"),
         ("models: [{model: a, max-logprobs: 1}]", "max-logprobs"),
@@ -79,6 +89,28 @@ models:
 def test_what_is_wrong_with_a_list_is_told(read, text, told):
     with pytest.raises(InvalidValueError, match=told):
         read(text)
+
+
+def paths_of(routes):
+    for route in routes:
+        included = getattr(route, "original_router", None)
+        yield from [route.path] if included is None else paths_of(included.routes)
+
+
+def test_no_path_of_the_service_can_be_the_prefix_of_a_model():
+    app = make_app(lambda: SimpleNamespace(), lambda: SimpleNamespace())
+    paths = set(paths_of(app.routes))
+    assert {"/v1/models", "/ready", "/openapi.json"} <= paths
+    first_parts = {path.split("/")[1] for path in paths}
+    possible = {part for part in first_parts if re.fullmatch("[a-z0-9-]+", part)}
+    assert possible == PATHS_OF_THE_SERVICE
+
+
+def test_the_first_model_may_have_any_name(read):
+    first, _ = read("ingress: serve\nmodels: [{model: x/v1}, {model: b}]")
+    assert first.served_model_name == "v1"
+    with pytest.raises(InvalidValueError, match="another one where a model has the prefix /"):
+        check_prefix(first)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Bytes that are no message, on a server of grpc's and on Ray Serve's."""
 
+from types import SimpleNamespace
+
 import grpc
 import pytest
 from ray.serve._private.grpc_util import gRPCGenericServer
@@ -22,18 +24,23 @@ class Answering(InferenceServiceServicer):
         yield pb.GenerateStreamResponse(request_id=request.text)
 
 
-def proxying(service_method, streaming_type):
-    async def call(request, context):
-        return pb.GenerateResponse(request_id=request.text).SerializeToString()
+class Proxy:
+    """As Serve's, with a handler for each method and no application."""
 
-    async def stream(request, context):
-        yield await call(request, context)
+    proxy_router = SimpleNamespace(endpoints={})
 
-    return stream if service_method == STREAM else call
+    def service_handler_factory(self, service_method, streaming_type):
+        async def call(request, context):
+            return pb.GenerateResponse(request_id=request.text).SerializeToString()
+
+        async def stream(request, context):
+            yield await call(request, context)
+
+        return stream if service_method == STREAM else call
 
 
 def serves_server():
-    server = gRPCGenericServer(proxying)
+    server = gRPCGenericServer(Proxy().service_handler_factory)
     restate_answers(None, server)
     return server
 

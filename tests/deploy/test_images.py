@@ -3,15 +3,23 @@
 import os
 import re
 import shutil
+import ssl
 import subprocess
 import sys
+import types
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
+from click.testing import CliRunner
 
-from cluster.config import ServeConfig
+from cluster import cli
 from cluster.local_ray import RAY_ENVIRONMENT
 from tests.deploy.dockerfile import copies, environment, of_word, stages
+from tests.specdec.client.certificate import self_signed_certificate
 
 DOCKERFILES = sorted(Path("deploy/docker").glob("Dockerfile.*"))
 SETTING = re.compile(r"--([a-z-]+)")
@@ -78,55 +86,68 @@ def test_no_secret_is_in_it(dockerfile):
     assert not [name for name in names if re.search("TOKEN|KEY|SECRET|PASSWORD", name)]
 
 
-def test_the_command_is_one_that_serves(dockerfile):
+def test_whatever_follows_the_image_it_serves_on_all_interfaces(dockerfile, served):
     *_, last = stages(dockerfile)
-    [entry], [command] = of_word(last, "ENTRYPOINT"), of_word(last, "CMD")
-    assert entry.listed == ["specdec"]
-    serve, *flags = command.listed
-    assert serve == "serve"
-    names = [flag.removeprefix("--").replace("-", "_") for flag in flags[::2]]
-    numbers = {
-        name: int(value)
-        for name, value in zip(names, flags[1::2], strict=True)
-        if value.isdecimal()
-    }
-    config = ServeConfig.from_mapping(dict(zip(names, flags[1::2], strict=True)) | numbers)
+    [entry] = of_word(last, "ENTRYPOINT")
+    assert not of_word(last, "CMD"), "arguments would replace it"
+    specdec, *arguments = entry.listed
+    assert specdec == "specdec"
+    given = [*arguments, "org/model", "--block-size", "8"]
+    assert CliRunner().invoke(cli.main, given).exit_code == 0
+    [config] = served
+    assert (config.host, config.model, config.block_size) == ("0.0.0.0", "org/model", 8)
+    assert dockerfile.suffix == ".cpu" or config.device == "cuda"
     exposed = of_word(last, "EXPOSE")[0].text.split()
     assert exposed == [str(config.http_port), str(config.grpc_port)]
 
 
-def test_the_health_check_asks_for_readiness(dockerfile):
-    """Its program is run, against a server that is ready and then against none."""
+@pytest.fixture
+def served(monkeypatch):
+    """The configurations that the service was to be started with."""
+    configs = []
+    fake = types.ModuleType("cluster.service")
+    fake.serve_forever = lambda config, report, others: configs.append(config)
+    monkeypatch.setitem(sys.modules, "cluster.service", fake)
+    return configs
+
+
+@pytest.mark.skipif(shutil.which("wget") is None, reason="no wget on the path, as there is inside")
+def test_the_health_check_asks_for_readiness(dockerfile, tmp_path):
+    """Its command is run: against servers that are ready, by TLS or not, and against none."""
     [check] = of_word(stages(dockerfile)[-1], "HEALTHCHECK")
-    assert "/ready" in check.text
-    python, flag, program = check.listed
-    assert (python, flag) == ("python", "-c")
-    nobody = subprocess.run(
-        [sys.executable, flag, program.replace(":8000", ":1")], capture_output=True
-    )
-    assert nobody.returncode == 1
-    server = subprocess.Popen(
-        [
-            sys.executable,
-            "-u",
-            "-m",
-            "http.server",
-            "0",
-            "--bind",
-            "127.0.0.1",
-            "-d",
-            "tests/deploy/served",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    try:
-        port = server.stdout.readline().split("port ")[1].split()[0]
-        healthy = subprocess.run([sys.executable, flag, program.replace(":8000", f":{port}")])
-        assert healthy.returncode == 0
-    finally:
-        server.kill()
+    command = check.text.partition(" CMD ")[2]
+    assert command.count("127.0.0.1:8000/ready") == 2
+    assert exit_code_of(command, port=1) == 1
+    files = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    for file, content in zip(files, self_signed_certificate(), strict=True):
+        file.write_bytes(content)
+    for tls in (False, True):
+        with ready_server(*(files if tls else ())) as port:
+            assert exit_code_of(command, port) == 0
+            assert exit_code_of(command.replace("/ready", "/not-ready"), port) == 1
+
+
+def exit_code_of(command, port):
+    there = {**os.environ, "http_proxy": "http://127.0.0.1:1", "https_proxy": "http://127.0.0.1:1"}
+    return subprocess.run(["sh", "-c", command.replace(":8000", f":{port}")], env=there).returncode
+
+
+@contextmanager
+def ready_server(key=None, certificate=None):
+    handler = partial(QuietHandler, directory="tests/deploy/served")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(certificate, key)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever).start()
+        yield server.server_port
+        server.shutdown()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
 
 
 @pytest.mark.slow

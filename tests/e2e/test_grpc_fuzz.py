@@ -53,6 +53,9 @@ METHODS: tuple[MethodDescriptor, ...] = tuple(
     for service in file.services_by_name.values()
     for method in service.methods
 )
+WAITING = ("WatchStats", "Profile")
+"""Methods that go on for longer than a test's few seconds where they are asked for nothing more."""
+
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 MAX_GROWTH_BYTES = 64 * 2**20
 MAX_MORE_FILES = 20
@@ -249,17 +252,28 @@ def test_a_message_that_is_too_large_is_refused(embedded, method):
     assert code == "RESOURCE_EXHAUSTED"
 
 
-@pytest.mark.parametrize("num_messages", [0, 2])
-def test_a_call_without_its_one_message_ends(service, num_messages):
-    """Closed by the client before anything has come, or only after more than the method takes."""
+@pytest.mark.parametrize(("num_messages", "timeout_s"), [(0, 1.0), (2, 5.0)])
+def test_a_call_without_its_one_message_ends(service, num_messages, timeout_s):
+    """With none at its deadline, as grpc waits for one; with more as if the first were alone."""
 
     def ask(channel, method):
+        if num_messages == 0 or method.name in WAITING:
+            expected = "DEADLINE_EXCEEDED"
+        else:
+            expected, _ = call(channel, method, b"")
         open_call = channel.stream_stream(path_of(method))
-        with suppress(grpc.RpcError):
-            list(open_call(iter([b""] * num_messages), timeout=1))
+        try:
+            list(open_call(iter([b""] * num_messages), timeout=timeout_s))
+        except grpc.RpcError as error:
+            code = error.code().name
+        else:
+            code = "OK"
+        assert code == expected, method.full_name
+        return code
 
     with leaving_nothing(service), at_once(service) as run:
-        run(ask, METHODS)
+        said = run(ask, METHODS)
+    assert said["DEADLINE_EXCEEDED"] == (len(METHODS) if num_messages == 0 else len(WAITING))
 
 
 def test_connections_that_speak_no_grpc_disturb_nobody(service):

@@ -6,6 +6,7 @@ import sys
 import httpx
 import pytest
 import yaml
+from grpc import StatusCode
 
 from specdec.client import AdminClient, Client, ClientError
 from specdec.sampling_params import SamplingParams
@@ -13,6 +14,8 @@ from tests.e2e.conftest import running_service
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(300)]
 
+KEY, *ONCE = "sk-correct-horse", "sk-once-by-http", "sk-once-by-grpc"
+BEARER = {"authorization": f"Bearer {KEY}"}
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 
 
@@ -23,8 +26,12 @@ def service(tiny_model_dir, tmp_path_factory):
         {"served_model_name": "first", "speculative_config": None},
         {"served_model_name": "Second.Model", "quantization": "int8"},
     ]
+    keys = [{"name": "ann", "key": KEY}]
+    keys += [{"name": key, "key": key, "requests_per_s": 0.001} for key in ONCE]
+    (directory / "keys.yaml").write_text(yaml.safe_dump(keys))
     config = {
         "ingress": "serve",
+        "api_key_file": str(directory / "keys.yaml"),
         "max_model_len": 512,
         "models": [{"model": str(tiny_model_dir), **each} for each in models],
     }
@@ -35,7 +42,7 @@ def service(tiny_model_dir, tmp_path_factory):
 
 
 def test_each_model_is_served_by_its_name(service):
-    with Client(service.grpc_address) as client:
+    with Client(service.grpc_address, api_key=KEY) as client:
         assert client.model_info().model == "first"
         for name in ("first", "Second.Model"):
             assert client.model_info(name).model == name
@@ -48,9 +55,43 @@ def test_each_model_is_served_by_its_name(service):
 def test_the_second_has_a_path_of_its_own(service):
     url = service.http_url
     assert httpx.get(url + "/second-model/ready", timeout=10).status_code == 200
-    [own, other] = httpx.get(url + "/second-model/v1/models", timeout=10).json()["data"]
+    models = httpx.get(url + "/second-model/v1/models", headers=BEARER, timeout=10)
+    [own, other] = models.json()["data"]
     assert (own["id"], other["id"]) == ("Second.Model", "first")
     assert httpx.get(url + "/second-model/dashboard/", timeout=10).status_code == 200
+
+
+def complete(service, model, headers):
+    body = {"model": model, "prompt": "The river", "max_tokens": 2}
+    return httpx.post(f"{service.http_url}/v1/completions", json=body, headers=headers, timeout=30)
+
+
+@pytest.mark.parametrize("model", ["first", "Second.Model", "third"])
+def test_nobody_gets_in_without_a_key_by_naming_another_model(service, model):
+    with Client(service.grpc_address) as client:
+        for call in (client.generate, lambda *_, model: client.model_info(model)):
+            with pytest.raises(ClientError) as caught:
+                call("The river", model=model)
+            assert caught.value.code is StatusCode.UNAUTHENTICATED
+            assert "first" not in caught.value.message
+    assert complete(service, model, {}).status_code == 401
+    assert complete(service, model, BEARER).status_code == (404 if model == "third" else 200)
+
+
+def test_a_request_counts_once_and_where_it_is_answered(service):
+    """A key of one request has one with each model."""
+    by_http, by_grpc = ONCE
+    statuses = [
+        complete(service, model, {"authorization": f"Bearer {by_http}"}).status_code
+        for model in ("Second.Model", "first", "Second.Model", "first")
+    ]
+    assert statuses == [200, 200, 429, 429]
+    with Client(service.grpc_address, api_key=by_grpc) as client:
+        for model in ("Second.Model", "first"):
+            assert client.generate("The river", SHORT, model=model).usage.completion_tokens == 8
+        for model in ("Second.Model", "first"):
+            with pytest.raises(ClientError, match="this key may send"):
+                client.generate("The river", SHORT, model=model)
 
 
 def test_operators_say_which_model_they_mean(service):

@@ -116,7 +116,9 @@ def start(scratch, line, log):
     deadline = time.monotonic() + 300
     while "is ready" not in log.read_text():
         assert process.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
+        if time.monotonic() > deadline:
+            stop(process)
+            pytest.fail(log.read_text())
         time.sleep(0.5)
     return process
 

@@ -1,0 +1,227 @@
+{{/* The pods of the Ray cluster: what the head and every worker have in common. */}}
+
+{{/* A pod template. Takes root, group (its values), name, kind (head or worker). */}}
+{{- define "specdec.podTemplate" -}}
+{{- $values := .root.Values -}}
+metadata:
+  labels:
+    {{- include "specdec.podLabels" . | nindent 4 }}
+  {{- with .group.podAnnotations }}
+  annotations:
+    {{- toYaml . | nindent 4 }}
+  {{- end }}
+spec:
+  serviceAccountName: {{ include "specdec.serviceAccount" .root }}
+  automountServiceAccountToken: false
+  enableServiceLinks: false
+  # preStop, Ray's own end, and the last seconds of Serve's replicas.
+  terminationGracePeriodSeconds: {{ add $values.drainSeconds 60 }}
+  securityContext:
+    {{- toYaml $values.security.podSecurityContext | nindent 4 }}
+  {{- with $values.image.pullSecrets }}
+  imagePullSecrets:
+    {{- range . }}
+    - name: {{ . }}
+    {{- end }}
+  {{- end }}
+  {{- with include "specdec.scheduling" . | trim }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  {{- with include "specdec.modelCopies" .root }}
+  {{- . | nindent 2 }}
+  {{- end }}
+  containers:
+    - {{ include "specdec.rayContainer" . | nindent 6 | trim }}
+    {{- if and (eq $values.tls.mode "sidecar") (include "specdec.takesRequests" .) }}
+    - {{ include "specdec.sidecar" .root | nindent 6 | trim }}
+    {{- end }}
+  volumes:
+    {{- include "specdec.volumes" . | nindent 4 }}
+{{- end -}}
+
+{{- define "specdec.podLabels" -}}
+{{ include "specdec.selector" .root }}
+app.kubernetes.io/component: {{ .name }}
+{{- with .group.podLabels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* "true" for pods behind the Service, the others have no port of its name. */}}
+{{- define "specdec.takesRequests" -}}
+{{- if or (eq .kind "head") (ne (default "" .group.role) "draft") }}true{{ end -}}
+{{- end -}}
+
+{{- define "specdec.scheduling" }}
+{{- $affinity := .group.affinity -}}
+{{- if and (eq .kind "head") (include "specdec.headStaysOnItsNode" .root) -}}
+{{- $affinity = include "specdec.withHeadAffinity" . | fromJson -}}
+{{- end -}}
+{{- $selector := .group.nodeSelector -}}
+{{- with .group.gpu -}}
+{{- if and (gt (int .count) 0) .product -}}
+{{- $selector = merge (dict .productLabel .product) $selector -}}
+{{- end -}}
+{{- end -}}
+{{- with $selector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .group.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with $affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .group.topologySpreadConstraints }}
+topologySpreadConstraints:
+  {{- range . }}
+  - {{- toYaml . | nindent 4 }}
+    {{- if not (hasKey . "labelSelector") }}
+    labelSelector:
+      matchLabels:
+        {{- include "specdec.selector" $.root | nindent 8 }}
+        app.kubernetes.io/component: {{ $.name }}
+    {{- end }}
+  {{- end }}
+{{- end }}
+{{- with .group.runtimeClassName }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .group.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- end -}}
+
+{{/* A claim that one node may mount: the head of a new cluster has to come to where it is. */}}
+{{- define "specdec.headStaysOnItsNode" -}}
+{{- with .Values.storage.state -}}
+{{- if and (eq .type "claim") (has "ReadWriteOnce" .accessModes) (not (has "ReadWriteMany" .accessModes)) }}true{{ end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "specdec.withHeadAffinity" -}}
+{{- $affinity := deepCopy .group.affinity -}}
+{{- $labels := merge (dict "app.kubernetes.io/component" .name) (include "specdec.selector" .root | fromYaml) -}}
+{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) -}}
+{{- $pods := default dict $affinity.podAffinity -}}
+{{- $terms := default list $pods.requiredDuringSchedulingIgnoredDuringExecution -}}
+{{- $_ := set $pods "requiredDuringSchedulingIgnoredDuringExecution" (append $terms $term) -}}
+{{- $_ := set $affinity "podAffinity" $pods -}}
+{{- toJson $affinity -}}
+{{- end -}}
+
+{{- define "specdec.modelCopies" -}}
+{{- with .Values.modelImages -}}
+{{- $default := get (include "specdec.defaults" $ | fromJson) "modelImage" -}}
+initContainers:
+  {{- range . }}
+  {{- $copy := include "specdec.merged" (list $default .) | fromJson }}
+  - name: copy-{{ $copy.name | replace "." "-" | trunc 50 | trimSuffix "-" }}
+    image: {{ $copy.image }}
+    imagePullPolicy: {{ $copy.pullPolicy }}
+    securityContext:
+      {{- toYaml $.Values.security.containerSecurityContext | nindent 6 }}
+    # Several pods may copy to one claim at once: each to a place of its own, and the first is taken.
+    command:
+      - sh
+      - -ec
+      - |
+        [ ! -e "$TARGET" ] || exit 0
+        rm -rf "$TARGET.$POD"
+        cp -R "$SOURCE" "$TARGET.$POD"
+        mv -T "$TARGET.$POD" "$TARGET" || { rm -rf "$TARGET.$POD"; [ -e "$TARGET" ]; }
+    env:
+      - {name: SOURCE, value: {{ $copy.path | quote }}}
+      - {name: TARGET, value: {{ printf "%s/%s" $.Values.storage.models.mountPath $copy.name | quote }}}
+      - name: POD
+        valueFrom: {fieldRef: {fieldPath: metadata.name}}
+    resources:
+      requests: {cpu: 250m, memory: 256Mi}
+      limits: {cpu: "1", memory: 1Gi}
+    volumeMounts:
+      - {name: models, mountPath: {{ $.Values.storage.models.mountPath }}}
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
+{{- define "specdec.volumes" -}}
+{{- $values := .root.Values -}}
+{{- $fullname := include "specdec.fullname" .root -}}
+- name: scratch
+  emptyDir: {sizeLimit: {{ $values.storage.scratchSize }}}
+# KubeRay's autoscaler looks for logs in a volume of this name.
+- name: ray-logs
+  emptyDir: {sizeLimit: {{ $values.storage.scratchSize }}}
+{{ include "specdec.volume" (list "models" $values.storage.models $fullname) }}
+{{ include "specdec.volume" (list "cache" $values.storage.cache $fullname) }}
+{{- if eq .kind "head" }}
+{{ include "specdec.volume" (list "state" $values.storage.state $fullname) }}
+{{- if $values.ray.autoscaler.enabled }}
+{{ include "specdec.apiTokenVolume" . }}
+- name: autoscaler-scratch
+  emptyDir: {sizeLimit: 1Gi}
+{{- end }}
+{{- end }}
+{{- if $values.auth.apiKeys.enabled }}
+- name: api-keys
+  secret: {secretName: {{ include "specdec.apiKeysSecret" .root }}, defaultMode: 0440}
+{{- end }}
+{{- if $values.auth.adminToken.enabled }}
+- name: admin-token
+  secret: {secretName: {{ include "specdec.adminTokenSecret" .root }}, defaultMode: 0440}
+{{- end }}
+{{- with $values.hub.token }}
+{{- if .name }}
+- name: hub-token
+  secret:
+    secretName: {{ .name }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .key }}, path: token}
+{{- end }}
+{{- end }}
+{{- if and (eq $values.tls.mode "sidecar") (include "specdec.takesRequests" .) }}
+- name: tls
+  secret: {secretName: {{ include "specdec.tlsSecret" .root }}, defaultMode: 0440}
+- name: envoy
+  configMap: {name: {{ $fullname }}-envoy}
+{{- end }}
+{{- with $values.extraVolumes }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{/* Takes the name, the values and the release's name. */}}
+{{- define "specdec.volume" -}}
+{{- $name := index . 0 -}}
+{{- $fullname := index . 2 -}}
+{{- with index . 1 -}}
+- name: {{ $name }}
+{{- if eq .type "claim" }}
+  persistentVolumeClaim:
+    claimName: {{ default (printf "%s-%s" $fullname $name) .existingClaim }}
+{{- else }}
+  emptyDir: {sizeLimit: {{ .size }}}
+{{- end }}
+{{- end -}}
+{{- end -}}
+
+{{/* A token for Kubernetes' API that only the autoscaler's container mounts, not the models'. */}}
+{{- define "specdec.apiTokenVolume" -}}
+- name: api-token
+  projected:
+    defaultMode: 0440
+    sources:
+      - serviceAccountToken: {path: token, expirationSeconds: 3607}
+      - configMap:
+          name: kube-root-ca.crt
+          items:
+            - {key: ca.crt, path: ca.crt}
+      - downwardAPI:
+          items:
+            - path: namespace
+              fieldRef: {fieldPath: metadata.namespace}
+{{- end -}}

@@ -1,0 +1,81 @@
+{{/* serveConfigV2: one application of Ray Serve for each model. */}}
+
+{{- define "specdec.serveConfig" -}}
+proxy_location: EveryNode
+http_options:
+  host: 0.0.0.0
+  port: 8000
+grpc_options:
+  port: 9000
+  grpc_servicer_functions:
+{{- $serve := .Files.Get "files/serve.yaml" | fromYaml }}
+{{- range $serve.grpc_servicer_functions }}
+    - {{ . }}
+{{- end }}
+applications:
+{{- range (include "specdec.models" . | fromJson).models }}
+  - name: {{ .application }}
+    route_prefix: {{ .routePrefix }}
+    import_path: cluster.app:build
+    args:
+{{- /* As JSON, since a number of Helm's may come out of toYaml as 1e+06. */}}
+{{- range $key, $value := include "specdec.applicationArgs" (dict "root" $ "model" .) | fromJson }}
+      {{ $key }}: {{ toJson $value }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
+{{/* The settings of one model, by the names of `specdec serve --config`. */}}
+{{- define "specdec.applicationArgs" -}}
+{{- $values := .root.Values -}}
+{{- $args := dict
+  "model" .model.model
+  "served_model_name" .model.name
+  "tensor_parallel_size" .model.tensorParallelSize
+  "device" .model.device
+  "drain_timeout_s" $values.drainSeconds
+  "state_dir" "/var/lib/specdec"
+-}}
+{{- if ne (toString .model.speculativeConfig) "auto" -}}
+{{- $_ := set $args "speculative_config" .model.speculativeConfig -}}
+{{- end -}}
+{{- with .model.autoscaling -}}
+{{- if .enabled -}}
+{{- $_ := set $args "min_replicas" .minReplicas -}}
+{{- $_ := set $args "max_replicas" .maxReplicas -}}
+{{- $_ := set $args "target_requests_per_replica" .targetRequestsPerReplica -}}
+{{- $_ := set $args "upscale_delay_s" .upscaleDelaySeconds -}}
+{{- $_ := set $args "downscale_delay_s" .downscaleDelaySeconds -}}
+{{- else -}}
+{{- $_ := set $args "num_replicas" $.model.replicas -}}
+{{- end -}}
+{{- end -}}
+{{- if $values.auth.apiKeys.enabled -}}
+{{- $_ := set $args "api_key_file" (printf "/etc/specdec/api-keys/%s" $values.auth.apiKeys.key) -}}
+{{- end -}}
+{{- if $values.auth.adminToken.enabled -}}
+{{- $_ := set $args "admin_token_file" (printf "/etc/specdec/admin-token/%s" $values.auth.adminToken.key) -}}
+{{- end -}}
+{{- merge $args .model.settings (include "specdec.placement" . | fromJson) | toJson -}}
+{{- end -}}
+
+{{/*
+On pods of which role the parts of a model go, where there are some with what it runs on. So no draft
+takes a GPU that the shards of another replica would need, and Routers are where requests come in.
+*/}}
+{{- define "specdec.placement" -}}
+{{- $roles := list -}}
+{{- range $name, $group := include "specdec.groups" .root | fromJson -}}
+{{- if eq (eq $.model.device "cuda") (gt (int $group.gpu.count) 0) -}}
+{{- $roles = append $roles $group.role -}}
+{{- end -}}
+{{- end -}}
+{{- $placement := dict -}}
+{{- if has "target" $roles -}}
+{{- $_ := set $placement "target_labels" "specdec-role=target" -}}
+{{- end -}}
+{{- if and (has "draft" $roles) (gt (include "specdec.draftRanks" .model | int) 0) -}}
+{{- $_ := set $placement "draft_labels" "specdec-role=draft" -}}
+{{- end -}}
+{{- toJson $placement -}}
+{{- end -}}

@@ -1,0 +1,144 @@
+"""The chart's files are made of its typed values, and those of what the service accepts."""
+
+import json
+import re
+import tomllib
+
+import jsonschema
+import pytest
+import yaml
+from pydantic import BaseModel
+
+from cluster.config import settings
+from tests.k8s.rendering import CHART, ROOT, parsed
+from tests.k8s.validity import check
+from tools.chart.__main__ import main
+from tools.chart.files import CHART as CHART_IN_ROOT
+from tools.chart.files import MANIFESTS, changed_files, write_files
+from tools.chart.serve_settings import OF_SERVE, OF_THE_CHART, settings_schema, speculation_schema
+from tools.chart.values import ChartValues
+from tools.monitoring.files import DASHBOARD, RULES
+
+SCHEMA = json.loads((CHART / "values.schema.json").read_text())
+VALUES = (CHART / "values.yaml").read_text()
+
+
+def test_the_files_are_as_they_would_be_made_now():
+    assert changed_files(ROOT) == []
+
+
+def test_a_file_that_was_changed_by_hand_is_found(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
+    write_files(tmp_path)
+    assert main(["check"]) == 0
+    made = tmp_path / CHART_IN_ROOT / "values.yaml"
+    made.write_text(made.read_text().replace("drainSeconds: 30", "drainSeconds: 20"))
+    assert main(["check"]) == 1
+    assert "values.yaml" in capsys.readouterr().err
+    assert main(["write"]) == 2
+
+
+def test_alerts_and_dashboard_are_those_of_deploy():
+    for ours, theirs in (("rules.yaml", RULES), ("dashboard.json", DASHBOARD)):
+        assert (CHART / "files" / ours).read_bytes() == (ROOT / "deploy" / theirs).read_bytes()
+
+
+def test_the_versions_are_the_projects():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["version"] == chart["appVersion"] == project["version"]
+
+
+def models(of=ChartValues, seen=None):
+    """Every model of values, once."""
+    seen = set() if seen is None else seen
+    if of in seen:
+        return seen
+    seen.add(of)
+    for field in of.model_fields.values():
+        for inner in re.findall(r"tools\.chart\.\w+\.(\w+)", repr(field.annotation)):
+            [model] = [each for each in subclasses(BaseModel) if each.__name__ == inner]
+            models(model, seen)
+    return seen
+
+
+def subclasses(of):
+    for each in of.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+def test_every_value_is_documented():
+    every = [
+        (of.__name__, name, field) for of in models() for name, field in of.model_fields.items()
+    ]
+    assert len(every) > 150
+    assert [each[:2] for each in every if not each[2].description] == []
+
+
+def test_every_mapping_of_values_refuses_unknown_keys():
+    for name, schema in SCHEMA["$defs"].items():
+        assert schema["additionalProperties"] is False, name
+    assert SCHEMA["additionalProperties"] is False
+
+
+def test_values_yaml_passes_the_schema_and_says_what_the_code_says():
+    values = yaml.safe_load(VALUES)
+    jsonschema.validate(values, SCHEMA)
+    assert values == json.loads(ChartValues().model_dump_json(by_alias=True))
+
+
+def test_a_models_settings_are_those_of_the_service():
+    offered = set(settings_schema()["properties"])
+    assert offered | set(OF_THE_CHART) | set(OF_SERVE) == set(settings())
+    assert not offered & (set(OF_THE_CHART) | set(OF_SERVE))
+
+
+PROBES = (-1, 0, 1, 2, 0.5, 1.5, 4096, 4097, 10**7, 2**24 + 1, True, False, "", "text", "bfloat16")
+
+
+@pytest.mark.parametrize("name", settings_schema()["properties"])
+def test_the_schema_refuses_of_a_setting_what_the_service_refuses(name):
+    """Some that it lets pass the service refuses, of files and URLs say; never the other way."""
+    schema, limit = settings_schema()["properties"][name], settings()[name].limit
+    validator = jsonschema.Draft7Validator(schema)
+    for probe in PROBES:
+        if limit.accepts(probe):
+            assert validator.is_valid(probe), probe
+    numbers = [probe for probe in PROBES if type(probe) in (int, float)]
+    if limit.kind in (int, float):
+        assert [each for each in numbers if validator.is_valid(each)] == [
+            each for each in numbers if limit.accepts(each)
+        ]
+
+
+@pytest.mark.parametrize(
+    ("value", "is_valid"),
+    [
+        ("auto", True),
+        ("none", True),
+        ("on", False),
+        ({"method": "ngram", "num_speculative_tokens": 3}, True),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 5]]}, True),
+        ({"method": "eagle9"}, False),
+        ({"num_speculative_tokens": "3"}, False),
+        ({"tokens": 3}, False),
+    ],
+)
+def test_speculation_as_the_schema_has_it(value, is_valid):
+    assert jsonschema.Draft7Validator(speculation_schema()).is_valid(value) is is_valid
+
+
+def test_plain_manifests_are_valid_and_hold_no_secret():
+    paths = sorted((ROOT / MANIFESTS).glob("*.yaml"))
+    assert len(paths) >= 6
+    for path in paths:
+        objects = parsed(path.read_text())
+        assert objects[0]["kind"] == "Namespace"
+        kinds = {each["kind"] for each in objects}
+        assert "RayService" in kinds
+        assert "Secret" not in kinds
+        for each in objects:
+            check(each)
+        assert "helm.sh" not in path.read_text()

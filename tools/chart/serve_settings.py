@@ -1,0 +1,93 @@
+"""The settings of a model, as JSON schema: made from what `specdec serve` accepts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from typing import Any, get_args, get_origin, get_type_hints
+
+from cluster.config import settings
+from specdec.settings import DIRECTORY, FILE, Limit, Setting
+from specdec.speculative_config import SpeculativeConfig
+
+OF_THE_CHART = {
+    "model": "models[].model",
+    "served_model_name": "models[].name",
+    "tensor_parallel_size": "models[].tensorParallelSize",
+    "device": "models[].device",
+    "speculative_config": "models[].speculativeConfig",
+    "num_replicas": "models[].replicas",
+    "min_replicas": "models[].autoscaling.minReplicas",
+    "max_replicas": "models[].autoscaling.maxReplicas",
+    "target_requests_per_replica": "models[].autoscaling.targetRequestsPerReplica",
+    "upscale_delay_s": "models[].autoscaling.upscaleDelaySeconds",
+    "downscale_delay_s": "models[].autoscaling.downscaleDelaySeconds",
+    "drain_timeout_s": "drainSeconds",
+    "state_dir": "storage.state",
+    "admin_token_file": "auth.adminToken",
+    "api_key_file": "auth.apiKeys",
+}
+"""Settings that follow from other values, and from which."""
+
+OF_SERVE = (
+    "ingress",
+    "ray_address",
+    "host",
+    "grpc_port",
+    "http_port",
+    "grpc_max_message_mib",
+    "tls_cert_file",
+    "tls_key_file",
+)
+"""Settings of `specdec serve` that have no meaning where KubeRay runs Ray Serve."""
+
+_TYPES = {int: "integer", float: "number", bool: "boolean", str: "string"}
+_BOUNDS = re.compile(r"a whole number from (\d+) to (\d+)")
+
+
+def settings_schema() -> dict[str, Any]:
+    """A mapping of the settings that are neither the chart's nor of other servers."""
+    taken = {*OF_THE_CHART, *OF_SERVE}
+    offered = {name: _schema(each) for name, each in settings().items() if name not in taken}
+    return {"type": "object", "additionalProperties": False, "properties": offered}
+
+
+def speculation_schema() -> dict[str, Any]:
+    """auto, none, or a mapping of SpeculativeConfig's fields; the service reads more spellings."""
+    hints = get_type_hints(SpeculativeConfig)
+    known = {each.name: _field_schema(hints[each.name]) for each in fields(SpeculativeConfig)}
+    known["rejection_sample_method"] = {"type": "string"}
+    mapping = {"type": "object", "additionalProperties": False, "properties": known}
+    return {"anyOf": [{"type": "string", "enum": ["auto", "none"]}, mapping]}
+
+
+def _schema(known: Setting) -> dict[str, Any]:
+    return {"description": known.help, **_limits(known.limit)}
+
+
+def _limits(limit: Limit) -> dict[str, Any]:
+    if limit.options:
+        return {"enum": list(limit.options)}
+    if limit in (FILE, DIRECTORY):
+        return {"type": "string", "pattern": "^/"}
+    schema: dict[str, Any] = {"type": _TYPES[limit.kind]}
+    if bounds := _BOUNDS.fullmatch(limit.text):
+        schema |= {"minimum": int(bounds[1]), "maximum": int(bounds[2])}
+    elif limit.kind is float:
+        schema |= {"minimum": 0} if limit.accepts(0.0) else {"exclusiveMinimum": 0}
+        schema |= {} if limit.accepts(2.0) else {"maximum": 1}
+    elif limit.kind is str:
+        schema["minLength"] = 1
+    return schema
+
+
+def _field_schema(hint: Any) -> dict[str, Any]:
+    """The type alone: which values go together is the service's to judge."""
+    options = [each for each in get_args(hint) if each is not type(None)]
+    if hint in _TYPES:
+        return {"type": _TYPES[hint]}
+    if get_origin(hint) is tuple:
+        return {"type": "array"}
+    if options and all(isinstance(each, str) for each in options):
+        return {"enum": options}
+    return _field_schema(options[0])
