@@ -3,7 +3,7 @@
 import pytest
 
 from tests.k8s.rendering import render
-from tests.k8s.value_sets import DRAFT, FIRST, GPU, KEDA, with_model
+from tests.k8s.value_sets import DRAFT, FIRST, GPU, KEDA, ONE_NODE, with_model
 
 BY_THE_SCHEMA = {
     "an unknown key": ({"replicas": 2}, "replicas"),
@@ -34,7 +34,11 @@ BY_THE_SCHEMA = {
     "a negative drain": ({"drainSeconds": -1}, "drainSeconds"),
     "a port that is none": ({"service": {"httpPort": 70000}}, "httpPort"),
     "a size in words": ({"storage": {"models": {"size": "big"}}}, "size"),
-    "an unknown access mode": ({"storage": {"state": {"accessModes": ["RWX"]}}}, "accessModes"),
+    "an unknown access mode": ({"storage": {"models": {"accessModes": ["RWX"]}}}, "accessModes"),
+    "a database that two nodes could write": (
+        {"storage": {"state": {"accessModes": ["ReadWriteMany"]}}},
+        "accessModes",
+    ),
     "an unknown kind of volume": ({"storage": {"cache": {"type": "nfs"}}}, "type"),
     "a resource that is no GPU": (
         {"workerGroups": {"target": {"gpu": {"resource": "cpu"}}}},
@@ -43,6 +47,10 @@ BY_THE_SCHEMA = {
     "an unknown role": ({"workerGroups": {"target": {"role": "verifier"}}}, "role"),
     "an unknown mode of TLS": ({"tls": {"mode": "on"}}, "mode"),
     "an unknown upgrade": ({"upgrade": {"strategy": "Recreate"}}, "strategy"),
+    "an upgrade that carries no gRPC": (
+        {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
+        "strategy",
+    ),
     "an interval without its unit": (
         {"monitoring": {"serviceMonitor": {"interval": "15"}}},
         "interval",
@@ -106,6 +114,31 @@ BY_A_TEMPLATE = {
         {"storage": {"cache": {"mountPath": "/models"}}},
         "write another path",
     ),
+    "a claim of one pod for two": (
+        {
+            "storage": {"models": {"type": "claim", "accessModes": ["ReadWriteOncePod"]}},
+            "workerGroups": {"draft": {"enabled": True}},
+        },
+        "2 pods mount it, and ReadWriteOncePod is for one; write ReadWriteOnce",
+    ),
+    "a claim of one node for two kinds of GPU": (
+        {
+            "storage": {"cache": ONE_NODE},
+            "workerGroups": {
+                "target": {"gpu": {"count": 1, "product": "A"}},
+                "draft": {"enabled": True, "gpu": {"count": 1, "product": "B"}},
+            },
+        },
+        "storage.cache.accessModes: a claim for one node",
+    ),
+    "warm nodes that workers may not go to": (
+        {"storage": {"models": ONE_NODE}, "keda": KEDA},
+        "write ReadWriteMany for its accessModes",
+    ),
+    "CUDA for AMD": (
+        {"workerGroups": {"target": {"gpu": {"count": 1, "resource": "amd.com/gpu"}}}},
+        "write the tag or digest of an image of your own",
+    ),
     "offline without models": ({"hub": {"offline": True}}, "write its path below /models"),
     "an ingress for every host": ({"ingress": {"enabled": True}}, "write the service's name"),
     "one host for HTTP and gRPC": (
@@ -158,10 +191,6 @@ BY_A_TEMPLATE = {
     "an old cluster that ends before its requests": (
         {"drainSeconds": 300},
         "write at least that",
-    ),
-    "step by step without a gateway": (
-        {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
-        "write its class",
     ),
     "KEDA without Prometheus": (
         {"keda": {**KEDA, "prometheusUrl": ""}},

@@ -27,7 +27,11 @@ class Image(Values):
     """The image of the service, for all of its pods."""
 
     repository: str = Field("specdec/specdec", min_length=1, description="Registry and repository")
-    tag: str = Field("", description="Tag; empty: the chart's appVersion")
+    tag: str = Field(
+        "",
+        description="Tag; empty: the chart's appVersion, with -cuda behind it where a worker group "
+        "has GPUs",
+    )
     digest: str = Field(
         "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Digest, which wins over the tag"
     )

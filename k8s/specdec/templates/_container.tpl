@@ -8,7 +8,7 @@ imagePullPolicy: {{ $values.image.pullPolicy }}
 securityContext:
   {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
 env:
-  {{- include "specdec.env" .root | nindent 2 }}
+  {{- include "specdec.env" . | nindent 2 }}
 ports:
   {{- if eq .kind "head" }}
   - {name: gcs-server, containerPort: 6379}
@@ -44,16 +44,18 @@ volumeMounts:
 {{- end -}}
 
 {{- define "specdec.env" -}}
-{{- $storage := .Values.storage -}}
+{{- $values := .root.Values -}}
+{{- $storage := $values.storage -}}
 - {name: HOME, value: /tmp}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 # Several reports fall into the time that the autoscaler of replicas looks back on.
 - {name: RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S, value: "2.0"}
+{{- if include "specdec.runsModels" . }}
 - {name: SPECDEC_CACHE_DIR, value: {{ $storage.cache.mountPath }}/specdec}
 - {name: TRITON_CACHE_DIR, value: {{ $storage.cache.mountPath }}/triton}
 - {name: TORCHINDUCTOR_CACHE_DIR, value: {{ $storage.cache.mountPath }}/inductor}
 - {name: HF_HOME, value: {{ $storage.models.mountPath }}/hub}
-{{- with .Values.hub }}
+{{- with $values.hub }}
 {{- if .offline }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
@@ -64,7 +66,8 @@ volumeMounts:
 - {name: HF_TOKEN_PATH, value: /etc/specdec/hub/token}
 {{- end }}
 {{- end }}
-{{- with .Values.extraEnv }}
+{{- end }}
+{{- with $values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -73,8 +76,13 @@ volumeMounts:
 {{- $values := .root.Values -}}
 - {name: scratch, mountPath: /tmp}
 - {name: ray-logs, mountPath: /tmp/ray}
+{{- if include "specdec.runsModels" . }}
 - {name: models, mountPath: {{ $values.storage.models.mountPath }}, readOnly: {{ $values.storage.models.readOnly }}}
 - {name: cache, mountPath: {{ $values.storage.cache.mountPath }}, readOnly: {{ $values.storage.cache.readOnly }}}
+{{- if $values.hub.token.name }}
+- {name: hub-token, mountPath: /etc/specdec/hub, readOnly: true}
+{{- end }}
+{{- end }}
 {{- if eq .kind "head" }}
 - {name: state, mountPath: /var/lib/specdec}
 {{- end }}
@@ -83,9 +91,6 @@ volumeMounts:
 {{- end }}
 {{- if $values.auth.adminToken.enabled }}
 - {name: admin-token, mountPath: /etc/specdec/admin-token, readOnly: true}
-{{- end }}
-{{- if $values.hub.token.name }}
-- {name: hub-token, mountPath: /etc/specdec/hub, readOnly: true}
 {{- end }}
 {{- with $values.extraVolumeMounts }}
 {{ toYaml . }}

@@ -5,6 +5,7 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- define "specdec.validate" -}}
 {{- include "specdec.validateModels" . -}}
 {{- include "specdec.validateGroups" . -}}
+{{- include "specdec.validateImage" . -}}
 {{- include "specdec.validateGpus" . -}}
 {{- include "specdec.validateStorage" . -}}
 {{- include "specdec.validateWaysIn" . -}}
@@ -63,6 +64,14 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- end -}}
 {{- end -}}
 
+{{- define "specdec.validateImage" -}}
+{{- range $name, $group := include "specdec.groups" . | fromJson -}}
+{{- if and (gt (int $group.gpu.count) 0) (not (hasPrefix "nvidia.com/" $group.gpu.resource)) (not $.Values.image.tag) (not $.Values.image.digest) -}}
+{{- fail (printf "image.tag: the default for GPUs has CUDA, and workerGroups.%s takes %s; write the tag or digest of an image of your own" $name $group.gpu.resource) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "specdec.validateGpus" -}}
 {{- $largest := 0 -}}
 {{- $all := 0 -}}
@@ -101,6 +110,7 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- include "specdec.validateClaimOfOneNode" . -}}
 {{- if and .Values.modelImages .Values.storage.models.existingClaim .Values.storage.models.readOnly -}}
 {{- fail "storage.models.readOnly: modelImages are copied there; write false, or leave modelImages out" -}}
 {{- end -}}
@@ -113,6 +123,34 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- fail (printf "models[%d].model: %q has to be fetched, which hub.offline forbids; write its path below %s, and set modelImages or storage.models" $index $model.model $.Values.storage.models.mountPath) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Pods that share it are placed on one node, so what would need another is refused. */}}
+{{- define "specdec.validateClaimOfOneNode" -}}
+{{- $pods := ternary 1 0 .Values.head.schedulable -}}
+{{- range $name, $group := include "specdec.groups" . | fromJson -}}
+{{- $pods = add $pods (int $group.maxReplicas) -}}
+{{- end -}}
+{{- range $name := list "models" "cache" -}}
+{{- with get $.Values.storage $name -}}
+{{- if and (eq .type "claim") (eq (toJson .accessModes) (toJson (list "ReadWriteOncePod"))) (gt (int $pods) 1) -}}
+{{- fail (printf "storage.%s.accessModes: %d pods mount it, and ReadWriteOncePod is for one; write ReadWriteOnce if one node has room for them, or ReadWriteMany" $name (int $pods)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $claim := include "specdec.claimOfOneNode" . -}}
+{{- if and $claim .Values.keda.enabled -}}
+{{- fail (printf "keda.enabled: a warm node is of no use, since workers have to be where the claim of storage.%s is; write ReadWriteMany for its accessModes, or false" $claim) -}}
+{{- end -}}
+{{- $products := list -}}
+{{- range $name, $group := include "specdec.groups" . | fromJson -}}
+{{- if and (gt (int $group.gpu.count) 0) $group.gpu.product -}}
+{{- $products = append $products $group.gpu.product | uniq -}}
+{{- end -}}
+{{- end -}}
+{{- if and $claim (gt (len $products) 1) -}}
+{{- fail (printf "storage.%s.accessModes: a claim for one node, and no node has GPUs of the kinds %s at once; write ReadWriteMany" (splitList " " $claim | first) (join " and " $products)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -164,9 +202,6 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- define "specdec.validateOperation" -}}
 {{- if lt (int .Values.upgrade.oldClusterSeconds) (int .Values.drainSeconds) -}}
 {{- fail (printf "upgrade.oldClusterSeconds: running requests may take drainSeconds (%d); write at least that" (int .Values.drainSeconds)) -}}
-{{- end -}}
-{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.upgrade.incremental.gatewayClassName) -}}
-{{- fail "upgrade.incremental.gatewayClassName: KubeRay moves traffic with a Gateway; write its class" -}}
 {{- end -}}
 {{- with .Values.keda -}}
 {{- if .enabled -}}
