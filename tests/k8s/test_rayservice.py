@@ -85,16 +85,23 @@ def test_a_models_device_follows_from_the_worker_groups():
     assert args_of({**gpu, **with_model(device="cpu")})["device"] == "cpu"
 
 
-def test_every_wait_follows_from_the_drain():
-    for drain_s in (0, 30, 600):
-        objects = render({"drainSeconds": drain_s, "upgrade": {"oldClusterSeconds": 600}})
-        assert serve_config(objects)["applications"][0]["args"]["drain_timeout_s"] == drain_s
-        for template in ray_templates(objects).values():
-            spec = template["spec"]
-            hook = spec["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
-            assert f"seq {drain_s + 30})" in hook
-            # The hook's time counts as the grace period's.
-            assert spec["terminationGracePeriodSeconds"] == drain_s + 60
+@pytest.mark.parametrize(("drain_s", "migration_s"), [(0, 0), (30, 300), (600, 20)])
+def test_every_wait_follows_from_drain_and_migration(drain_s, migration_s):
+    waits = {"drainSeconds": drain_s, "migrationSeconds": migration_s}
+    tls = {"tls": {"mode": "sidecar", "secretName": "cert"}}
+    objects = render({**waits, **tls, "upgrade": {"oldClusterSeconds": 600}})
+    assert serve_config(objects)["applications"][0]["args"]["drain_timeout_s"] == drain_s
+    for name, template in ray_templates(objects).items():
+        longest_s = drain_s + 30 + (0 if name == "head" else migration_s)
+        for container in template["spec"]["containers"]:
+            hook = container["lifecycle"]["preStop"]["exec"]["command"][-1]
+            assert f"seq {longest_s})" in hook
+            # From here on Serve stops a replica, wherever its replacement is.
+            if "drain-node" in hook:
+                assert f"--deadline-remaining-seconds {longest_s} " in hook
+                assert longest_s - (drain_s + 10) >= migration_s
+        # The hook's time counts as the grace period's.
+        assert template["spec"]["terminationGracePeriodSeconds"] == longest_s + 30
 
 
 def test_shards_and_drafts_go_to_pods_of_their_role():

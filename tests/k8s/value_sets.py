@@ -113,7 +113,11 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "storage": {"models": {**CLAIM, "existingClaim": "weights"}},
     },
     "hub": {"hub": {"endpoint": "https://hub.internal", "token": {"name": "hf", "key": "t"}}},
-    "long drain": {"drainSeconds": 600, "upgrade": {"oldClusterSeconds": 900}},
+    "long drain": {
+        "drainSeconds": 600,
+        "migrationSeconds": 3600,
+        "upgrade": {"oldClusterSeconds": 900},
+    },
     "ray secret": {"ray": {"authSecretName": "ray", "version": "2.61.0"}},
     "ray open": {"ray": {"authMode": "disabled"}},
     "no upgrades": {"upgrade": {"strategy": "None"}},

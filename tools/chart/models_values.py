@@ -110,8 +110,8 @@ class MountedVolume(Volume):
     ] = Field(
         ["ReadWriteMany"],
         min_length=1,
-        description="Of the claim, existing ones too. With ReadWriteOnce all pods that mount it are "
-        "placed on one node",
+        description="Of the claim, existing ones too. With ReadWriteOnce all pods that mount it "
+        "are placed on one node",
     )
     mount_path: AbsolutePath = Field(..., description="Where it is mounted")
     read_only: bool = Field(False, description="Whether nothing may be written there")
@@ -120,8 +120,8 @@ class MountedVolume(Volume):
 class StateVolume(Volume):
     """What operators have set, which the ControlPlane keeps on the head.
 
-    A database, so one node's at a time: the claim is ReadWriteOnce, and the head of a new cluster is
-    placed on the node of the present one, whatever modes an existing claim has.
+    A database, so one node's at a time: the claim is ReadWriteOnce, and the head of a new cluster
+    is placed on the node of the present one, whatever modes an existing claim has.
     """
 
     type: Literal["emptyDir", "claim"] = Field(

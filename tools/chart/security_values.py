@@ -92,7 +92,7 @@ class CertManager(Values):
 class Sidecar(Values):
     """Envoy, in every pod that takes requests."""
 
-    image: str = Field("envoyproxy/envoy:v1.35.6", min_length=1, description="Image; has sleep")
+    image: str = Field("envoyproxy/envoy:v1.35.6", min_length=1, description="Image; has bash")
     resources: Resources = Field(
         default_factory=lambda: Resources(
             requests={"cpu": "250m", "memory": "128Mi"}, limits={"cpu": "1", "memory": "256Mi"}

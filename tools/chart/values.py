@@ -73,6 +73,13 @@ class ChartValues(Values):
         description="How long running requests have to end when a pod or a replica stops; "
         "Serve's waits, preStop and the termination grace follow from it",
     )
+    migration_seconds: int = Field(
+        300,
+        ge=0,
+        le=86400,
+        description="How long the replicas of a worker pod that stops are kept for want of others "
+        "elsewhere, loading of models included; the drain comes after it",
+    )
     head: Head = Field(default_factory=Head, description="The head pod")
     worker_groups: dict[str, WorkerGroup] = Field(
         default_factory=_worker_groups, description="Worker pods, by name of the group"

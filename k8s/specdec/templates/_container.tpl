@@ -26,7 +26,7 @@ resources:
 lifecycle:
   preStop:
     exec:
-      command: ["bash", "-c", {{ include (printf "specdec.preStop.%s" .kind) .root | toJson }}]
+      command: ["bash", "-c", {{ include (printf "specdec.preStop.%s" .kind) . | toJson }}]
 volumeMounts:
   {{- include "specdec.volumeMounts" . | nindent 2 }}
 {{- end -}}
@@ -122,11 +122,20 @@ readinessProbe:
 {{- end -}}
 
 {{/*
-A worker: Ray is told that the node goes, so Serve makes replicas elsewhere and lets those here end;
-until nothing of Serve listens here, or the time is over.
+How long the hook of a pod may take. Serve stops a replica that found no other place by its own wait
+(drainSeconds + 10) before the deadline that it is told, so 20 s remain of what is added here.
+*/}}
+{{- define "specdec.hookSeconds" -}}
+{{- $values := .root.Values -}}
+{{- add $values.drainSeconds 30 (ternary $values.migrationSeconds 0 (eq .kind "worker")) -}}
+{{- end -}}
+
+{{/*
+A worker: Ray is told that the node goes, so Serve makes replicas elsewhere and then lets those here
+end; until nothing of Serve listens here, or the time is over.
 */}}
 {{- define "specdec.preStop.worker" -}}
-ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod stops" --deadline-remaining-seconds {{ add .Values.drainSeconds 30 }} --address "$RAY_ADDRESS" --node-id "$(python -c 'import ray; ray.init(address="auto", log_to_driver=False); print(ray.get_runtime_context().get_node_id())' | tail -n 1)"; {{ include "specdec.awaitClosed" . }}
+ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod stops" --deadline-remaining-seconds {{ include "specdec.hookSeconds" . }} --address "$RAY_ADDRESS" --node-id "$(python -c 'import ray; ray.init(address="auto", log_to_driver=False); print(ray.get_runtime_context().get_node_id())' | tail -n 1)"; {{ include "specdec.awaitClosed" . }}
 {{- end -}}
 
 {{/* The head: the cluster ends with it, so Serve ends, and lets the replicas drain. */}}
@@ -135,18 +144,19 @@ serve shutdown --yes --address http://127.0.0.1:8265; {{ include "specdec.awaitC
 {{- end -}}
 
 {{- define "specdec.awaitClosed" -}}
-for second in $(seq {{ add .Values.drainSeconds 30 }}); do (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null || break; sleep 1; done
+for second in $(seq {{ include "specdec.hookSeconds" . }}); do (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null || break; sleep 1; done
 {{- end -}}
 
 {{/* Envoy: TLS from outside, plain text to Serve's proxy in the same pod. */}}
 {{- define "specdec.sidecar" -}}
-{{- with .Values.tls.sidecar -}}
+{{- $values := .root.Values -}}
+{{- with $values.tls.sidecar -}}
 name: tls
 image: {{ .image }}
-imagePullPolicy: {{ $.Values.image.pullPolicy }}
+imagePullPolicy: {{ $values.image.pullPolicy }}
 args: ["--config-path", "/etc/envoy/envoy.yaml", "--disable-hot-restart", "--log-level", "warning"]
 securityContext:
-  {{- toYaml $.Values.security.containerSecurityContext | nindent 2 }}
+  {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
 ports:
   - {name: tls-http, containerPort: 8443}
   - {name: tls-grpc, containerPort: 9443}
@@ -162,7 +172,7 @@ readinessProbe:
 lifecycle:
   preStop:
     exec:
-      command: ["sleep", {{ add $.Values.drainSeconds 30 | toString | quote }}]
+      command: ["bash", "-c", {{ include "specdec.awaitClosed" $ | toJson }}]
 volumeMounts:
   - {name: envoy, mountPath: /etc/envoy, readOnly: true}
   - {name: tls, mountPath: /etc/specdec/tls, readOnly: true}

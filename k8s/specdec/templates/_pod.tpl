@@ -15,7 +15,7 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   # preStop, Ray's own end, and the last seconds of Serve's replicas.
-  terminationGracePeriodSeconds: {{ add $values.drainSeconds 60 }}
+  terminationGracePeriodSeconds: {{ include "specdec.hookSeconds" . | int | add 30 }}
   securityContext:
     {{- toYaml $values.security.podSecurityContext | nindent 4 }}
   {{- with $values.image.pullSecrets }}
@@ -35,7 +35,7 @@ spec:
   containers:
     - {{ include "specdec.rayContainer" . | nindent 6 | trim }}
     {{- if and (eq $values.tls.mode "sidecar") (include "specdec.takesRequests" .) }}
-    - {{ include "specdec.sidecar" .root | nindent 6 | trim }}
+    - {{ include "specdec.sidecar" . | nindent 6 | trim }}
     {{- end }}
   volumes:
     {{- include "specdec.volumes" . | nindent 4 }}
