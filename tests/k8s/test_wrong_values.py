@@ -140,6 +140,25 @@ BY_A_TEMPLATE = {
         "write the tag or digest of an image of your own",
     ),
     "offline without models": ({"hub": {"offline": True}}, "write its path below /models"),
+    "offline without the draft model": (
+        {
+            **with_model(model="/models/a", speculativeConfig=DRAFT),
+            "hub": {"offline": True},
+        },
+        'models[0].speculativeConfig.model: "org/small" has to be fetched',
+    ),
+    "offline, and the API everywhere": (
+        {
+            **with_model(model="/models/a"),
+            "hub": {"offline": True},
+            "ray": {"autoscaler": {"enabled": True}},
+        },
+        "write the address of Kubernetes' API",
+    ),
+    "code by whoever is labelled so": (
+        {"ray": {"authMode": "disabled"}},
+        "networkPolicy.operator[0].namespaceSelector",
+    ),
     "an ingress for every host": ({"ingress": {"enabled": True}}, "write the service's name"),
     "one host for HTTP and gRPC": (
         {"ingress": {"enabled": True, "host": "a.b", "grpcHost": "a.b"}},

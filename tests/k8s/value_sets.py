@@ -119,7 +119,20 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "upgrade": {"oldClusterSeconds": 900},
     },
     "ray secret": {"ray": {"authSecretName": "ray", "version": "2.61.0"}},
-    "ray open": {"ray": {"authMode": "disabled"}},
+    "ray open": {
+        "ray": {"authMode": "disabled"},
+        "networkPolicy": {"operator": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+    },
+    "ray open to all": {
+        "ray": {"authMode": "disabled"},
+        "networkPolicy": {"enabled": False},
+    },
+    "offline with the autoscaler": {
+        **with_model(model="/models/a"),
+        **AUTOSCALER,
+        "hub": {"offline": True},
+        "networkPolicy": {"apiServerCidr": "10.0.0.1/32"},
+    },
     "no upgrades": {"upgrade": {"strategy": "None"}},
     "load balancer": {
         "service": {"type": "LoadBalancer", "httpPort": 80, "annotations": {"a": "b"}}

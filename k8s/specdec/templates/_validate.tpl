@@ -9,6 +9,7 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- include "specdec.validateGpus" . -}}
 {{- include "specdec.validateStorage" . -}}
 {{- include "specdec.validateWaysIn" . -}}
+{{- include "specdec.validateNetwork" . -}}
 {{- include "specdec.validateOperation" . -}}
 {{- end -}}
 
@@ -117,12 +118,22 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- if hasPrefix (printf "%s/" .Values.storage.models.mountPath) (printf "%s/" .Values.storage.cache.mountPath) -}}
 {{- fail "storage.cache.mountPath: it is, or is above, storage.models.mountPath; write another path, such as /cache" -}}
 {{- end -}}
-{{- if .Values.hub.offline -}}
-{{- range $index, $model := .Values.models -}}
-{{- if and (not (hasPrefix "/" $model.model)) (eq $.Values.storage.models.type "emptyDir") -}}
-{{- fail (printf "models[%d].model: %q has to be fetched, which hub.offline forbids; write its path below %s, and set modelImages or storage.models" $index $model.model $.Values.storage.models.mountPath) -}}
+{{- if and .Values.hub.offline (eq .Values.storage.models.type "emptyDir") -}}
+{{- range $index, $model := (include "specdec.models" . | fromJson).models -}}
+{{- $at := printf "models[%d]" $index -}}
+{{- include "specdec.validateOffline" (dict "root" $ "at" (printf "%s.model" $at) "model" $model.model) -}}
+{{- if kindIs "map" $model.speculativeConfig -}}
+{{- with $model.speculativeConfig.model -}}
+{{- include "specdec.validateOffline" (dict "root" $ "at" (printf "%s.speculativeConfig.model" $at) "model" .) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "specdec.validateOffline" -}}
+{{- if not (hasPrefix "/" .model) -}}
+{{- fail (printf "%s: %q has to be fetched, which hub.offline forbids; write its path below %s, and set modelImages or storage.models" .at .model .root.Values.storage.models.mountPath) -}}
 {{- end -}}
 {{- end -}}
 
@@ -195,6 +206,19 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- end -}}
 {{- if and .certManager.enabled (not .certManager.issuerName) -}}
 {{- fail "tls.certManager.issuerName: a certificate needs an issuer; `kubectl get issuer,clusterissuer` lists them" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "specdec.validateNetwork" -}}
+{{- with .Values.networkPolicy -}}
+{{- if and .enabled $.Values.hub.offline $.Values.ray.autoscaler.enabled (hasSuffix "/0" .apiServerCidr) -}}
+{{- fail (printf "networkPolicy.apiServerCidr: %s is everywhere, which hub.offline forbids; write the address of Kubernetes' API (`kubectl get endpoints kubernetes`), such as 10.0.0.1/32" .apiServerCidr) -}}
+{{- end -}}
+{{- range $index, $peer := .operator -}}
+{{- if and $.Values.networkPolicy.enabled (eq $.Values.ray.authMode "disabled") (hasKey $peer "namespaceSelector") (not $peer.namespaceSelector) -}}
+{{- fail (printf "networkPolicy.operator[%d].namespaceSelector: with ray.authMode disabled, pods of any namespace that are labelled so could run code by Ray; write {matchLabels: {kubernetes.io/metadata.name: NAMESPACE}} of KubeRay's operator, or ray.authMode: token" $index) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
