@@ -114,7 +114,10 @@ def test_a_key_of_another_name_is_added_to_the_secret_that_there_is(release):
 
 
 def test_an_upgrade_takes_away_what_is_no_longer_wanted(release):
-    values = {"workerGroups": {"target": {**GPU, "replicas": 2, "maxReplicas": 2}}}
+    values = {
+        "models": [{"name": "one", "model": "smollm2-135m-instruct", "replicas": 2}],
+        "workerGroups": {"target": {**GPU, "replicas": 2, "maxReplicas": 2}},
+    }
     succeeded(release.apply("install", values))
     assert release.api.names("PodDisruptionBudget") == ["chat-specdec-target"]
     succeeded(release.apply("upgrade", {"networkPolicy": {"enabled": False}}))

@@ -60,6 +60,7 @@ BY_THE_SCHEMA = {
 TWICE = {"models": [FIRST, {**FIRST, "name": "First"}]}
 NO_GPUS = with_model(device="cuda")
 FOUR_SHARDS = {**with_model(tensorParallelSize=4), "workerGroups": {"target": GPU}}
+SPLIT_DRAFT = {**DRAFT, "draft_tensor_parallel_size": 2}
 DRAFT_WITHOUT_GPU = {**with_model(speculativeConfig=DRAFT), "workerGroups": {"target": GPU}}
 
 BY_A_TEMPLATE = {
@@ -95,6 +96,48 @@ BY_A_TEMPLATE = {
     "cuda without GPUs": (NO_GPUS, "set gpu.count below workerGroups, or write cpu"),
     "more shards than a pod has GPUs": (FOUR_SHARDS, "or raise a gpu.count"),
     "no GPU left for the draft": (DRAFT_WITHOUT_GPU, "the models take 2 GPUs"),
+    "no GPU left for the draft on pods of its role": (
+        {
+            **with_model(speculativeConfig=DRAFT, replicas=2),
+            "workerGroups": {
+                "target": {"gpu": {"count": 8}},
+                "draft": {"enabled": True, **GPU},
+            },
+        },
+        "on pods with specdec-role=draft the models take 2 GPUs, and those have 1",
+    ),
+    "targets that would have to go to the draft's pods": (
+        {
+            **with_model(tensorParallelSize=4, speculativeConfig=SPLIT_DRAFT),
+            "workerGroups": {
+                "target": {"gpu": {"count": 1}, "replicas": 3, "maxReplicas": 3},
+                "draft": {"enabled": True, "gpu": {"count": 4}},
+            },
+        },
+        "models[0].tensorParallelSize: 4 shards have to be in one pod, and the largest with "
+        "specdec-role=target has 1 GPUs",
+    ),
+    "more shards of a draft than a pod has GPUs": (
+        {
+            **with_model(speculativeConfig=SPLIT_DRAFT),
+            "workerGroups": {
+                "target": {"gpu": {"count": 4}},
+                "draft": {"enabled": True, "gpu": {"count": 1}, "replicas": 4, "maxReplicas": 4},
+            },
+        },
+        "models[0].speculativeConfig.draft_tensor_parallel_size: 2 shards",
+    ),
+    "a group of one's own that has too few": (
+        {
+            **with_model(tensorParallelSize=2, settings={"target_labels": "specdec-group=spot"}),
+            "workerGroups": {"target": {"gpu": {"count": 8}}, "spot": GPU},
+        },
+        "the largest with specdec-group=spot has 1 GPUs",
+    ),
+    "warm nodes with GPUs for models on CPUs": (
+        {**with_model(device="cpu"), "workerGroups": {"target": GPU}, "keda": KEDA},
+        "no model runs on GPUs",
+    ),
     "a claim for an emptyDir": (
         {"storage": {"models": {"existingClaim": "weights"}}},
         "write type: claim",

@@ -192,7 +192,8 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "monitoring": {"serviceMonitor": {"enabled": True}},
     },
     "budgets": {
-        "workerGroups": {"target": {"replicas": 3, "maxReplicas": 3}},
+        **with_model(replicas=3),
+        "workerGroups": {"target": {**GPU, "replicas": 3, "maxReplicas": 3}},
         "podDisruptionBudget": {"protectHead": True},
     },
     "no budgets": {"podDisruptionBudget": {"enabled": False, "protectHead": True}},

@@ -92,7 +92,11 @@ class PodDisruptionBudget(Values):
     """How many pods may be away for maintenance."""
 
     enabled: bool = Field(True, description="Whether there are budgets")
-    max_unavailable_workers: Count = Field(1, description="Pods of each worker group")
+    max_unavailable_workers: Count = Field(
+        1,
+        description="Pods of each worker group that may be away, of those that are sure to have a "
+        "replica",
+    )
     protect_head: bool = Field(
         False, description="Whether the head may never be evicted, which ends the cluster"
     )

@@ -74,27 +74,25 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- end -}}
 
 {{- define "specdec.validateGpus" -}}
-{{- $largest := 0 -}}
-{{- $all := 0 -}}
-{{- range $name, $group := include "specdec.groups" . | fromJson -}}
-{{- $largest = max $largest (int $group.gpu.count) -}}
-{{- $all = add $all (mul (int $group.gpu.count) (int $group.maxReplicas)) -}}
+{{- range (include "specdec.gpuParts" . | fromJson).parts -}}
+{{- $pool := include "specdec.gpuPool" (dict "root" $ "labels" .labels) | fromJson -}}
+{{- $pods := ternary (printf "with %s" .labels) "there is" (ne .labels "") -}}
+{{- if and (eq (int $pool.largest) 0) (eq .labels "") -}}
+{{- fail (printf "models[%d].device: no worker group has GPUs; set gpu.count below workerGroups, or write cpu" (int .model)) -}}
+{{- end -}}
+{{- if gt (int .ranks) (int $pool.largest) -}}
+{{- fail (printf "%s: %d shards have to be in one pod, and the largest %s has %d GPUs; write at most that, or raise a gpu.count below workerGroups" .at (int .ranks) $pods (int $pool.largest)) -}}
+{{- end -}}
 {{- end -}}
 {{- $needed := 0 -}}
-{{- range $index, $model := (include "specdec.models" . | fromJson).models -}}
-{{- if eq $model.device "cuda" -}}
-{{- $at := printf "models[%d]" $index -}}
-{{- $draft := include "specdec.draftRanks" $model | int -}}
-{{- $replicas := ternary $model.autoscaling.minReplicas $model.replicas $model.autoscaling.enabled | int -}}
-{{- if eq (int $largest) 0 -}}
-{{- fail (printf "%s.device: no worker group has GPUs; set gpu.count below workerGroups, or write cpu" $at) -}}
-{{- end -}}
-{{- if gt (int $model.tensorParallelSize) (int $largest) -}}
-{{- fail (printf "%s.tensorParallelSize: %d shards have to be in one pod, and the largest has %d GPUs; write at most that, or raise a gpu.count below workerGroups" $at (int $model.tensorParallelSize) (int $largest)) -}}
-{{- end -}}
-{{- $needed = add $needed (mul $replicas (add (int $model.tensorParallelSize) $draft)) -}}
+{{- range $labels, $gpus := include "specdec.gpusWanted" (dict "root" . "kind" "") | fromJson -}}
+{{- $needed = add $needed (int $gpus) -}}
+{{- $pool := include "specdec.gpuPool" (dict "root" $ "labels" $labels) | fromJson -}}
+{{- if and $labels (gt (int $gpus) (int $pool.all)) -}}
+{{- fail (printf "workerGroups: on pods with %s the models take %d GPUs, and those have %d; raise maxReplicas or gpu.count of one, or write fewer replicas of a model" $labels (int $gpus) (int $pool.all)) -}}
 {{- end -}}
 {{- end -}}
+{{- $all := (include "specdec.gpuPool" (dict "root" . "labels" "") | fromJson).all -}}
 {{- if gt (int $needed) (int $all) -}}
 {{- fail (printf "workerGroups: the models take %d GPUs, drafts included, and all groups together have %d; raise maxReplicas or gpu.count of one, or write fewer replicas of a model" (int $needed) (int $all)) -}}
 {{- end -}}
@@ -237,6 +235,9 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- end -}}
 {{- if not (hasKey (include "specdec.groups" $ | fromJson) .group) -}}
 {{- fail (printf "keda.group: no enabled worker group is called %q; write one of workerGroups" .group) -}}
+{{- end -}}
+{{- if not (include "specdec.kedaModels" $ | fromJson).names -}}
+{{- fail (printf "keda.group: no model runs on %s, as %q would; write the group that they run on" (ternary "GPUs" "CPUs" (gt (int (get (include "specdec.groups" $ | fromJson) .group).gpu.count) 0)) .group) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
