@@ -36,6 +36,7 @@ class AdminClient(Connection):
         *,
         timeout_s: float | None = DEFAULT_ADMIN_TIMEOUT_S,
         tls_ca_file: Path | None = None,
+        tls_server_name: str | None = None,
         token: str | None = None,
     ) -> None:
         """Arguments and errors are those of Connection.
@@ -43,7 +44,9 @@ class AdminClient(Connection):
         token: of the operators, where the service wants one; it is for a connection with TLS, or
         one that does not leave the machine.
         """
-        super().__init__(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
+        super().__init__(
+            address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, tls_server_name=tls_server_name
+        )
         self._stub = AdminServiceStub(self._channel)
         self._metadata = [("authorization", f"Bearer {token}")] if token else None
 

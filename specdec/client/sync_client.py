@@ -33,9 +33,12 @@ class Client(Connection):
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         tls_ca_file: Path | None = None,
+        tls_server_name: str | None = None,
     ) -> None:
         """Arguments and errors are those of Connection."""
-        super().__init__(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file)
+        super().__init__(
+            address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, tls_server_name=tls_server_name
+        )
         self._stub = InferenceServiceStub(self._channel)
 
     def generate(

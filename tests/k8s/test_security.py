@@ -224,6 +224,16 @@ def test_the_test_pod_is_none_of_rays_and_may_call_the_service(name):
     assert any(each.get("matchLabels", {"": ""}).items() <= labels for each in let_in)
 
 
+def test_the_test_pod_starts_without_an_authority_in_the_secret():
+    [volume] = [
+        each
+        for each in only(render(VALUE_SETS["sidecar"]), "Pod", "-test")["spec"]["volumes"]
+        if each["name"] == "tls"
+    ]
+    assert volume["secret"]["optional"] is True
+    assert [each["key"] for each in volume["secret"]["items"]] == ["ca.crt"]
+
+
 def test_ray_asks_for_its_token():
     assert cluster(render())["authOptions"] == {"mode": "token"}
     assert cluster(render(VALUE_SETS["ray secret"]))["authOptions"]["secretName"] == "ray"

@@ -145,6 +145,10 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     },
     "no keys": {"auth": {"apiKeys": {"enabled": False}, "adminToken": {"enabled": False}}},
     "sidecar": {"tls": {"mode": "sidecar", "secretName": "cert"}},
+    "sidecar with a public name": {
+        "tls": {"mode": "sidecar", "secretName": "cert"},
+        "tests": {"serverName": "llm.example.com"},
+    },
     "sidecar by cert-manager": {
         "tls": {
             "mode": "sidecar",

@@ -14,10 +14,36 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import certifi
 import yaml
 
 from specdec.client import Client
 from specdec.sampling_params import SamplingParams
+
+
+class _Tls(ssl.SSLContext):
+    """TLS with a service whose certificate may have another name than its address."""
+
+    _server_name = ""
+
+    @classmethod
+    def by(cls, ca_file: Path, server_name: str) -> _Tls:
+        """Trusts the certificates of the file. Empty: the name has to be the address's."""
+        context = cls(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(ca_file)
+        context._server_name = server_name
+        return context
+
+    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        if self._server_name:
+            options["server_hostname"] = self._server_name
+        return super().wrap_socket(*arguments, **options)
+
+
+def _ca_file(path: str) -> Path:
+    """The Secret's own, or public authorities' where it has none, as it need not have."""
+    own = Path(path)
+    return own if own.exists() and own.stat().st_size else Path(certifi.where())
 
 
 class Service:
@@ -26,23 +52,28 @@ class Service:
     def __init__(self, plan: Mapping[str, Any]) -> None:
         """plan: the JSON file's content."""
         self._plan = plan
-        self._ca_file = Path(plan["ca_file"]) if plan["ca_file"] else None
-        self._tls = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else None
+        self._ca_file = _ca_file(plan["ca_file"]) if plan["ca_file"] else None
+        self._tls = _Tls.by(self._ca_file, plan["server_name"]) if self._ca_file else None
+
+    def _client(self) -> Client:
+        plan = self._plan
+        return Client(
+            plan["grpc_address"],
+            timeout_s=plan["timeout_s"],
+            tls_ca_file=self._ca_file,
+            tls_server_name=plan["server_name"] or None,
+        )
 
     def stream_over_grpc(self, model: str) -> int:
         """Asks for the prompt's completion; how many tokens came, one message a step."""
-        plan = self._plan
-        params = SamplingParams(temperature=0.0, max_tokens=plan["max_tokens"])
-        address, timeout_s = plan["grpc_address"], plan["timeout_s"]
-        with Client(address, timeout_s=timeout_s, tls_ca_file=self._ca_file) as client:
-            chunks = client.generate_stream(plan["prompt"], params, model=model)
+        params = SamplingParams(temperature=0.0, max_tokens=self._plan["max_tokens"])
+        with self._client() as client:
+            chunks = client.generate_stream(self._plan["prompt"], params, model=model)
             return sum(len(chunk.token_ids) for chunk in chunks)
 
     def model_info(self, model: str) -> Any:
         """What the service says of a model."""
-        plan = self._plan
-        address, timeout_s = plan["grpc_address"], plan["timeout_s"]
-        with Client(address, timeout_s=timeout_s, tls_ca_file=self._ca_file) as client:
+        with self._client() as client:
             return client.model_info(model)
 
     def stream_over_http(self, model: str) -> list[dict[str, Any]]:
