@@ -36,6 +36,7 @@ class AdminClient(Connection):
         *,
         timeout_s: float | None = DEFAULT_ADMIN_TIMEOUT_S,
         tls_ca_file: Path | None = None,
+        tls_server_name: str | None = None,
         token: str | None = None,
         model: str = "",
     ) -> None:
@@ -44,7 +45,7 @@ class AdminClient(Connection):
         token: of the operators, where the service wants one. model: that it is all about, where
         several are served; empty: that of whoever answers.
         """
-        super().__init__(Destination(address, timeout_s, tls_ca_file, token))
+        super().__init__(Destination(address, timeout_s, tls_ca_file, token, tls_server_name))
         self._stub = AdminServiceStub(self._channel)
         self._model = model
 

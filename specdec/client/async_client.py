@@ -34,10 +34,11 @@ class AsyncClient(AsyncConnection):
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         tls_ca_file: Path | None = None,
+        tls_server_name: str | None = None,
         api_key: str | None = None,
     ) -> None:
         """Arguments and errors are those of `Client`."""
-        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key))
+        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key, tls_server_name))
         self._stub = InferenceServiceStub(self._channel)
 
     async def generate(

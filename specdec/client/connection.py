@@ -50,12 +50,14 @@ class Destination:
     address: host:port. timeout_s: what each call has in all, in seconds; None: no limit.
     tls_ca_file: certificates (PEM) of who may vouch for the service; None: no TLS. bearer: an API
     key or the operators' token, for a connection with TLS or one that does not leave the machine.
+    tls_server_name: in the service's certificate, where that has not the address's own.
     """
 
     address: str
     timeout_s: float | None
     tls_ca_file: Path | None = None
     bearer: str | None = None
+    tls_server_name: str | None = None
 
     def __post_init__(self) -> None:
         if ":" not in self.address:
@@ -82,7 +84,9 @@ class Destination:
         except OSError as error:
             limit = "a file to read"
             raise InvalidValueError("tls_ca_file", str(self.tls_ca_file), limit) from error
-        return library.secure_channel(self.address, credentials, _OPTIONS)
+        name = self.tls_server_name
+        named = [("grpc.ssl_target_name_override", name)] if name else []
+        return library.secure_channel(self.address, credentials, [*_OPTIONS, *named])
 
     @contextmanager
     def reported(self) -> Iterator[None]:

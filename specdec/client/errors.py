@@ -40,4 +40,6 @@ def _message(code: StatusCode, details: str, address: str, timeout_s: float | No
         return f"the service at {address} is unavailable: {details}"
     if "handshake failed" in details.lower():
         return f"no TLS connection to {address} came about; check the address and the CA file"
+    if "hostname verification" in details.lower():
+        return f"the certificate of {address} is for another name, to be given as tls_server_name"
     return f"no service answers at {address}; start one with `specdec serve`"

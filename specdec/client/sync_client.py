@@ -35,10 +35,11 @@ class Client(Connection):
         *,
         timeout_s: float | None = DEFAULT_TIMEOUT_S,
         tls_ca_file: Path | None = None,
+        tls_server_name: str | None = None,
         api_key: str | None = None,
     ) -> None:
         """Arguments and errors are those of `Destination`, whose bearer the API key is."""
-        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key))
+        super().__init__(Destination(address, timeout_s, tls_ca_file, api_key, tls_server_name))
         self._stub = InferenceServiceStub(self._channel)
 
     def generate(

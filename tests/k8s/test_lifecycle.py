@@ -101,8 +101,23 @@ def _with_claims(claims):
     }
 
 
+def test_a_key_of_another_name_is_added_to_the_secret_that_there_is(release):
+    succeeded(release.apply("install", {}))
+    secrets = ("chat-specdec-api-keys", "chat-specdec-admin-token")
+    before = [release.api.one("Secret", name)["data"] for name in secrets]
+    renamed = {"auth": {"apiKeys": {"key": "k.yaml"}, "adminToken": {"key": "token"}}}
+    succeeded(release.apply("upgrade", renamed))
+    after = [release.api.one("Secret", name)["data"] for name in secrets]
+    assert [set(each) for each in after] == [{"api-keys.yaml", "k.yaml"}, {"admin-token", "token"}]
+    for old, new in zip(before, after, strict=True):
+        assert old.items() <= new.items()
+
+
 def test_an_upgrade_takes_away_what_is_no_longer_wanted(release):
-    values = {"workerGroups": {"target": {**GPU, "replicas": 2, "maxReplicas": 2}}}
+    values = {
+        "models": [{"name": "one", "model": "smollm2-135m-instruct", "replicas": 2}],
+        "workerGroups": {"target": {**GPU, "replicas": 2, "maxReplicas": 2}},
+    }
     succeeded(release.apply("install", values))
     assert release.api.names("PodDisruptionBudget") == ["chat-specdec-target"]
     succeeded(release.apply("upgrade", {"networkPolicy": {"enabled": False}}))

@@ -6,7 +6,7 @@ import promql_parser
 import pytest
 
 from cluster.metric_catalogue import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
-from tests.k8s.rendering import of_kind, only, ray_templates, render
+from tests.k8s.rendering import example, of_kind, only, ray_templates, render
 from tests.k8s.value_sets import FIRST, KEDA, SECOND, VALUE_SETS
 from tools.monitoring.prometheus_files import FLEET_JOB, REPLICA_JOB
 
@@ -82,6 +82,16 @@ def test_keda_asks_for_metrics_that_there_are_of_the_models_that_are_served(name
         assert re.fullmatch(matcher.value, name)
         assert re.fullmatch(matcher.value, "second")
         assert not re.fullmatch(matcher.value, "Org/ThirdX1")
+
+
+def test_warm_nodes_are_for_the_models_that_run_on_what_they_have():
+    for group, models in (("target", "chat|code"), ("cpu", "classify")):
+        values = example("several-models")
+        values["keda"]["group"] = group
+        [scaled] = of_kind(render(values), "ScaledObject")
+        for trigger in scaled["spec"]["triggers"]:
+            [selector] = selectors(trigger["metadata"]["query"])
+            assert [each.value for each in selector.matchers.matchers] == [models]
 
 
 def test_what_keda_scales_is_there_and_takes_what_a_worker_takes():

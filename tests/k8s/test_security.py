@@ -118,9 +118,14 @@ def test_secrets_that_exist_are_not_made_again():
         assert named == {"keys", "admin"}
 
 
+def rays_policy(objects):
+    """The one of Ray's pods."""
+    return only(objects, "NetworkPolicy", "specdec")
+
+
 def test_the_network_policy_selects_rays_pods_and_opens_little():
     objects = render()
-    policy = only(objects, "NetworkPolicy")["spec"]
+    policy = rays_policy(objects)["spec"]
     selected = policy["podSelector"]["matchLabels"].items()
     for template in ray_templates(objects).values():
         assert selected <= template["metadata"]["labels"].items()
@@ -134,32 +139,99 @@ def test_an_empty_list_of_peers_stands_for_nobody():
     """To Kubernetes `from: []` is everybody."""
     peers = {"clients": [], "prometheus": [], "operator": [], "dns": []}
     values = {"networkPolicy": peers, "monitoring": {"serviceMonitor": {"enabled": True}}}
-    policy = only(render(values), "NetworkPolicy")["spec"]
-    assert all(rule["from"] for rule in policy["ingress"])
-    assert all(rule["to"] for rule in policy["egress"])
+    for policy in of_kind(render(values), "NetworkPolicy"):
+        assert all(rule["from"] for rule in policy["spec"].get("ingress", []))
+        assert all(rule["to"] for rule in policy["spec"].get("egress", []))
 
 
 def test_only_what_is_scraped_is_open_to_prometheus():
     def ingress(is_scraped):
         values = {"monitoring": {"serviceMonitor": {"enabled": is_scraped}}}
-        return json.dumps(only(render(values), "NetworkPolicy")["spec"]["ingress"])
+        return json.dumps(rays_policy(render(values))["spec"]["ingress"])
 
     assert '"app.kubernetes.io/name": "prometheus"' in ingress(True)
     assert "prometheus" not in ingress(False)
 
 
 def test_with_a_sidecar_no_client_reaches_plain_text():
-    policy = only(render(VALUE_SETS["sidecar"]), "NetworkPolicy")["spec"]
+    policy = rays_policy(render(VALUE_SETS["sidecar"]))["spec"]
     clients = policy["ingress"][2]
     assert {port["port"] for port in clients["ports"]} == {8443, 9443}
 
 
 def test_offline_nothing_goes_out():
     def egress(values):
-        return json.dumps(only(render(values), "NetworkPolicy")["spec"]["egress"])
+        return json.dumps([each["spec"] for each in of_kind(render(values), "NetworkPolicy")])
 
     assert "0.0.0.0/0" in egress({})
-    assert "0.0.0.0/0" not in egress(VALUE_SETS["offline"])
+    for name in ("offline", "offline with the autoscaler"):
+        assert "0.0.0.0/0" not in egress(VALUE_SETS[name])
+
+
+def test_only_the_head_reaches_kubernetes_and_only_with_the_autoscaler():
+    assert of_kind(render(), "NetworkPolicy", "-autoscaler") == []
+    objects = render({**VALUE_SETS["ray autoscaler"], "networkPolicy": {"hubCidr": "192.0.2.0/24"}})
+    policy = only(objects, "NetworkPolicy", "-autoscaler")["spec"]
+    [rule] = policy["egress"]
+    assert rule["to"] == [{"ipBlock": {"cidr": "0.0.0.0/0"}}]
+    assert {port["port"] for port in rule["ports"]} == {443, 6443}
+    selected = policy["podSelector"]["matchLabels"].items()
+    matching = [
+        name
+        for name, each in ray_templates(objects).items()
+        if selected <= each["metadata"]["labels"].items()
+    ]
+    assert matching == ["head"]
+    assert "0.0.0.0/0" not in json.dumps(rays_policy(objects))
+
+
+OPERATORS = (
+    # helm-chart/kuberay-operator and ray-operator/config/manager of ray-project/kuberay
+    {"app.kubernetes.io/name": "kuberay-operator", "app.kubernetes.io/instance": "kuberay"},
+    {"app.kubernetes.io/name": "kuberay", "app.kubernetes.io/component": "kuberay-operator"},
+)
+A_RAY_POD = {
+    "app.kubernetes.io/name": "kuberay",
+    "app.kubernetes.io/created-by": "kuberay-operator",
+}
+
+
+def test_kuberays_operator_is_let_in_however_it_was_installed():
+    _, operator, _ = rays_policy(render())["spec"]["ingress"]
+    let_in = [peer["podSelector"]["matchLabels"].items() for peer in operator["from"]]
+    for labels in OPERATORS:
+        assert any(each <= labels.items() for each in let_in)
+    assert not any(each <= A_RAY_POD.items() for each in let_in)
+
+
+@pytest.mark.parametrize("name", ["defaults", "sidecar", "several-models"])
+def test_the_test_pod_is_none_of_rays_and_may_call_the_service(name):
+    objects = render(CASES[name])
+    labels = only(objects, "Pod", "-test")["metadata"]["labels"].items()
+    policy = rays_policy(objects)["spec"]
+    assert not policy["podSelector"]["matchLabels"].items() <= labels
+    for service in of_kind(objects, "Service"):
+        assert not service["spec"]["selector"].items() <= labels
+    own = only(objects, "NetworkPolicy", "-test")["spec"]
+    assert own["podSelector"]["matchLabels"].items() <= labels
+    to_service, to_names = own["egress"]
+    assert to_names["ports"][0]["port"] == 53
+    [peer] = to_service["to"]
+    assert peer["podSelector"] == policy["podSelector"]
+    clients = policy["ingress"][2]
+    assert to_service["ports"] == clients["ports"]
+    let_in = [each["podSelector"] for each in clients["from"] if "namespaceSelector" not in each]
+    assert any(each.get("matchLabels", {"": ""}).items() <= labels for each in let_in)
+
+
+def test_the_test_pod_starts_without_an_authority_in_the_secret():
+    [volume] = [
+        each
+        for each in only(render(VALUE_SETS["sidecar"]), "Pod", "-test")["spec"]["volumes"]
+        if each["name"] == "tls"
+    ]
+    assert volume["secret"]["optional"] is True
+    assert [each["key"] for each in volume["secret"]["items"]] == ["ca.crt"]
 
 
 def test_ray_asks_for_its_token():

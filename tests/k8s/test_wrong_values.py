@@ -3,7 +3,7 @@
 import pytest
 
 from tests.k8s.rendering import render
-from tests.k8s.value_sets import DRAFT, FIRST, GPU, KEDA, with_model
+from tests.k8s.value_sets import DRAFT, FIRST, GPU, KEDA, ONE_NODE, with_model
 
 BY_THE_SCHEMA = {
     "an unknown key": ({"replicas": 2}, "replicas"),
@@ -34,7 +34,11 @@ BY_THE_SCHEMA = {
     "a negative drain": ({"drainSeconds": -1}, "drainSeconds"),
     "a port that is none": ({"service": {"httpPort": 70000}}, "httpPort"),
     "a size in words": ({"storage": {"models": {"size": "big"}}}, "size"),
-    "an unknown access mode": ({"storage": {"state": {"accessModes": ["RWX"]}}}, "accessModes"),
+    "an unknown access mode": ({"storage": {"models": {"accessModes": ["RWX"]}}}, "accessModes"),
+    "a database that two nodes could write": (
+        {"storage": {"state": {"accessModes": ["ReadWriteMany"]}}},
+        "accessModes",
+    ),
     "an unknown kind of volume": ({"storage": {"cache": {"type": "nfs"}}}, "type"),
     "a resource that is no GPU": (
         {"workerGroups": {"target": {"gpu": {"resource": "cpu"}}}},
@@ -43,6 +47,10 @@ BY_THE_SCHEMA = {
     "an unknown role": ({"workerGroups": {"target": {"role": "verifier"}}}, "role"),
     "an unknown mode of TLS": ({"tls": {"mode": "on"}}, "mode"),
     "an unknown upgrade": ({"upgrade": {"strategy": "Recreate"}}, "strategy"),
+    "an upgrade that carries no gRPC": (
+        {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
+        "strategy",
+    ),
     "an interval without its unit": (
         {"monitoring": {"serviceMonitor": {"interval": "15"}}},
         "interval",
@@ -52,6 +60,7 @@ BY_THE_SCHEMA = {
 TWICE = {"models": [FIRST, {**FIRST, "name": "First"}]}
 NO_GPUS = with_model(device="cuda")
 FOUR_SHARDS = {**with_model(tensorParallelSize=4), "workerGroups": {"target": GPU}}
+SPLIT_DRAFT = {**DRAFT, "draft_tensor_parallel_size": 2}
 DRAFT_WITHOUT_GPU = {**with_model(speculativeConfig=DRAFT), "workerGroups": {"target": GPU}}
 
 BY_A_TEMPLATE = {
@@ -87,6 +96,48 @@ BY_A_TEMPLATE = {
     "cuda without GPUs": (NO_GPUS, "set gpu.count below workerGroups, or write cpu"),
     "more shards than a pod has GPUs": (FOUR_SHARDS, "or raise a gpu.count"),
     "no GPU left for the draft": (DRAFT_WITHOUT_GPU, "the models take 2 GPUs"),
+    "no GPU left for the draft on pods of its role": (
+        {
+            **with_model(speculativeConfig=DRAFT, replicas=2),
+            "workerGroups": {
+                "target": {"gpu": {"count": 8}},
+                "draft": {"enabled": True, **GPU},
+            },
+        },
+        "on pods with specdec-role=draft the models take 2 GPUs, and those have 1",
+    ),
+    "targets that would have to go to the draft's pods": (
+        {
+            **with_model(tensorParallelSize=4, speculativeConfig=SPLIT_DRAFT),
+            "workerGroups": {
+                "target": {"gpu": {"count": 1}, "replicas": 3, "maxReplicas": 3},
+                "draft": {"enabled": True, "gpu": {"count": 4}},
+            },
+        },
+        "models[0].tensorParallelSize: 4 shards have to be in one pod, and the largest with "
+        "specdec-role=target has 1 GPUs",
+    ),
+    "more shards of a draft than a pod has GPUs": (
+        {
+            **with_model(speculativeConfig=SPLIT_DRAFT),
+            "workerGroups": {
+                "target": {"gpu": {"count": 4}},
+                "draft": {"enabled": True, "gpu": {"count": 1}, "replicas": 4, "maxReplicas": 4},
+            },
+        },
+        "models[0].speculativeConfig.draft_tensor_parallel_size: 2 shards",
+    ),
+    "a group of one's own that has too few": (
+        {
+            **with_model(tensorParallelSize=2, settings={"target_labels": "specdec-group=spot"}),
+            "workerGroups": {"target": {"gpu": {"count": 8}}, "spot": GPU},
+        },
+        "the largest with specdec-group=spot has 1 GPUs",
+    ),
+    "warm nodes with GPUs for models on CPUs": (
+        {**with_model(device="cpu"), "workerGroups": {"target": GPU}, "keda": KEDA},
+        "no model runs on GPUs",
+    ),
     "a claim for an emptyDir": (
         {"storage": {"models": {"existingClaim": "weights"}}},
         "write type: claim",
@@ -106,7 +157,51 @@ BY_A_TEMPLATE = {
         {"storage": {"cache": {"mountPath": "/models"}}},
         "write another path",
     ),
+    "a claim of one pod for two": (
+        {
+            "storage": {"models": {"type": "claim", "accessModes": ["ReadWriteOncePod"]}},
+            "workerGroups": {"draft": {"enabled": True}},
+        },
+        "2 pods mount it, and ReadWriteOncePod is for one; write ReadWriteOnce",
+    ),
+    "a claim of one node for two kinds of GPU": (
+        {
+            "storage": {"cache": ONE_NODE},
+            "workerGroups": {
+                "target": {"gpu": {"count": 1, "product": "A"}},
+                "draft": {"enabled": True, "gpu": {"count": 1, "product": "B"}},
+            },
+        },
+        "storage.cache.accessModes: a claim for one node",
+    ),
+    "warm nodes that workers may not go to": (
+        {"storage": {"models": ONE_NODE}, "keda": KEDA},
+        "write ReadWriteMany for its accessModes",
+    ),
+    "CUDA for AMD": (
+        {"workerGroups": {"target": {"gpu": {"count": 1, "resource": "amd.com/gpu"}}}},
+        "write the tag or digest of an image of your own",
+    ),
     "offline without models": ({"hub": {"offline": True}}, "write its path below /models"),
+    "offline without the draft model": (
+        {
+            **with_model(model="/models/a", speculativeConfig=DRAFT),
+            "hub": {"offline": True},
+        },
+        'models[0].speculativeConfig.model: "org/small" has to be fetched',
+    ),
+    "offline, and the API everywhere": (
+        {
+            **with_model(model="/models/a"),
+            "hub": {"offline": True},
+            "ray": {"autoscaler": {"enabled": True}},
+        },
+        "write the address of Kubernetes' API",
+    ),
+    "code by whoever is labelled so": (
+        {"ray": {"authMode": "disabled"}},
+        "networkPolicy.operator[0].namespaceSelector",
+    ),
     "an ingress for every host": ({"ingress": {"enabled": True}}, "write the service's name"),
     "one host for HTTP and gRPC": (
         {"ingress": {"enabled": True, "host": "a.b", "grpcHost": "a.b"}},
@@ -158,10 +253,6 @@ BY_A_TEMPLATE = {
     "an old cluster that ends before its requests": (
         {"drainSeconds": 300},
         "write at least that",
-    ),
-    "step by step without a gateway": (
-        {"upgrade": {"strategy": "NewClusterWithIncrementalUpgrade"}},
-        "write its class",
     ),
     "KEDA without Prometheus": (
         {"keda": {**KEDA, "prometheusUrl": ""}},

@@ -9,6 +9,7 @@ GPU = {"gpu": {"count": 1}}
 SECOND = {"name": "second", "model": "smollm2-135m-instruct"}
 FIRST = {"name": "first", "model": "smollm2-135m-instruct"}
 CLAIM = {"type": "claim"}
+ONE_NODE = {**CLAIM, "accessModes": ["ReadWriteOnce"]}
 AUTOSCALER = {"ray": {"autoscaler": {"enabled": True}}}
 
 
@@ -49,7 +50,10 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         **with_model(tensorParallelSize=4, speculativeConfig=DRAFT),
         "workerGroups": {"target": {"gpu": {"count": 4}}, "draft": {"enabled": True, **GPU}},
     },
-    "amd gpus": {"workerGroups": {"target": {"gpu": {"count": 2, "resource": "amd.com/gpu"}}}},
+    "amd gpus": {
+        "image": {"repository": "r.example.com/specdec", "tag": "0.1.0-rocm"},
+        "workerGroups": {"target": {"gpu": {"count": 2, "resource": "amd.com/gpu"}}},
+    },
     "cpu beside gpus": {**with_model(device="cpu"), "workerGroups": {"target": GPU}},
     "more groups": {"workerGroups": {"spot": {"role": "any", "rayStartParams": {"num-cpus": "2"}}}},
     "ray autoscaler": {
@@ -85,8 +89,14 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
             "state": {**CLAIM, "existingClaim": "state"},
         }
     },
-    "storage class": {
-        "storage": {"state": {"storageClassName": "fast", "accessModes": ["ReadWriteMany"]}}
+    "storage class": {"storage": {"state": {"storageClassName": "fast"}}},
+    "claims of one node": {
+        "storage": {"models": ONE_NODE, "cache": ONE_NODE},
+        "workerGroups": {"target": GPU, "draft": {"enabled": True, **GPU}},
+    },
+    "claims of one node, the head's too": {
+        "storage": {"models": ONE_NODE},
+        "head": {"schedulable": True},
     },
     "nothing kept": {"storage": {"state": {"type": "emptyDir"}}},
     "other paths": {"storage": {"models": {"mountPath": "/data"}, "cache": {"mountPath": "/c"}}},
@@ -103,16 +113,27 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "storage": {"models": {**CLAIM, "existingClaim": "weights"}},
     },
     "hub": {"hub": {"endpoint": "https://hub.internal", "token": {"name": "hf", "key": "t"}}},
-    "long drain": {"drainSeconds": 600, "upgrade": {"oldClusterSeconds": 900}},
-    "ray secret": {"ray": {"authSecretName": "ray", "version": "2.61.0"}},
-    "ray open": {"ray": {"authMode": "disabled"}},
-    "no upgrades": {"upgrade": {"strategy": "None"}},
-    "incremental": {
-        "upgrade": {
-            "strategy": "NewClusterWithIncrementalUpgrade",
-            "incremental": {"gatewayClassName": "istio", "stepSizePercent": 10},
-        }
+    "long drain": {
+        "drainSeconds": 600,
+        "migrationSeconds": 3600,
+        "upgrade": {"oldClusterSeconds": 900},
     },
+    "ray secret": {"ray": {"authSecretName": "ray", "version": "2.61.0"}},
+    "ray open": {
+        "ray": {"authMode": "disabled"},
+        "networkPolicy": {"operator": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+    },
+    "ray open to all": {
+        "ray": {"authMode": "disabled"},
+        "networkPolicy": {"enabled": False},
+    },
+    "offline with the autoscaler": {
+        **with_model(model="/models/a"),
+        **AUTOSCALER,
+        "hub": {"offline": True},
+        "networkPolicy": {"apiServerCidr": "10.0.0.1/32"},
+    },
+    "no upgrades": {"upgrade": {"strategy": "None"}},
     "load balancer": {
         "service": {"type": "LoadBalancer", "httpPort": 80, "annotations": {"a": "b"}}
     },
@@ -124,6 +145,10 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
     },
     "no keys": {"auth": {"apiKeys": {"enabled": False}, "adminToken": {"enabled": False}}},
     "sidecar": {"tls": {"mode": "sidecar", "secretName": "cert"}},
+    "sidecar with a public name": {
+        "tls": {"mode": "sidecar", "secretName": "cert"},
+        "tests": {"serverName": "llm.example.com"},
+    },
     "sidecar by cert-manager": {
         "tls": {
             "mode": "sidecar",
@@ -171,7 +196,8 @@ VALUE_SETS: dict[str, dict[str, Any]] = {
         "monitoring": {"serviceMonitor": {"enabled": True}},
     },
     "budgets": {
-        "workerGroups": {"target": {"replicas": 3, "maxReplicas": 3}},
+        **with_model(replicas=3),
+        "workerGroups": {"target": {**GPU, "replicas": 3, "maxReplicas": 3}},
         "podDisruptionBudget": {"protectHead": True},
     },
     "no budgets": {"podDisruptionBudget": {"enabled": False, "protectHead": True}},

@@ -99,34 +99,35 @@ class Volume(Values):
     existing_claim: str = Field("", description="Claim to use; empty for one of this release")
     size: str = Field("20Gi", pattern=r"^[0-9]+[KMGT]i$", description="Size of it")
     storage_class_name: str = Field("", description="Storage class; empty for the default one")
-    access_modes: list[
-        Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
-    ] = Field(["ReadWriteMany"], min_length=1, description="Of the claim")
     keep: bool = Field(True, description="Whether `helm uninstall` leaves the claim")
 
 
 class MountedVolume(Volume):
-    """The same, with where it is mounted."""
+    """The same, with where it is mounted, by every pod on which models run."""
 
+    access_modes: list[
+        Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
+    ] = Field(
+        ["ReadWriteMany"],
+        min_length=1,
+        description="Of the claim, existing ones too. With ReadWriteOnce all pods that mount it "
+        "are placed on one node",
+    )
     mount_path: AbsolutePath = Field(..., description="Where it is mounted")
     read_only: bool = Field(False, description="Whether nothing may be written there")
 
 
 class StateVolume(Volume):
-    """What operators have set, which the ControlPlane keeps on the head."""
+    """What operators have set, which the ControlPlane keeps on the head.
+
+    A database, so one node's at a time: the claim is ReadWriteOnce, and the head of a new cluster
+    is placed on the node of the present one, whatever modes an existing claim has.
+    """
 
     type: Literal["emptyDir", "claim"] = Field(
         "claim", description="emptyDir ends with the head pod; claim outlasts it"
     )
     size: str = Field("1Gi", pattern=r"^[0-9]+[KMGT]i$", description="Size of it")
-    access_modes: list[
-        Literal["ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod"]
-    ] = Field(
-        ["ReadWriteOnce"],
-        min_length=1,
-        description="Of the claim. With ReadWriteOnce the head of a new cluster is placed on the "
-        "node of the present one",
-    )
 
 
 class Storage(Values):

@@ -92,7 +92,11 @@ class PodDisruptionBudget(Values):
     """How many pods may be away for maintenance."""
 
     enabled: bool = Field(True, description="Whether there are budgets")
-    max_unavailable_workers: Count = Field(1, description="Pods of each worker group")
+    max_unavailable_workers: Count = Field(
+        1,
+        description="Pods of each worker group that may be away, of those that are sure to have a "
+        "replica",
+    )
     protect_head: bool = Field(
         False, description="Whether the head may never be evicted, which ends the cluster"
     )
@@ -139,6 +143,12 @@ class Tests(Values):
     prompt: str = Field("Why is the sky blue?", min_length=1, description="What it asks")
     max_tokens: int = Field(16, ge=1, le=4096, description="Tokens of an answer")
     timeout_seconds: int = Field(120, ge=1, description="How long a call may take")
+    server_name: str = Field(
+        "",
+        pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$",
+        description="Name in the certificate of tls.mode sidecar; empty: the Service's, "
+        "RELEASE-serve-svc.NAMESPACE.svc",
+    )
     expected_speculation: Expected = Field(
         default_factory=Expected, description="What it looks for"
     )

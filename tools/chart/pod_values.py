@@ -114,36 +114,16 @@ class Ray(Values):
         "", description="Secret with the token as auth_token; empty lets KubeRay make one"
     )
     autoscaler: RayAutoscaler = Field(default_factory=RayAutoscaler, description="Of worker pods")
-    service_unhealthy_seconds: int = Field(
-        900, ge=1, description="How long Serve may fail until KubeRay makes a new cluster"
-    )
-    deployment_unhealthy_seconds: int = Field(
-        1800,
-        ge=1,
-        description="How long an application may take to become healthy, loading models included",
-    )
-
-
-class Incremental(Values):
-    """How traffic moves to a new cluster step by step; KubeRay does it with a Gateway."""
-
-    gateway_class_name: str = Field("", description="Class of the Gateway that KubeRay makes")
-    step_size_percent: int = Field(25, ge=1, le=100, description="Traffic that moves at once")
-    interval_seconds: int = Field(60, ge=1, description="Time between two moves")
-    max_surge_percent: int = Field(
-        25, ge=1, le=100, description="Capacity of the new cluster beyond what has moved"
-    )
 
 
 class Upgrade(Values):
     """What a change of pods does; a change of models alone is always made in place."""
 
-    strategy: Literal["NewCluster", "NewClusterWithIncrementalUpgrade", "None"] = Field(
+    strategy: Literal["NewCluster", "None"] = Field(
         "NewCluster",
         description="NewCluster: a whole one beside the present, with twice the GPUs for a while; "
-        "NewClusterWithIncrementalUpgrade: step by step; None: once the RayCluster is deleted",
+        "None: once the RayCluster is deleted",
     )
-    incremental: Incremental = Field(default_factory=Incremental, description="Of the second one")
     old_cluster_seconds: int = Field(
         60, ge=0, description="How long the old cluster stays after the switch; at least the drain"
     )

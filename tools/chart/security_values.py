@@ -92,7 +92,7 @@ class CertManager(Values):
 class Sidecar(Values):
     """Envoy, in every pod that takes requests."""
 
-    image: str = Field("envoyproxy/envoy:v1.35.6", min_length=1, description="Image; has sleep")
+    image: str = Field("envoyproxy/envoy:v1.35.6", min_length=1, description="Image; has bash")
     resources: Resources = Field(
         default_factory=lambda: Resources(
             requests={"cpu": "250m", "memory": "128Mi"}, limits={"cpu": "1", "memory": "256Mi"}
@@ -139,9 +139,19 @@ class NetworkPolicy(Values):
             {
                 "namespaceSelector": {},
                 "podSelector": {"matchLabels": {"app.kubernetes.io/name": "kuberay-operator"}},
-            }
+            },
+            {
+                "namespaceSelector": {},
+                "podSelector": {
+                    "matchLabels": {
+                        "app.kubernetes.io/name": "kuberay",
+                        "app.kubernetes.io/component": "kuberay-operator",
+                    }
+                },
+            },
         ],
-        description="KubeRay's operator, which submits the applications",
+        description="KubeRay's operator, which submits the applications; by default pods that are "
+        "labelled as its Helm chart or its kustomization does, in any namespace",
     )
     dns: list[KubernetesObject] = Field(
         default_factory=lambda: [
@@ -161,7 +171,8 @@ class NetworkPolicy(Values):
     api_server_cidr: str = Field(
         "0.0.0.0/0",
         pattern=r"^[0-9a-fA-F:.]+/[0-9]+$",
-        description="Kubernetes' API, on ports 443 and 6443; only for Ray's autoscaler",
+        description="Kubernetes' API, on ports 443 and 6443; only for the head, and only with "
+        "Ray's autoscaler",
     )
     extra_egress: list[KubernetesObject] = Field(
         default_factory=list, description="Further egress rules, to a trace collector say"

@@ -27,7 +27,11 @@ class Image(Values):
     """The image of the service, for all of its pods."""
 
     repository: str = Field("specdec/specdec", min_length=1, description="Registry and repository")
-    tag: str = Field("", description="Tag; empty: the chart's appVersion")
+    tag: str = Field(
+        "",
+        description="Tag; empty: the chart's appVersion, with -cuda behind it where a worker group "
+        "has GPUs",
+    )
     digest: str = Field(
         "", pattern=r"^(sha256:[0-9a-f]{64})?$", description="Digest, which wins over the tag"
     )
@@ -68,6 +72,13 @@ class ChartValues(Values):
         le=86400,
         description="How long running requests have to end when a pod or a replica stops; "
         "Serve's waits, preStop and the termination grace follow from it",
+    )
+    migration_seconds: int = Field(
+        300,
+        ge=0,
+        le=86400,
+        description="How long the replicas of a worker pod that stops are kept for want of others "
+        "elsewhere, loading of models included; the drain comes after it",
     )
     head: Head = Field(default_factory=Head, description="The head pod")
     worker_groups: dict[str, WorkerGroup] = Field(

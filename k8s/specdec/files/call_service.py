@@ -14,10 +14,36 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import certifi
 import yaml
 
 from specdec.client import Client
 from specdec.sampling_params import SamplingParams
+
+
+class _Tls(ssl.SSLContext):
+    """TLS with a service whose certificate may have another name than its address."""
+
+    _server_name = ""
+
+    @classmethod
+    def by(cls, ca_file: Path, server_name: str) -> _Tls:
+        """Trusts the certificates of the file. Empty: the name has to be the address's."""
+        context = cls(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(ca_file)
+        context._server_name = server_name
+        return context
+
+    def wrap_socket(self, *arguments: Any, **options: Any) -> ssl.SSLSocket:
+        if self._server_name:
+            options["server_hostname"] = self._server_name
+        return super().wrap_socket(*arguments, **options)
+
+
+def _ca_file(path: str) -> Path:
+    """The Secret's own, or public authorities' where it has none, as it need not have."""
+    own = Path(path)
+    return own if own.exists() and own.stat().st_size else Path(certifi.where())
 
 
 class Service:
@@ -26,9 +52,21 @@ class Service:
     def __init__(self, plan: Mapping[str, Any]) -> None:
         """plan: the JSON file's content."""
         self._plan = plan
-        self._ca_file = Path(plan["ca_file"]) if plan["ca_file"] else None
-        self._key = _first_key(plan["api_keys_file"])
-        self._tls = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else None
+        self._ca_file = _ca_file(plan["ca_file"]) if plan["ca_file"] else None
+        self._tls = _Tls.by(self._ca_file, plan["server_name"]) if self._ca_file else None
+
+    def _key(self) -> str | None:
+        return _first_key(self._plan["api_keys_file"])
+
+    def _client(self) -> Client:
+        plan = self._plan
+        return Client(
+            plan["grpc_address"],
+            timeout_s=plan["timeout_s"],
+            tls_ca_file=self._ca_file,
+            tls_server_name=plan["server_name"] or None,
+            api_key=self._key(),
+        )
 
     def stream_over_grpc(self, model: str) -> int:
         """Asks for the prompt's completion; how many tokens came, one message a step."""
@@ -50,7 +88,8 @@ class Service:
             "max_completion_tokens": self._plan["max_tokens"],
             "stream": True,
         }
-        with self._open("/v1/chat/completions", self._key, json.dumps(body).encode()) as response:
+        sent = json.dumps(body).encode()
+        with self._open("/v1/chat/completions", self._key(), sent) as response:
             return [json.loads(data) for data in _events(response) if data != "[DONE]"]
 
     def speculation(self, route_prefix: str) -> dict[str, Any]:
@@ -60,10 +99,6 @@ class Service:
         with self._open(path, token) as response:
             state: dict[str, Any] = json.load(response)
             return state
-
-    def _client(self) -> Client:
-        address, timeout_s = self._plan["grpc_address"], self._plan["timeout_s"]
-        return Client(address, timeout_s=timeout_s, tls_ca_file=self._ca_file, api_key=self._key)
 
     def _open(self, path: str, bearer: str | None, body: bytes | None = None) -> Any:
         request = urllib.request.Request(self._plan["http_url"] + path, data=body)

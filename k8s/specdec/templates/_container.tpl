@@ -8,7 +8,7 @@ imagePullPolicy: {{ $values.image.pullPolicy }}
 securityContext:
   {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
 env:
-  {{- include "specdec.env" .root | nindent 2 }}
+  {{- include "specdec.env" . | nindent 2 }}
 ports:
   {{- if eq .kind "head" }}
   - {name: gcs-server, containerPort: 6379}
@@ -26,7 +26,7 @@ resources:
 lifecycle:
   preStop:
     exec:
-      command: ["bash", "-c", {{ include (printf "specdec.preStop.%s" .kind) .root | toJson }}]
+      command: ["bash", "-c", {{ include (printf "specdec.preStop.%s" .kind) . | toJson }}]
 volumeMounts:
   {{- include "specdec.volumeMounts" . | nindent 2 }}
 {{- end -}}
@@ -44,16 +44,18 @@ volumeMounts:
 {{- end -}}
 
 {{- define "specdec.env" -}}
-{{- $storage := .Values.storage -}}
+{{- $values := .root.Values -}}
+{{- $storage := $values.storage -}}
 - {name: HOME, value: /tmp}
 - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
 # Several reports fall into the time that the autoscaler of replicas looks back on.
 - {name: RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S, value: "2.0"}
+{{- if include "specdec.runsModels" . }}
 - {name: SPECDEC_CACHE_DIR, value: {{ $storage.cache.mountPath }}/specdec}
 - {name: TRITON_CACHE_DIR, value: {{ $storage.cache.mountPath }}/triton}
 - {name: TORCHINDUCTOR_CACHE_DIR, value: {{ $storage.cache.mountPath }}/inductor}
 - {name: HF_HOME, value: {{ $storage.models.mountPath }}/hub}
-{{- with .Values.hub }}
+{{- with $values.hub }}
 {{- if .offline }}
 - {name: HF_HUB_OFFLINE, value: "1"}
 {{- end }}
@@ -64,7 +66,8 @@ volumeMounts:
 - {name: HF_TOKEN_PATH, value: /etc/specdec/hub/token}
 {{- end }}
 {{- end }}
-{{- with .Values.extraEnv }}
+{{- end }}
+{{- with $values.extraEnv }}
 {{ toYaml . }}
 {{- end }}
 {{- end -}}
@@ -73,8 +76,13 @@ volumeMounts:
 {{- $values := .root.Values -}}
 - {name: scratch, mountPath: /tmp}
 - {name: ray-logs, mountPath: /tmp/ray}
+{{- if include "specdec.runsModels" . }}
 - {name: models, mountPath: {{ $values.storage.models.mountPath }}, readOnly: {{ $values.storage.models.readOnly }}}
 - {name: cache, mountPath: {{ $values.storage.cache.mountPath }}, readOnly: {{ $values.storage.cache.readOnly }}}
+{{- if $values.hub.token.name }}
+- {name: hub-token, mountPath: /etc/specdec/hub, readOnly: true}
+{{- end }}
+{{- end }}
 {{- if eq .kind "head" }}
 - {name: state, mountPath: /var/lib/specdec}
 {{- end }}
@@ -83,9 +91,6 @@ volumeMounts:
 {{- end }}
 {{- if $values.auth.adminToken.enabled }}
 - {name: admin-token, mountPath: /etc/specdec/admin-token, readOnly: true}
-{{- end }}
-{{- if $values.hub.token.name }}
-- {name: hub-token, mountPath: /etc/specdec/hub, readOnly: true}
 {{- end }}
 {{- with $values.extraVolumeMounts }}
 {{ toYaml . }}
@@ -117,11 +122,20 @@ readinessProbe:
 {{- end -}}
 
 {{/*
-A worker: Ray is told that the node goes, so Serve makes replicas elsewhere and lets those here end;
-until nothing of Serve listens here, or the time is over.
+How long the hook of a pod may take. Serve stops a replica that found no other place by its own wait
+(drainSeconds + 10) before the deadline that it is told, so 20 s remain of what is added here.
+*/}}
+{{- define "specdec.hookSeconds" -}}
+{{- $values := .root.Values -}}
+{{- add $values.drainSeconds 30 (ternary $values.migrationSeconds 0 (eq .kind "worker")) -}}
+{{- end -}}
+
+{{/*
+A worker: Ray is told that the node goes, so Serve makes replicas elsewhere and then lets those here
+end; until nothing of Serve listens here, or the time is over.
 */}}
 {{- define "specdec.preStop.worker" -}}
-ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod stops" --deadline-remaining-seconds {{ add .Values.drainSeconds 30 }} --address "$RAY_ADDRESS" --node-id "$(python -c 'import ray; ray.init(address="auto", log_to_driver=False); print(ray.get_runtime_context().get_node_id())' | tail -n 1)"; {{ include "specdec.awaitClosed" . }}
+ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod stops" --deadline-remaining-seconds {{ include "specdec.hookSeconds" . }} --address "$RAY_ADDRESS" --node-id "$(python -c 'import ray; ray.init(address="auto", log_to_driver=False); print(ray.get_runtime_context().get_node_id())' | tail -n 1)"; {{ include "specdec.awaitClosed" . }}
 {{- end -}}
 
 {{/* The head: the cluster ends with it, so Serve ends, and lets the replicas drain. */}}
@@ -130,18 +144,19 @@ serve shutdown --yes --address http://127.0.0.1:8265; {{ include "specdec.awaitC
 {{- end -}}
 
 {{- define "specdec.awaitClosed" -}}
-for second in $(seq {{ add .Values.drainSeconds 30 }}); do (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null || break; sleep 1; done
+for second in $(seq {{ include "specdec.hookSeconds" . }}); do (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null || break; sleep 1; done
 {{- end -}}
 
 {{/* Envoy: TLS from outside, plain text to Serve's proxy in the same pod. */}}
 {{- define "specdec.sidecar" -}}
-{{- with .Values.tls.sidecar -}}
+{{- $values := .root.Values -}}
+{{- with $values.tls.sidecar -}}
 name: tls
 image: {{ .image }}
-imagePullPolicy: {{ $.Values.image.pullPolicy }}
+imagePullPolicy: {{ $values.image.pullPolicy }}
 args: ["--config-path", "/etc/envoy/envoy.yaml", "--disable-hot-restart", "--log-level", "warning"]
 securityContext:
-  {{- toYaml $.Values.security.containerSecurityContext | nindent 2 }}
+  {{- toYaml $values.security.containerSecurityContext | nindent 2 }}
 ports:
   - {name: tls-http, containerPort: 8443}
   - {name: tls-grpc, containerPort: 9443}
@@ -157,7 +172,7 @@ readinessProbe:
 lifecycle:
   preStop:
     exec:
-      command: ["sleep", {{ add $.Values.drainSeconds 30 | toString | quote }}]
+      command: ["bash", "-c", {{ include "specdec.awaitClosed" $ | toJson }}]
 volumeMounts:
   - {name: envoy, mountPath: /etc/envoy, readOnly: true}
   - {name: tls, mountPath: /etc/specdec/tls, readOnly: true}

@@ -37,12 +37,20 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/part-of: specdec
 {{- end -}}
 
+{{/* Of the pod of `helm test`, which is none of Ray's. */}}
+{{- define "specdec.testSelector" -}}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/component: test
+{{- end -}}
+
+{{/* There are two of a version: the one for GPUs has CUDA. */}}
 {{- define "specdec.image" -}}
+{{- $version := ternary (printf "%s-cuda" .Chart.AppVersion) .Chart.AppVersion (eq (include "specdec.hasGpus" .) "true") -}}
 {{- with .Values.image -}}
 {{- if .digest -}}
 {{ .repository }}@{{ .digest }}
 {{- else -}}
-{{ .repository }}:{{ default $.Chart.AppVersion .tag }}
+{{ .repository }}:{{ default $version .tag }}
 {{- end -}}
 {{- end -}}
 {{- end -}}

@@ -15,7 +15,7 @@ spec:
   automountServiceAccountToken: false
   enableServiceLinks: false
   # preStop, Ray's own end, and the last seconds of Serve's replicas.
-  terminationGracePeriodSeconds: {{ add $values.drainSeconds 60 }}
+  terminationGracePeriodSeconds: {{ include "specdec.hookSeconds" . | int | add 30 }}
   securityContext:
     {{- toYaml $values.security.podSecurityContext | nindent 4 }}
   {{- with $values.image.pullSecrets }}
@@ -27,13 +27,15 @@ spec:
   {{- with include "specdec.scheduling" . | trim }}
   {{- . | nindent 2 }}
   {{- end }}
+  {{- if include "specdec.runsModels" . }}
   {{- with include "specdec.modelCopies" .root }}
   {{- . | nindent 2 }}
+  {{- end }}
   {{- end }}
   containers:
     - {{ include "specdec.rayContainer" . | nindent 6 | trim }}
     {{- if and (eq $values.tls.mode "sidecar") (include "specdec.takesRequests" .) }}
-    - {{ include "specdec.sidecar" .root | nindent 6 | trim }}
+    - {{ include "specdec.sidecar" . | nindent 6 | trim }}
     {{- end }}
   volumes:
     {{- include "specdec.volumes" . | nindent 4 }}
@@ -52,11 +54,13 @@ app.kubernetes.io/component: {{ .name }}
 {{- if or (eq .kind "head") (ne (default "" .group.role) "draft") }}true{{ end -}}
 {{- end -}}
 
-{{- define "specdec.scheduling" }}
-{{- $affinity := .group.affinity -}}
-{{- if and (eq .kind "head") (include "specdec.headStaysOnItsNode" .root) -}}
-{{- $affinity = include "specdec.withHeadAffinity" . | fromJson -}}
+{{/* "true" for pods on which models may run: they mount what models are loaded from. */}}
+{{- define "specdec.runsModels" -}}
+{{- if or (ne .kind "head") .root.Values.head.schedulable }}true{{ end -}}
 {{- end -}}
+
+{{- define "specdec.scheduling" }}
+{{- $affinity := include "specdec.affinity" . | fromJson -}}
 {{- $selector := .group.nodeSelector -}}
 {{- with .group.gpu -}}
 {{- if and (gt (int .count) 0) .product -}}
@@ -95,22 +99,45 @@ priorityClassName: {{ . }}
 {{- end }}
 {{- end -}}
 
-{{/* A claim that one node may mount: the head of a new cluster has to come to where it is. */}}
-{{- define "specdec.headStaysOnItsNode" -}}
-{{- with .Values.storage.state -}}
-{{- if and (eq .type "claim") (has "ReadWriteOnce" .accessModes) (not (has "ReadWriteMany" .accessModes)) }}true{{ end -}}
+{{/*
+The group's own, and beside the pods with which it shares a claim that one node may mount. The state
+is on one in any case: a database, for which two nodes would be one too many.
+*/}}
+{{- define "specdec.affinity" -}}
+{{- $affinity := deepCopy .group.affinity -}}
+{{- $selector := include "specdec.selector" .root | fromYaml -}}
+{{- $terms := list -}}
+{{- if and (eq .kind "head") (eq .root.Values.storage.state.type "claim") -}}
+{{- $head := merge (dict "app.kubernetes.io/component" "head") $selector -}}
+{{- $terms = append $terms (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $head)) -}}
 {{- end -}}
+{{- if and (include "specdec.runsModels" .) (include "specdec.claimOfOneNode" .root) -}}
+{{- $pods := dict "matchLabels" $selector -}}
+{{- if not .root.Values.head.schedulable -}}
+{{- $_ := set $pods "matchExpressions" (list (dict "key" "app.kubernetes.io/component" "operator" "NotIn" "values" (list "head"))) -}}
+{{- end -}}
+{{- $terms = append $terms (dict "topologyKey" "kubernetes.io/hostname" "labelSelector" $pods) -}}
+{{- end -}}
+{{- if $terms -}}
+{{- $together := default dict $affinity.podAffinity -}}
+{{- $own := default list $together.requiredDuringSchedulingIgnoredDuringExecution -}}
+{{- $_ := set $together "requiredDuringSchedulingIgnoredDuringExecution" (concat $own $terms) -}}
+{{- $_ := set $affinity "podAffinity" $together -}}
+{{- end -}}
+{{- toJson $affinity -}}
 {{- end -}}
 
-{{- define "specdec.withHeadAffinity" -}}
-{{- $affinity := deepCopy .group.affinity -}}
-{{- $labels := merge (dict "app.kubernetes.io/component" .name) (include "specdec.selector" .root | fromYaml) -}}
-{{- $term := dict "topologyKey" "kubernetes.io/hostname" "labelSelector" (dict "matchLabels" $labels) -}}
-{{- $pods := default dict $affinity.podAffinity -}}
-{{- $terms := default list $pods.requiredDuringSchedulingIgnoredDuringExecution -}}
-{{- $_ := set $pods "requiredDuringSchedulingIgnoredDuringExecution" (append $terms $term) -}}
-{{- $_ := set $affinity "podAffinity" $pods -}}
-{{- toJson $affinity -}}
+{{/* Which of the directories of models is a claim that one node alone may mount; empty for none. */}}
+{{- define "specdec.claimOfOneNode" -}}
+{{- $found := list -}}
+{{- range $name := list "models" "cache" -}}
+{{- with get $.Values.storage $name -}}
+{{- if and (eq .type "claim") (not (has "ReadWriteMany" .accessModes)) (not (has "ReadOnlyMany" .accessModes)) -}}
+{{- $found = append $found $name -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- join " and " $found -}}
 {{- end -}}
 
 {{- define "specdec.modelCopies" -}}
@@ -155,8 +182,20 @@ initContainers:
 # KubeRay's autoscaler looks for logs in a volume of this name.
 - name: ray-logs
   emptyDir: {sizeLimit: {{ $values.storage.scratchSize }}}
+{{- if include "specdec.runsModels" . }}
 {{ include "specdec.volume" (list "models" $values.storage.models $fullname) }}
 {{ include "specdec.volume" (list "cache" $values.storage.cache $fullname) }}
+{{- with $values.hub.token }}
+{{- if .name }}
+- name: hub-token
+  secret:
+    secretName: {{ .name }}
+    defaultMode: 0440
+    items:
+      - {key: {{ .key }}, path: token}
+{{- end }}
+{{- end }}
+{{- end }}
 {{- if eq .kind "head" }}
 {{ include "specdec.volume" (list "state" $values.storage.state $fullname) }}
 {{- if $values.ray.autoscaler.enabled }}
@@ -172,16 +211,6 @@ initContainers:
 {{- if $values.auth.adminToken.enabled }}
 - name: admin-token
   secret: {secretName: {{ include "specdec.adminTokenSecret" .root }}, defaultMode: 0440}
-{{- end }}
-{{- with $values.hub.token }}
-{{- if .name }}
-- name: hub-token
-  secret:
-    secretName: {{ .name }}
-    defaultMode: 0440
-    items:
-      - {key: {{ .key }}, path: token}
-{{- end }}
 {{- end }}
 {{- if and (eq $values.tls.mode "sidecar") (include "specdec.takesRequests" .) }}
 - name: tls

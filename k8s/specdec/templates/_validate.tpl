@@ -5,9 +5,11 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- define "specdec.validate" -}}
 {{- include "specdec.validateModels" . -}}
 {{- include "specdec.validateGroups" . -}}
+{{- include "specdec.validateImage" . -}}
 {{- include "specdec.validateGpus" . -}}
 {{- include "specdec.validateStorage" . -}}
 {{- include "specdec.validateWaysIn" . -}}
+{{- include "specdec.validateNetwork" . -}}
 {{- include "specdec.validateOperation" . -}}
 {{- end -}}
 
@@ -63,28 +65,34 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- end -}}
 {{- end -}}
 
-{{- define "specdec.validateGpus" -}}
-{{- $largest := 0 -}}
-{{- $all := 0 -}}
+{{- define "specdec.validateImage" -}}
 {{- range $name, $group := include "specdec.groups" . | fromJson -}}
-{{- $largest = max $largest (int $group.gpu.count) -}}
-{{- $all = add $all (mul (int $group.gpu.count) (int $group.maxReplicas)) -}}
+{{- if and (gt (int $group.gpu.count) 0) (not (hasPrefix "nvidia.com/" $group.gpu.resource)) (not $.Values.image.tag) (not $.Values.image.digest) -}}
+{{- fail (printf "image.tag: the default for GPUs has CUDA, and workerGroups.%s takes %s; write the tag or digest of an image of your own" $name $group.gpu.resource) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "specdec.validateGpus" -}}
+{{- range (include "specdec.gpuParts" . | fromJson).parts -}}
+{{- $pool := include "specdec.gpuPool" (dict "root" $ "labels" .labels) | fromJson -}}
+{{- $pods := ternary (printf "with %s" .labels) "there is" (ne .labels "") -}}
+{{- if and (eq (int $pool.largest) 0) (eq .labels "") -}}
+{{- fail (printf "models[%d].device: no worker group has GPUs; set gpu.count below workerGroups, or write cpu" (int .model)) -}}
+{{- end -}}
+{{- if gt (int .ranks) (int $pool.largest) -}}
+{{- fail (printf "%s: %d shards have to be in one pod, and the largest %s has %d GPUs; write at most that, or raise a gpu.count below workerGroups" .at (int .ranks) $pods (int $pool.largest)) -}}
+{{- end -}}
 {{- end -}}
 {{- $needed := 0 -}}
-{{- range $index, $model := (include "specdec.models" . | fromJson).models -}}
-{{- if eq $model.device "cuda" -}}
-{{- $at := printf "models[%d]" $index -}}
-{{- $draft := include "specdec.draftRanks" $model | int -}}
-{{- $replicas := ternary $model.autoscaling.minReplicas $model.replicas $model.autoscaling.enabled | int -}}
-{{- if eq (int $largest) 0 -}}
-{{- fail (printf "%s.device: no worker group has GPUs; set gpu.count below workerGroups, or write cpu" $at) -}}
-{{- end -}}
-{{- if gt (int $model.tensorParallelSize) (int $largest) -}}
-{{- fail (printf "%s.tensorParallelSize: %d shards have to be in one pod, and the largest has %d GPUs; write at most that, or raise a gpu.count below workerGroups" $at (int $model.tensorParallelSize) (int $largest)) -}}
-{{- end -}}
-{{- $needed = add $needed (mul $replicas (add (int $model.tensorParallelSize) $draft)) -}}
+{{- range $labels, $gpus := include "specdec.gpusWanted" (dict "root" . "kind" "") | fromJson -}}
+{{- $needed = add $needed (int $gpus) -}}
+{{- $pool := include "specdec.gpuPool" (dict "root" $ "labels" $labels) | fromJson -}}
+{{- if and $labels (gt (int $gpus) (int $pool.all)) -}}
+{{- fail (printf "workerGroups: on pods with %s the models take %d GPUs, and those have %d; raise maxReplicas or gpu.count of one, or write fewer replicas of a model" $labels (int $gpus) (int $pool.all)) -}}
 {{- end -}}
 {{- end -}}
+{{- $all := (include "specdec.gpuPool" (dict "root" . "labels" "") | fromJson).all -}}
 {{- if gt (int $needed) (int $all) -}}
 {{- fail (printf "workerGroups: the models take %d GPUs, drafts included, and all groups together have %d; raise maxReplicas or gpu.count of one, or write fewer replicas of a model" (int $needed) (int $all)) -}}
 {{- end -}}
@@ -101,18 +109,57 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- end -}}
 {{- end -}}
 {{- end -}}
+{{- include "specdec.validateClaimOfOneNode" . -}}
 {{- if and .Values.modelImages .Values.storage.models.existingClaim .Values.storage.models.readOnly -}}
 {{- fail "storage.models.readOnly: modelImages are copied there; write false, or leave modelImages out" -}}
 {{- end -}}
 {{- if hasPrefix (printf "%s/" .Values.storage.models.mountPath) (printf "%s/" .Values.storage.cache.mountPath) -}}
 {{- fail "storage.cache.mountPath: it is, or is above, storage.models.mountPath; write another path, such as /cache" -}}
 {{- end -}}
-{{- if .Values.hub.offline -}}
-{{- range $index, $model := .Values.models -}}
-{{- if and (not (hasPrefix "/" $model.model)) (eq $.Values.storage.models.type "emptyDir") -}}
-{{- fail (printf "models[%d].model: %q has to be fetched, which hub.offline forbids; write its path below %s, and set modelImages or storage.models" $index $model.model $.Values.storage.models.mountPath) -}}
+{{- if and .Values.hub.offline (eq .Values.storage.models.type "emptyDir") -}}
+{{- range $index, $model := (include "specdec.models" . | fromJson).models -}}
+{{- $at := printf "models[%d]" $index -}}
+{{- include "specdec.validateOffline" (dict "root" $ "at" (printf "%s.model" $at) "model" $model.model) -}}
+{{- if kindIs "map" $model.speculativeConfig -}}
+{{- with $model.speculativeConfig.model -}}
+{{- include "specdec.validateOffline" (dict "root" $ "at" (printf "%s.speculativeConfig.model" $at) "model" .) -}}
 {{- end -}}
 {{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "specdec.validateOffline" -}}
+{{- if not (hasPrefix "/" .model) -}}
+{{- fail (printf "%s: %q has to be fetched, which hub.offline forbids; write its path below %s, and set modelImages or storage.models" .at .model .root.Values.storage.models.mountPath) -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Pods that share it are placed on one node, so what would need another is refused. */}}
+{{- define "specdec.validateClaimOfOneNode" -}}
+{{- $pods := ternary 1 0 .Values.head.schedulable -}}
+{{- range $name, $group := include "specdec.groups" . | fromJson -}}
+{{- $pods = add $pods (int $group.maxReplicas) -}}
+{{- end -}}
+{{- range $name := list "models" "cache" -}}
+{{- with get $.Values.storage $name -}}
+{{- if and (eq .type "claim") (eq (toJson .accessModes) (toJson (list "ReadWriteOncePod"))) (gt (int $pods) 1) -}}
+{{- fail (printf "storage.%s.accessModes: %d pods mount it, and ReadWriteOncePod is for one; write ReadWriteOnce if one node has room for them, or ReadWriteMany" $name (int $pods)) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $claim := include "specdec.claimOfOneNode" . -}}
+{{- if and $claim .Values.keda.enabled -}}
+{{- fail (printf "keda.enabled: a warm node is of no use, since workers have to be where the claim of storage.%s is; write ReadWriteMany for its accessModes, or false" $claim) -}}
+{{- end -}}
+{{- $products := list -}}
+{{- range $name, $group := include "specdec.groups" . | fromJson -}}
+{{- if and (gt (int $group.gpu.count) 0) $group.gpu.product -}}
+{{- $products = append $products $group.gpu.product | uniq -}}
+{{- end -}}
+{{- end -}}
+{{- if and $claim (gt (len $products) 1) -}}
+{{- fail (printf "storage.%s.accessModes: a claim for one node, and no node has GPUs of the kinds %s at once; write ReadWriteMany" (splitList " " $claim | first) (join " and " $products)) -}}
 {{- end -}}
 {{- end -}}
 
@@ -161,12 +208,22 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- end -}}
 {{- end -}}
 
+{{- define "specdec.validateNetwork" -}}
+{{- with .Values.networkPolicy -}}
+{{- if and .enabled $.Values.hub.offline $.Values.ray.autoscaler.enabled (hasSuffix "/0" .apiServerCidr) -}}
+{{- fail (printf "networkPolicy.apiServerCidr: %s is everywhere, which hub.offline forbids; write the address of Kubernetes' API (`kubectl get endpoints kubernetes`), such as 10.0.0.1/32" .apiServerCidr) -}}
+{{- end -}}
+{{- range $index, $peer := .operator -}}
+{{- if and $.Values.networkPolicy.enabled (eq $.Values.ray.authMode "disabled") (hasKey $peer "namespaceSelector") (not $peer.namespaceSelector) -}}
+{{- fail (printf "networkPolicy.operator[%d].namespaceSelector: with ray.authMode disabled, pods of any namespace that are labelled so could run code by Ray; write {matchLabels: {kubernetes.io/metadata.name: NAMESPACE}} of KubeRay's operator, or ray.authMode: token" $index) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "specdec.validateOperation" -}}
 {{- if lt (int .Values.upgrade.oldClusterSeconds) (int .Values.drainSeconds) -}}
 {{- fail (printf "upgrade.oldClusterSeconds: running requests may take drainSeconds (%d); write at least that" (int .Values.drainSeconds)) -}}
-{{- end -}}
-{{- if and (eq .Values.upgrade.strategy "NewClusterWithIncrementalUpgrade") (not .Values.upgrade.incremental.gatewayClassName) -}}
-{{- fail "upgrade.incremental.gatewayClassName: KubeRay moves traffic with a Gateway; write its class" -}}
 {{- end -}}
 {{- with .Values.keda -}}
 {{- if .enabled -}}
@@ -178,6 +235,9 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- end -}}
 {{- if not (hasKey (include "specdec.groups" $ | fromJson) .group) -}}
 {{- fail (printf "keda.group: no enabled worker group is called %q; write one of workerGroups" .group) -}}
+{{- end -}}
+{{- if not (include "specdec.kedaModels" $ | fromJson).names -}}
+{{- fail (printf "keda.group: no model runs on %s, as %q would; write the group that they run on" (ternary "GPUs" "CPUs" (gt (int (get (include "specdec.groups" $ | fromJson) .group).gpu.count) 0)) .group) -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}

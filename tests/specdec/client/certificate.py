@@ -1,4 +1,4 @@
-"""A key and a certificate for 127.0.0.1, made when a test needs them."""
+"""A key and a certificate for 127.0.0.1 or a name, made when a test needs them."""
 
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -8,8 +8,11 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 
-def self_signed_certificate() -> tuple[bytes, bytes]:
-    """Returns the private key and the certificate, in PEM."""
+def self_signed_certificate(host_name: str = "") -> tuple[bytes, bytes]:
+    """Returns the private key and the certificate, in PEM. Empty: for the address."""
+    subject: x509.GeneralName = x509.IPAddress(ip_address("127.0.0.1"))
+    if host_name:
+        subject = x509.DNSName(host_name)
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
     now = datetime.now(UTC)
@@ -21,9 +24,7 @@ def self_signed_certificate() -> tuple[bytes, bytes]:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))]), critical=False
-        )
+        .add_extension(x509.SubjectAlternativeName([subject]), critical=False)
         .sign(key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM

@@ -127,3 +127,14 @@ async def test_tls(tmp_path):
     with running(FakeService(), credentials) as service:
         async with AsyncClient(service.address, tls_ca_file=ca_file) as client:
             assert (await client.model_info()).model == "tiny"
+
+
+async def test_tls_with_a_certificate_of_another_name(tmp_path):
+    ca_file = tmp_path / "ca.pem"
+    key, certificate = self_signed_certificate("llm.example.com")
+    ca_file.write_bytes(certificate)
+    credentials = grpc.ssl_server_credentials([(key, certificate)])
+    named = {"tls_ca_file": ca_file, "tls_server_name": "llm.example.com"}
+    with running(FakeService(), credentials) as service:
+        async with AsyncClient(service.address, **named) as client:
+            assert (await client.model_info()).model

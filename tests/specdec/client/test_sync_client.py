@@ -7,6 +7,7 @@ import pytest
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import (
+    AdminClient,
     Choice,
     Client,
     ClientError,
@@ -355,6 +356,29 @@ def test_tls(tmp_path):
             assert client.model_info().model == "tiny"
         with Client(service.address) as client, pytest.raises(ClientError):
             client.model_info()
+
+
+@pytest.mark.parametrize("make", [Client, AdminClient])
+def test_tls_with_a_certificate_of_another_name(tmp_path, make):
+    ca_file = tmp_path / "ca.pem"
+    key, certificate = self_signed_certificate("llm.example.com")
+    ca_file.write_bytes(certificate)
+    credentials = grpc.ssl_server_credentials([(key, certificate)])
+    with running(FakeService(), credentials) as service:
+        with make(service.address, tls_ca_file=ca_file) as client:
+            assert "is for another name, to be given as tls_server_name" in failure_of(client)
+        named = {"tls_ca_file": ca_file, "tls_server_name": "llm.example.com"}
+        with make(service.address, **named) as client:
+            assert "name" not in failure_of(client)
+
+
+def failure_of(client):
+    """Of the first call, where it fails; the fake service has no AdminService."""
+    try:
+        client.model_info() if isinstance(client, Client) else client.status()
+    except ClientError as failed:
+        return failed.message
+    return ""
 
 
 def test_tls_to_a_service_without_it(service, tmp_path):

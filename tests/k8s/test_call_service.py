@@ -1,0 +1,86 @@
+"""Whom `helm test` trusts, where TLS ends in the pods."""
+
+import importlib.util
+import json
+import ssl
+import threading
+import urllib.error
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import certifi
+import pytest
+
+from tests.k8s.rendering import CHART, only, render
+from tests.k8s.value_sets import VALUE_SETS
+from tests.specdec.client.certificate import self_signed_certificate
+
+NAME = "llm.example.com"
+
+
+def script():
+    spec = importlib.util.spec_from_file_location("called", CHART / "files" / "call_service.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class State(BaseHTTPRequestHandler):
+    def log_message(self, format, *arguments):
+        pass
+
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"asked": self.path}).encode())
+
+
+@contextmanager
+def https_server(folder, name):
+    key, certificate = self_signed_certificate(name)
+    (folder / "tls.key").write_bytes(key)
+    (folder / "ca.crt").write_bytes(certificate)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(folder / "ca.crt", folder / "tls.key")
+    server = HTTPServer(("127.0.0.1", 0), State)
+    server.socket = tls.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"https://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def plan_of(values, folder, url):
+    """The rendered plan, with the server's address and the secret's folder here."""
+    plan = json.loads(only(render(values), "ConfigMap", "-test")["data"]["plan.json"])
+    ca_file = plan["ca_file"].replace("/etc/specdec/tls", str(folder))
+    return plan | {"http_url": url, "ca_file": ca_file, "admin_token_file": "", "timeout_s": 10}
+
+
+def test_a_certificate_of_the_address_is_verified_by_the_secrets_authority(tmp_path):
+    with https_server(tmp_path, "") as url:
+        plan = plan_of(VALUE_SETS["sidecar"], tmp_path, url)
+        assert script().Service(plan).speculation("/a") == {"asked": "/a/v1/admin/speculation"}
+
+
+def test_a_certificate_of_another_name_wants_that_name(tmp_path):
+    with https_server(tmp_path, NAME) as url:
+        plan = plan_of(VALUE_SETS["sidecar"], tmp_path, url)
+        with pytest.raises(urllib.error.URLError, match="not valid for '127"):
+            script().Service(plan).speculation("/")
+        named = plan_of(VALUE_SETS["sidecar with a public name"], tmp_path, url)
+        assert script().Service(named).speculation("/")
+
+
+@pytest.mark.parametrize("content", [None, b""])
+def test_without_an_authority_of_its_own_public_ones_are_trusted(tmp_path, monkeypatch, content):
+    with https_server(tmp_path, "") as url:
+        authority = tmp_path / "ca.crt"
+        public = authority.rename(tmp_path / "public.pem")
+        if content is not None:
+            authority.write_bytes(content)
+        plan = plan_of(VALUE_SETS["sidecar"], tmp_path, url)
+        with pytest.raises(urllib.error.URLError, match="self-signed"):
+            script().Service(plan).speculation("/")
+        monkeypatch.setattr(certifi, "where", lambda: str(public))
+        assert script().Service(plan).speculation("/")
