@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ _MOST_PROMPTS = 48
 _TURNS = 2  # requests that each stream has, one after the other
 _LEAST_MEDIAN, _LEAST_BOUND = 0.98, 0.95
 _CONFIDENCE = 0.95
+_DRAFT_WORKER_TIMEOUT_S = 60.0
 _RESAMPLES = 10_000
 
 OFF, WITHOUT = "switched off", "without speculation"
@@ -118,13 +120,22 @@ def measure(cases: Sequence[Case], options: argparse.Namespace) -> Measured:
         without = stack.enter_context(started_service(_MODEL, speculative_config=None, **settings))
         admin = stack.enter_context(AdminClient(off.address))
         steer(admin, SpeculationChange(mode="off"))
-        assert admin.status().replicas[0].report.is_draft_worker_up, "its draft worker has ended"
+        _wait_for_draft_worker(admin)
         contenders: dict[str, Contender] = {
             OFF: ServiceContender(stack.enter_context(Client(off.address))),
             WITHOUT: ServiceContender(stack.enter_context(Client(without.address))),
         }
         warm_up(contenders, cases)
         return measure_rounds(contenders, cases, options.rounds, options.quiet_limit_s)
+
+
+def _wait_for_draft_worker(admin: AdminClient) -> None:
+    """It may load a moment longer than the target, and is told of a little later."""
+    deadline = time.monotonic() + _DRAFT_WORKER_TIMEOUT_S
+    while not admin.status().replicas[0].report.is_draft_worker_up:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no draft worker after {_DRAFT_WORKER_TIMEOUT_S:g} s")
+        time.sleep(1)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
