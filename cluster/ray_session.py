@@ -10,7 +10,7 @@ from contextlib import suppress
 import psutil
 
 from cluster.config import ServeConfig
-from cluster.local_ray import prepare_environment, start_ray, stop_ray
+from cluster.local_ray import LocalRay, prepare_environment, start_ray, stop_ray
 from specdec.errors import SpecdecError
 
 _DRAIN_ANSWER_TIMEOUT_S = 5.0  # beyond the drain itself, for a replica that hangs
@@ -30,6 +30,7 @@ class RaySession:
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
         self._starts_serve = True
+        self._own_ray: LocalRay | None = None
 
     @property
     def is_joined(self) -> bool:
@@ -41,7 +42,7 @@ class RaySession:
         if self.is_joined:
             self._join()
         else:
-            start_ray()
+            self._own_ray = start_ray()
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if self._starts_serve:
             self._start_serve()
@@ -106,6 +107,8 @@ class RaySession:
             with suppress(Exception):  # nobody else would end them
                 self._delete(applications)
         stop_ray(started)
+        if self._own_ray is not None:
+            self._own_ray.restore_environment()
 
     def _delete(self, applications: Iterable[str]) -> None:
         from ray import serve
