@@ -5,7 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
 from types import MappingProxyType
+from typing import Any
 
 import psutil
 
@@ -46,20 +51,80 @@ def prepare_environment() -> None:
         os.environ.setdefault(name, value)
 
 
-def start_ray() -> None:
+@dataclass(frozen=True)
+class LocalRay:
+    """A Ray that this process has started.
+
+    node: Ray's own record of its processes. before: what its variables were, None where unset.
+    """
+
+    node: Any
+    before: Mapping[str, str | None]
+
+    def processes(self) -> list[psutil.Process]:
+        """All of it that runs, its workers included; to be asked before it is shut down."""
+        started = [each.process for each in chain(*self.node.all_processes.values())]
+        found: list[psutil.Process] = []
+        for popen in started:
+            with suppress(psutil.NoSuchProcess):
+                if popen.poll() is None:
+                    process = psutil.Process(popen.pid)
+                    found += [process, *process.children(recursive=True)]
+        return found
+
+    def stop(self) -> None:
+        """Ends it, unless the program has, and gives the variables back."""
+        present = _present_node()
+        if present is None or present is self.node:  # else the program has started another one
+            stop_ray(self.processes())
+            self.restore_environment()
+
+    def restore_environment(self) -> None:
+        """Has this process be what it was before, for the next Ray that it starts or joins."""
+        _authenticate(self.before)
+
+
+def start_ray() -> LocalRay:
     """Starts it. Sets variables of this process's environment, of which Ray's processes get all."""
-    os.environ.update({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)})
     prepare_environment()
+    token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    before = {name: os.environ.get(name) for name in token}
+    _authenticate(token)
     import ray  # reads the environment when it is imported
 
-    ray.init(
-        address="local",
-        num_cpus=available_cpus(),
-        include_dashboard=False,
-        object_store_memory=_OBJECT_STORE_BYTES,
-        log_to_driver=True,  # what the Router and the shards log appears here
-        logging_level=logging.ERROR,
-    )
+    try:
+        ray.init(
+            address="local",
+            num_cpus=available_cpus(),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=True,  # what the Router and the shards log appears here
+            logging_level=logging.ERROR,
+        )
+    except BaseException:
+        _authenticate(before)
+        raise
+    return LocalRay(_present_node(), before)
+
+
+def _present_node() -> Any:
+    """Ray's record of the one that this process has started; None where it has not."""
+    from ray._private import worker
+
+    return worker._global_node
+
+
+def _authenticate(variables: Mapping[str, str | None]) -> None:
+    """Sets them, and has Ray read them: it keeps what they were when it was imported or asked."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    from ray._raylet import AuthenticationTokenLoader, Config
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
 
 
 def stop_ray(processes: list[psutil.Process]) -> None:

@@ -7,10 +7,8 @@ import sys
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
-import psutil
-
 from cluster.config import ServeConfig
-from cluster.local_ray import start_ray, stop_ray
+from cluster.local_ray import LocalRay, start_ray
 from cluster.resources import check_ranks, placement_bundles
 from specdec.counts import ModelCounts
 from specdec.llm_config import LLMConfig
@@ -38,7 +36,7 @@ class RayExecutor:
         """Starts the ranks; leaves nothing behind where that fails."""
         given = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
         self._config = ServeConfig(**given, served_model_name="llm")
-        self._own_processes: list[psutil.Process] = []
+        self._own_ray: LocalRay | None = None
         self._models: ReplicaModels | None = None
         self._placement: PlacementGroup | None = None
         self._is_closed = False
@@ -56,9 +54,7 @@ class RayExecutor:
         if _has_ray():
             return
         check_ranks(self._config, directories.configs(), available_cpus())
-        before = set(psutil.Process().children())
-        start_ray()
-        self._own_processes = [p for p in psutil.Process().children() if p not in before]
+        self._own_ray = start_ray()
 
     def _start(self, directories: ModelDirectories, plan: MemoryPlan) -> None:
         from ray.util import placement_group
@@ -106,18 +102,18 @@ class RayExecutor:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        if not _has_ray():
-            return
+        if _has_ray():
+            self._end_ranks()
+        if self._own_ray is not None:
+            self._own_ray.stop()
+
+    def _end_ranks(self) -> None:
         from ray.util import remove_placement_group
 
         if self._models is not None:
             self._models.end()
         if self._placement is not None:
             remove_placement_group(self._placement)
-        if self._own_processes:
-            alive = [process for process in self._own_processes if process.is_running()]
-            below = [each for process in alive for each in process.children(recursive=True)]
-            stop_ray([*alive, *below])
 
 
 def _has_ray() -> bool:

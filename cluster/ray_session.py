@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 import psutil
 
 from cluster.config import ServeConfig
-from cluster.local_ray import prepare_environment, start_ray, stop_ray
+from cluster.local_ray import LocalRay, prepare_environment, start_ray, stop_ray
 from specdec.errors import SpecdecError
 
 logger = logging.getLogger(__name__)
@@ -45,6 +45,7 @@ class RaySession:
         self._config = config
         self._starts_serve = True
         self._listening = Listening(config.host, config.grpc_port, config.http_port)
+        self._own_ray: LocalRay | None = None
 
     @property
     def is_joined(self) -> bool:
@@ -61,7 +62,7 @@ class RaySession:
         if self.is_joined:
             self._join()
         else:
-            start_ray()
+            self._own_ray = start_ray()
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if self._starts_serve:
             self._start_serve()
@@ -126,6 +127,8 @@ class RaySession:
         if self.is_joined and not deleted.is_set():
             self._break_off(applications)  # nobody else would end them
         stop_ray(started)
+        if self._own_ray is not None:
+            self._own_ray.restore_environment()
 
     def _break_off(self, applications: Sequence[str]) -> None:
         """Ends what runs, and then the applications. They go even where nobody waits for it."""

@@ -84,7 +84,7 @@ def _put(values: dict[str, Any], ours: Any, name: Any, value: Any) -> None:
 
 def _check_always(name: str, value: Any, always: Always) -> None:
     only, reason, synonyms = always
-    is_it = value == only and type(value) is type(only)  # True equals 1
+    is_it = value == only and isinstance(value, bool) == isinstance(only, bool)  # True equals 1
     if not is_it and value not in synonyms:
         spelled = str(only).lower() if isinstance(only, bool) else only
         raise InvalidValueError(name, value, f"{spelled}, or left out: {reason}")

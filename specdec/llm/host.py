@@ -205,6 +205,8 @@ class EngineHost:
         if loop is not None and loop.event_loop is not asyncio.get_running_loop():
             _require_replaceable(loop)
             loop.stop()
+            if loop.failure is not None:  # the step in flight was its last
+                raise loop.failure
             loop = None
         if loop is None:
             loop = self._loop = EngineLoop(

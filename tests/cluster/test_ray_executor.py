@@ -35,10 +35,33 @@ for output in llm.generate({PROMPTS!r}, params, use_tqdm=False):
     print(*output.outputs[0].token_ids)
 """
 
+TWO_AFTER_EACH_OTHER = textwrap.dedent("""
+    import os, subprocess, ray
+    from specdec import LLM, SamplingParams
 
-def run_program(directory, end="", **changes):
+    begin = ray.init
+
+    def init(**options):
+        global bystander
+        bystander = subprocess.Popen(["sleep", "100"])
+        return begin(**options)
+
+    ray.init = init
+    os.environ["RAY_AUTH_TOKEN"] = "mine"
+    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+    for _ in range(2):
+        with LLM(**{values!r}) as llm:
+            for output in llm.generate({prompts!r}, params, use_tqdm=False):
+                print(*output.outputs[0].token_ids)
+        assert bystander.poll() is None, "it is none of Ray's"
+        bystander.kill()
+        print("variables", os.environ.get("RAY_AUTH_MODE"), os.environ["RAY_AUTH_TOKEN"])
+""")
+
+
+def run_program(directory, end="", program=PROGRAM, **changes):
     """In a process of its own: Ray is one a process, and it must end without help."""
-    code = PROGRAM.format(values=arguments(directory, **changes), prompts=PROMPTS, end=end)
+    code = program.format(values=arguments(directory, **changes), prompts=PROMPTS, end=end)
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -76,6 +99,18 @@ def test_two_ranks_say_what_one_says_and_end(tiny_model_dir, expected, end):
     done = run_program(tiny_model_dir, end, tensor_parallel_size=2, speculative_config=speculation)
     assert done.returncode == 0, done.stderr
     assert said_in(done.stdout) == expected
+    assert ray_processes() <= before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_one_after_the_other_where_ray_was_imported_before(tiny_model_dir, expected):
+    """Ray keeps how it authenticates from its import on; what is not Ray's is left as it was."""
+    before = ray_processes()
+    done = run_program(tiny_model_dir, program=TWO_AFTER_EACH_OTHER, tensor_parallel_size=2)
+    assert done.returncode == 0, done.stderr
+    assert said_in(done.stdout) == expected * 2
+    assert done.stdout.count("variables None mine") == 2
     assert ray_processes() <= before
 
 

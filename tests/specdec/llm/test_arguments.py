@@ -47,6 +47,7 @@ def test_an_llm_that_is_told_nothing():
          "speculative_config", SpeculativeConfig("draft_model", 2, model="small")),
         ({"kv_cache_memory_bytes": None, "kv_cache_memory_gib": 2}, "kv_cache_memory_gib", 2),
         ({"load_format": "safetensors", "runner": "auto"}, "model", "org/name"),
+        ({"cpu_offload_gb": 0.0, "data_parallel_size": 1}, "model", "org/name"),
         ({"enforce_eager": True, "trust_remote_code": False}, "model", "org/name"),
         ({"tokenizer": "org/name", "task": "generate"}, "model", "org/name"),
     ],
