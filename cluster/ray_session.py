@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from typing import Any
 
 import psutil
 
@@ -78,11 +79,11 @@ class RaySession:
             reason = " ".join(str(error).split())
             raise StartupError(f"cannot join the Ray cluster at {address}: {reason}") from error
         try:
-            ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+            controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
         except ValueError:
             return
         self._starts_serve = False
-        self._listening = _listening_there(self._config)
+        self._listening = _listening_there(controller, self._config)
 
     def _start_serve(self) -> None:
         from ray import serve
@@ -114,7 +115,7 @@ class RaySession:
             with suppress(Exception):
                 _drain_replicas(applications, drain_timeout_s)
             if hurry.is_set():
-                return  # Ray is being shut down, and asking Serve for something would start another
+                return  # below is seen to it; a Serve that is asked as Ray ends would be another
             with suppress(Exception):
                 self._delete(applications)
                 deleted.set()
@@ -150,18 +151,17 @@ class RaySession:
             serve.shutdown()
 
 
-def _listening_there(config: ServeConfig) -> Listening:
+def _listening_there(controller: Any, config: ServeConfig) -> Listening:
     """Where the Serve that runs there takes calls.
 
     Raises StartupError where it cannot carry ours, or elsewhere than `config` says. What is
     configured as it is by default may be anything there.
     """
-    from ray.serve.context import _get_global_client
+    import ray
 
-    details = _get_global_client().get_serve_details()
-    http, grpc = details["http_options"], details["grpc_options"]
-    _require_servicers(grpc["grpc_servicer_functions"])
-    there = Listening(http["host"], grpc["port"], http["port"])
+    http, grpc = ray.get([controller.get_http_config.remote(), controller.get_grpc_config.remote()])
+    _require_servicers(grpc.grpc_servicer_functions)
+    there = Listening(http.host, grpc.port, http.port)
     for each in fields(Listening):
         given, real = getattr(config, each.name), getattr(there, each.name)
         if given not in (real, getattr(ServeConfig, each.name)):

@@ -222,10 +222,8 @@ def _how_to_call(
     names = ", ".join(each.served_model_name for each in configs)
     verb = "is" if len(configs) == 1 else "are"
     url = f"{scheme}://{http_address}{prefix.rstrip('/')}"
-    by_name, how_to_try = (
-        "",
-        f"specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'",
-    )
+    by_name = ""
+    how_to_try = f"specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
     if prefix != "/":  # who names no model is answered by the one that has the root
         by_name, how_to_try = f", model {config.served_model_name}", f"curl {url}/v1/models"
     return (

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 from ray import serve
+from ray.serve.config import HTTPOptions, gRPCOptions
 
 from cluster import ray_session
 from cluster.applications import ROUTER
@@ -108,19 +109,20 @@ def join(monkeypatch):
     """Joins a cluster whose Serve was started with these options."""
 
     def join(config, functions=OURS, host="127.0.0.1", http_port=8000, grpc_port=9000):
-        details = {
-            "http_options": {"host": host, "port": http_port},
-            "grpc_options": {"port": grpc_port, "grpc_servicer_functions": functions},
-        }
-        client = SimpleNamespace(get_serve_details=lambda: details)
-        monkeypatch.setattr("ray.serve.context._get_global_client", lambda: client)
+        http = HTTPOptions(host=host, port=http_port)
+        grpc = gRPCOptions(port=grpc_port, grpc_servicer_functions=functions)
+        controller = SimpleNamespace(
+            get_http_config=SimpleNamespace(remote=lambda: http),
+            get_grpc_config=SimpleNamespace(remote=lambda: grpc),
+        )
+        monkeypatch.setattr(ray, "get_actor", lambda name, namespace: controller)
         session = RaySession(config)
         session.start()
         return session.listening
 
     monkeypatch.setattr(ray_session, "prepare_environment", lambda: None)
     monkeypatch.setattr(ray, "init", lambda **_: None)
-    monkeypatch.setattr(ray, "get_actor", lambda name, namespace: object())
+    monkeypatch.setattr(ray, "get", list)
     monkeypatch.setattr(serve, "start", lambda **_: pytest.fail("Serve runs already"))
     return join
 
