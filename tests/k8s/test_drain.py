@@ -73,7 +73,11 @@ def start_hook(service):
     made = service.cluster
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = made.environment | {"RAY_ADDRESS": f"{HEAD}:{PORT}", "PATH": path}
-    command = container["lifecycle"]["preStop"]["exec"]["command"]
+    *shell, script = container["lifecycle"]["preStop"]["exec"]["command"]
+    everybodys = "/proc/[0-9]*/cmdline"  # a pod sees its own processes alone, a namespace all
+    assert everybodys in script
+    own = f"$(ip netns pids {made.worker} | sed 's,.*,/proc/&/cmdline,')"
+    command = [*shell, script.replace(everybodys, own)]
     return subprocess.Popen(made.command(made.worker, *command), env=environment)
 
 
