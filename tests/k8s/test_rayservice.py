@@ -11,14 +11,12 @@ from cluster.deployment import GRPC_SERVICER_FUNCTIONS
 from tests.k8s.rendering import (
     EXAMPLES,
     cluster,
-    example,
-    of_kind,
     only,
     ray_templates,
     render,
     serve_config,
 )
-from tests.k8s.value_sets import DRAFT, FIRST, GPU, ONE_NODE, SECOND, VALUE_SETS, with_model
+from tests.k8s.value_sets import DRAFT, FIRST, GPU, SECOND, VALUE_SETS, with_model
 
 
 def args_of(values):
@@ -165,112 +163,6 @@ def test_models_and_versions_of_the_chart_leave_the_pods_as_they_are(tmp_path):
     assert "helm.sh/chart" not in json.dumps(before)
 
 
-def test_the_head_of_a_new_cluster_comes_to_where_the_state_is():
-    [term] = ray_templates(render())["head"]["spec"]["affinity"]["podAffinity"][
-        "requiredDuringSchedulingIgnoredDuringExecution"
-    ]
-    labels = ray_templates(render())["head"]["metadata"]["labels"]
-    assert term["labelSelector"]["matchLabels"].items() <= labels.items()
-    existing = {"storage": {"state": {"existingClaim": "of-many-nodes"}}}
-    assert "affinity" in ray_templates(render(existing))["head"]["spec"]
-    passing = {"storage": {"state": {"type": "emptyDir"}}}
-    assert "affinity" not in ray_templates(render(passing))["head"]["spec"]
-    [claim] = of_kind(render(), "PersistentVolumeClaim")
-    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
-
-
-def together(template):
-    """What other pods a pod has to be on a node with."""
-    affinity = template["spec"].get("affinity", {}).get("podAffinity", {})
-    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", [])
-    assert {term["topologyKey"] for term in terms} <= {"kubernetes.io/hostname"}
-    return [term["labelSelector"] for term in terms]
-
-
-def selects(selector, template):
-    labels = template["metadata"]["labels"]
-    excluded = [
-        labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
-    ]
-    return selector["matchLabels"].items() <= labels.items() and not any(excluded)
-
-
-def claims_of(template):
-    volumes = template["spec"]["volumes"]
-    return {each["name"] for each in volumes if "persistentVolumeClaim" in each}
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        VALUE_SETS["claims of one node"],
-        VALUE_SETS["claims of one node, the head's too"],
-        example("two-gpus"),
-        example("eight-gpus"),
-    ],
-    ids=["claims", "head too", "two-gpus", "eight-gpus"],
-)
-def test_pods_that_share_a_claim_of_one_node_are_placed_on_one(values):
-    """And no others: a head with its state alone may be where there is no GPU."""
-    templates = ray_templates(render(values))
-    for name, template in templates.items():
-        sharing = {
-            other
-            for other, each in templates.items()
-            if claims_of(template) & claims_of(each) - {"state"}
-        }
-        terms = [each for each in together(template) if not selects_only_the_head(each, templates)]
-        for term in terms:
-            # The first of them finds no other, and is placed since it is what it looks for.
-            assert selects(term, template)
-            assert {other for other, each in templates.items() if selects(term, each)} == sharing
-        assert bool(terms) == bool(sharing), name
-
-
-def selects_only_the_head(term, templates):
-    return [name for name, each in templates.items() if selects(term, each)] == ["head"]
-
-
-def test_pods_with_a_claim_of_many_nodes_go_where_they_please():
-    shared = {"storage": {"models": {"type": "claim"}}}
-    for name in ("target", "draft"):
-        workers = {"workerGroups": {"draft": {"enabled": True}}}
-        assert together(ray_templates(render({**shared, **workers}))[name]) == []
-
-
-def test_an_affinity_of_the_groups_own_is_kept():
-    own = {"labelSelector": {"matchLabels": {"a": "b"}}, "topologyKey": "kubernetes.io/hostname"}
-    given = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [own]}}
-    node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
-    values = {
-        "storage": {"models": ONE_NODE},
-        "workerGroups": {"target": {"affinity": {**given, "nodeAffinity": node}}},
-    }
-    template = ray_templates(render(values))["target"]
-    assert len(together(template)) == 2
-    assert together(template)[0] == own["labelSelector"]
-    assert template["spec"]["affinity"]["nodeAffinity"] == node
-
-
-@pytest.mark.parametrize("name", ["model images", "hub", "claims"])
-def test_a_head_without_models_mounts_nothing_of_them(name):
-    of_models = {"models", "cache", "hub-token"}
-    values = {"modelImages": [], **VALUE_SETS[name]}
-    for is_schedulable in (False, True):
-        head = ray_templates(render({**values, "head": {"schedulable": is_schedulable}}))["head"]
-        [container] = head["spec"]["containers"]
-        mounted = {each["name"] for each in container["volumeMounts"]}
-        assert mounted <= {each["name"] for each in head["spec"]["volumes"]}
-        assert bool(mounted & of_models) is is_schedulable
-        assert bool({each["name"] for each in head["spec"]["volumes"]} & of_models) is (
-            is_schedulable
-        )
-        expected = len(values["modelImages"]) if is_schedulable else 0
-        assert len(head["spec"].get("initContainers", [])) == expected
-        variables = {each["name"] for each in container["env"]}
-        assert ("HF_HOME" in variables) is is_schedulable
-
-
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_where_there_are_gpus_the_image_is_the_one_with_cuda(path):
     objects = render(yaml.safe_load(path.read_text()))
@@ -284,91 +176,6 @@ def test_a_tag_or_digest_is_taken_as_it_is():
     for image, end in (({"tag": "x"}, ":x"), ({"digest": "sha256:" + "0" * 64}, "0")):
         objects = render({"image": image, "workerGroups": {"target": GPU}})
         assert ray_templates(objects)["head"]["spec"]["containers"][0]["image"].endswith(end)
-
-
-def test_budgets_select_the_pods_of_their_group_and_count_them():
-    """By a number: Kubernetes takes no maxUnavailable for pods of an owner without /scale."""
-    objects = render(VALUE_SETS["budgets"])
-    templates = ray_templates(objects)
-    found = {
-        each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "PodDisruptionBudget")
-    }
-    assert {name: spec["minAvailable"] for name, spec in found.items()} == {
-        "demo-specdec-target": 2,
-        "demo-specdec-head": 1,
-    }
-    for name, spec in found.items():
-        group = name.removeprefix("demo-specdec-")
-        selected = spec["selector"]["matchLabels"].items()
-        matching = [
-            each
-            for each, pods in templates.items()
-            if selected <= pods["metadata"]["labels"].items()
-        ]
-        assert matching == [group]
-
-
-def kept_pods(groups, models, **values):
-    """minAvailable by the group's name."""
-    objects = render({"workerGroups": groups, "models": models, **values})
-    return {
-        each["metadata"]["name"].removeprefix("demo-specdec-"): each["spec"]["minAvailable"]
-        for each in of_kind(objects, "PodDisruptionBudget")
-    }
-
-
-def gpu_group(num_pods, gpus, **values):
-    pods = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), num_pods)
-    return {"enabled": True, "gpu": {"count": gpus}, **pods, **values}
-
-
-def test_a_budget_counts_only_pods_that_cannot_be_idle():
-    """Pods without a replica are never ready: with them an eviction would be forbidden for ever."""
-    two, three = {**FIRST, "replicas": 2}, {**FIRST, "replicas": 3}
-    assert kept_pods({"target": gpu_group(3, 1)}, [two]) == {"target": 1}
-    assert kept_pods({"target": gpu_group(3, 1)}, [three]) == {"target": 2}
-    assert kept_pods({"target": gpu_group(3, 1)}, [FIRST]) == {}
-    # Four shards of one GPU each may be on two pods.
-    assert kept_pods({"target": gpu_group(4, 2)}, [{**FIRST, "replicas": 4}]) == {"target": 1}
-    sharded = {**FIRST, "replicas": 3, "tensorParallelSize": 2}
-    assert kept_pods({"target": gpu_group(4, 2)}, [sharded]) == {"target": 2}
-    # Replicas on CPUs may all be on one pod.
-    assert kept_pods({"target": gpu_group(3, 0)}, [three]) == {}
-
-
-def test_a_budget_counts_what_other_groups_of_the_role_may_take():
-    groups = {"target": gpu_group(3, 1), "more": gpu_group(1, 1)}
-    assert kept_pods(groups, [{**FIRST, "replicas": 4}]) == {"target": 2}
-    assert kept_pods(groups, [{**FIRST, "replicas": 3}]) == {"target": 1}
-
-
-def test_drafts_are_ready_and_counted_whatever_they_do():
-    groups = {"target": gpu_group(1, 1), "draft": gpu_group(3, 1, role="draft")}
-    assert kept_pods(groups, [{**FIRST, "speculativeConfig": DRAFT}]) == {"draft": 2}
-
-
-def test_with_rays_autoscaler_the_fewest_pods_and_replicas_count():
-    scaled = {**FIRST, "autoscaling": {"enabled": True, "minReplicas": 3, "maxReplicas": 4}}
-    groups = {"target": gpu_group(4, 1, minReplicas=2)}
-    assert kept_pods(groups, [scaled], ray={"autoscaler": {"enabled": True}}) == {"target": 1}
-
-
-def test_claims_are_kept_unless_told_otherwise():
-    objects = render(VALUE_SETS["claims"])
-    kept = {
-        each["metadata"]["name"]: each["metadata"].get("annotations", {})
-        for each in of_kind(objects, "PersistentVolumeClaim")
-    }
-    assert kept["demo-specdec-models"] == {"helm.sh/resource-policy": "keep"}
-    assert kept["demo-specdec-state"] == {"helm.sh/resource-policy": "keep"}
-    assert kept["demo-specdec-cache"] == {}
-
-
-def test_models_of_images_are_copied_before_ray_starts():
-    objects = render(VALUE_SETS["model images"])
-    copies = ray_templates(objects)["target"]["spec"]["initContainers"]
-    assert [each["image"] for each in copies] == ["r/a:1", "r/b@sha256:" + "1" * 64]
-    assert [each["env"][1]["value"] for each in copies] == ["/models/a", "/models/b.c"]
 
 
 def test_what_the_test_expects_follows_from_the_configuration():

@@ -130,6 +130,48 @@ def test_speculation_as_the_schema_has_it(value, is_valid):
     assert jsonschema.Draft7Validator(speculation_schema()).is_valid(value) is is_valid
 
 
+def names_asked_for(content):
+    """Of secrets and priority classes, wherever a manifest has them."""
+    if isinstance(content, list):
+        return set().union(*map(names_asked_for, content))
+    if not isinstance(content, dict):
+        return set()
+    found = {each["name"] for each in content.get("imagePullSecrets", [])}
+    found |= {each["name"] for each in content.get("certificateRefs", [])}
+    found |= {content[key] for key in ("secretName", "priorityClassName") if key in content}
+    return found.union(*map(names_asked_for, content.values()))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / MANIFESTS).glob("*.yaml")), ids=lambda p: p.stem)
+def test_a_manifest_begins_with_what_it_does_not_make(path):
+    objects = parsed(path.read_text())
+    made = {each["spec"]["secretName"] for each in objects if each["kind"] == "Certificate"}
+    introduction = path.read_text().partition("---")[0]
+    commands = [line for line in introduction.splitlines() if "kubectl" in line]
+    words = {word for line in commands for word in line.split()}
+    asked = names_asked_for(objects) - made
+    assert {"specdec-api-keys", "llm-api-keys"} & asked
+    assert asked <= words
+    assert not made & words
+    assert len(set(commands)) == len(commands)
+
+
+def test_what_each_kind_of_secret_is_made_of():
+    def introduction(name):
+        return (ROOT / MANIFESTS / f"{name}.yaml").read_text().partition("---")[0]
+
+    create = "#   kubectl -n specdec create secret"
+    assert f"{create} generic hugging-face --from-file=token\n" in introduction("two-gpus")
+    assert f"{create} generic llm-api-keys --from-file=api-keys.yaml\n" in introduction(
+        "air-gapped"
+    )
+    assert f"{create} docker-registry registry --from-file=" in introduction("air-gapped")
+    assert f"{create} tls llm-tls --cert=tls.crt --key=tls.key\n" in introduction("two-nodes")
+    several = introduction("several-models")
+    assert "#   kubectl create priorityclass placeholder --value=-10\n" in several
+    assert "#   kubectl get clusterissuer letsencrypt\n" in several
+
+
 def test_plain_manifests_are_valid_and_hold_no_secret():
     paths = sorted((ROOT / MANIFESTS).glob("*.yaml"))
     assert len(paths) >= 6

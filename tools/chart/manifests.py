@@ -9,6 +9,9 @@ from typing import Any
 import helm_python
 import yaml
 
+from tools.chart.prerequisites import commands
+from tools.chart.security_values import Auth
+
 _NAME = "specdec"
 _SECRETS = {  # Helm makes them up; a file that is shared cannot
     "auth": {
@@ -23,10 +26,9 @@ _LEFT_OUT = {  # `helm test` is Helm's, and deploy/grafana has the dashboard
 _OF_HELM = ("helm.sh/chart", "app.kubernetes.io/managed-by", "helm.sh/resource-policy")
 _INTRODUCTION = """\
 # Made by `make chart` from k8s/specdec/examples/{example}; a test compares the two.
-# Callers' keys and the operators' token are yours to make first:
+# Yours to make first, of files of your own, or to see that it is there:
 #   kubectl create namespace specdec
-#   kubectl -n specdec create secret generic {keys} --from-file=api-keys.yaml
-#   kubectl -n specdec create secret generic {token} --from-file=admin-token
+{commands}
 """
 
 
@@ -38,12 +40,10 @@ def manifest_yaml(chart: Path, example: Path) -> str:
         files = loaded.render(values, name=_NAME, namespace=_NAME)
     texts = [text for path, text in sorted(files.items()) if not path.endswith("NOTES.txt")]
     objects = [_namespace(), *(each for text in texts for each in _objects(text))]
-    auth = values["auth"]
-    introduction = _INTRODUCTION.format(
-        example=example.name,
-        keys=auth["apiKeys"]["existingSecret"],
-        token=auth["adminToken"]["existingSecret"],
-    )
+    auth = Auth.model_validate(values["auth"])
+    keys = {"api-keys": auth.api_keys.key, "admin-token": auth.admin_token.key}
+    needed = [f"#   {each}" for each in commands(objects, _NAME, keys)]
+    introduction = _INTRODUCTION.format(example=example.name, commands="\n".join(needed))
     return introduction + "".join(f"---\n{_dumped(each)}" for each in objects)
 
 

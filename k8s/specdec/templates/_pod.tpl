@@ -132,7 +132,8 @@ is on one in any case: a database, for which two nodes would be one too many.
 {{- $found := list -}}
 {{- range $name := list "models" "cache" -}}
 {{- with get $.Values.storage $name -}}
-{{- if and (eq .type "claim") (not (has "ReadWriteMany" .accessModes)) (not (has "ReadOnlyMany" .accessModes)) -}}
+{{- $read_by_many := and .readOnly (has "ReadOnlyMany" .accessModes) -}}
+{{- if and (eq .type "claim") (not (has "ReadWriteMany" .accessModes)) (not $read_by_many) -}}
 {{- $found = append $found $name -}}
 {{- end -}}
 {{- end -}}

@@ -1,0 +1,71 @@
+"""How many pods an eviction has to leave: no more than are ever ready."""
+
+from tests.k8s.rendering import of_kind, ray_templates, render
+from tests.k8s.value_sets import DRAFT, FIRST, VALUE_SETS
+
+
+def test_budgets_select_the_pods_of_their_group_and_count_them():
+    """By a number: Kubernetes takes no maxUnavailable for pods of an owner without /scale."""
+    objects = render(VALUE_SETS["budgets"])
+    templates = ray_templates(objects)
+    found = {
+        each["metadata"]["name"]: each["spec"] for each in of_kind(objects, "PodDisruptionBudget")
+    }
+    assert {name: spec["minAvailable"] for name, spec in found.items()} == {
+        "demo-specdec-target": 2,
+        "demo-specdec-head": 1,
+    }
+    for name, spec in found.items():
+        group = name.removeprefix("demo-specdec-")
+        selected = spec["selector"]["matchLabels"].items()
+        matching = [
+            each
+            for each, pods in templates.items()
+            if selected <= pods["metadata"]["labels"].items()
+        ]
+        assert matching == [group]
+
+
+def kept_pods(groups, models, **values):
+    """minAvailable by the group's name."""
+    objects = render({"workerGroups": groups, "models": models, **values})
+    return {
+        each["metadata"]["name"].removeprefix("demo-specdec-"): each["spec"]["minAvailable"]
+        for each in of_kind(objects, "PodDisruptionBudget")
+    }
+
+
+def gpu_group(num_pods, gpus, **values):
+    pods = dict.fromkeys(("replicas", "minReplicas", "maxReplicas"), num_pods)
+    return {"enabled": True, "gpu": {"count": gpus}, **pods, **values}
+
+
+def test_a_budget_counts_only_pods_that_cannot_be_idle():
+    """Pods without a replica are never ready: with them an eviction would be forbidden for ever."""
+    two, three = {**FIRST, "replicas": 2}, {**FIRST, "replicas": 3}
+    assert kept_pods({"target": gpu_group(3, 1)}, [two]) == {"target": 1}
+    assert kept_pods({"target": gpu_group(3, 1)}, [three]) == {"target": 2}
+    assert kept_pods({"target": gpu_group(3, 1)}, [FIRST]) == {}
+    # Four shards of one GPU each may be on two pods.
+    assert kept_pods({"target": gpu_group(4, 2)}, [{**FIRST, "replicas": 4}]) == {"target": 1}
+    sharded = {**FIRST, "replicas": 3, "tensorParallelSize": 2}
+    assert kept_pods({"target": gpu_group(4, 2)}, [sharded]) == {"target": 2}
+    # Replicas on CPUs may all be on one pod.
+    assert kept_pods({"target": gpu_group(3, 0)}, [three]) == {}
+
+
+def test_a_budget_counts_what_other_groups_of_the_role_may_take():
+    groups = {"target": gpu_group(3, 1), "more": gpu_group(1, 1)}
+    assert kept_pods(groups, [{**FIRST, "replicas": 4}]) == {"target": 2}
+    assert kept_pods(groups, [{**FIRST, "replicas": 3}]) == {"target": 1}
+
+
+def test_drafts_are_ready_and_counted_whatever_they_do():
+    groups = {"target": gpu_group(1, 1), "draft": gpu_group(3, 1, role="draft")}
+    assert kept_pods(groups, [{**FIRST, "speculativeConfig": DRAFT}]) == {"draft": 2}
+
+
+def test_with_rays_autoscaler_the_fewest_pods_and_replicas_count():
+    scaled = {**FIRST, "autoscaling": {"enabled": True, "minReplicas": 3, "maxReplicas": 4}}
+    groups = {"target": gpu_group(4, 1, minReplicas=2)}
+    assert kept_pods(groups, [scaled], ray={"autoscaler": {"enabled": True}}) == {"target": 1}

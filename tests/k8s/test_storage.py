@@ -1,0 +1,139 @@
+"""Which pods mount what, and on which node that puts them."""
+
+import pytest
+
+from tests.k8s.rendering import example, of_kind, ray_templates, render
+from tests.k8s.value_sets import ONE_NODE, VALUE_SETS
+
+
+def test_the_head_of_a_new_cluster_comes_to_where_the_state_is():
+    [term] = ray_templates(render())["head"]["spec"]["affinity"]["podAffinity"][
+        "requiredDuringSchedulingIgnoredDuringExecution"
+    ]
+    labels = ray_templates(render())["head"]["metadata"]["labels"]
+    assert term["labelSelector"]["matchLabels"].items() <= labels.items()
+    existing = {"storage": {"state": {"existingClaim": "of-many-nodes"}}}
+    assert "affinity" in ray_templates(render(existing))["head"]["spec"]
+    passing = {"storage": {"state": {"type": "emptyDir"}}}
+    assert "affinity" not in ray_templates(render(passing))["head"]["spec"]
+    [claim] = of_kind(render(), "PersistentVolumeClaim")
+    assert claim["spec"]["accessModes"] == ["ReadWriteOnce"]
+
+
+def together(template):
+    """What other pods a pod has to be on a node with."""
+    affinity = template["spec"].get("affinity", {}).get("podAffinity", {})
+    terms = affinity.get("requiredDuringSchedulingIgnoredDuringExecution", [])
+    assert {term["topologyKey"] for term in terms} <= {"kubernetes.io/hostname"}
+    return [term["labelSelector"] for term in terms]
+
+
+def selects(selector, template):
+    labels = template["metadata"]["labels"]
+    excluded = [
+        labels.get(each["key"]) in each["values"] for each in selector.get("matchExpressions", [])
+    ]
+    return selector["matchLabels"].items() <= labels.items() and not any(excluded)
+
+
+def claims_of(template):
+    volumes = template["spec"]["volumes"]
+    return {each["name"] for each in volumes if "persistentVolumeClaim" in each}
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        VALUE_SETS["claims of one node"],
+        VALUE_SETS["claims of one node, the head's too"],
+        example("two-gpus"),
+        example("eight-gpus"),
+    ],
+    ids=["claims", "head too", "two-gpus", "eight-gpus"],
+)
+def test_pods_that_share_a_claim_of_one_node_are_placed_on_one(values):
+    """And no others: a head with its state alone may be where there is no GPU."""
+    templates = ray_templates(render(values))
+    for name, template in templates.items():
+        sharing = {
+            other
+            for other, each in templates.items()
+            if claims_of(template) & claims_of(each) - {"state"}
+        }
+        terms = [each for each in together(template) if not selects_only_the_head(each, templates)]
+        for term in terms:
+            # The first of them finds no other, and is placed since it is what it looks for.
+            assert selects(term, template)
+            assert {other for other, each in templates.items() if selects(term, each)} == sharing
+        assert bool(terms) == bool(sharing), name
+
+
+def selects_only_the_head(term, templates):
+    return [name for name, each in templates.items() if selects(term, each)] == ["head"]
+
+
+def test_pods_with_a_claim_of_many_nodes_go_where_they_please():
+    read = {"accessModes": ["ReadWriteOnce", "ReadOnlyMany"], "existingClaim": "weights"}
+    for claim, is_for_many in (
+        ({}, True),
+        ({**read, "readOnly": True}, True),
+        ({**read, "readOnly": False}, False),
+    ):
+        storage = {"models": {"type": "claim", **claim}}
+        values = {"storage": storage, "workerGroups": {"draft": {"enabled": True}}}
+        templates = ray_templates(render(values))
+        assert [together(templates[name]) == [] for name in ("target", "draft")] == [
+            is_for_many,
+            is_for_many,
+        ]
+
+
+def test_an_affinity_of_the_groups_own_is_kept():
+    own = {"labelSelector": {"matchLabels": {"a": "b"}}, "topologyKey": "kubernetes.io/hostname"}
+    given = {"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [own]}}
+    node = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}
+    values = {
+        "storage": {"models": ONE_NODE},
+        "workerGroups": {"target": {"affinity": {**given, "nodeAffinity": node}}},
+    }
+    template = ray_templates(render(values))["target"]
+    assert len(together(template)) == 2
+    assert together(template)[0] == own["labelSelector"]
+    assert template["spec"]["affinity"]["nodeAffinity"] == node
+
+
+@pytest.mark.parametrize("name", ["model images", "hub", "claims"])
+def test_a_head_without_models_mounts_nothing_of_them(name):
+    of_models = {"models", "cache", "hub-token"}
+    values = {"modelImages": [], **VALUE_SETS[name]}
+    for is_schedulable in (False, True):
+        head = ray_templates(render({**values, "head": {"schedulable": is_schedulable}}))["head"]
+        [container] = head["spec"]["containers"]
+        mounted = {each["name"] for each in container["volumeMounts"]}
+        assert mounted <= {each["name"] for each in head["spec"]["volumes"]}
+        assert bool(mounted & of_models) is is_schedulable
+        assert bool({each["name"] for each in head["spec"]["volumes"]} & of_models) is (
+            is_schedulable
+        )
+        expected = len(values["modelImages"]) if is_schedulable else 0
+        assert len(head["spec"].get("initContainers", [])) == expected
+        variables = {each["name"] for each in container["env"]}
+        assert ("HF_HOME" in variables) is is_schedulable
+
+
+def test_claims_are_kept_unless_told_otherwise():
+    objects = render(VALUE_SETS["claims"])
+    kept = {
+        each["metadata"]["name"]: each["metadata"].get("annotations", {})
+        for each in of_kind(objects, "PersistentVolumeClaim")
+    }
+    assert kept["demo-specdec-models"] == {"helm.sh/resource-policy": "keep"}
+    assert kept["demo-specdec-state"] == {"helm.sh/resource-policy": "keep"}
+    assert kept["demo-specdec-cache"] == {}
+
+
+def test_models_of_images_are_copied_before_ray_starts():
+    objects = render(VALUE_SETS["model images"])
+    copies = ray_templates(objects)["target"]["spec"]["initContainers"]
+    assert [each["image"] for each in copies] == ["r/a:1", "r/b@sha256:" + "1" * 64]
+    assert [each["env"][1]["value"] for each in copies] == ["/models/a", "/models/b.c"]
