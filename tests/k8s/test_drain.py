@@ -66,15 +66,25 @@ def draining(tiny_model_dir, tmp_path_factory):
         yield service, taken
 
 
-def start_hook(service):
+@contextmanager
+def running_hook(service):
     """preStop of a worker pod, on the worker."""
     values = {"drainSeconds": DRAIN_S, "migrationSeconds": MIGRATION_S}
     [container] = ray_templates(render(values))["target"]["spec"]["containers"]
     made = service.cluster
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = made.environment | {"RAY_ADDRESS": f"{HEAD}:{PORT}", "PATH": path}
-    command = container["lifecycle"]["preStop"]["exec"]["command"]
-    return subprocess.Popen(made.command(made.worker, *command), env=environment)
+    *shell, script = container["lifecycle"]["preStop"]["exec"]["command"]
+    everybodys = "/proc/[0-9]*/cmdline"  # a pod sees its own processes alone, a namespace all
+    assert everybodys in script
+    own = f"$(ip netns pids {made.worker} | sed 's,.*,/proc/&/cmdline,')"
+    command = [*shell, script.replace(everybodys, own)]
+    popen = subprocess.Popen(made.command(made.worker, *command), env=environment)
+    try:
+        yield popen
+    finally:
+        popen.kill()
+        popen.wait()
 
 
 def answer(service):
@@ -88,13 +98,13 @@ def test_a_replica_answers_until_its_replacement_does(draining):
     service, taken = draining
     made = service.cluster
     assert service.named(made.worker, ":Router")
-    began_s = time.monotonic()
-    hook, answers = start_hook(service), []
-    while hook.poll() is None:
-        answers.append(answer(service))
-        if not taken.stdin.closed and time.monotonic() - began_s > HELD_S:
-            assert service.named(made.worker, ":Router")
-            taken.stdin.close()
+    began_s, answers = time.monotonic(), []
+    with running_hook(service) as hook:
+        while hook.poll() is None:
+            answers.append(answer(service))
+            if not taken.stdin.closed and time.monotonic() - began_s > HELD_S:
+                assert service.named(made.worker, ":Router")
+                taken.stdin.close()
     took_s = time.monotonic() - began_s
     answers.append(answer(service))
     print(

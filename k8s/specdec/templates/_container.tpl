@@ -132,10 +132,11 @@ How long the hook of a pod may take. Serve stops a replica that found no other p
 
 {{/*
 A worker: Ray is told that the node goes, so Serve makes replicas elsewhere and then lets those here
-end; until nothing of Serve listens here, or the time is over.
+end; until none is left, or the time is over. Serve ends its proxy here half a minute after it is
+told, whatever the replicas do, so processes are looked at too; by their titles, which Ray sets.
 */}}
 {{- define "specdec.preStop.worker" -}}
-ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod stops" --deadline-remaining-seconds {{ include "specdec.hookSeconds" . }} --address "$RAY_ADDRESS" --node-id "$(python -c 'import ray; ray.init(address="auto", log_to_driver=False); print(ray.get_runtime_context().get_node_id())' | tail -n 1)"; {{ include "specdec.awaitClosed" . }}
+ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod stops" --deadline-remaining-seconds {{ include "specdec.hookSeconds" . }} --address "$RAY_ADDRESS" --node-id "$(python -c 'import ray; ray.init(address="auto", log_to_driver=False); print(ray.get_runtime_context().get_node_id())' | tail -n 1)"; for second in $(seq {{ include "specdec.hookSeconds" . }}); do {{ include "specdec.proxyAnswers" . }} || grep -aqs "[r]ay::ServeReplica:" /proc/[0-9]*/cmdline || break; sleep 1; done
 {{- end -}}
 
 {{/* The head: the cluster ends with it, so Serve ends, and lets the replicas drain. */}}
@@ -144,7 +145,11 @@ serve shutdown --yes --address http://127.0.0.1:8265; {{ include "specdec.awaitC
 {{- end -}}
 
 {{- define "specdec.awaitClosed" -}}
-for second in $(seq {{ include "specdec.hookSeconds" . }}); do (exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null || break; sleep 1; done
+for second in $(seq {{ include "specdec.hookSeconds" . }}); do {{ include "specdec.proxyAnswers" . }} || break; sleep 1; done
+{{- end -}}
+
+{{- define "specdec.proxyAnswers" -}}
+(exec 3<>/dev/tcp/127.0.0.1/8000) 2>/dev/null
 {{- end -}}
 
 {{/* Envoy: TLS from outside, plain text to Serve's proxy in the same pod. */}}
