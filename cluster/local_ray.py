@@ -121,7 +121,10 @@ def _authenticate(variables: Mapping[str, str | None]) -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    from ray._raylet import AuthenticationTokenLoader, Config
+    from ray._raylet import (  # type: ignore[attr-defined]  # they are in no stub
+        AuthenticationTokenLoader,
+        Config,
+    )
 
     Config.initialize("")
     AuthenticationTokenLoader.instance().reset_cache()
