@@ -53,7 +53,7 @@ METHODS: tuple[MethodDescriptor, ...] = tuple(
     for service in file.services_by_name.values()
     for method in service.methods
 )
-WAITING = ("WatchStats", "Profile")
+WAITING = ("WatchStats",)
 """Methods that go on for longer than a test's few seconds where they are asked for nothing more."""
 
 HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
