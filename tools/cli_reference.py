@@ -13,8 +13,10 @@ import click
 
 from cluster.cli import main as specdec
 from cluster.cli_sections import SectionedCommand
-from cluster.vllm_words import ALWAYS, NOT_HERE, REFUSED_VALUES, RENAMED, SAME, VALUES
+from cluster.vllm_words import ALWAYS, NOT_HERE, RENAMED, SAME
 from specdec.speculative_keys import SPECULATION_KEYS
+from specdec.vllm_words import REFUSED_VALUES, VALUES
+from tools.made_files import run
 
 PAGE = Path("docs/cli-reference.md")
 _HEAD = """\
@@ -119,16 +121,7 @@ def _value(value: bool | int | str) -> str:
 
 def main(arguments: list[str]) -> int:
     """Exit status 1 where the page is not as it would be made."""
-    if arguments == ["check"]:
-        is_current = PAGE.read_text(encoding="utf-8") == reference()
-        if not is_current:
-            print(f"{PAGE} is not as `make cli-reference` makes it", file=sys.stderr)
-        return 0 if is_current else 1
-    if arguments:
-        print(__doc__)
-        return 2
-    PAGE.write_text(reference(), encoding="utf-8")
-    return 0
+    return run({PAGE: reference}, "make cli-reference", __doc__, arguments)
 
 
 if __name__ == "__main__":

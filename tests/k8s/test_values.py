@@ -14,9 +14,10 @@ from tests.k8s.rendering import CHART, ROOT, parsed
 from tests.k8s.validity import check
 from tools.chart.__main__ import main
 from tools.chart.files import CHART as CHART_IN_ROOT
-from tools.chart.files import MANIFESTS, changed_files, write_files
+from tools.chart.files import MANIFESTS, made
 from tools.chart.serve_settings import OF_SERVE, OF_THE_CHART, settings_schema, speculation_schema
 from tools.chart.values import ChartValues
+from tools.made_files import changed_files, write_files
 from tools.monitoring.files import DASHBOARD, RULES
 
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
@@ -24,16 +25,16 @@ VALUES = (CHART / "values.yaml").read_text()
 
 
 def test_the_files_are_as_they_would_be_made_now():
-    assert changed_files(ROOT) == []
+    assert changed_files(made(ROOT)) == []
 
 
 def test_a_file_that_was_changed_by_hand_is_found(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").write_text((ROOT / "pyproject.toml").read_text())
-    write_files(tmp_path)
+    write_files(made(tmp_path))
     assert main(["check"]) == 0
-    made = tmp_path / CHART_IN_ROOT / "values.yaml"
-    made.write_text(made.read_text().replace("drainSeconds: 30", "drainSeconds: 20"))
+    by_hand = tmp_path / CHART_IN_ROOT / "values.yaml"
+    by_hand.write_text(by_hand.read_text().replace("drainSeconds: 30", "drainSeconds: 20"))
     assert main(["check"]) == 1
     assert "values.yaml" in capsys.readouterr().err
     assert main(["write"]) == 2

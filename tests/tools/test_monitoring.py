@@ -13,9 +13,10 @@ import yaml
 from cluster.admin_cli import set_speculation
 from cluster.config import settings
 from cluster.metric_catalogue import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
+from tools.made_files import changed_files, write_files
 from tools.monitoring.__main__ import main
 from tools.monitoring.alerts import ALERTS, RUNBOOK
-from tools.monitoring.files import DASHBOARD, MADE, RULES, SCRAPE, changed_files, write_files
+from tools.monitoring.files import DASHBOARD, MADE, RULES, SCRAPE, made
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -78,11 +79,11 @@ def series_labels():
 
 
 def test_the_files_are_as_they_would_be_made_now():
-    assert changed_files(DEPLOY) == [], "run `make monitoring`"
+    assert changed_files(made(DEPLOY)) == [], "run `make monitoring`"
 
 
 def test_a_file_that_was_changed_by_hand_is_noticed(tmp_path, monkeypatch, capsys):
-    write_files(tmp_path / "deploy")
+    write_files(made(tmp_path / "deploy"))
     monkeypatch.chdir(tmp_path)
     assert main(["check"]) == 0
     (tmp_path / "deploy" / RULES).write_text("groups: []\n")

@@ -20,6 +20,7 @@ from tools.chart.pod_values import WorkerGroup
 from tools.chart.readme import readme_md
 from tools.chart.schema import schema_json
 from tools.chart.values_file import values_yaml
+from tools.made_files import MadeFiles
 from tools.monitoring.dashboard import dashboard_json
 from tools.monitoring.prometheus_files import rules_yaml
 
@@ -91,26 +92,10 @@ _CHART_FILES: Mapping[str, Callable[[], str]] = {
 }
 
 
-def made(root: Path) -> dict[Path, Callable[[], str]]:
+def made(root: Path) -> MadeFiles:
     """All files below `root` by path: the chart's, then what is rendered of them."""
     chart = root / CHART
     files = {chart / name: make for name, make in _CHART_FILES.items()}
     for example in sorted((chart / "examples").glob("*.yaml")):
         files[root / MANIFESTS / example.name] = partial(manifest_yaml, chart, example)
     return files
-
-
-def write_files(root: Path) -> None:
-    """Makes all of them below `root`."""
-    for path, make in made(root).items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(make(), encoding="utf-8")
-
-
-def changed_files(root: Path) -> list[Path]:
-    """Those that are missing, or not as they would be made."""
-    return [path for path, make in made(root).items() if _read(path) != make()]
-
-
-def _read(path: Path) -> str | None:
-    return path.read_text(encoding="utf-8") if path.exists() else None
