@@ -22,13 +22,13 @@ class PeerGoneError(ConnectionError):
 class UnixSocket:
     """One end.
 
-    timeout_s: how long the other one may take or give nothing of a message that is under way; None
-    waits for ever. A message that has not begun is waited for as long as it takes.
+    timeout_s: how long the other one may take nothing of a message, or give nothing; None waits for
+    ever. Who has a limit asks a poller first whether a message has begun.
     """
 
     def __init__(self, connected: socket.socket, timeout_s: float | None = None) -> None:
         self._socket = connected
-        self._timeout_s = timeout_s
+        connected.settimeout(timeout_s)
 
     @classmethod
     def connect(cls, path: Path, timeout_s: float) -> UnixSocket:
@@ -53,7 +53,6 @@ class UnixSocket:
 
     def send(self, frames: Sequence[bytes]) -> None:
         """Raises PeerGoneError, and TimeoutError where the other end takes nothing."""
-        self._socket.settimeout(self._timeout_s)
         try:
             self._socket.sendall(_encode(frames))
         except (BrokenPipeError, ConnectionResetError) as error:
@@ -66,10 +65,7 @@ class UnixSocket:
 
     def receive(self) -> list[bytes]:
         """The next message. Raises PeerGoneError, and TimeoutError where it does not go on."""
-        self._socket.settimeout(None)
-        begun = self._read(1)
-        self._socket.settimeout(self._timeout_s)
-        (num_bytes,) = _LENGTH.unpack(begun + self._read(_LENGTH.size - 1))
+        (num_bytes,) = _LENGTH.unpack(self._read(_LENGTH.size))
         rest = memoryview(self._read(num_bytes))
         (count,) = _LENGTH.unpack_from(rest)
         lengths = struct.unpack_from(f"<{count}Q", rest, _LENGTH.size)
