@@ -116,6 +116,13 @@ class Tokenizer:
     def encode_conversation(self, conversation: Conversation) -> list[int]:
         """The same for a conversation with tools, or with more to tell the template.
 
+        Raises what `render` raises.
+        """
+        return self.encode(self.render(conversation), add_special_tokens=False)
+
+    def render(self, conversation: Conversation) -> str:
+        """The text that the chat template makes of a conversation, special tokens included.
+
         Roles are the template's affair. Raises InvalidValueError, also for a text that gets longer
         than MAX_RENDERED_CHARS: tools, arguments and variables count as messages do.
         """
@@ -123,7 +130,7 @@ class Tokenizer:
         if len(text) > MAX_RENDERED_CHARS:
             limit = f"at most {MAX_RENDERED_CHARS} characters, as the chat template writes them"
             raise InvalidValueError("messages length", len(text), limit)
-        return self.encode(text, add_special_tokens=False)
+        return text
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Returns the text of `token_ids`; bytes that are no UTF-8 become U+FFFD.

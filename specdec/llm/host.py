@@ -139,8 +139,8 @@ class EngineHost:
 
     def _encoded(self, prompt: PromptParts | Conversation) -> PromptParts:
         if isinstance(prompt, Conversation):
-            text = self.tokenizer.chat_template.render(prompt)
-            return PromptParts(text, tuple(self.tokenizer.encode_conversation(prompt)))
+            text = self.tokenizer.render(prompt)
+            return PromptParts(text, tuple(self.tokenizer.encode(text, add_special_tokens=False)))
         if prompt.token_ids is not None:
             return prompt
         assert prompt.text is not None, "a prompt of nothing"
