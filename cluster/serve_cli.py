@@ -16,11 +16,12 @@ from cluster.cli_sections import SectionedCommand, SectionedOption
 from cluster.config import ServeConfig, settings
 from cluster.setting_sections import SECTIONS, section_of
 from cluster.several_models import read_models
-from cluster.vllm_settings import value_in_our_words
-from cluster.vllm_words import ALWAYS, NOT_HERE, RENAMED, VALUES, Always
+from cluster.vllm_words import ALWAYS, NOT_HERE, RENAMED
 from specdec.errors import InvalidValueError
 from specdec.settings import DIRECTORY, FILE, Limit, Setting
 from specdec.speculative_keys import SPECULATION_KEYS
+from specdec.vllm_settings import value_in_our_words
+from specdec.vllm_words import VALUES, Always
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 

@@ -7,9 +7,6 @@ from typing import Any
 
 from cluster.vllm_words import RENAMED, SERVICE
 from specdec import vllm_settings
-from specdec.vllm_settings import value_in_our_words
-
-__all__ = ["in_our_words", "our_name", "value_in_our_words"]
 
 
 def in_our_words(

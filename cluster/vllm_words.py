@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from specdec.vllm_words import ALWAYS as ENGINES_ALWAYS
 from specdec.vllm_words import NOT_HERE as ENGINES_NOT_HERE
-from specdec.vllm_words import REFUSED_VALUES, VALUES, Always, Words
+from specdec.vllm_words import Always, Words
 
 SAME = (
     *("model", "served_model_name", "dtype", "quantization", "device", "generation_config"),
@@ -75,5 +75,3 @@ NOT_HERE: Mapping[str, str] = MappingProxyType(
 """Settings that have no meaning here, or one that needs a thought: what they must be."""
 
 SERVICE = Words(RENAMED, ALWAYS, NOT_HERE)
-
-__all__ = ["ALWAYS", "NOT_HERE", "REFUSED_VALUES", "RENAMED", "SAME", "SERVICE", "VALUES", "Always"]
