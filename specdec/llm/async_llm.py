@@ -3,29 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import weakref
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any, Unpack, get_args
+from typing import Any, Self, Unpack, get_args
 
 from specdec.chat_template import Conversation
 from specdec.errors import InvalidValueError
 from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.llm.host import EngineHost
-from specdec.llm.metrics import Metric
-from specdec.llm.misspelled import refuse_attribute
+from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import OutputKind, RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversation, read_prompt
-from specdec.sampling_params import SamplingParams, SpeculationMethod
-from specdec.speculation import SpeculationControl, SpeculationMode
+from specdec.sampling_params import SamplingParams
 
 
-class AsyncLLM:
+class AsyncLLM(HostedModel):
     """Streams answers. The engine has a thread of its own; loading happens when this is made.
 
-    Streams are read on one event loop at a time. Ends with `shutdown`, as a context manager, or
-    with the last reference to it.
+    Streams are read on one event loop at a time.
     """
 
     def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
@@ -33,9 +28,8 @@ class AsyncLLM:
 
         Raises InvalidValueError, ModelNotFoundError, UnsupportedModelError, OutOfMemoryError.
         """
-        self._host = EngineHost(read_arguments(model, arguments))
-        self._ids = itertools.count()
-        self._end = weakref.finalize(self, self._host.close)
+        host = EngineHost(read_arguments(model, arguments))
+        super().__init__(host, host.close)
 
     async def generate(
         self,
@@ -111,52 +105,8 @@ class AsyncLLM:
         """Ends the requests of this id; their streams end with finish reason `abort`."""
         self._host.abort(request_id)
 
-    @property
-    def speculation(self) -> SpeculationControl | None:
-        """What is in force; None where nothing can draft."""
-        return self._host.control
-
-    def set_speculation(
-        self,
-        *,
-        mode: SpeculationMode | None = None,
-        threshold: int | None = None,
-        num_speculative_tokens: int | None = None,
-        method: SpeculationMethod | None = None,
-    ) -> SpeculationControl:
-        """Steers speculation from the next step on; see `LLM.set_speculation`."""
-        control = self._host.changed_control(
-            mode=mode,
-            threshold=threshold,
-            num_speculative_tokens=num_speculative_tokens,
-            method=method,
-        )
-        self._host.set_control(control)
-        return control
-
-    def get_metrics(self) -> list[Metric]:
-        """What has been counted, as of the last step."""
-        return self._host.get_metrics()
-
-    def get_tokenizer(self) -> Any:
-        """The model's tokenizer, of transformers' PreTrainedTokenizerFast."""
-        return self._host.tokenizer.transformers
-
-    def shutdown(self) -> None:
-        """Ends the engine and the models after the step in flight. More than once is no error."""
-        self._end()
-
-    def __enter__(self) -> AsyncLLM:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-
-    async def __aenter__(self) -> AsyncLLM:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await asyncio.to_thread(self.shutdown)
-
-    def __getattr__(self, name: str) -> Any:
-        refuse_attribute(self, name)

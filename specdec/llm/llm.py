@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import queue
-import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Unpack
 
 from tqdm.auto import tqdm
@@ -16,13 +15,11 @@ from specdec.errors import InvalidValueError
 from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.llm.event_loop_thread import EventLoopThread
 from specdec.llm.host import Call, EngineHost
-from specdec.llm.metrics import Metric
-from specdec.llm.misspelled import refuse_attribute
+from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import RequestOutput
 from specdec.llm.progress import Progress
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
-from specdec.sampling_params import SamplingParams, SpeculationMethod
-from specdec.speculation import SpeculationControl, SpeculationMode
+from specdec.sampling_params import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams]
 UseTqdm = bool | Callable[..., "tqdm[Any]"]
@@ -31,21 +28,16 @@ _OPEN_PER_PLACE = 2
 """Requests that are handed to the engine for each that can run: enough that none waits for us."""
 
 
-class LLM:
-    """Answers batches. Safe to use where an event loop runs, as in a notebook.
-
-    Ends with `shutdown`, as a context manager, or with the last reference to it.
-    """
+class LLM(HostedModel):
+    """Answers batches. Safe to use where an event loop runs, as in a notebook."""
 
     def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
         """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.
 
         Raises InvalidValueError, ModelNotFoundError, UnsupportedModelError, OutOfMemoryError.
         """
-        self._host = EngineHost(read_arguments(model, arguments))
-        self._thread = EventLoopThread()
-        self._ids = itertools.count()
-        self._end = weakref.finalize(self, _end, self._host, self._thread)
+        host, self._thread = EngineHost(read_arguments(model, arguments)), EventLoopThread()
+        super().__init__(host, partial(_end, host, self._thread))
 
     def generate(
         self,
@@ -86,60 +78,6 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
         )
         return self._answer("messages", conversations, sampling_params, use_tqdm, None)
-
-    def set_speculation(
-        self,
-        *,
-        mode: SpeculationMode | None = None,
-        threshold: int | None = None,
-        num_speculative_tokens: int | None = None,
-        method: SpeculationMethod | None = None,
-    ) -> SpeculationControl:
-        """Steers speculation from the next step on, also of requests that run; returns all of it.
-
-        mode: auto, on or off. threshold: most decoding requests that auto drafts for.
-        num_speculative_tokens: draft tokens a step, 0 for none. method: what drafts, of those
-        loaded. What is None stays as it is. Raises InvalidValueError.
-        """
-        control = self._host.changed_control(
-            mode=mode,
-            threshold=threshold,
-            num_speculative_tokens=num_speculative_tokens,
-            method=method,
-        )
-        self._host.set_control(control)
-        return control
-
-    @property
-    def speculation(self) -> SpeculationControl | None:
-        """What is in force; None where nothing can draft."""
-        return self._host.control
-
-    def get_metrics(self) -> list[Metric]:
-        """What has been counted since the model was loaded."""
-        return self._host.get_metrics()
-
-    def get_tokenizer(self) -> Any:
-        """The model's tokenizer, of transformers' PreTrainedTokenizerFast."""
-        return self._host.tokenizer.transformers
-
-    def get_default_sampling_params(self) -> SamplingParams:
-        """What holds where nothing is said: the model's own generation_config.json."""
-        defaults = self._host.model.sampling_defaults
-        return SamplingParams(**vars(defaults))
-
-    def shutdown(self) -> None:
-        """Ends the engine and the models. More than once is no error."""
-        self._end()
-
-    def __enter__(self) -> LLM:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-
-    def __getattr__(self, name: str) -> Any:
-        refuse_attribute(self, name)
 
     def _answer(
         self,
