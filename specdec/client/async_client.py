@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -15,7 +14,7 @@ from specdec.client import codec
 from specdec.client.connection import AsyncConnection, Destination
 from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.client.output_codec import decode_chunk, decode_completion
-from specdec.client.resumption import resumed_async
+from specdec.client.resumption import TimeLeft, resumed_async
 from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import ChatMessage
@@ -129,16 +128,13 @@ class AsyncClient(AsyncConnection):
 
     async def _resumed(self, request: pb.GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
         """All attempts share the time that a call has."""
-        now_s = asyncio.get_running_loop().time
-        timeout_s = self._destination.timeout_s
-        ends_at = now_s() + (math.inf if timeout_s is None else timeout_s)
+        left = TimeLeft(self._destination.timeout_s, asyncio.get_running_loop().time)
 
         def start(request: pb.GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
-            left_s = max(0.0, ends_at - now_s())
-            return self._stream(request, None if left_s == math.inf else left_s)
+            return self._stream(request, left.timeout_s)
 
         async def sleep(delay_s: float) -> None:
-            await asyncio.sleep(max(0.0, min(delay_s, ends_at - now_s())))
+            await asyncio.sleep(left.pause_s(delay_s))
 
         async with aclosing(resumed_async(start, request, sleep)) as chunks:
             async for chunk in chunks:

@@ -30,6 +30,25 @@ _PASSING = (StatusCode.UNAVAILABLE, StatusCode.RESOURCE_EXHAUSTED)
 """A replica is lost, or the ones that are left are full for the moment."""
 
 
+class TimeLeft:
+    """The time of a call, which all its attempts share."""
+
+    def __init__(self, timeout_s: float | None, now_s: Callable[[], float]) -> None:
+        """timeout_s: from now on; None: no limit. now_s: a clock."""
+        self._now_s = now_s
+        self._ends_at_s = None if timeout_s is None else now_s() + timeout_s
+
+    @property
+    def timeout_s(self) -> float | None:
+        """What the next attempt may take; None: no limit."""
+        return None if self._ends_at_s is None else max(0.0, self._ends_at_s - self._now_s())
+
+    def pause_s(self, delay_s: float) -> float:
+        """A pause as long as there is time for it."""
+        left_s = self.timeout_s
+        return delay_s if left_s is None else min(delay_s, left_s)
+
+
 def resumed(
     start: _Start, request: pb.GenerateRequest, sleep: Callable[[float], None] = time.sleep
 ) -> Generator[StreamChunk, None, None]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from specdec.client import codec
 from specdec.client.connection import Connection, Destination
 from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.client.output_codec import decode_chunk, decode_completion
-from specdec.client.resumption import resumed
+from specdec.client.resumption import TimeLeft, resumed
 from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import ChatMessage
 
@@ -137,15 +136,13 @@ class Client(Connection):
 
     def _resumed(self, request: pb.GenerateRequest) -> Iterator[StreamChunk]:
         """All attempts share the time that a call has."""
-        limit_s = math.inf if self.timeout_s is None else self.timeout_s
-        ends_at = time.monotonic() + limit_s
+        left = TimeLeft(self.timeout_s, time.monotonic)
 
         def start(request: pb.GenerateRequest) -> Generator[StreamChunk, None, None]:
-            left_s = max(0.0, ends_at - time.monotonic())
-            return self._stream(request, None if left_s == math.inf else left_s)
+            return self._stream(request, left.timeout_s)
 
         def sleep(delay_s: float) -> None:
-            time.sleep(max(0.0, min(delay_s, ends_at - time.monotonic())))
+            time.sleep(left.pause_s(delay_s))
 
         yield from resumed(start, request, sleep)
 
