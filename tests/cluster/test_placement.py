@@ -40,6 +40,8 @@ def test_without_a_draft_model_there_is_no_bundle_for_it():
 
 def test_one_node_may_be_enough():
     require_placeable([ServeConfig(**DRAFTING)], [node()])
+    with pytest.raises(InvalidValueError, match="CPU"):
+        require_placeable([ServeConfig(**DRAFTING)], [node(cpus=0.8)])  # of the 0.9 that it wants
 
 
 def test_the_labels_decide_which_node_must_have_the_room():
@@ -92,6 +94,8 @@ def test_shares_of_a_core_add_up_as_ray_adds_them():
     """Six replicas of a Router and a rank want 3.3 cores, and not the least bit more."""
     config = ServeConfig(**{**ANYWHERE, "speculative_config": None}, num_replicas=6)
     require_placeable([config], [node(cpus=3.3)])
+    with pytest.raises(InvalidValueError, match=r"3\.3 CPU"):
+        require_placeable([config], [node(cpus=3.2999)])
 
 
 @pytest.mark.parametrize("text", ["", "a", "a=", "=b", "a=b,", "a=b=c", "a b=c", "a=b,,c=d"])

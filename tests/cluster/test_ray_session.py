@@ -154,4 +154,5 @@ def test_a_serve_without_our_services_is_refused(join, functions):
 
 
 def test_a_serve_may_have_services_of_others_too(join):
-    join(CONFIG, functions=["theirs.add_one", *OURS[:2], "theirs.add_two", *OURS[2:]])
+    functions = ["theirs.add_one", *OURS[:2], "theirs.add_two", *OURS[2:]]
+    assert join(CONFIG, functions=functions) == Listening("127.0.0.1", 9000, 8000)
