@@ -10,8 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
-import psutil
-
 from cluster.config import ServeConfig
 from cluster.local_ray import LocalRay, prepare_environment, start_ray, stop_ray
 from specdec.errors import SpecdecError
@@ -108,7 +106,8 @@ class RaySession:
 
         if not ray.is_initialized():
             return
-        started = psutil.Process().children(recursive=True)
+        own_ray = self._own_ray
+        processes = [] if own_ray is None else own_ray.processes()
 
         def drain_and_delete() -> None:
             # What can go wrong is that Ray or Serve is gone already, which is what is wanted.
@@ -127,9 +126,9 @@ class RaySession:
         hurry.wait(drain_timeout_s + _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S)
         if self.is_joined and not deleted.is_set():
             self._break_off(applications)  # nobody else would end them
-        stop_ray(started)
-        if self._own_ray is not None:
-            self._own_ray.restore_environment()
+        stop_ray(processes)
+        if own_ray is not None:
+            own_ray.restore_environment()
 
     def _break_off(self, applications: Sequence[str]) -> None:
         """Ends what runs, and then the applications. They go even where nobody waits for it."""
