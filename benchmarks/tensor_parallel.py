@@ -1,8 +1,9 @@
 """Measures a step on several tensor-parallel ranks against the same step in one process.
 
 Both have the same cores: the one process a thread for each, every rank one thread. Ranks meet over
-shared memory, and over Gloo for comparison. The three take turns, and a ratio is the median over
-the rounds of a round's own ratio. A step takes as long as its slowest rank.
+shared memory, and over Gloo for comparison. Idle threads give up their cores as early as those of a
+service. The three take turns, and a ratio is the median over the rounds of a round's own ratio. A
+step takes as long as its slowest rank.
 
     python -m benchmarks.tensor_parallel [--ranks 2] [--rounds 30] [--output FILE]
 """
@@ -31,6 +32,7 @@ from benchmarks.machine import Machine, describe_machine, num_usable_cores
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS, Shape, StepBench
 from benchmarks.summary import Bar, at_most, print_bars
+from cluster.shard_group import BRIEF_SPINNING
 from specdec.kernels.native import native_library
 from specdec.models.store import resolve
 from specdec.parallel import ProcessGroupCollectives, TensorParallelGroup
@@ -212,6 +214,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     native_library()  # compiles what was not compiled yet, before anything is measured
+    os.environ.update(BRIEF_SPINNING)  # or one contender's idle threads hold up the next
     torch.set_num_threads(1)
     measured = [
         measure_precision(precision, options.ranks, options.rounds)
