@@ -132,7 +132,7 @@ def measure(cases: Sequence[Case], options: argparse.Namespace) -> Measured:
 def _wait_for_draft_worker(admin: AdminClient) -> None:
     """It may load a moment longer than the target, and is told of a little later."""
     deadline = time.monotonic() + _DRAFT_WORKER_TIMEOUT_S
-    while not admin.status().replicas[0].report.is_draft_worker_up:
+    while not all(each.report.is_draft_worker_up for each in admin.replicas()):
         if time.monotonic() > deadline:
             raise TimeoutError(f"no draft worker after {_DRAFT_WORKER_TIMEOUT_S:g} s")
         time.sleep(1)

@@ -9,7 +9,6 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from cluster.proto_fields import present_fields
 from protos.specdec.v1 import admin_pb2 as pb
 from specdec.client import (
     AuditPage,
@@ -21,6 +20,7 @@ from specdec.client import (
     SpeculationChange,
     SpeculationState,
 )
+from specdec.client.proto_fields import present_fields
 from specdec.profile import (
     DEFAULT_PROFILE_STEPS,
     DEFAULT_PROFILE_TIMEOUT_S,
@@ -169,6 +169,9 @@ def encode_replica(replica: ReplicaStatus) -> pb.ReplicaStatus:
         num_requests=counts.num_requests,
         num_chosen_tokens=report.num_chosen_tokens,
         estimated_speedup=report.estimated_speedup,
+        estimated_tokens_per_s=report.estimated_tokens_per_s,
+        mode=report.mode,
+        is_draft_worker_up=report.is_draft_worker_up,
         decision_reason=report.decision_reason,
         decisions=counts.decisions,
         decision_changes=[

@@ -132,7 +132,8 @@ def _replica_row(replica: ReplicaStatus) -> list[str]:
         str(report.num_decoding),
         f"{report.kv_cache_usage:.0%}",
         f"{'on' if report.is_speculation_on else 'off'}"
-        + ("" if version is None else f" (version {version})"),
+        + ("" if version is None else f" (version {version})")
+        + (", draft worker away" if report.is_draft_worker_up is False else ""),
     ]
 
 

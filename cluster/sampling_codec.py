@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.proto_fields import EnumNames, present_fields
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client.proto_fields import EnumNames, present_fields
 from specdec.errors import InvalidValueError
 from specdec.sampling_params import (
     ACCEPTANCE_PRESETS,

@@ -22,6 +22,7 @@ from specdec.client.fleet_messages import (
     ReplicaStatus,
     ServiceStatus,
 )
+from specdec.client.proto_fields import present_fields
 from specdec.counts import Counts, HistogramCounts
 from specdec.errors import InvalidValueError
 from specdec.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
@@ -144,8 +145,12 @@ def _decode_worker(worker: pb.WorkerProfile) -> WorkerProfile:
 
 def decode_replica(replica: pb.ReplicaStatus) -> ReplicaStatus:
     """Reads a replica as it last reported."""
-    has_version = replica.HasField("speculation_version")
-    has_speedup = replica.HasField("estimated_speedup")
+    optional = (
+        "speculation_version",
+        "estimated_speedup",
+        "estimated_tokens_per_s",
+        "is_draft_worker_up",
+    )
     report = ReplicaReport(
         replica_id=replica.replica_id,
         is_ready=replica.is_ready,
@@ -155,7 +160,6 @@ def decode_replica(replica: pb.ReplicaStatus) -> ReplicaStatus:
         num_decoding=replica.num_decoding,
         kv_cache_usage=replica.kv_cache_usage,
         is_speculation_on=replica.is_speculation_on,
-        speculation_version=replica.speculation_version if has_version else None,
         num_chosen_tokens=replica.num_chosen_tokens,
         decision_reason=replica.decision_reason,
         decision_changes=tuple(
@@ -165,7 +169,8 @@ def decode_replica(replica: pb.ReplicaStatus) -> ReplicaStatus:
             for each in replica.decision_changes
         ),
         counts=_decode_counts(replica),
-        estimated_speedup=replica.estimated_speedup if has_speedup else None,
+        mode=replica.mode,
+        **present_fields(replica, *optional),
     )
     return ReplicaStatus(report, replica.uptime_s, replica.age_s)
 

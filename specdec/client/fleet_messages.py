@@ -31,7 +31,6 @@ class ReplicaReport:
     oldest first. counts: since it started. estimated_speedup: over no drafts, at the present batch;
     None where no costs are known; estimated_tokens_per_s: of that batch. mode: in force, with the
     rule that holds; empty where nothing can draft. is_draft_worker_up: None without a draft model.
-    The last three HTTP alone tells.
     """
 
     replica_id: str

@@ -3,6 +3,7 @@
 import getpass
 import json
 import socket
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -114,6 +115,20 @@ def test_status_of_a_replica_that_is_not_ready(handle):
         result = CliRunner().invoke(status_command, ["--address", address])
     assert "r1       not ready: the model is loading  0s" in result.stdout
     assert result.stdout.splitlines()[1].endswith("off")
+
+
+@pytest.mark.parametrize(
+    ("is_up", "shown"),
+    [
+        (None, "on (version 0)"),
+        (True, "on (version 0)"),
+        (False, "on (version 0), draft worker away"),
+    ],
+)
+def test_status_tells_where_nothing_can_draft(handle, is_up, shown):
+    with running_admin_service(handle, replace(REPORT, is_draft_worker_up=is_up)) as address:
+        result = CliRunner().invoke(status_command, ["--address", address])
+    assert result.stdout.splitlines()[1].endswith(f"  {shown}")
 
 
 def test_status_as_json(command):

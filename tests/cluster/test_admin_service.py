@@ -53,6 +53,9 @@ REPORT = ReplicaReport(
         },
     ),
     estimated_speedup=1.25,
+    estimated_tokens_per_s=80.5,
+    mode="auto",
+    is_draft_worker_up=False,
 )
 
 
