@@ -2,9 +2,10 @@
 
 One service drafts with a draft model and is switched off; its draft worker stays alive. Another was
 started without speculation. They take turns, at several numbers of streams, each begun when another
-ends.
+ends. Half of the rounds go by, then both are started again in the other order: where the memory of
+a service happens to lie makes a percent or two.
 
-    python -m benchmarks.off_cost [--rounds 9] [--output FILE]
+    python -m benchmarks.off_cost [--rounds 10] [--output FILE]
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds,
 from benchmarks.service import started_service
 from benchmarks.steered import STEERED, steer
 from benchmarks.summary import Bar, Row, at_least, print_bars, print_rows, summarize
-from benchmarks.workloads import NO_METHOD, Contender, Workload
+from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
 from specdec.client import AdminClient, Client, SpeculationChange
 from specdec.models.store import print_progress, resolve
 from specdec.tokenizer import Tokenizer
@@ -112,21 +113,43 @@ def bars(found: Sequence[Share]) -> tuple[Bar, ...]:
 
 
 def measure(cases: Sequence[Case], options: argparse.Namespace) -> Measured:
-    """Starts both services; whichever is not measured rests."""
+    """All rounds, half of them on each of two pairs of services."""
+    measured: dict[str, list[Measurement]] = {case.name: [] for case in cases}
+    orders = ((OFF, WITHOUT), (WITHOUT, OFF))
+    for order, num_rounds in zip(orders, halves(options.rounds), strict=True):
+        if num_rounds:
+            found = measure_pair(order, cases, num_rounds, options.quiet_limit_s)
+            for name, each in found.items():
+                measured[name] += each
+    return measured
+
+
+def halves(count: int) -> tuple[int, int]:
+    """The larger one first."""
+    return count - count // 2, count // 2
+
+
+def measure_pair(
+    order: Sequence[str], cases: Sequence[Case], num_rounds: int, quiet_limit_s: float
+) -> Measured:
+    """Starts both services in that order; whichever is not measured rests."""
+    settings: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": 32}
+    own: dict[str, dict[str, Any]] = {OFF: {}, WITHOUT: {"speculative_config": None}}
     with ExitStack() as stack:
-        settings: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": 32}
         print_progress("starting both services")
-        off = stack.enter_context(started_service(_MODEL, **settings))
-        without = stack.enter_context(started_service(_MODEL, speculative_config=None, **settings))
-        admin = stack.enter_context(AdminClient(off.address))
+        addresses = {
+            name: stack.enter_context(started_service(_MODEL, **settings, **own[name])).address
+            for name in order
+        }
+        admin = stack.enter_context(AdminClient(addresses[OFF]))
         steer(admin, SpeculationChange(mode="off"))
         _wait_for_draft_worker(admin)
         contenders: dict[str, Contender] = {
-            OFF: ServiceContender(stack.enter_context(Client(off.address))),
-            WITHOUT: ServiceContender(stack.enter_context(Client(without.address))),
+            name: ServiceContender(stack.enter_context(Client(address)))
+            for name, address in addresses.items()
         }
         warm_up(contenders, cases)
-        return measure_rounds(contenders, cases, options.rounds, options.quiet_limit_s)
+        return measure_rounds(contenders, cases, num_rounds, quiet_limit_s)
 
 
 def _wait_for_draft_worker(admin: AdminClient) -> None:
@@ -167,7 +190,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="benchmarks.off_cost", description="Measure what switched-off speculation costs."
     )
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
-    add_round_options(parser, num_rounds=9)
+    add_round_options(parser, num_rounds=10)
     add_output(parser, "off-cost")
     return parser
 

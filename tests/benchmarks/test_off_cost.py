@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.off_cost import OFF, WITHOUT, bars, lower_bound, make_cases, shares
+from benchmarks.off_cost import OFF, WITHOUT, bars, halves, lower_bound, make_cases, shares
 from benchmarks.workloads import Measurement, StreamRecord
 
 
@@ -29,6 +29,11 @@ def test_the_bound_covers_the_median_as_often_as_it_says():
     bounds = [lower_bound(random.normal(1.0, 0.05, 15).tolist(), seed) for seed in range(200)]
     assert sum(bound <= 1.0 for bound in bounds) >= 0.89 * 200
     assert np.mean(bounds) > 0.95  # and is not just far below
+
+
+@pytest.mark.parametrize(("count", "each"), [(10, (5, 5)), (9, (5, 4)), (1, (1, 0))])
+def test_the_rounds_are_divided_over_both_orders(count, each):
+    assert halves(count) == each
 
 
 def test_both_services_get_the_same_prompts_and_only_one_opts_out():
