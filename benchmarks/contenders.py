@@ -12,7 +12,6 @@ from benchmarks.methods import NUM_SPECULATIVE_TOKENS, make_method
 from benchmarks.streams import Call, stream_all
 from benchmarks.timed_runner import TimedRunner
 from benchmarks.workloads import NO_METHOD, Measurement, StreamRecord, Workload
-from specdec.client import Client
 from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
@@ -219,15 +218,15 @@ def _record(arrivals: Sequence[_Arrival]) -> StreamRecord:
 class ServiceContender:
     """The running service, over gRPC, one call a stream."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, address: str) -> None:
+        self._address = address
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload, a thread for each stream that is open."""
+        """Runs a workload."""
         params = greedy_params(workload)
         calls = [Call(prompt, params) for prompt in workload.prompts]
         started_at = time.perf_counter()
-        answers = stream_all(self._client, calls, workload.num_open)
+        answers = stream_all(self._address, calls, workload.num_open)
         return Measurement(
             seconds=time.perf_counter() - started_at,
             streams=tuple(StreamRecord(each.token_ids, each.arrivals_s) for each in answers),

@@ -31,7 +31,6 @@ from benchmarks.summary import summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
 from cluster.charts import LineChart, line_charts
-from specdec.client import Client
 from specdec.models.store import resolve
 from specdec.tokenizer import Tokenizer
 
@@ -206,8 +205,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[tuple[str, int], Case], M
                     enable_prefix_caching=False,
                 )
             )
-            client = stack.enter_context(Client(service.address))
-            contenders["service"] = ServiceContender(client)
+            contenders["service"] = ServiceContender(service.address)
         warm_up(contenders, list(cases.values()))
         measured = measure_rounds(
             contenders, list(cases.values()), options.rounds, options.quiet_limit_s

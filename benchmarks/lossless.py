@@ -33,7 +33,6 @@ from benchmarks.reference import TransformersReference
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.streams import Answer, Call, speculation_options, stream_all
 from benchmarks.ties import Difference, Reference, argmax_differences, first_difference
-from specdec.client import Client
 from specdec.models.store import resolve
 from specdec.sampling_params import SamplingParams, SpeculationMethod
 from specdec.speculative_config import SpeculativeConfig
@@ -118,27 +117,27 @@ class LosslessCheck:
         self._sampled: list[Reference] = []
 
     def run(
-        self, client: Client, method: SpeculationMethod, tensor_parallel_size: int
+        self, address: str, method: SpeculationMethod, tensor_parallel_size: int
     ) -> Iterator[Outcome]:
         """Every configuration of one method and tensor-parallel size."""
         for drafts in _GREEDY_DRAFT_TOKENS:
             yield self._compare(
-                client, Configuration(method, 0, tensor_parallel_size, drafts, _GREEDY_STREAMS)
+                address, Configuration(method, 0, tensor_parallel_size, drafts, _GREEDY_STREAMS)
             )
         if tensor_parallel_size not in _SAMPLED_TENSOR_PARALLEL:
             return
         if not self._sampled:
-            yield self._define_sampled(client, tensor_parallel_size)
+            yield self._define_sampled(address, tensor_parallel_size)
         for streams in _SAMPLED_STREAMS:
             for drafts in _SAMPLED_DRAFT_TOKENS:
                 yield self._compare(
-                    client,
+                    address,
                     Configuration(method, _TEMPERATURE, tensor_parallel_size, drafts, streams),
                 )
 
-    def _compare(self, client: Client, configuration: Configuration) -> Outcome:
+    def _compare(self, address: str, configuration: Configuration) -> Outcome:
         started_at = time.monotonic()
-        answers = self._answers(client, configuration)
+        answers = self._answers(address, configuration)
         references = self._greedy if configuration.temperature == 0 else self._sampled
         differences = [
             difference
@@ -156,11 +155,11 @@ class LosslessCheck:
             seconds=time.monotonic() - started_at,
         )
 
-    def _define_sampled(self, client: Client, tensor_parallel_size: int) -> Outcome:
+    def _define_sampled(self, address: str, tensor_parallel_size: int) -> Outcome:
         """Takes one plain run as the reference, once transformers' logits have confirmed it."""
         started_at = time.monotonic()
         plain = Configuration("ngram", _TEMPERATURE, tensor_parallel_size, 0, num_streams=1)
-        answers = self._answers(client, plain)
+        answers = self._answers(address, plain)
         for index in tqdm(range(len(answers)), "transformers, sampled", leave=False):
             prompt, seed = self._prompts[index], _FIRST_SEED + index
             self._sampled.append(
@@ -179,7 +178,7 @@ class LosslessCheck:
             seconds=time.monotonic() - started_at,
         )
 
-    def _answers(self, client: Client, configuration: Configuration) -> list[Answer]:
+    def _answers(self, address: str, configuration: Configuration) -> list[Answer]:
         prompts = self._prompts
         if configuration.temperature > 0:
             prompts = prompts[:_SAMPLED_PROMPTS]
@@ -197,7 +196,7 @@ class LosslessCheck:
             )
             for index, prompt in enumerate(prompts)
         ]
-        return stream_all(client, calls, configuration.num_streams, str(configuration))
+        return stream_all(address, calls, configuration.num_streams, str(configuration))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -212,8 +211,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     events: dict[str, dict[str, int]] = {}
     report: dict[str, Any] = {}
     for size, method in product(options.tensor_parallel, options.methods):
-        with _service(method, size) as service, Client(service.address) as client:
-            for outcome in check.run(client, method, size):
+        with _service(method, size) as service:
+            for outcome in check.run(service.address, method, size):
                 _print_outcome(outcome)
                 outcomes.append(outcome)
             events[f"tp {size}, {method}"] = service.counters(*_EVENTS)

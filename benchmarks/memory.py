@@ -30,7 +30,6 @@ from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import NO_METHOD, Workload
-from specdec.client import Client
 from specdec.model_config import ModelConfig
 from specdec.models.store import resolve
 from specdec.tokenizer import Tokenizer
@@ -176,8 +175,7 @@ def _run_load(service: ServiceProcess, directory: Path, prompts: Path, pool_byte
     # Each begins elsewhere: of what begins alike the KV would be shared.
     rounds = joined * (2 + length // len(joined))
     long = tuple(rounds[16 * index :][:length] for index in range(num_streams))
-    with Client(service.address) as client:
-        ServiceContender(client).measure(Workload(long, _MAX_TOKENS, NO_METHOD))
+    ServiceContender(service.address).measure(Workload(long, _MAX_TOKENS, NO_METHOD))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -30,7 +30,7 @@ from benchmarks.service import started_service
 from benchmarks.steered import STEERED, steer
 from benchmarks.summary import Bar, Row, at_least, print_bars, print_rows, summarize
 from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
-from specdec.client import AdminClient, Client, SpeculationChange
+from specdec.client import AdminClient, SpeculationChange
 from specdec.models.store import print_progress, resolve
 from specdec.tokenizer import Tokenizer
 
@@ -145,8 +145,7 @@ def measure_pair(
         steer(admin, SpeculationChange(mode="off"))
         _wait_for_draft_worker(admin)
         contenders: dict[str, Contender] = {
-            name: ServiceContender(stack.enter_context(Client(address)))
-            for name, address in addresses.items()
+            name: ServiceContender(address) for name, address in addresses.items()
         }
         warm_up(contenders, cases)
         return measure_rounds(contenders, cases, num_rounds, quiet_limit_s)

@@ -43,7 +43,6 @@ from benchmarks.summary import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import Contender, all_at_once, one_by_one
-from specdec.client import Client
 from specdec.models.store import print_progress, resolve
 from specdec.tokenizer import Tokenizer
 
@@ -117,10 +116,12 @@ def measure_precision(
     settings = EngineSettings(precision.dtype, precision.quantization)
     with (
         started_service(_MODEL, **service_settings(precision, options.stream_interval)) as service,
-        Client(service.address) as client,
         Worker(partial(EngineContender, settings=settings), directory) as engine,
     ):
-        contenders: dict[str, Contender] = {"engine": engine, "service": ServiceContender(client)}
+        contenders: dict[str, Contender] = {
+            "engine": engine,
+            "service": ServiceContender(service.address),
+        }
         warm_up(contenders, cases)
         measured = measure_rounds(contenders, cases, options.rounds, options.quiet_limit_s)
         steps: list[StepProfile] = [

@@ -26,7 +26,7 @@ from benchmarks.steered import STEERED, SteeredContender
 from benchmarks.summary import Row, print_rows, summarize
 from benchmarks.workloads import Contender, Workload
 from cluster.charts import LineChart, line_charts
-from specdec.client import AdminClient, Client, SpeculationChange
+from specdec.client import AdminClient, SpeculationChange
 from specdec.models.store import print_progress, resolve
 from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
@@ -129,10 +129,9 @@ def measure(prompts: Sequence[tuple[int, ...]], options: argparse.Namespace) -> 
         service = stack.enter_context(
             started_service(_MODEL, speculative_config=config, enable_prefix_caching=False)
         )
-        client = stack.enter_context(Client(service.address))
         admin = stack.enter_context(AdminClient(service.address))
         contenders: dict[str, Contender] = {
-            name: SteeredContender(client, admin, change)
+            name: SteeredContender(service.address, admin, change)
             for name, change in changes(_FIXED).items()
         }
         cases = make_cases(prompts, options.max_tokens, list(contenders))

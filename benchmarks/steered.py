@@ -6,7 +6,7 @@ import time
 
 from benchmarks.contenders import ServiceContender
 from benchmarks.workloads import Measurement, Workload
-from specdec.client import AdminClient, Client, SpeculationChange
+from specdec.client import AdminClient, SpeculationChange
 
 STEERED = "as steered"
 """The method of a workload whose requests leave the decision to the service."""
@@ -18,8 +18,8 @@ _POLL_S = 0.05
 class SteeredContender:
     """The service, with one change made before each workload: several of them can take turns."""
 
-    def __init__(self, client: Client, admin: AdminClient, change: SpeculationChange) -> None:
-        self._service = ServiceContender(client)
+    def __init__(self, address: str, admin: AdminClient, change: SpeculationChange) -> None:
+        self._service = ServiceContender(address)
         self._admin = admin
         self._change = change
 

@@ -1,15 +1,20 @@
-"""Many streams at once through a running service, over gRPC."""
+"""Many streams at once through a running service, over gRPC.
+
+They share an event loop: a thread for each would take more of the cores that the service needs.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from dataclasses import dataclass
+from typing import Any
 
 from tqdm import tqdm
 
-from specdec.client import Client
+from specdec.client import AsyncClient
 from specdec.sampling_params import SamplingParams, SpeculationMethod, SpeculationOptions
 from specdec.stats import SpeculationStats
 
@@ -41,23 +46,38 @@ def speculation_options(
 
 
 def stream_all(
-    client: Client, calls: Sequence[Call], num_streams: int, description: str = ""
+    address: str, calls: Sequence[Call], num_streams: int, description: str = ""
 ) -> list[Answer]:
     """The answers in the calls' order; shows progress if there is a description of it."""
-    with ThreadPoolExecutor(num_streams) as pool:
-        answers = pool.map(lambda call: _stream(client, call), calls)
-        shown = tqdm(answers, description, total=len(calls), disable=not description, leave=False)
-        return list(shown)
+    with tqdm(total=len(calls), desc=description, disable=not description, leave=False) as shown:
+        return asyncio.run(_stream_all(address, calls, num_streams, shown))
 
 
-def _stream(client: Client, call: Call) -> Answer:
+async def _stream_all(
+    address: str, calls: Sequence[Call], num_streams: int, shown: tqdm[Any]
+) -> list[Answer]:
+    is_free = asyncio.Semaphore(num_streams)
+
+    async def answer(client: AsyncClient, call: Call) -> Answer:
+        async with is_free:
+            found = await _stream(client, call)
+            shown.update()
+            return found
+
+    async with AsyncClient(address) as client, asyncio.TaskGroup() as group:
+        tasks = [group.create_task(answer(client, call)) for call in calls]
+    return [task.result() for task in tasks]
+
+
+async def _stream(client: AsyncClient, call: Call) -> Answer:
     started_at = time.perf_counter()
     token_ids: list[int] = []
     arrivals_s: list[float] = []
-    for chunk in client.generate_stream(call.prompt, call.params):
-        if chunk.token_ids:
-            token_ids.extend(chunk.token_ids)
-            arrivals_s.append(time.perf_counter() - started_at)
-        if chunk.usage is not None:
-            return Answer(tuple(token_ids), chunk.usage.speculation, tuple(arrivals_s))
+    async with aclosing(client.generate_stream(call.prompt, call.params)) as chunks:
+        async for chunk in chunks:
+            if chunk.token_ids:
+                token_ids.extend(chunk.token_ids)
+                arrivals_s.append(time.perf_counter() - started_at)
+            if chunk.usage is not None:
+                return Answer(tuple(token_ids), chunk.usage.speculation, tuple(arrivals_s))
     raise AssertionError("a stream ended without usage")

@@ -40,7 +40,6 @@ from benchmarks.throughput_report import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Workload, all_at_once, one_by_one
-from specdec.client import Client
 from specdec.models.store import print_progress, resolve
 from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
@@ -93,14 +92,13 @@ class _Field:
     transformers: PeerProcess
     engine: Worker
     service: ServiceProcess
-    client: Client
 
     @property
     def contenders(self) -> dict[str, Contender]:
         return {
             "transformers": self.transformers,
             "engine": self.engine,
-            "service": ServiceContender(self.client),
+            "service": ServiceContender(self.service.address),
         }
 
 
@@ -124,7 +122,6 @@ def _loaded(directory: Path) -> Iterator[_Field]:
                 Worker(partial(EngineContender, settings=settings), directory)
             ),
             service=service,
-            client=stack.enter_context(Client(service.address)),
         )
 
 

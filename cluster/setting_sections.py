@@ -29,6 +29,7 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
             "max_queue_len",
             "queue_timeout_s",
             "stream_interval",
+            "async_scheduling",
             "step_timeout_s",
         ),
         "Memory": (

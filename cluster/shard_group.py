@@ -147,10 +147,8 @@ class ShardGroup:
         self.receive()
 
     def send(self, frames: wire.Frames) -> None:
-        """Sends a step to every rank; its deadline runs from now."""
-        self._deadline_s = time.monotonic() + self._spec.step_timeout_s
-        if self._profile is not None and not self._profile.is_complete:
-            self._deadline_s += WRITING_S  # traces are written between steps
+        """Sends a step to every rank; its deadline runs from now, or from the answer before."""
+        self._set_deadline()
         self._send_to_all(frames)
 
     def receive(self) -> wire.Frames:
@@ -162,9 +160,15 @@ class ShardGroup:
             if time.monotonic() > self._deadline_s:
                 raise self._error(f"the {self._spec.name} did not answer in time")
         answer = self._early.popleft()
+        self._set_deadline()  # of the next one, if it was sent already
         if (reason := wire.error_in(answer.frames)) is not None:
             raise self._error(f"rank {answer.rank} of the {self._spec.name} failed: {reason}")
         return answer.frames
+
+    def _set_deadline(self) -> None:
+        self._deadline_s = time.monotonic() + self._spec.step_timeout_s
+        if self._profile is not None and not self._profile.is_complete:
+            self._deadline_s += WRITING_S  # traces are written between steps
 
     @property
     def has_answer(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from ray.util.placement_group import PlacementGroup
 
 from cluster import wire
@@ -20,15 +22,15 @@ class TargetGroup(ShardGroup):
         """Returns when every rank is warm; leaves nothing behind when one is not."""
         first_step = wire.encode_step(_NOTHING)
         super().__init__(spec, placement, TargetShard, TargetFailedError, first_step)
-        self._step_id = _NOTHING.step_id
+        self._step_ids: deque[int] = deque()  # of those that were not collected
 
     def begin(self, step: StepInput) -> None:
         """Sends a step to every rank."""
-        self._step_id = step.step_id
+        self._step_ids.append(step.step_id)
         self.send(wire.encode_step(step))
 
     def collect(self) -> VerifyOutput:
-        """Waits for rank 0's answer."""
+        """Waits for rank 0's answer to the first step that was begun and not collected."""
         output = wire.decode_output(self.receive())
-        assert output.step_id == self._step_id, "an answer to another step"
+        assert output.step_id == self._step_ids.popleft(), "an answer to another step"
         return output

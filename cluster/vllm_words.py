@@ -17,6 +17,7 @@ SAME = (
     *("model", "served_model_name", "dtype", "quantization", "device", "generation_config"),
     *("tensor_parallel_size", "gpu_memory_utilization", "block_size", "enable_prefix_caching"),
     *("max_model_len", "max_num_seqs", "max_num_batched_tokens", "stream_interval"),
+    "async_scheduling",
     *("speculative_config", "host", "otlp_traces_endpoint", "tool_call_parser"),
 )
 """Settings of the same meaning under the same name."""

@@ -49,6 +49,8 @@ class EngineConfig:
     enable_prefix_caching: whether KV of a prompt's beginning is used again for the next one.
     stream_interval: of how many new tokens of a choice is told at once, where a request does not
         say; the first and the last ones never wait.
+    async_scheduling: whether a step may be handed to the target before the one in flight is
+        collected, where nothing is drafted. Its target has to take two.
     """
 
     max_model_len: int
@@ -60,6 +62,7 @@ class EngineConfig:
     max_queue_len: int = 256
     enable_prefix_caching: bool = True
     stream_interval: int = 1
+    async_scheduling: bool = False
     speculation: SpeculativeConfig | None = None
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ Synchronous, single-threaded, without a clock or randomness of its own.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence as Many
 from dataclasses import replace
 
@@ -24,6 +25,7 @@ from specdec.proposers import DraftRequest, Proposal, Proposer, make_proposer
 from specdec.remaining_tokens import leaves_any
 from specdec.request_intake import RequestIntake
 from specdec.request_output import RequestOutput
+from specdec.run_ahead import rows_ahead
 from specdec.sampling_params import SpeculationMethod
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Choices, Lookahead, Request, Sequence, SequenceStatus
@@ -68,7 +70,8 @@ class Engine:
         self._length_rule = config.speculation.length_rule if config.speculation else None
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
-        self._in_flight: list[tuple[Sequence, StepRow]] = []
+        self._in_flight: deque[list[tuple[Sequence, StepRow]]] = deque()  # the steps, in order
+        self._may_run_ahead = False
         self._num_asked: dict[int, int] = {}  # draft tokens by sequence, of the step in flight
         self._drafters: dict[int, str] = {}  # methods by sequence, of the step in flight
         self._ledger = WorkerLedger(self._blocks)
@@ -103,6 +106,7 @@ class Engine:
         """Takes over what an operator wants, from the next step on. Needs a policy."""
         assert self._policy is not None, "an engine without a policy cannot be told"
         self._policy.update(control)
+        self._may_run_ahead = False  # the next step goes by the new control
         self._scheduler.heeds_requests = control.allow_request_override
         self._intake.allowed_verifiers = control.allowed_verifiers
 
@@ -119,7 +123,7 @@ class Engine:
         Every running sequence is computed again from its tokens; what was in flight is dropped.
         """
         self._target = target
-        self._in_flight = []
+        self._in_flight.clear()
         if self._policy is not None:
             self._policy.forget_step()
         for seq in self._scheduler.preempt_all():
@@ -140,11 +144,19 @@ class Engine:
     def step(self) -> list[RequestOutput]:
         """Collects and commits the step in flight, and begins the next before it returns.
 
-        So whoever delivers the outputs does it while the next forward pass runs.
+        So whoever delivers the outputs does it while the next forward pass runs. Where it can be
+        made beforehand, the next step is begun even before that in flight is collected.
         """
         self._counters.last_batch_size = 0
+        is_ahead = self._run_ahead()
         outputs = self._commit(self._target.collect()) if self._in_flight else []
         decision = self._decide()
+        self._may_run_ahead = self.config.async_scheduling and not decision.num_draft_tokens
+        if is_ahead:
+            self._scheduler.go_on()
+            if self._may_run_ahead:  # otherwise it is not as it has just been decided
+                self._tell_policy(self._in_flight[0])
+            return outputs
         rows = self._scheduler.schedule(decision)
         for seq in self._scheduler.preempted:
             self._forget(seq)
@@ -221,6 +233,19 @@ class Engine:
         self._proposer.begin(requests)
         return {proposal.seq_id: proposal for proposal in self._proposer.collect()}
 
+    def _run_ahead(self) -> bool:
+        """Begins the step behind the one in flight, where it is known; returns whether it was."""
+        if not (self._may_run_ahead and len(self._in_flight) == 1 and self._scheduler.is_closed):
+            return False
+        [in_flight] = self._in_flight
+        num_left = sum(seq.status is SequenceStatus.RUNNING for seq, _ in in_flight)
+        if num_left < self._scheduler.num_running:
+            return False  # some had no part in the step in flight, and may have one in the next
+        rows = rows_ahead(in_flight, self._blocks, self.config.max_model_len)
+        if rows:
+            self._send(rows)
+        return bool(rows)
+
     def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> list[RequestOutput]:
         """Has the target run `rows`; returns the ends of those whose grammar has got stuck."""
         begun: list[tuple[Sequence, StepRow]] = []
@@ -236,6 +261,7 @@ class Engine:
         begun = [(seq, row) for seq, row in begun if seq.status is SequenceStatus.RUNNING]
         if begun:
             self._send(begun)
+            self._tell_policy(begun)
         return failed
 
     def _send(self, rows: list[tuple[Sequence, StepRow]]) -> None:
@@ -248,15 +274,14 @@ class Engine:
             rows=tuple(row for _, row in rows),
         )
         self._counters.num_steps += 1
-        self._in_flight = rows
-        self._tell_policy(rows)
+        self._in_flight.append(rows)
         self._target.begin(step)
 
     def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
         results = {row.seq_id: row for row in verified.rows}
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         outputs = []
-        for seq, row in self._in_flight:
+        for seq, row in self._in_flight.popleft():
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
             result = results.get(seq.seq_id)
@@ -270,7 +295,6 @@ class Engine:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._counters.num_prefill_chunks += 1
                 self._publish(seq)
-        self._in_flight = []
         if self._policy is not None:
             self._policy.end_step()
         return outputs
@@ -369,7 +393,9 @@ class Engine:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
 
     def _drop_rejected(self, seq: Sequence) -> None:
-        """Gives back the blocks that only rejected drafts had needed."""
+        """Gives back the blocks that only rejected drafts had needed; a step ahead has none."""
+        if self._in_flight:
+            return
         self._blocks.truncate(seq.seq_id, seq.num_computed_tokens)
         self._ledger.truncate(seq.seq_id)
 

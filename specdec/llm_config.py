@@ -115,6 +115,12 @@ class LLMConfig:
         "New tokens of an answer that a message of a stream waits for, where a request does not "
         "say; the first and the last do not wait",
     )
+    async_scheduling: bool = setting(
+        True,
+        BOOLEAN,
+        "Whether the target has its next step at hand before the tokens of the one that runs are "
+        "known, while nothing is drafted; a token that ends its answer is then run on once in vain",
+    )
     kv_cache_memory_gib: float | None = setting(
         None,
         optional(POSITIVE),

@@ -89,12 +89,15 @@ def memory_plan(
         num_blocks = _divide_host(config, target, draft, free_bytes)
         _check_host(config, target, draft, num_blocks, free_bytes, available_bytes)
     return MemoryPlan(
-        _engine_config(config, target, num_blocks.target),
+        _engine_config(config, target, num_blocks.target, in_process=in_process),
         None if draft is None else _draft_limits(config, draft, num_blocks.draft),
     )
 
 
-def _engine_config(config: LLMConfig, pool: _Pool, num_blocks: int) -> EngineConfig:
+def _engine_config(
+    config: LLMConfig, pool: _Pool, num_blocks: int, *, in_process: bool
+) -> EngineConfig:
+    """In the caller's process nothing runs beside the engine that would wait for it."""
     return EngineConfig(
         max_model_len=pool.max_model_len,
         num_blocks=num_blocks,
@@ -105,6 +108,7 @@ def _engine_config(config: LLMConfig, pool: _Pool, num_blocks: int) -> EngineCon
         max_queue_len=config.max_queue_len,
         enable_prefix_caching=config.enable_prefix_caching,
         stream_interval=config.stream_interval,
+        async_scheduling=config.async_scheduling and not in_process,
         speculation=config.speculative_config,
     )
 

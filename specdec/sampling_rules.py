@@ -66,10 +66,14 @@ class SamplingRules:
     scale_draft_temperature: bool = False
 
     @cached_property
+    def is_greedy(self) -> bool:
+        """Whether the best tokens decide everything: the lossless verifiers are then all one."""
+        return self.temperature == 0 and self.verifier.name not in LOSSY_VERIFIERS
+
+    @cached_property
     def acting_verifier(self) -> VerifierName:
-        """What judges the drafts: at temperature 0 the lossless verifiers are all the same one."""
-        is_greedy = self.temperature == 0 and self.verifier.name not in LOSSY_VERIFIERS
-        return "coupled" if is_greedy else self.verifier.name
+        """What judges the drafts."""
+        return "coupled" if self.is_greedy else self.verifier.name
 
     @cached_property
     def needs_draft_probs(self) -> bool:

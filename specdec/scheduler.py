@@ -174,6 +174,16 @@ class Scheduler:
         return list(self._rows.values())
 
     @property
+    def is_closed(self) -> bool:
+        """Whether nobody could join the batch before somebody leaves it."""
+        return not self._waiting or len(self._running) >= self._config.max_num_seqs
+
+    def go_on(self) -> None:
+        """In place of `schedule`, where a step goes on with those that run."""
+        self._preempted = []
+        self._begun = []
+
+    @property
     def preempted(self) -> list[Sequence]:
         """The sequences that lost their blocks in the last `schedule`."""
         return self._preempted

@@ -57,12 +57,17 @@ class DraftProbs:
         return DraftProbs(self.token_ids[drafts], self.probs[drafts])
 
 
+PENDING_TOKEN = -1
+"""Stands for the token that the step before this one yields, which the worker knows first."""
+
+
 @dataclass(frozen=True)
 class StepRow:
     """The tokens of one sequence in this step: known ones first, then `num_draft_tokens` drafts.
 
     The first token's position is `num_computed_tokens`. A row that does not sample is a prefill
-    chunk with more of its prompt to come.
+    chunk with more of its prompt to come. The only token of a row without guesses may be
+    PENDING_TOKEN.
 
     num_lookahead_tokens: guesses behind the drafts, which are run to see what the target says after
         them and are never verified.

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 
@@ -16,7 +18,8 @@ Observe = Callable[[float], None]
 class TimedTarget:
     """A target whose steps are observed, in seconds from `begin` to the end of `collect`.
 
-    A step that is lost is not.
+    A step that was begun while another ran is observed from the end of that one. One that is lost
+    is not.
     """
 
     def __init__(
@@ -25,17 +28,20 @@ class TimedTarget:
         self._target = target
         self._observe = observe
         self._clock = clock
-        self._began_at_s = 0.0
+        self._began_at_s: deque[float] = deque()
+        self._ended_at_s = -math.inf
 
     def begin(self, step: StepInput) -> None:
         """Hands over a step."""
-        self._began_at_s = self._clock()
+        self._began_at_s.append(self._clock())
         self._target.begin(step)
 
     def collect(self) -> VerifyOutput:
-        """Waits for the step begun last."""
+        """Waits for the first step that was begun and not collected."""
+        began_at_s = max(self._began_at_s.popleft(), self._ended_at_s)
         output = self._target.collect()
-        self._observe(self._clock() - self._began_at_s)
+        self._ended_at_s = self._clock()
+        self._observe(self._ended_at_s - began_at_s)
         return output
 
 

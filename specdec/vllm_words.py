@@ -76,7 +76,6 @@ _TEXT_ONLY = "left out: the models read text only"
 
 NOT_HERE: Mapping[str, str] = MappingProxyType(
     {
-        "async_scheduling": "left out: there is one scheduler",
         "attention_backend": "given as kernels",
         "calculate_kv_scales": "left out: the KV cache is held in dtype",
         "chat_template": "left out: the model's own template is used",

@@ -8,13 +8,13 @@ from specdec.step import DraftOutput, DraftStep, StepInput, VerifyOutput
 
 
 class Target(Protocol):
-    """Scores and verifies steps, one in flight at a time. Raises TargetFailedError when lost."""
+    """Scores and verifies steps in order. Raises TargetFailedError when lost."""
 
     def begin(self, step: StepInput) -> None:
-        """Hands over a step; may return before it has run."""
+        """Hands over a step; may return before it has run, or the one before it."""
 
     def collect(self) -> VerifyOutput:
-        """Waits for the step begun last."""
+        """Waits for the first step that was begun and not collected."""
 
 
 class DraftWorker(Protocol):

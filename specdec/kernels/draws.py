@@ -33,8 +33,6 @@ DRAW = np.dtype(
 )
 """How a row is drawn from; the struct `Draw` of native/draws.cpp."""
 
-_PEAK = np.dtype([("value", np.float32), ("token", np.int32), ("is_broken", np.int32)])
-
 Draws = NDArray[np.void]
 """Some of DRAW."""
 
@@ -52,6 +50,11 @@ class Peaks:
 
     def __len__(self) -> int:
         return len(self.values)
+
+    @property
+    def is_bad(self) -> Tensor:
+        """Whether no token can be drawn from a row: it is broken, or all -inf; [num_rows] bool."""
+        return self.is_broken | self.values.isneginf()
 
     def take(self, rows: Tensor) -> Peaks:
         """Of some rows; rows: int64."""
@@ -77,15 +80,22 @@ def row_peaks(logits: Tensor) -> Peaks:
         return torch_row_peaks(logits)
     logits, is_bfloat16 = _readable(logits)
     num_rows, num_tokens = logits.shape
-    peaks = np.empty(num_rows, dtype=_PEAK)
+    peaks = Peaks(
+        torch.empty(num_rows, dtype=torch.float32, device=logits.device),
+        torch.empty(num_rows, dtype=torch.int64, device=logits.device),
+        torch.empty(num_rows, dtype=torch.bool, device=logits.device),
+    )
     library.specdec_peaks(
-        logits.data_ptr(), is_bfloat16, num_rows, logits.stride(0), num_tokens, peaks.ctypes.data
+        logits.data_ptr(),
+        is_bfloat16,
+        num_rows,
+        logits.stride(0),
+        num_tokens,
+        peaks.values.data_ptr(),
+        peaks.token_ids.data_ptr(),
+        peaks.is_broken.data_ptr(),
     )
-    return Peaks(
-        torch.from_numpy(np.ascontiguousarray(peaks["value"])),
-        torch.from_numpy(peaks["token"].astype(np.int64)),
-        torch.from_numpy(peaks["is_broken"].astype(np.bool_)),
-    )
+    return peaks
 
 
 def torch_row_peaks(logits: Tensor) -> Peaks:
@@ -139,7 +149,8 @@ def _library() -> Any:
     library = native_library()
     if library is not None:
         address, flag, count = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        library.specdec_peaks.argtypes = [address, flag, count, count, count, address]
+        matrix = [address, flag, count, count, count]
+        library.specdec_peaks.argtypes = [*matrix, address, address, address]
         library.specdec_peaks.restype = None
         library.specdec_draw.argtypes = [address, flag, count, count, address, count, address]
         library.specdec_draw.restype = None

@@ -52,6 +52,7 @@ class LLMArguments(TypedDict, total=False):
     block_size: int
     enable_prefix_caching: bool
     stream_interval: int
+    async_scheduling: bool
     kv_cache_memory_bytes: int | None
     kv_cache_memory_gib: float | None
     tokenizer: str | None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from specdec.runner.draft_runner import DraftRunner
 from specdec.runner.model_runner import ModelRunner
 from specdec.step import DraftOutput, DraftStep, StepInput, VerifyOutput
@@ -12,17 +14,15 @@ class LocalTarget:
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
-        self._step: StepInput | None = None
+        self._steps: deque[StepInput] = deque()
 
     def begin(self, step: StepInput) -> None:
         """Keeps the step for `collect`."""
-        self._step = step
+        self._steps.append(step)
 
     def collect(self) -> VerifyOutput:
         """Runs the step."""
-        assert self._step is not None, "collect without begin"
-        step, self._step = self._step, None
-        return self._runner.execute(step)
+        return self._runner.execute(self._steps.popleft())
 
 
 class LocalDraftWorker:

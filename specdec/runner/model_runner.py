@@ -16,7 +16,7 @@ from specdec.runner.logprobs import KeptLogits, LogprobReader
 from specdec.runner.lookahead import places_of_guesses, places_to_verify
 from specdec.runner.runner import Runner
 from specdec.runner.sequences import TokensToCome
-from specdec.sampling import SamplingBatch, bad_rows, sample
+from specdec.sampling import SamplingBatch, sample, whole_peaks
 from specdec.sampling_params import VerifierName
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
@@ -28,7 +28,7 @@ from specdec.step import (
     VerifiedRow,
     VerifyOutput,
 )
-from specdec.verification import VERIFY, Draft, DraftBatch, VerifiedTokens
+from specdec.verification import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 
 
 class ModelRunner(Runner):
@@ -40,11 +40,12 @@ class ModelRunner(Runner):
         self._sequences.update(step)
         if not step.rows:
             return VerifyOutput(step.step_id, ())
-        self._sequences.follow(step.rows)
-        hidden = self.model(self._sequences.model_input(step.rows), self.kv_cache)
-        prompt_logprobs = tuple(self._prompt_logprobs(step.rows, hidden))
-        rows = (*self._verify(step.rows, hidden), *_broken_chunks(step.rows, hidden))
-        return VerifyOutput(step.step_id, rows, prompt_logprobs)
+        rows = self._sequences.settled(step.rows)
+        self._sequences.follow(rows)
+        hidden = self.model(self._sequences.model_input(rows), self.kv_cache)
+        prompt_logprobs = tuple(self._prompt_logprobs(rows, hidden))
+        verified = (*self._verify(rows, hidden), *_broken_chunks(rows, hidden))
+        return VerifyOutput(step.step_id, verified, prompt_logprobs)
 
     def warm_up(self, num_tokens: int) -> None:
         """Runs one prefill of `num_tokens` and one decode, so that the first request is not slow.
@@ -77,8 +78,17 @@ class ModelRunner(Runner):
         logits = edits.apply(logits)
         if edits.rows:
             peaks = peaks.with_rows(edits.rows, row_peaks(logits[edits.rows]))
-        is_bad: list[bool] = bad_rows(is_broken, peaks.values, self.group).tolist()
-        verified = self._report(rows, self._verified(rows, logits, peaks), is_bad, kept)
+        # The model's own logits tell whether it went wrong, even where the rules forbid a token.
+        whole = whole_peaks(
+            replace(peaks, is_broken=is_broken), self.group, self.model.vocab_slice.start
+        )
+        if all(each.is_greedy for each in rules):
+            came: Many[tuple[int, ...]] = verify_greedy(
+                whole.token_ids.tolist(), [row.drafts for row in rows]
+            )
+        else:
+            came = self._verified(rows, logits, peaks)
+        verified = self._report(rows, came, whole.is_bad.tolist(), kept)
         if not seen_ahead:
             return verified
         return [

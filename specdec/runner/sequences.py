@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -12,7 +12,13 @@ from specdec.kernels.draws import DRAW, Peaks
 from specdec.model_input import Chunk, Indices, ModelInput
 from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory
 from specdec.sampling_rules import SamplingRules
-from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.step import (
+    PENDING_TOKEN,
+    BlockTableDelta,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+)
 
 
 @dataclass
@@ -21,6 +27,7 @@ class SequenceState:
 
     draw: how its tokens are drawn, one of DRAW but for the position.
     history: its tokens, where its rules go by them; otherwise the worker does not know them.
+    last_token: of its output, as far as the worker has seen it.
     """
 
     admission: SequenceAdmission
@@ -28,6 +35,7 @@ class SequenceState:
     draw: bytes
     history: TokenHistory | None
     block_table: Indices = field(default_factory=lambda: np.empty(0, np.int32))
+    last_token: int = 0
 
     @classmethod
     def of(cls, admission: SequenceAdmission, tokens: range) -> SequenceState:
@@ -87,6 +95,17 @@ class SequenceTable:
         for delta in step.block_table_deltas:
             self._states[delta.seq_id].apply(delta)
 
+    def settled(self, rows: Many[StepRow]) -> Many[StepRow]:
+        """The rows with the tokens that were pending when the step was made."""
+        if not any(row.token_ids[0] == PENDING_TOKEN for row in rows):
+            return rows
+        return [
+            replace(row, token_ids=(self._states[row.seq_id].last_token,))
+            if row.token_ids[0] == PENDING_TOKEN
+            else row
+            for row in rows
+        ]
+
     def follow(self, rows: Many[StepRow]) -> None:
         """Takes note of the tokens of `rows` that are known, and not drafts, where rules need it.
 
@@ -99,9 +118,11 @@ class SequenceTable:
 
     def extend(self, seq_id: int, token_ids: Many[int]) -> None:
         """Takes note of output that comes behind what is known: the next row repeats the last."""
-        history = self._states[seq_id].history
-        if history is not None:
-            history.extend(token_ids)
+        state = self._states[seq_id]
+        if token_ids:
+            state.last_token = token_ids[-1]
+        if state.history is not None:
+            state.history.extend(token_ids)
 
     def rules(self, seq_id: int) -> SamplingRules:
         """How the tokens of a sequence are drawn."""

@@ -1,6 +1,5 @@
 """Which token a row of logits is defined to be, over a vocabulary that is split by rank."""
 
-from specdec.sampling.bad_rows import bad_rows
 from specdec.sampling.distribution import (
     Distribution,
     ListedTokens,
@@ -14,6 +13,7 @@ from specdec.sampling.noise import NoiseKeys, Stream, uniforms
 from specdec.sampling.sampler import SamplingBatch, sample
 from specdec.sampling.shaping import LogitEdits, Shaping, apply_token_masks
 from specdec.sampling.token_history import TokenHistory
+from specdec.sampling.whole_peaks import whole_peaks
 
 __all__ = [
     "Distribution",
@@ -27,10 +27,10 @@ __all__ = [
     "TokenWeights",
     "VocabShard",
     "apply_token_masks",
-    "bad_rows",
     "highest_probs",
     "sample",
     "scale_by_confidence",
     "token_logprobs",
     "uniforms",
+    "whole_peaks",
 ]

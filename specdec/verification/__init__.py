@@ -10,6 +10,7 @@ from specdec.sampling_params import VerifierName
 from specdec.verification.block import verify_block
 from specdec.verification.coupled import verify_coupled
 from specdec.verification.drafts import Draft, DraftBatch, VerifiedTokens
+from specdec.verification.greedy import verify_greedy
 from specdec.verification.rejection import verify_rejection
 from specdec.verification.threshold import verify_threshold
 from specdec.verification.typical import verify_typical
@@ -35,6 +36,7 @@ __all__ = [
     "Verify",
     "verify_block",
     "verify_coupled",
+    "verify_greedy",
     "verify_rejection",
     "verify_threshold",
     "verify_typical",

@@ -6,18 +6,32 @@
 namespace specdec::draws {
 namespace {
 
+// Where the peaks of all rows go, [num_rows] each.
+struct Columns {
+  float* values;
+  int64_t* tokens;
+  bool* is_broken;
+};
+
 template <typename T>
-void peaks(const T* logits, int64_t num_rows, int64_t stride, int64_t num_tokens, Peak* out) {
+void peaks(const T* logits, int64_t num_rows, int64_t stride, int64_t num_tokens, Columns out) {
 #pragma omp parallel for if (num_rows > 1)
-  for (int64_t row = 0; row < num_rows; ++row) out[row] = peak_of(logits + row * stride, num_tokens);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    const Peak peak = peak_of(logits + row * stride, num_tokens);
+    out.values[row] = peak.value;
+    out.tokens[row] = peak.token;
+    out.is_broken[row] = peak.is_broken != 0;
+  }
 }
 
 }  // namespace
 
 // logits: [num_rows, num_tokens] with the rows `stride` apart, float32 or bfloat16. The best token
-// of each, to out [num_rows].
+// of each, its logit, and whether the row is broken go to arrays [num_rows].
 SPECDEC_EXPORT void specdec_peaks(const void* logits, int32_t is_bfloat16, int64_t num_rows,
-                                  int64_t stride, int64_t num_tokens, Peak* out) {
+                                  int64_t stride, int64_t num_tokens, float* values,
+                                  int64_t* tokens, bool* is_broken) {
+  const Columns out = {values, tokens, is_broken};
   if (is_bfloat16) {
     peaks(static_cast<const uint16_t*>(logits), num_rows, stride, num_tokens, out);
   } else {

@@ -10,6 +10,7 @@ import pytest
 
 from specdec import AsyncLLM, SamplingParams
 from specdec.errors import InvalidValueError, NotReadyError, TargetFailedError
+from specdec.runner import LocalTarget
 from tests.specdec.llm.models import arguments, metrics_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -196,7 +197,7 @@ def test_another_event_loop_waits_for_models_that_are_being_started_again(
 
         def start_again():
             assert go_on.wait(timeout=30)
-            return executor.target
+            return LocalTarget(executor.target._runner)
 
         monkeypatch.setattr(executor, "remake_target", start_again)
         with monkeypatch.context() as patch:
