@@ -1,8 +1,8 @@
 """Measures what speculation costs that an operator has switched off.
 
 One service drafts with a draft model and is switched off; its draft worker stays alive. Another was
-started without speculation. They take turns, at several numbers of streams, each begun when another
-ends. Half of the rounds go by, then both are started again in the other order: where the memory of
+started without speculation. They take turns, at several numbers of streams, the fewer the more
+often, each begun when another ends. Half of the rounds go by, then both are started again in the other order: where the memory of
 a service happens to lie makes a percent or two.
 
     python -m benchmarks.off_cost [--rounds 10] [--output FILE]
@@ -35,7 +35,8 @@ from specdec.models.store import print_progress, resolve
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
-_NUM_STREAMS = (1, 8, 32)
+_PAIRS_A_ROUND = {1: 4, 8: 2, 32: 1}
+"""By the number of streams: with few of them a measurement is short, and scatters more."""
 _MOST_PROMPTS = 48
 _TURNS = 2  # requests that each stream has, one after the other
 _LEAST_MEDIAN, _LEAST_BOUND = 0.98, 0.95
@@ -76,7 +77,7 @@ class OffReport:
 def make_cases(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case]:
     """Both services at each number of streams; a stream asks twice."""
     cases = []
-    for count in _NUM_STREAMS:
+    for count in _PAIRS_A_ROUND:
         asked = tuple(prompts[index % len(prompts)] for index in range(_TURNS * count))
         for contender, method in ((OFF, STEERED), (WITHOUT, NO_METHOD)):
             workload = Workload(asked, max_tokens, method, count)
@@ -87,7 +88,7 @@ def make_cases(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case
 def shares(measured: Measured) -> tuple[Share, ...]:
     """A ratio for each round, at each number of streams."""
     found = []
-    for count in _NUM_STREAMS:
+    for count in _PAIRS_A_ROUND:
         pairs = zip(measured[f"{OFF} {count}"], measured[f"{WITHOUT} {count}"], strict=True)
         ratios = tuple(off.tokens_per_s / without.tokens_per_s for off, without in pairs)
         found.append(Share(count, float(np.median(ratios)), lower_bound(ratios), ratios))
@@ -148,7 +149,11 @@ def measure_pair(
             name: ServiceContender(address) for name, address in addresses.items()
         }
         warm_up(contenders, cases)
-        return measure_rounds(contenders, cases, num_rounds, quiet_limit_s)
+        measured: dict[str, list[Measurement]] = {}
+        for count, num_pairs in _PAIRS_A_ROUND.items():
+            own = [case for case in cases if case.workloads[0].num_open == count]
+            measured |= measure_rounds(contenders, own, num_pairs * num_rounds, quiet_limit_s)
+        return measured
 
 
 def _wait_for_draft_worker(admin: AdminClient) -> None:

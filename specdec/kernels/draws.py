@@ -149,8 +149,10 @@ def _library() -> Any:
     library = native_library()
     if library is not None:
         address, flag, count = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        matrix = [address, flag, count, count, count]
-        library.specdec_peaks.argtypes = [*matrix, address, address, address]
+        library.specdec_peaks.argtypes = [
+            *(address, flag, count, count, count),
+            *(address, address, address),
+        ]
         library.specdec_peaks.restype = None
         library.specdec_draw.argtypes = [address, flag, count, count, address, count, address]
         library.specdec_draw.restype = None
