@@ -1,9 +1,10 @@
 """Measures what speculation costs that an operator has switched off.
 
 One service drafts with a draft model and is switched off; its draft worker stays alive. Another was
-started without speculation. They take turns, at several numbers of streams, the fewer the more
-often, each begun when another ends. Half of the rounds go by, then both are started again in the other order: where the memory of
-a service happens to lie makes a percent or two.
+started without speculation. They take turns, at several numbers of streams, each begun when another
+ends; at few streams, where a measurement is short and scatters more, they do so more often. Half of
+the rounds go by, then both are started again in the other order: where the memory of a service
+happens to lie makes a percent or two.
 
     python -m benchmarks.off_cost [--rounds 10] [--output FILE]
 """
@@ -35,8 +36,7 @@ from specdec.models.store import print_progress, resolve
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
-_PAIRS_A_ROUND = {1: 4, 8: 2, 32: 1}
-"""By the number of streams: with few of them a measurement is short, and scatters more."""
+_PAIRS_A_ROUND = {1: 4, 8: 2, 32: 1}  # by the number of streams
 _MOST_PROMPTS = 48
 _TURNS = 2  # requests that each stream has, one after the other
 _LEAST_MEDIAN, _LEAST_BOUND = 0.98, 0.95
@@ -151,8 +151,8 @@ def measure_pair(
         warm_up(contenders, cases)
         measured: dict[str, list[Measurement]] = {}
         for count, num_pairs in _PAIRS_A_ROUND.items():
-            own = [case for case in cases if case.workloads[0].num_open == count]
-            measured |= measure_rounds(contenders, own, num_pairs * num_rounds, quiet_limit_s)
+            turns = [case for case in cases if case.workloads[0].num_open == count]
+            measured |= measure_rounds(contenders, turns, num_pairs * num_rounds, quiet_limit_s)
         return measured
 
 
