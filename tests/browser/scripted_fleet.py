@@ -51,6 +51,7 @@ class ScriptedReplica:
     requests_per_s: float = 0.0
     num_decoding: int = 0
     is_ready: bool = True
+    is_draft_worker_up: bool | None = True
     state: SpeculationState | None = None
     counts: Counts = field(default_factory=Counts)
     changes: list[DecisionNews] = field(default_factory=list)
@@ -94,6 +95,7 @@ class ScriptedReplica:
             decision_changes=tuple(self.changes),
             counts=self.counts,
             estimated_speedup=(1.0 + 0.2 * self.num_chosen_tokens) if self.num_decoding else None,
+            is_draft_worker_up=self.is_draft_worker_up,
         )
 
     def _count(self) -> None:

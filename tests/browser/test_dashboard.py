@@ -357,3 +357,13 @@ def test_whether_requests_may_choose_is_set_too(fleet, visit):
         page.get_by_role("button", name="Apply").click()
         expect_text(page.locator("#steer-version"), "Version 1")
     assert not fleet.run(fleet.plane.speculation()).in_force.allow_request_override
+
+
+def test_a_replica_tells_what_it_lacks(fleet, visit):
+    with visit(fleet.url) as opened:
+        states = opened.page.locator("#replicas .health")
+        expect_text(states.first, "^ready$")
+        fleet.replicas[0].is_draft_worker_up = False
+        expect_text(states.first, "^draft worker away$")
+        fleet.replicas[0].is_ready = False
+        expect_text(states.first, "^the model is starting again$")

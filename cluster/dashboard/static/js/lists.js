@@ -111,6 +111,8 @@ function health(report, age) {
     [kind, text, path] = ["warn", `silent for ${duration(age)}`, "M6 2v5M6 9v1"];
   } else if (!report.is_ready) {
     [kind, text, path] = ["bad", report.reason || "not ready", "M3 3l6 6M9 3l-6 6"];
+  } else if (report.is_draft_worker_up === false) {
+    [kind, text, path] = ["warn", "draft worker away", "M6 2v5M6 9v1"];
   }
   const mark = makeSvg("path", { d: path, fill: "none", stroke: "currentColor", "stroke-width": 2 });
   const icon = makeSvg("svg", { viewBox: "0 0 12 12", "aria-hidden": "true" }, mark);
