@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.methods import NUM_SPECULATIVE_TOKENS, make_method
-from benchmarks.streams import Call, stream_all
+from benchmarks.streams import Call, timed_streams
 from benchmarks.timed_runner import TimedRunner
 from benchmarks.workloads import NO_METHOD, Measurement, StreamRecord, Workload
 from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
@@ -225,10 +225,9 @@ class ServiceContender:
         """Runs a workload."""
         params = greedy_params(workload)
         calls = [Call(prompt, params) for prompt in workload.prompts]
-        started_at = time.perf_counter()
-        answers = stream_all(self._address, calls, workload.num_open)
+        seconds, answers = timed_streams(self._address, calls, workload.num_open)
         return Measurement(
-            seconds=time.perf_counter() - started_at,
+            seconds=seconds,
             streams=tuple(StreamRecord(each.token_ids, each.arrivals_s) for each in answers),
             mean_acceptance_length=statistics.fmean(
                 answer.speculation.mean_acceptance_length for answer in answers

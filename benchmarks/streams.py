@@ -49,13 +49,20 @@ def stream_all(
     address: str, calls: Sequence[Call], num_streams: int, description: str = ""
 ) -> list[Answer]:
     """The answers in the calls' order; shows progress if there is a description of it."""
+    return timed_streams(address, calls, num_streams, description)[1]
+
+
+def timed_streams(
+    address: str, calls: Sequence[Call], num_streams: int, description: str = ""
+) -> tuple[float, list[Answer]]:
+    """The same, and the seconds of all of them together, without those of connecting."""
     with tqdm(total=len(calls), desc=description, disable=not description, leave=False) as shown:
-        return asyncio.run(_stream_all(address, calls, num_streams, shown))
+        return asyncio.run(_timed_streams(address, calls, num_streams, shown))
 
 
-async def _stream_all(
+async def _timed_streams(
     address: str, calls: Sequence[Call], num_streams: int, shown: tqdm[Any]
-) -> list[Answer]:
+) -> tuple[float, list[Answer]]:
     is_free = asyncio.Semaphore(num_streams)
 
     async def answer(client: AsyncClient, call: Call) -> Answer:
@@ -64,9 +71,13 @@ async def _stream_all(
             shown.update()
             return found
 
-    async with AsyncClient(address) as client, asyncio.TaskGroup() as group:
-        tasks = [group.create_task(answer(client, call)) for call in calls]
-    return [task.result() for task in tasks]
+    async with AsyncClient(address) as client:
+        await client.model_info()  # connects
+        started_at = time.perf_counter()
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(answer(client, call)) for call in calls]
+        seconds = time.perf_counter() - started_at
+    return seconds, [task.result() for task in tasks]
 
 
 async def _stream(client: AsyncClient, call: Call) -> Answer:

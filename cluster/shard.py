@@ -57,6 +57,7 @@ class _Shard(ABC):
         logs.configure(spec.logs)
         self._spec = spec
         self._listener: Listener | None = None
+        self._has_failed = False  # so that what follows would not be what its peers run
 
     def node_address(self) -> str:
         """The address of this rank's node, to choose a transport by."""
@@ -75,7 +76,8 @@ class _Shard(ABC):
     def run(self) -> None:
         """Joins the group, loads, warms up, and serves steps until the stop message.
 
-        Rank 0 answers; any rank reports its errors and profiles. All in one thread: OpenMP keeps a
+        Rank 0 answers; any rank reports its errors and profiles, and runs nothing behind a step
+        that failed: the group is ended as a whole. All in one thread: OpenMP keeps a
         pool for each thread that asks for work, and lets pools beyond the cores wait asleep.
         """
         assert self._listener is not None, "run before bind"
@@ -83,7 +85,8 @@ class _Shard(ABC):
             socket = self._listener.accept()
             rank = self._load()
             while (frames := socket.receive()) != wire.STOP:
-                self._run_step(rank, frames, socket)
+                if not self._has_failed:
+                    self._run_step(rank, frames, socket)
         except PeerGoneError:
             logger.info("rank %d ends: its Router has", self._spec.rank)
         finally:
@@ -97,6 +100,7 @@ class _Shard(ABC):
         except PeerGoneError:
             raise
         except Exception as error:
+            self._has_failed = True
             logger.exception("rank %d failed in a step", self._spec.rank)
             socket.send(wire.encode_error(f"{type(error).__name__}: {error}"))
 

@@ -31,6 +31,6 @@ class TargetGroup(ShardGroup):
 
     def collect(self) -> VerifyOutput:
         """Waits for rank 0's answer to the first step that was begun and not collected."""
-        output = wire.decode_output(self.receive())
-        assert output.step_id == self._step_ids.popleft(), "an answer to another step"
+        step_id, output = self._step_ids.popleft(), wire.decode_output(self.receive())
+        assert output.step_id == step_id, "an answer to another step"
         return output

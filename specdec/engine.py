@@ -154,7 +154,8 @@ class Engine:
         self._may_run_ahead = self.config.async_scheduling and not decision.num_draft_tokens
         if is_ahead:
             self._scheduler.go_on()
-            if self._may_run_ahead:  # otherwise it is not as it has just been decided
+            # Otherwise it is not as was just decided, or runs in vain.
+            if self._may_run_ahead and self._scheduler.num_decoding:
                 self._tell_policy(self._in_flight[0])
             return outputs
         rows = self._scheduler.schedule(decision)
@@ -242,9 +243,10 @@ class Engine:
         if num_left < self._scheduler.num_running:
             return False  # some had no part in the step in flight, and may have one in the next
         rows = rows_ahead(in_flight, self._blocks, self.config.max_model_len)
-        if rows:
-            self._send(rows)
-        return bool(rows)
+        if not rows or (self._scheduler.num_waiting and len(rows) < num_left):
+            return False  # whoever waits takes the place of who ends
+        self._send(rows)
+        return True
 
     def _begin(self, rows: Many[ScheduledRow], drafts: dict[int, Proposal]) -> list[RequestOutput]:
         """Has the target run `rows`; returns the ends of those whose grammar has got stuck."""

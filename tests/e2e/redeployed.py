@@ -64,12 +64,16 @@ class Streams:
         return "complete"
 
 
+def ignore(line):
+    """No progress is shown."""
+
+
 def change(config):
     """The ends of streams while a replica goes, and while the other is replaced."""
     memory_bytes = memory_per_replica(config)
     ends = {}
-    with running_service(config, lambda line: None):
-        found = FoundByDriver(resolve_models(config), memory_bytes, config.most_replicas)
+    with running_service(config, ignore):
+        found = FoundByDriver(resolve_models(config, ignore), memory_bytes, config.most_replicas)
         one = replace(config, num_replicas=1)
         for name, after in (("fewer", one), ("changed", replace(one, max_num_seqs=32))):
             with Streams(f"127.0.0.1:{config.grpc_port}") as streams:

@@ -7,11 +7,31 @@ from dataclasses import replace
 import pytest
 
 from specdec.errors import TargetFailedError
+from specdec.goodput import GoodputChooser
+from specdec.model_config import ModelConfig
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, load_runner
+from specdec.sampling_params import StructuredOutput
 from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.step_costs import CostTable, StepCosts
+from specdec.structured_output import GrammarCompiler
+from specdec.tokenizer import Tokenizer
+from tests.clock import Clock
 from tests.specdec.engines import Transcript, engine_config, make_engine, request, run
 from tests.specdec.fakes import run_ranks
+
+
+class SpiedChooser(GoodputChooser):
+    """Keeps the seconds of the steps that it is told of."""
+
+    def __init__(self):
+        super().__init__(StepCosts(CostTable((1,), (0, 3), ((1.0, 2.0),))))
+        self.seconds = []
+
+    def observe_step(self, num_decoding, num_draft_tokens, seconds, now_s):
+        self.seconds.append(seconds)
+        super().observe_step(num_decoding, num_draft_tokens, seconds, now_s)
+
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [5] * 21, [3, 1, 4, 1, 5, 9, 2, 6])
 
@@ -104,8 +124,11 @@ def test_the_same_is_said(tiny_model_dir, changes):
 def test_every_rank_knows_the_pending_tokens(tiny_model_dir, num_ranks):
     def of_rank(is_async):
         def outcome(group):
-            engine, _ = engine_on(tiny_model_dir, engine_config(async_scheduling=is_async), group)
-            return answers(engine, varied_requests())
+            config = engine_config(async_scheduling=is_async)
+            engine, target = engine_on(tiny_model_dir, config, group)
+            said = answers(engine, varied_requests())
+            assert (target.num_ahead > 10) == is_async
+            return said
 
         return outcome
 
@@ -162,10 +185,67 @@ def test_nothing_is_ahead_of_who_waits_to_join(tiny_model_dir):
     assert (len(joined.rows), is_ahead) == (2, False)
 
 
-def test_nothing_is_ahead_of_drafts_or_a_grammar(tiny_model_dir):
+def test_nothing_is_ahead_of_drafts(tiny_model_dir):
     engine, target = engine_on(tiny_model_dir, engine_config(3, async_scheduling=True))
     run(engine, [request("a", PROMPTS[2])])
     assert target.num_ahead == 0
+
+
+def test_nothing_is_ahead_of_a_grammar(tiny_model_dir):
+    model = ModelConfig.from_directory(tiny_model_dir)
+    compiler = GrammarCompiler(Tokenizer(tiny_model_dir), model.vocab_size, model.eos_token_ids)
+    spec = StructuredOutput(regex="[a-z]{8,20}")
+    held = request("held", PROMPTS[0], structured_output=spec, max_tokens=40)
+    engine, target = engine_on(tiny_model_dir, engine_config(async_scheduling=True))
+    for each in (replace(held, grammar=compiler.compile(spec)), request("free", PROMPTS[1])):
+        engine.add(each)
+    engine.step()
+    while engine.stats().num_running == 2:
+        engine.step()
+        assert target.num_ahead == 0
+    run_on(engine, defaultdict(Transcript))
+    assert target.num_ahead > 0
+
+
+def test_who_waits_takes_a_seat_as_soon_as_before(tiny_model_dir):
+    num_steps = {}
+    for is_async in (False, True):
+        config = engine_config(max_num_seqs=2, async_scheduling=is_async)
+        engine, target = engine_on(tiny_model_dir, config)
+        lengths = (5, 9, 6, 7, 3)
+        answers(engine, [request(f"r{i}", [i, 7], max_tokens=n) for i, n in enumerate(lengths)])
+        assert (target.num_ahead > 5) == is_async
+        num_steps[is_async] = len(target.steps)
+    assert num_steps[True] == num_steps[False]
+
+
+def test_steps_are_decided_and_timed_as_before(tiny_model_dir):
+    """A step in vain is neither."""
+    found = {}
+    for is_async in (False, True):
+        clock = Clock()
+        chooser = SpiedChooser()
+        control = SpeculationControl("off", threshold=8, num_speculative_tokens=3)
+        policy = SpeculationPolicy(control, clock, choosers={None: chooser})
+        config = engine_config(3, async_scheduling=is_async)
+        engine, target = engine_on(tiny_model_dir, config, policy=policy)
+        collect = target.collect
+
+        def slow_collect(clock=clock, collect=collect):
+            clock.now_s += 1
+            return collect()
+
+        target.collect = slow_collect
+        token_ids = run(engine, [request("a", PROMPTS[0])])["a"].token_ids
+        stop = next(token for token in token_ids[3:] if token_ids.count(token) == 1)
+        clock.now_s += 60
+        run(engine, [request("b", PROMPTS[0], stop_token_ids=[stop])])
+        clock.now_s += 60
+        run(engine, [request("c", PROMPTS[0], stop_token_ids=[token_ids[0]])])
+        assert (target.num_ahead > 10) == is_async
+        found[is_async] = chooser.seconds, engine.stats().decisions
+    assert found[True] == found[False]
+    assert set(found[True][0]) == {1.0}
 
 
 def test_what_an_operator_wants_holds_from_the_next_step_on(tiny_model_dir):

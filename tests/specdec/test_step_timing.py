@@ -67,3 +67,15 @@ def test_a_proposer_hears_of_sequences_that_end():
     slow = Slow(Clock())
     TimedProposer(slow, print, Clock()).release(7)
     assert slow.released == [7]
+
+
+def test_a_step_that_was_begun_while_another_ran_is_timed_from_the_end_of_that():
+    clock, observed = Clock(), []
+    target = TimedTarget(Slow(clock), observed.append, clock)
+    target.begin("a")
+    target.begin("b")
+    clock.now_s += 10
+    target.collect()  # begun 12 seconds ago
+    clock.now_s += 5
+    target.collect()
+    assert observed == [14, 7]
