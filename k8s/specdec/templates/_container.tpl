@@ -136,16 +136,19 @@ end; until none is left, or the time is over. Serve ends its proxy here half a m
 told, whatever the replicas do, so processes are looked at too; by their titles, which Ray sets.
 */}}
 {{- define "specdec.preStop.worker" -}}
-ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod stops" --deadline-remaining-seconds {{ include "specdec.hookSeconds" . }} --address "$RAY_ADDRESS" --node-id "$(python -c 'import ray; ray.init(address="auto", log_to_driver=False); print(ray.get_runtime_context().get_node_id())' | tail -n 1)"; for second in $(seq {{ include "specdec.hookSeconds" . }}); do {{ include "specdec.proxyAnswers" . }} || grep -aqs "[r]ay::ServeReplica:" /proc/[0-9]*/cmdline || break; sleep 1; done
+ray drain-node --reason DRAIN_NODE_REASON_PREEMPTION --reason-message "the pod stops" --deadline-remaining-seconds {{ include "specdec.hookSeconds" . }} --address "$RAY_ADDRESS" --node-id "$(python -c 'import ray; ray.init(address="auto", log_to_driver=False); print(ray.get_runtime_context().get_node_id())' | tail -n 1)"; while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do {{ include "specdec.proxyAnswers" . }} || grep -aqs "[r]ay::ServeReplica:" /proc/[0-9]*/cmdline || break; sleep 1; done
 {{- end -}}
 
-{{/* The head: the cluster ends with it, so Serve ends, and lets the replicas drain. */}}
+{{/*
+The head: the cluster ends with it. First the applications go, which lets their replicas drain; a
+shutdown of Serve alone would end the proxy, and with it every stream, at once.
+*/}}
 {{- define "specdec.preStop.head" -}}
-serve shutdown --yes --address http://127.0.0.1:8265; {{ include "specdec.awaitClosed" . }}
+export RAY_DASHBOARD_ADDRESS=http://127.0.0.1:8265; none=$(mktemp); echo "applications: []" > "$none"; serve deploy "$none"; while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do serve status | grep -q "^applications: {}" && break; sleep 1; done; serve shutdown --yes; {{ include "specdec.awaitClosed" . }}
 {{- end -}}
 
 {{- define "specdec.awaitClosed" -}}
-for second in $(seq {{ include "specdec.hookSeconds" . }}); do {{ include "specdec.proxyAnswers" . }} || break; sleep 1; done
+while [ $SECONDS -lt {{ include "specdec.hookSeconds" . }} ]; do {{ include "specdec.proxyAnswers" . }} || break; sleep 1; done
 {{- end -}}
 
 {{- define "specdec.proxyAnswers" -}}
