@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,9 @@ MAX_RENDERED_CHARS = 1_000_000
 
 _GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Names, new and old, of the class in transformers that takes a tokenizer.json as it is."""
+
+_loading = threading.Lock()
+"""transformers imports its parts when they are first asked for, and not from two threads at once."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +160,10 @@ def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> No
 
 def _load(directory: Path) -> Any:
     try:
-        tokenizer = _class_for(directory).from_pretrained(
-            directory, local_files_only=True, trust_remote_code=False
-        )
+        with _loading:
+            tokenizer = _class_for(directory).from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
     except Exception as error:  # whatever the files make transformers raise
         reason = " ".join(str(error).split())
         raise UnsupportedModelError(

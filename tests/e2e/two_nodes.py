@@ -110,6 +110,9 @@ def _connect(made: Cluster) -> None:
     for namespace, address in ((made.head, HEAD), (made.worker, WORKER)):
         made.run(namespace, "ip", "addr", "add", f"{address}/24", "dev", INTERFACE)
         made.run(namespace, "ip", "link", "set", INTERFACE, "up")
+    for namespace, other in ((made.head, WORKER), (made.worker, HEAD)):
+        # As every pod has one: Ray finds a node's own address by its route to the internet.
+        made.run(namespace, "ip", "route", "add", "default", "via", other)
 
 
 def _start(made: Cluster, namespace: str, *flags: str, ip: str) -> None:

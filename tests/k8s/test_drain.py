@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.two_nodes import HEAD, PORT, cluster, joined_service, missing
+from tests.e2e.two_nodes import HEAD, PORT, WORKER, cluster, joined_service, missing
 from tests.k8s.rendering import ray_templates, render
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -78,7 +78,12 @@ def running_hook(service):
     everybodys = "/proc/[0-9]*/cmdline"  # a pod sees its own processes alone, a namespace all
     assert everybodys in script
     own = f"$(ip netns pids {made.worker} | sed 's,.*,/proc/&/cmdline,')"
-    command = [*shell, script.replace(everybodys, own)]
+    script = script.replace(everybodys, own)
+    # Ray finds a driver's node by a file in /tmp, which pods have one each of.
+    joined = 'ray.init(address="auto", '
+    assert joined in script
+    script = script.replace(joined, f'{joined}_node_ip_address="{WORKER}", ')
+    command = [*shell, script]
     popen = subprocess.Popen(made.command(made.worker, *command), env=environment)
     try:
         yield popen

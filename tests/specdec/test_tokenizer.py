@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -171,3 +173,16 @@ def test_smollm2_makes_each_digit_a_token(smollm2_dir: Path) -> None:
     tokenizer = Tokenizer(smollm2_dir)
     words = [tokenizer.decode([token_id]) for token_id in tokenizer.encode("in   2003")]
     assert words == ["in", "   ", "2", "0", "0", "3"]
+
+
+def test_several_can_be_read_at_once(tiny_model_dir: Path) -> None:
+    """In a process of its own, that has read none yet: imports are first made there."""
+    code = (
+        "import sys\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from pathlib import Path\n"
+        "from specdec.tokenizer import Tokenizer\n"
+        "with ThreadPoolExecutor(4) as pool:\n"
+        "    list(pool.map(Tokenizer, [Path(sys.argv[1])] * 4))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny_model_dir)], check=True)
