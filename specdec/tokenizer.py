@@ -24,7 +24,7 @@ _GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 """Names, new and old, of the class in transformers that takes a tokenizer.json as it is."""
 
 _loading = threading.Lock()
-"""transformers imports its parts when they are first asked for, and not from two threads at once."""
+"""transformers imports its parts where they are first used, which is for one thread at a time."""
 
 
 @dataclass(frozen=True)
