@@ -1,5 +1,6 @@
 """Models that many tests share; each is built or fetched once a session."""
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,10 @@ from tests.specdec.tiny import tiny_llama_dir
 
 # More threads gain nothing on models this small, and on busy cores they wait for one another.
 torch.set_num_threads(1)
+
+# A shell has what it starts in the background ignore Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -93,13 +93,20 @@ def test_every_wait_follows_from_drain_and_migration(drain_s, migration_s):
         longest_s = drain_s + 30 + (0 if name == "head" else migration_s)
         for container in template["spec"]["containers"]:
             hook = container["lifecycle"]["preStop"]["exec"]["command"][-1]
-            assert f"seq {longest_s})" in hook
+            assert f"$SECONDS -lt {longest_s} ]" in hook
             # From here on Serve stops a replica, wherever its replacement is.
             if "drain-node" in hook:
                 assert f"--deadline-remaining-seconds {longest_s} " in hook
                 assert longest_s - (drain_s + 10) >= migration_s
         # The hook's time counts as the grace period's.
         assert template["spec"]["terminationGracePeriodSeconds"] == longest_s + 30
+
+
+def test_applications_end_before_the_proxies_that_their_streams_go_through():
+    [head] = ray_templates(render({}))["head"]["spec"]["containers"]
+    hook = head["lifecycle"]["preStop"]["exec"]["command"][-1]
+    steps = [hook.index(step) for step in ("serve deploy", "serve status", "serve shutdown")]
+    assert steps == sorted(steps)
 
 
 def test_shards_and_drafts_go_to_pods_of_their_role():
