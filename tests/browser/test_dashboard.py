@@ -361,9 +361,11 @@ def test_whether_requests_may_choose_is_set_too(fleet, visit):
 
 def test_a_replica_tells_what_it_lacks(fleet, visit):
     with visit(fleet.url) as opened:
-        states = opened.page.locator("#replicas .health")
-        expect_text(states.first, "^ready$")
+        name = fleet.replicas[0].replica_id
+        row = opened.page.locator("#replicas tr").filter(has_text=name)
+        state = row.locator(".health")
+        expect_text(state, "^ready$")
         fleet.replicas[0].is_draft_worker_up = False
-        expect_text(states.first, "^draft worker away$")
+        expect_text(state, "^draft worker away$")
         fleet.replicas[0].is_ready = False
-        expect_text(states.first, "^the model is starting again$")
+        expect_text(state, "^the model is starting again$")
