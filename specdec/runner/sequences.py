@@ -97,8 +97,6 @@ class SequenceTable:
 
     def settled(self, rows: Many[StepRow]) -> Many[StepRow]:
         """The rows with the tokens that were pending when the step was made."""
-        if not any(row.token_ids[0] == PENDING_TOKEN for row in rows):
-            return rows
         return [
             replace(row, token_ids=(self._states[row.seq_id].last_token,))
             if row.token_ids[0] == PENDING_TOKEN

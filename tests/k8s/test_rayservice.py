@@ -31,7 +31,9 @@ def test_the_service_accepts_the_arguments_of_every_example(path):
             key: value for key, value in application["args"].items() if not key.endswith("_file")
         }
         of_files.pop("state_dir")
-        ServeConfig.from_mapping(application_settings({**of_files, "device": "cpu"}))
+        config = ServeConfig.from_mapping(application_settings({**of_files, "device": "cpu"}))
+        told = [application["args"][name] for name in ("model", "drain_timeout_s")]
+        assert [config.model, config.drain_timeout_s] == told
 
 
 def test_serve_is_told_of_grpc_what_the_service_says():
