@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
-from specdec.decisions import Decision, DecisionReason
+from specdec.drafting import Drafting
 from specdec.ending import ending_after_last_token
 from specdec.errors import (
     BadLogitsError,
@@ -21,16 +21,15 @@ from specdec.errors import (
     SpecdecError,
 )
 from specdec.model_config import ModelConfig
-from specdec.proposers import DraftRequest, Proposal, Proposer, make_proposer
+from specdec.proposers import Proposal, Proposer, make_proposer
 from specdec.remaining_tokens import leaves_any
 from specdec.request_intake import RequestIntake
 from specdec.request_output import RequestOutput
 from specdec.run_ahead import rows_ahead
-from specdec.sampling_params import SpeculationMethod
 from specdec.scheduler import ScheduledRow, Scheduler
 from specdec.sequence import Choices, Lookahead, Request, Sequence, SequenceStatus
-from specdec.speculation import SpeculationControl, SpeculationPolicy, StepDrafts
-from specdec.stats import STRUCTURED_OUTPUT, EngineCounters, EngineStats
+from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.stats import EngineCounters, EngineStats
 from specdec.step import StepInput, StepRow, VerifiedRow, VerifyOutput
 from specdec.tokenizer import Tokenizer
 from specdec.untold import ToldTokens
@@ -65,15 +64,13 @@ class Engine:
             enable_prefix_caching=config.enable_prefix_caching,
         )
         self._scheduler = Scheduler(config, self._blocks)
-        self._proposer = proposer or make_proposer(config.speculation)
-        self._policy = policy
-        self._length_rule = config.speculation.length_rule if config.speculation else None
+        self._drafting = Drafting(
+            config.speculation, proposer or make_proposer(config.speculation), policy
+        )
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
         self._in_flight: deque[list[tuple[Sequence, StepRow]]] = deque()  # the steps, in order
         self._may_run_ahead = False
-        self._num_asked: dict[int, int] = {}  # draft tokens by sequence, of the step in flight
-        self._drafters: dict[int, str] = {}  # methods by sequence, of the step in flight
         self._ledger = WorkerLedger(self._blocks)
         self._counters = EngineCounters()
         if policy is not None:
@@ -104,8 +101,8 @@ class Engine:
 
     def set_speculation(self, control: SpeculationControl) -> None:
         """Takes over what an operator wants, from the next step on. Needs a policy."""
-        assert self._policy is not None, "an engine without a policy cannot be told"
-        self._policy.update(control)
+        assert self._drafting.policy is not None, "an engine without a policy cannot be told"
+        self._drafting.policy.update(control)
         self._may_run_ahead = False  # the next step goes by the new control
         self._scheduler.heeds_requests = control.allow_request_override
         self._intake.allowed_verifiers = control.allowed_verifiers
@@ -124,8 +121,7 @@ class Engine:
         """
         self._target = target
         self._in_flight.clear()
-        if self._policy is not None:
-            self._policy.forget_step()
+        self._drafting.forget_step()
         for seq in self._scheduler.preempt_all():
             self._forget(seq)
         self._blocks.clear()
@@ -150,13 +146,13 @@ class Engine:
         self._counters.last_batch_size = 0
         is_ahead = self._run_ahead()
         outputs = self._commit(self._target.collect()) if self._in_flight else []
-        decision = self._decide()
+        decision = self._drafting.decide(self._scheduler.num_decoding, self._scheduler.num_willing)
         self._may_run_ahead = self.config.async_scheduling and not decision.num_draft_tokens
         if is_ahead:
             self._scheduler.go_on()
             # Otherwise it is not as was just decided, or runs in vain.
             if self._may_run_ahead and self._scheduler.num_decoding:
-                self._tell_policy(self._in_flight[0])
+                self._drafting.begin_step([row for _, row in self._in_flight[0]])
             return outputs
         rows = self._scheduler.schedule(decision)
         for seq in self._scheduler.preempted:
@@ -166,7 +162,7 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """The load now, and the counters since the start."""
-        policy, by_method = self._policy, self._counters.by_method
+        policy, by_method = self._drafting.policy, self._counters.by_method
         estimate = policy.estimate if policy else None
         return EngineStats(
             num_running=self._scheduler.num_running,
@@ -182,7 +178,7 @@ class Engine:
             num_prefill_chunks=self._counters.num_prefill_chunks,
             num_generated_tokens=self._counters.num_generated_tokens,
             num_lookahead_tokens=self._counters.num_lookahead_tokens,
-            is_speculation_on=self._is_speculation_on,
+            is_speculation_on=self._drafting.is_on,
             num_speculation_flips=policy.num_flips if policy else 0,
             decision=policy.decision if policy else None,
             decisions=policy.log.counts if policy else {},
@@ -205,34 +201,9 @@ class Engine:
         running = {seq.seq_id for seq in open_sequences if seq.status is SequenceStatus.RUNNING}
         assert self._blocks.holders <= running, "blocks held by sequences that do not run"
 
-    @property
-    def _is_speculation_on(self) -> bool:
-        return self._policy.is_on if self._policy else self._proposer is not None
-
-    def _decide(self) -> Decision:
-        """What a sequence may draft in the coming step."""
-        self._num_asked.clear()
-        if self._proposer is None or self.config.speculation is None:
-            return Decision(0, DecisionReason.OPERATOR)
-        if self._policy is None:
-            count = self.config.speculation.num_speculative_tokens
-            return Decision(count, DecisionReason.OPERATOR)
-        return self._policy.decide(self._scheduler.num_decoding, self._scheduler.num_willing)
-
     def _propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
         """Drafts for the rows that have room for some; the others' turn will come."""
-        requests = [
-            DraftRequest(
-                row.seq, row.num_draft_tokens, row.num_lookahead_tokens, self._method(row.seq)
-            )
-            for row in rows
-            if self._scheduler.may_draft(row.seq)
-        ]
-        self._num_asked = {each.seq.seq_id: each.max_tokens for each in requests}
-        if not requests or self._proposer is None:
-            return {}
-        self._proposer.begin(requests)
-        return {proposal.seq_id: proposal for proposal in self._proposer.collect()}
+        return self._drafting.propose([row for row in rows if self._scheduler.may_draft(row.seq)])
 
     def _run_ahead(self) -> bool:
         """Begins the step behind the one in flight, where it is known; returns whether it was."""
@@ -252,7 +223,6 @@ class Engine:
         """Has the target run `rows`; returns the ends of those whose grammar has got stuck."""
         begun: list[tuple[Sequence, StepRow]] = []
         failed: list[RequestOutput] = []
-        self._drafters = {seq_id: self._drafter(each) for seq_id, each in drafts.items()}
         for row in rows:
             if row.seq.status is not SequenceStatus.RUNNING:
                 continue  # another choice of its request has failed, just now
@@ -263,7 +233,7 @@ class Engine:
         begun = [(seq, row) for seq, row in begun if seq.status is SequenceStatus.RUNNING]
         if begun:
             self._send(begun)
-            self._tell_policy(begun)
+            self._drafting.begin_step([row for _, row in begun])
         return failed
 
     def _send(self, rows: list[tuple[Sequence, StepRow]]) -> None:
@@ -297,8 +267,7 @@ class Engine:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._counters.num_prefill_chunks += 1
                 self._publish(seq)
-        if self._policy is not None:
-            self._policy.end_step()
+        self._drafting.end_step()
         return outputs
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
@@ -338,11 +307,10 @@ class Engine:
         choices = self._choices[seq.request.request_id]
         choices.num_output_tokens += num_kept
         num_accepted = min(num_kept, len(token_ids) - 1)
-        drafter = self._drafters.get(seq.seq_id, STRUCTURED_OUTPUT)
+        drafter = self._drafting.drafter(seq.seq_id)
         choices.speculation.record(row.num_draft_tokens, num_accepted)
         self._counters.record_draft(drafter, row.num_draft_tokens, num_accepted)
-        self._adapt_length(seq, row.num_draft_tokens, len(token_ids) - 1)
-        self._judge_draft(seq, row.num_draft_tokens, len(token_ids) - 1)
+        self._drafting.judge(seq, row.num_draft_tokens, len(token_ids) - 1)
         if ending is None:
             seq.lookahead = _seen(row, verified)
             self._drop_rejected(seq)
@@ -354,42 +322,6 @@ class Engine:
         if ending is None and not seq.untold.is_due:
             return []
         return [RequestOutput.of(seq, choices, seq.untold.take(), ending)]
-
-    def _adapt_length(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
-        if self._length_rule is not None and seq.draft_length is not None:
-            seq.draft_length = self._length_rule.after(seq.draft_length, num_drafted, num_accepted)
-
-    def _judge_draft(self, seq: Sequence, num_drafted: int, num_accepted: int) -> None:
-        """Tells the policy what came of a draft, unless its request chose another method."""
-        if self._policy is not None and self._method(seq) == self._policy.control.method:
-            num_asked = self._num_asked.get(seq.seq_id, 0)
-            self._policy.observe_row(num_asked, num_drafted, num_accepted)
-
-    def _method(self, seq: Sequence) -> SpeculationMethod | None:
-        """What is to draft for a sequence; None for all that is loaded, in its order."""
-        control = self._policy.control if self._policy else None
-        if control is None or control.allow_request_override:
-            asked = seq.params.speculation.method
-            if asked is not None:
-                return asked
-        return control.method if control else None
-
-    def _drafter(self, proposal: Proposal) -> str:
-        """What a row's draft is counted for: its method, even where a grammar has lengthened it."""
-        assert self.config.speculation is not None, "a proposal without speculation"
-        if not proposal.draft_token_ids:
-            return STRUCTURED_OUTPUT
-        return proposal.method or self.config.speculation.method
-
-    def _tell_policy(self, rows: list[tuple[Sequence, StepRow]]) -> None:
-        """What the step that begins has of drafts; a step of prompts alone has nothing of them."""
-        decoding = [row for _, row in rows if row.samples and row.num_known_tokens == 1]
-        if self._policy is None or not decoding:
-            return
-        num_asked = sum(self._num_asked.get(row.seq_id, 0) > 0 for row in decoding)
-        num_drafted = sum(row.num_draft_tokens > 0 for row in decoding)
-        has_prefill = len(decoding) < len(rows)
-        self._policy.begin_step(StepDrafts(num_asked, num_drafted, has_prefill))
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
@@ -419,8 +351,7 @@ class Engine:
         """Has target and proposer drop a sequence that lost its blocks."""
         seq.lookahead = None
         self._ledger.forget(seq.seq_id)
-        if self._proposer is not None:
-            self._proposer.release(seq.seq_id)
+        self._drafting.release(seq.seq_id)
 
 
 def _seen(row: StepRow, verified: VerifiedRow) -> Lookahead | None:
