@@ -55,6 +55,7 @@ struct FloatTile {
   int64_t panel_elements;  // from one panel to the next
   int64_t panel_outputs;
   int64_t inputs;  // in this block
+  Ahead ahead;
   const float* x;
   int64_t x_stride;
   float* y;
@@ -87,7 +88,11 @@ struct FloatKernels {
         const auto* panel = tile.weights + vector / kPanelVectors * tile.panel_elements;
         const auto* source = panel + input * kPanel + vector % kPanelVectors * kLanes;
         weights[vector] = Weights::load_weights(source);
-        __builtin_prefetch(source + kPrefetchBytes / sizeof(*source));
+      }
+      SPECDEC_UNROLL
+      for (int panel = 0; panel < kPanels; ++panel) {
+        const int64_t before = panel * tile.panel_elements * sizeof(*tile.weights);
+        __builtin_prefetch(tile.ahead.from + before + input * tile.ahead.step);
       }
       SPECDEC_UNROLL
       for (int row = 0; row < kRows; ++row) {
@@ -120,8 +125,8 @@ struct FloatKernels {
 // The products of some rows with some panels: block by block of the inputs, and in each block tile
 // by tile of the rows, so that the block's weights are read from memory once.
 template <class Weights>
-void multiply_group(const Matrix& matrix, PanelGroup panels, const float* x, int64_t x_stride,
-                    Range rows, float* y, int64_t y_stride, Store store) {
+void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next, const float* x,
+                    int64_t x_stride, Range rows, float* y, int64_t y_stride, Store store) {
   using Family = FloatKernels<Weights>;
   const int64_t first = panels.first_output(), panel_elements = matrix.in_features * kPanel;
   const auto* weights = static_cast<const typename Weights::Element*>(matrix.panels);
@@ -131,12 +136,21 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, const float* x, int
   tile.x_stride = x_stride;
   tile.y_stride = y_stride;
   tile.outputs = matrix.out_features - first;
+  const auto inputs_from = [&](int64_t begin) {
+    return std::min(kBlockInputs, matrix.in_features - begin);
+  };
   for (int64_t begin = 0; begin < matrix.in_features; begin += kBlockInputs) {
     tile.weights = weights + panels.first * panel_elements + begin * kPanel;
-    tile.inputs = std::min(kBlockInputs, matrix.in_features - begin);
+    tile.inputs = inputs_from(begin);
+    const bool is_last = begin + tile.inputs == matrix.in_features;
+    const auto* next_weights =
+        is_last ? weights + next.first * panel_elements : tile.weights + tile.inputs * kPanel;
+    const int64_t num_next = inputs_from(is_last ? 0 : begin + tile.inputs);
     tile.bias = begin == 0 && matrix.bias ? matrix.bias + first : nullptr;
     tile.adds = begin > 0 || store == Store::kAdd;
-    for_each_part(rows, Family::kMaxRows, [&](Range part) {
+    for_each_part(rows, Family::kMaxRows, [&](Range part, int64_t index, int64_t count) {
+      tile.ahead = Ahead::of(index, count, tile.weights, next_weights, tile.inputs, num_next,
+                             kPanel * sizeof(*tile.weights));
       tile.x = x + part.begin * x_stride + begin;
       tile.y = y + part.begin * y_stride + first;
       Kernels<Family>::of(part.end - part.begin, panels.count)(tile);
@@ -147,13 +161,11 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, const float* x, int
 template <class Weights>
 void multiply_by(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
                  int64_t y_stride, Store store, Team team) {
-  team.hand_out(num_panels(matrix), kTilePanels, [&](Range own) {
-    for_each_part({0, rows}, kBlockRows, [&](Range block) {
-      for_each_group(own, rows, [&](PanelGroup panels) {
-        multiply_group<Weights>(matrix, panels, x, x_stride, block, y, y_stride, store);
-      });
-    });
-  });
+  for_each_group(num_panels(matrix), rows, kBlockRows, team,
+                 [&](Range part, PanelGroup panels, PanelGroup next) {
+                   multiply_group<Weights>(matrix, panels, next, x, x_stride, part, y, y_stride,
+                                           store);
+                 });
 }
 
 }  // namespace

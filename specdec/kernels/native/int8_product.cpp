@@ -24,6 +24,7 @@ struct Int8Tile {
   int64_t panel_bytes;  // from one panel to the next
   int64_t panel_outputs;
   int64_t quads;  // of inputs
+  Ahead ahead;
   const DigitRow* rows;
   const int8_t* digits;
   int64_t digit_stride;
@@ -57,7 +58,10 @@ struct Int8Kernels {
         const uint8_t* panel = tile.weights + vector / kPanelVectors * tile.panel_bytes;
         const uint8_t* source = panel + (quad * kPanel + vector % kPanelVectors * kLanes) * kQuad;
         weights[vector] = load<Ints>(source);
-        __builtin_prefetch(source + kPrefetchBytes);
+      }
+      SPECDEC_UNROLL
+      for (int panel = 0; panel < kPanels; ++panel) {
+        __builtin_prefetch(tile.ahead.from + panel * tile.panel_bytes + quad * tile.ahead.step);
       }
       SPECDEC_UNROLL
       for (int row = 0; row < kDigitRows; ++row) {
@@ -96,14 +100,15 @@ struct Int8Kernels {
 
 // The products of some rows with some panels, tile by tile of the rows.
 template <int kDigits>
-void multiply_group(const Matrix& matrix, PanelGroup panels, const DigitRows& batch, Range rows,
-                    float* y, int64_t y_stride, Store store) {
+void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
+                    const DigitRows& batch, Range rows, float* y, int64_t y_stride, Store store) {
   using Family = Int8Kernels<kDigits>;
   const int64_t first = panels.first_output();
   const int64_t quads = (matrix.in_features + kQuad - 1) / kQuad;
   const int64_t panel_bytes = quads * kQuad * kPanel;
   Int8Tile tile;
-  tile.weights = static_cast<const uint8_t*>(matrix.panels) + panels.first * panel_bytes;
+  const auto* weights = static_cast<const uint8_t*>(matrix.panels);
+  tile.weights = weights + panels.first * panel_bytes;
   tile.panel_bytes = panels.step * panel_bytes;
   tile.panel_outputs = panels.step * kPanel;
   tile.quads = quads;
@@ -113,7 +118,9 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, const DigitRows& ba
   tile.scales = matrix.scales + first;
   tile.bias = matrix.bias ? matrix.bias + first : nullptr;
   tile.store = store;
-  for_each_part(rows, Family::kMaxRows, [&](Range part) {
+  for_each_part(rows, Family::kMaxRows, [&](Range part, int64_t index, int64_t count) {
+    tile.ahead = Ahead::of(index, count, tile.weights, weights + next.first * panel_bytes, quads,
+                           quads, kPanel * kQuad);
     tile.rows = batch.rows + part.begin;
     tile.digits = batch.digits + part.begin * kDigits * batch.stride;
     tile.y = y + part.begin * y_stride + first;
@@ -124,13 +131,10 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, const DigitRows& ba
 template <int kDigits>
 void multiply_digits(const Matrix& matrix, const DigitRows& batch, int64_t rows, float* y,
                      int64_t y_stride, Store store, Team team) {
-  team.hand_out(num_panels(matrix), kTilePanels, [&](Range own) {
-    for_each_part({0, rows}, kBlockRows, [&](Range block) {
-      for_each_group(own, rows, [&](PanelGroup panels) {
-        multiply_group<kDigits>(matrix, panels, batch, block, y, y_stride, store);
-      });
-    });
-  });
+  for_each_group(num_panels(matrix), rows, kBlockRows, team,
+                 [&](Range part, PanelGroup panels, PanelGroup next) {
+                   multiply_group<kDigits>(matrix, panels, next, batch, part, y, y_stride, store);
+                 });
 }
 
 }  // namespace

@@ -6,10 +6,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <vector>
 
 namespace specdec {
 
@@ -22,12 +22,14 @@ struct Range {
 // running the very thread that is waited for, at each of the some 300 barriers of a forward pass.
 class Meeting {
  public:
+  explicit Meeting(int64_t size) : taken_(size) {}
+
   // Returns when `size` threads have come; all that they wrote before is then seen by all.
   void wait(int64_t size) {
     const uint32_t round = round_.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
       arrived_.store(0, std::memory_order_relaxed);
-      taken_.store(0, std::memory_order_relaxed);
+      for (Taken& taken : taken_) taken.store(0, std::memory_order_relaxed);
       round_.store(round + 1, std::memory_order_seq_cst);
       if (sleepers_.load(std::memory_order_seq_cst) != 0) {
         syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
@@ -44,27 +46,32 @@ class Meeting {
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
   }
 
-  // Takes the next part of `count` things, in multiples of `unit`; an empty one when none are left.
-  // The first parts are long and the last ones short, so that all threads of `size` end together,
-  // also where one of them has lost its core to another process for a while. Once between two
-  // barriers.
-  Range take(int64_t count, int64_t unit, int64_t size) {
-    int64_t begin = taken_.load(std::memory_order_relaxed), end;
+  // Takes one of the `count` things that thread `owner` has since the last barrier, from their
+  // beginning or from their end; returns its index, or -1 when none are left.
+  int64_t take(int64_t owner, int64_t count, bool from_end) {
+    Taken& taken = taken_[owner];
+    uint64_t seen = taken.load(std::memory_order_relaxed);
+    int64_t first, behind;  // how many were taken at either end
     do {
-      const int64_t part = (count - begin) / (2 * size) / unit * unit;
-      end = std::min(count, begin + std::max(unit, part));
-    } while (!taken_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
-    return {begin, end};
+      first = seen % kFromEnd, behind = seen / kFromEnd;
+      if (first + behind >= count) return -1;
+    } while (!taken.compare_exchange_weak(seen, seen + (from_end ? kFromEnd : 1),
+                                          std::memory_order_relaxed));
+    return from_end ? count - 1 - behind : first;
   }
 
  private:
   static constexpr auto kAwake = std::chrono::microseconds(50);
   static constexpr int kChecksPerYield = 64;
+  static constexpr uint64_t kFromEnd = uint64_t{1} << 32;
+
+  // How much of a thread's things is taken: at their beginning, and times kFromEnd at their end.
+  struct alignas(128) Taken : std::atomic<uint64_t> {};
 
   alignas(128) std::atomic<int64_t> arrived_{0};
   alignas(128) std::atomic<uint32_t> round_{0};
   std::atomic<uint32_t> sleepers_{0};
-  alignas(128) std::atomic<int64_t> taken_{0};
+  alignas(128) std::vector<Taken> taken_;
 
   bool await_briefly(uint32_t round) const {
     const auto end = std::chrono::steady_clock::now() + kAwake;

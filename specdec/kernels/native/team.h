@@ -19,24 +19,34 @@ struct Team {
     return {index * count / size, (index + 1) * count / size};
   }
 
-  // Divides `count` things among the threads as they come, and calls visit(part) for each part that
-  // falls to this one; a part is a multiple of `unit`, or the last. Once between two barriers.
-  template <typename Visit>
-  void hand_out(int64_t count, int64_t unit, Visit visit) const {
-    if (size == 1) return visit(Range{0, count});
-    for (Range part; (part = meeting->take(count, unit, size)).begin < part.end;) visit(part);
+  // Each thread has count_of(thread) things to do. This one does its own in order, and then those
+  // that others have left, from their end: so all come to an end together, also where one has lost
+  // its core to another process. Calls visit(owner, index). Once between two barriers.
+  template <typename CountOf, typename Visit>
+  void hand_out(CountOf count_of, Visit visit) const {
+    for (int64_t turn = 0; turn < size; ++turn) {
+      const int64_t owner = (index + turn) % size, count = count_of(owner);
+      for (int64_t next = 0; (next = take(owner, count, next)) >= 0; ++next) visit(owner, next);
+    }
   }
 
   // Waits until every thread is here; all that they wrote before is then seen by all.
   void barrier() const {
     if (size > 1) meeting->wait(size);
   }
+
+ private:
+  // Of the things of `owner`; -1 when none are left. A thread that is alone takes `next`.
+  int64_t take(int64_t owner, int64_t count, int64_t next) const {
+    if (size == 1) return next < count ? next : -1;
+    return meeting->take(owner, count, owner != index);
+  }
 };
 
 // Calls work(team) on `num_threads` threads and returns when all are done.
 template <typename Work>
 void run_team(int num_threads, const Work& work) {
-  Meeting meeting;
+  Meeting meeting(num_threads);
 #pragma omp parallel num_threads(num_threads)
   {
     const Team team = {omp_get_thread_num(), omp_get_num_threads(), &meeting};

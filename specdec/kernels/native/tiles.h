@@ -17,46 +17,89 @@ constexpr int kTilePanels = kVectorBytes == 64 ? 3 : 1;
 constexpr int kTileVectors = kTilePanels * kPanelVectors;
 constexpr int kTileSums = (kNumRegisters - kTileVectors - 1) / kTileVectors * kTileVectors;
 
-// How far ahead of its products a tile fetches weights, in each panel's stream.
-constexpr int64_t kPrefetchBytes = 2048;
-
-// The panels of one tile: kTilePanels of them, or a single one where a range does not divide.
+// The panels of one tile: kTilePanels of them, or a single one where a share does not divide.
 struct PanelGroup {
   int64_t first, step, count;
 
   int64_t first_output() const { return first * kPanel; }
 };
 
-// Up to so many rows the panels of a group are far apart; see `for_each_group`.
+// Up to so many rows the panels of a group are far apart.
 constexpr int64_t kFewRows = 8;
 
-// Visits the panels of a range, group by group, for products with `rows` rows.
+// The panels of one thread's share of a matrix, group by group.
 //
 // For few rows memory sets the pace: in the next group each panel is followed by the one that lies
 // behind it, so a thread reads kTilePanels long streams. For more rows panels are read several
 // times from the cache, where neighbours get in each other's way less.
+class PanelShare {
+ public:
+  PanelShare(int64_t num_panels, Team owner)
+      : whole_(owner.share(num_panels / kTilePanels)),
+        num_single_(owner.index + 1 == owner.size ? num_panels % kTilePanels : 0) {}
+
+  int64_t num_groups() const { return length() + num_single_; }
+
+  PanelGroup group(int64_t index, int64_t rows) const {
+    const int64_t first = whole_.begin * kTilePanels;
+    if (index >= length()) return {first + length() * (kTilePanels - 1) + index, 1, 1};
+    if (rows <= kFewRows) return {first + index, length(), kTilePanels};
+    return {first + index * kTilePanels, 1, kTilePanels};
+  }
+
+ private:
+  Range whole_;  // groups of kTilePanels
+  int64_t num_single_;
+
+  int64_t length() const { return whole_.end - whole_.begin; }
+};
+
+// Divides a product among the threads of a team: calls visit(part, panels, next) for parts of the
+// rows of at most `most_rows` and groups of panels; next: the group that is likely to follow.
 template <class Visit>
-void for_each_group(Range panels, int64_t rows, Visit visit) {
-  const int64_t length = (panels.end - panels.begin) / kTilePanels;
-  for (int64_t index = 0; index < length; ++index) {
-    if (rows <= kFewRows) {
-      visit(PanelGroup{panels.begin + index, length, kTilePanels});
-    } else {
-      visit(PanelGroup{panels.begin + index * kTilePanels, 1, kTilePanels});
-    }
-  }
-  for (int64_t panel = panels.begin + length * kTilePanels; panel < panels.end; ++panel) {
-    visit(PanelGroup{panel, 1, 1});
-  }
+void for_each_group(int64_t num_panels, int64_t rows, int64_t most_rows, Team team, Visit visit) {
+  const int64_t num_parts = (rows + most_rows - 1) / most_rows;
+  const auto share_of = [&](int64_t owner) { return PanelShare(num_panels, {owner, team.size}); };
+  team.hand_out([&](int64_t owner) { return num_parts * share_of(owner).num_groups(); },
+                [&](int64_t owner, int64_t index) {
+                  const PanelShare share = share_of(owner);
+                  const int64_t count = share.num_groups(), group = index % count;
+                  visit(Team{index / count, num_parts}.share(rows), share.group(group, rows),
+                        share.group((group + 1) % count, rows));
+                });
 }
 
-// Visits `rows` in parts of at most `most`, of which none is more than one longer than another.
+// What tiles fetch while they compute: with one tile of rows, what it comes to itself in a moment.
+// With more, all but the first find their weights in the cache; so that memory is not idle then,
+// they fetch what is to follow, a part each.
+struct Ahead {
+  const char* from;  // in the first panel
+  int64_t step;      // bytes from one input, or quad, to the next; the same in each panel
+
+  // Of tile `index` of `count` with the same weights. They begin at `weights`, and `bytes` of them
+  // are of one input of num_inputs; what follows begins at `next` and has num_next inputs.
+  static Ahead of(int64_t index, int64_t count, const void* weights, const void* next,
+                  int64_t num_inputs, int64_t num_next, int64_t bytes) {
+    const auto* own = static_cast<const char*>(weights);
+    if (count == 1) return {own + kBytes, bytes};
+    const int64_t parts = std::min(count, kMostParts);
+    if (index >= parts) return {own, bytes};
+    const int64_t step = num_next * bytes / (num_inputs * parts);
+    return {static_cast<const char*>(next) + index * num_inputs * step, step};
+  }
+
+ private:
+  static constexpr int64_t kBytes = 2048, kMostParts = 4;
+};
+
+// Visits `rows` in parts of at most `most`, of which none is more than one longer than another:
+// calls visit(part, index, number of parts).
 template <class Visit>
 void for_each_part(Range rows, int64_t most, Visit visit) {
   const int64_t count = rows.end - rows.begin, parts = (count + most - 1) / most;
   for (int64_t index = 0; index < parts; ++index) {
     const Range part = Team{index, parts}.share(count);
-    visit(Range{rows.begin + part.begin, rows.begin + part.end});
+    visit(Range{rows.begin + part.begin, rows.begin + part.end}, index, parts);
   }
 }
 
