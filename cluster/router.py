@@ -290,7 +290,7 @@ class Router:
         return ModelInfo(
             model=self.config.served_model_name,
             architecture=self._model.architecture,
-            dtype=self.config.dtype,
+            dtype=self.config.dtype_name,
             vocab_size=self._model.vocab_size,
             max_model_len=self.max_model_len,
             tensor_parallel_size=self.config.tensor_parallel_size,

@@ -21,7 +21,7 @@ from cluster.several_models import application_name, check_prefix
 from cluster.surroundings import listen_error
 from specdec.machine import available_cpus, num_gpus
 from specdec.memory_plan import memory_plan
-from specdec.model_directories import ModelDirectories, resolve_models
+from specdec.model_directories import ModelDirectories, resolve_models, settled_dtype
 
 Report = Callable[[str], None]
 
@@ -114,6 +114,7 @@ def _find(configs: Sequence[ServeConfig], report: Report) -> list[Served]:
     for port in (configs[0].grpc_port, configs[0].http_port):
         _require_free_port(configs[0].host, port)
     directories = [resolve_models(config, report) for config in configs]
+    configs = list(map(settled_dtype, configs, directories))
     num_replicas = sum(config.most_replicas for config in configs)
     check_together(configs, available_cpus(), num_gpus)
     served = []

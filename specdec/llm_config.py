@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from specdec.config import DTypeName
 from specdec.devices import resolved_device
 from specdec.errors import InvalidValueError
 from specdec.settings import (
@@ -52,10 +53,11 @@ class LLMConfig:
         "org/name or org/name@revision",
     )
     tensor_parallel_size: int = setting(1, whole_number(1, 1024), "Shards to divide the model into")
-    dtype: Literal["float32", "bfloat16", "float16"] = setting(
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "float32",
-        one_of("float32", "bfloat16", "float16"),
-        "Data type of weights, activations and KV cache",
+        one_of("auto", "float32", "bfloat16", "float16"),
+        "Data type of weights, activations and KV cache; auto is the one that the model's "
+        "config.json names",
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu",
@@ -172,6 +174,12 @@ class LLMConfig:
             name: str(value) if isinstance(value, Path) else value
             for name, value in asdict(self).items()
         }
+
+    @property
+    def dtype_name(self) -> DTypeName:
+        """`dtype`, of a configuration for which `settled_dtype` has found out what auto is."""
+        assert self.dtype != "auto", "the checkpoint has not been asked"
+        return self.dtype
 
     @property
     def quantization_method(self) -> Literal["int8"] | None:

@@ -54,6 +54,7 @@ _REQUIRED_KEYS = (
 class ModelConfig:
     """The shape of a Llama-like decoder.
 
+    checkpoint_dtype: as the file names it, which may be one that no model can be run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
     has_qk_norm: whether each query and key head is normalised before it is rotated.
     sliding_windows: for each layer, how many tokens a query sees, itself included; None for all.
@@ -78,6 +79,7 @@ class ModelConfig:
     has_mlp_bias: bool
     has_qk_norm: bool
     sliding_windows: tuple[int | None, ...]
+    checkpoint_dtype: str
 
     def __post_init__(self) -> None:
         if self.num_heads % self.num_kv_heads:
@@ -125,6 +127,8 @@ class ModelConfig:
             has_mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
             has_qk_norm=architecture == "Qwen3ForCausalLM",
             sliding_windows=_sliding_windows(architecture, raw),
+            # Under the name that it has in transformers since version 5, or the older one.
+            checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         )
 
     @property

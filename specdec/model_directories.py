@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from specdec.llm_config import LLMConfig
+from specdec.config import DTYPE_BYTES
+from specdec.errors import InvalidValueError
+from specdec.llm_config import Config, LLMConfig
 from specdec.model_config import ModelConfig
 from specdec.models.store import Progress, resolve
 from specdec.proposers import DraftVocabulary
@@ -31,6 +33,21 @@ class ModelDirectories:
         """What their config.json say; raises UnsupportedModelError."""
         draft = None if self.draft is None else ModelConfig.from_directory(self.draft)
         return Models(ModelConfig.from_directory(self.target), draft)
+
+
+def settled_dtype(config: Config, directories: ModelDirectories) -> Config:
+    """The configuration with what its dtype stands for, where that is auto.
+
+    Raises InvalidValueError where the checkpoint is in no type that a model can be run in.
+    """
+    if config.dtype != "auto":
+        return config
+    named = ModelConfig.from_directory(directories.target).checkpoint_dtype
+    for dtype in DTYPE_BYTES:
+        if dtype == named:
+            return replace(config, dtype=dtype)
+    limit = f"one of {', '.join(DTYPE_BYTES)} for a model whose config.json says {named}"
+    raise InvalidValueError("dtype", config.dtype, limit)
 
 
 def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:

@@ -29,7 +29,6 @@ _BY_CHECKPOINT = "left out: a checkpoint that is quantized says so itself"
 
 REFUSED_VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "dtype": {"auto": "one of float32, bfloat16, float16: that of a checkpoint is not asked"},
         "quantization": dict.fromkeys(
             ("awq", "awq_marlin", "gptq", "gptq_marlin", "fp8"), _BY_CHECKPOINT
         ),

@@ -231,7 +231,7 @@ def test_what_is_not_here_is_refused_with_what_to_write(served, name):
     ("flags", "reason"),
     [
         (["--quantization", "awq"], "a checkpoint that is quantized says so itself"),
-        (["--dtype", "auto"], "one of float32, bfloat16, float16"),
+        (["--quantization", "fp8"], "a checkpoint that is quantized says so itself"),
     ],
 )
 def test_words_of_vllm_that_mean_nothing_here(served, flags, reason):

@@ -99,7 +99,7 @@ def test_details_alone_leave_the_method_to_auto(model, keys, expected):
             [{"model": ["a"], "spec_tokens": 2}],
             "model is ['a']; it must be a text that is not empty",
         ),
-        ([{"dtype": "auto"}], "dtype is 'auto'; it must be one of"),
+        ([{"quantization": "fp8"}], "quantization is 'fp8'; it must be left out"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(sources, message):

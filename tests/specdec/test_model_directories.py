@@ -1,10 +1,12 @@
 """Which models a configuration names, and which drafts it may name for a target."""
 
+import json
+
 import pytest
 
 from specdec.errors import InvalidValueError
 from specdec.llm_config import LLMConfig
-from specdec.model_directories import resolve_models
+from specdec.model_directories import ModelDirectories, resolve_models, settled_dtype
 from specdec.speculative_config import SpeculativeConfig
 from tests.specdec.tiny import tiny_llama_dir
 
@@ -32,3 +34,34 @@ def test_a_draft_with_too_little_in_common_is_refused(tiny_model_dir, tmp_path, 
     draft = tiny_llama_dir(tmp_path, vocab=420, hidden=36, heads=3, kv_heads=1)
     with pytest.raises(InvalidValueError, match=r"speculative_config.model is .*shares 100%"):
         resolved(tiny_model_dir, draft)
+
+
+def settled(model_dir, to, names, dtype="auto"):
+    """names: what config.json says of data types."""
+    raw = json.loads((model_dir / "config.json").read_text())
+    raw = {key: value for key, value in raw.items() if key not in ("dtype", "torch_dtype")}
+    (to / "config.json").write_text(json.dumps(raw | names))
+    return settled_dtype(LLMConfig(dtype=dtype), ModelDirectories(to, None)).dtype
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "float32", "torch_dtype": "float16"}, "float32"),
+        ({"dtype": None}, "float32"),
+        ({}, "float32"),
+    ],
+)
+def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path, names, dtype):
+    assert settled(tiny_model_dir, tmp_path, names) == dtype
+
+
+def test_another_dtype_than_auto_is_not_the_checkpoints_affair(tiny_model_dir, tmp_path):
+    assert settled(tiny_model_dir, tmp_path, {"dtype": "float64"}, "float16") == "float16"
+
+
+def test_a_dtype_that_no_model_runs_in_is_refused(tiny_model_dir, tmp_path):
+    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json says float64"):
+        settled(tiny_model_dir, tmp_path, {"dtype": "float64"})

@@ -57,6 +57,13 @@ def test_a_batch_beyond_what_runs_at_once_comes_in_order(llm, plain):
     assert len({output.request_id for output in outputs}) == len(outputs)
 
 
+def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, plain):
+    with LLM(**arguments(tiny_model_dir, dtype="auto", speculative_config=None)) as llm:
+        assert tokens(llm.generate(PROMPTS[:2], GREEDY)) == tokens(
+            plain.generate(PROMPTS[:2], GREEDY)
+        )
+
+
 def test_metrics_are_what_the_outputs_come_to(llm):
     before = metrics_of(llm)
     outputs = llm.generate(PROMPTS * 2, GREEDY, use_tqdm=False)
