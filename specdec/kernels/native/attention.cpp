@@ -37,16 +37,27 @@ void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv, 
   const auto kernel_of = [&](int64_t chain, int64_t share) {
     return SegmentKernel(batch_, shape_, window_, kv, chains_[chain], memory_of(share).scratch());
   };
+  // What a share reads after a segment; where it reads nothing, or copies what it reads, the same.
+  const auto kv_after = [&](int64_t share, int64_t chain, int64_t segment, const SegmentKv& own) {
+    if (kv.block_size % kLanes) return own;
+    if (segment + 1 < segments_of(share, chain).end) {
+      return kernel_of(chain, share).locate(segment + 1);
+    }
+    const Range segments = segments_of(share, chain + 1);
+    return segments.begin < segments.end ? kernel_of(chain + 1, share).locate(segments.begin) : own;
+  };
   for (int64_t share = team.index; share < num_shares_; share += team.size) {
     const ShareMemory memory = memory_of(share);
     each_piece(share, [&](int64_t chain, Range segments) {
       const SegmentKernel kernel = kernel_of(chain, share);
       kernel.load_queries(q, q_stride);
       for (int64_t segment = segments.begin; segment < segments.end; ++segment) {
+        const SegmentKv own = kernel.locate(segment);
+        const SegmentKv next = kv_after(share, chain, segment, own);
         if (segments.begin > 0) {
-          kernel.compute(segment, memory.apart(segment - segments.begin));
+          kernel.compute(segment, own, next, memory.apart(segment - segments.begin));
         } else {
-          kernel.compute(segment, memory.one());
+          kernel.compute(segment, own, next, memory.one());
           kernel.merge(segment, memory.total(), memory.one());
         }
       }

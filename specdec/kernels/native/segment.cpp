@@ -121,11 +121,9 @@ Range SegmentKernel::seen_by_any(Range positions) const {
   return {seen_by(0, positions).begin, seen_by(num_queries() - 1, positions).end};
 }
 
-void SegmentKernel::compute(int64_t segment, SegmentResult result) const {
+void SegmentKernel::compute(int64_t segment, const SegmentKv& kv, const SegmentKv& next,
+                            SegmentResult result) const {
   const Range positions = positions_of(segment);
-  const SegmentKv kv = locate(positions);
-  const bool is_last = segment + 1 == chain_.num_segments || kv_.block_size % kLanes;
-  const SegmentKv next = is_last ? kv : locate(positions_of(segment + 1));
   with_format(kv.format, [&](auto format) {
     score<format>(kv);
     softmax(positions, result);
@@ -134,15 +132,16 @@ void SegmentKernel::compute(int64_t segment, SegmentResult result) const {
 }
 
 // Blocks of the pool that hold whole vectors are read in place; others are copied.
-SegmentKv SegmentKernel::locate(Range positions) const {
-  const Range seen = seen_by_any(positions);
+SegmentKv SegmentKernel::locate(int64_t segment) const {
+  const Range positions = positions_of(segment), seen = seen_by_any(positions);
+  const Range groups = {within(seen, positions).begin / kLanes,
+                        round_up(within(seen, positions).end, kLanes) / kLanes};
   const bool in_place = kv_.block_size % kLanes == 0;
   SegmentKv found = {in_place ? kv_.format : Format::kFloat32,
-                     in_place ? kv_.block_size : kLanes, {}, {}};
+                     in_place ? kv_.block_size : kLanes, groups, {}, {}};
   const int32_t* table = batch_.block_tables + chain_.sequence * batch_.table_width;
-  for (int64_t group = 0; group < kGroups; ++group) {
+  for (int64_t group = groups.begin; group < groups.end; ++group) {
     const int64_t begin = positions.begin + group * kLanes;
-    if (begin >= seen.end || begin + kLanes <= seen.begin) continue;
     if (in_place) {
       const int64_t block = table[begin / kv_.block_size], offset = begin % kv_.block_size;
       const int64_t bytes = bytes_of(kv_.format);
@@ -182,19 +181,10 @@ void SegmentKernel::copy_group(Range seen, int64_t begin, float* keys, float* va
 template <Format kFormat>
 void SegmentKernel::score(const SegmentKv& kv) const {
   const int64_t dim = shape_.head_dim, count = num_queries();
-  for (int64_t group = 0; group < kGroups;) {
-    if (!kv.keys[group]) {
-      ++group;
-      continue;
-    }
-    int64_t size = 1;
-    while (size < kVectors && group + size < kGroups && kv.keys[group + size]) ++size;
+  for (int64_t group = kv.groups.begin; group < kv.groups.end;) {
+    const int64_t size = std::min<int64_t>(kVectors, kv.groups.end - group);
     const void* ahead[kVectors];
-    for (int64_t v = 0; v < size; ++v) {
-      const int64_t later = group + size + v;
-      ahead[v] = later < kGroups ? kv.keys[later] : kv.values[later - kGroups];
-      if (!ahead[v]) ahead[v] = kv.values[group + v];
-    }
+    for (int64_t v = 0; v < size; ++v) ahead[v] = kv.keys_or_after(group + size + v);
     for (int64_t first = 0; first < count; first += kQueries) {
       with_size<kQueries>(count - first, [&](auto queries) {
         with_size<kVectors>(size, [&](auto vectors) {
@@ -240,12 +230,10 @@ template <Format kFormat>
 void SegmentKernel::add_values(Range positions, const SegmentKv& kv, const SegmentKv& next,
                                SegmentResult result) const {
   const int64_t padded = shape_.padded_dim(), count = num_queries();
-  for (int64_t group = 0; group < kGroups; ++group) {
-    if (!kv.values[group]) continue;
-    const int64_t begin = positions.begin + group * kLanes, later = group + kVectors;
+  for (int64_t group = kv.groups.begin; group < kv.groups.end; ++group) {
+    const int64_t begin = positions.begin + group * kLanes;
     const Range own = {begin, begin + kLanes};
-    const void* ahead = later < kGroups ? kv.values[later] : next.keys[later - kGroups];
-    if (!ahead) ahead = kv.values[group];
+    const void* ahead = kv.values_or_after(group + kVectors, next);
     const auto add = [&](int64_t query, auto queries, Range rows) {
       if (rows.begin >= rows.end) return;
       add_rows<kFormat, queries>(scratch_.scores + query * kSegment + group * kLanes, rows,

@@ -40,13 +40,29 @@ struct SegmentScratch {
 
 constexpr int64_t kGroups = kSegment / kLanes;
 
-// Where the KV of a segment lies, for each group of kLanes positions; null for one that is not
-// seen. Keys are [head_dim, kLanes] with a stride, values [kLanes, head_dim].
+// Where the KV of a segment lies, for each group of kLanes positions that some query sees. Keys are
+// [head_dim, kLanes] with a stride, values [kLanes, head_dim].
 struct SegmentKv {
   Format format;
   int64_t key_stride;
+  Range groups;  // at least one
   const void* keys[kGroups];
   const void* values[kGroups];
+
+  // The keys of a group; beyond the last one what is read then, the values.
+  const void* keys_or_after(int64_t group) const {
+    return group < groups.end ? keys[group] : values[following(group, groups)];
+  }
+
+  // Likewise, and beyond the last one the keys of the segment that is `next`.
+  const void* values_or_after(int64_t group, const SegmentKv& next) const {
+    return group < groups.end ? values[group] : next.keys[following(group, next.groups)];
+  }
+
+ private:
+  int64_t following(int64_t group, Range then) const {
+    return std::min(then.begin + group - groups.end, then.end - 1);
+  }
 };
 
 // The work on one chain: its queries are loaded once, then segment after segment is computed.
@@ -56,7 +72,13 @@ class SegmentKernel {
                 const Chain& chain, SegmentScratch scratch);
 
   void load_queries(const float* q, int64_t q_stride) const;
-  void compute(int64_t segment, SegmentResult result) const;  // `segment` counts from the chain's
+
+  // Segments count from the chain's first one, here and below.
+  SegmentKv locate(int64_t segment) const;
+
+  // kv: the segment's. next: what is read after it.
+  void compute(int64_t segment, const SegmentKv& kv, const SegmentKv& next,
+               SegmentResult result) const;
 
   // Goes on from `total`, which is of all segments before this one, to that with it included.
   void merge(int64_t segment, SegmentResult total, SegmentResult result) const;
@@ -68,7 +90,6 @@ class SegmentKernel {
   Range seen_by(int64_t query, Range positions) const;
   Range seen_by_any(Range positions) const;
 
-  SegmentKv locate(Range positions) const;
   void copy_group(Range positions, int64_t group_begin, float* keys, float* values) const;
   template <Format>
   void score(const SegmentKv& kv) const;
