@@ -10,7 +10,7 @@ from benchmarks.summary import Comparison, Ratio, compare, compare_cases
 
 MANY = 16
 LOOKUPS = ("ngram", "suffix")
-OURS = ("ours fp32", "ours int8")
+OURS = ("ours fp32", "ours bf16", "ours int8")
 _LEAST_PLAIN = {
     ("ours fp32", "transformers"): 1.6,
     ("ours fp32", "vllm fp32"): 2.0,
@@ -89,7 +89,7 @@ def lookup_ratios(measured: Measured, suites: Sequence[str]) -> list[Ratio]:
         for suite in suites
         for method in _faster_lookup(measured, own, suite)
         for peer in PEERS
-        if lookup_case(peer.name, suite, LOOKUPS[0]) in measured
+        if LOOKUPS[0] in peer.methods and lookup_case(peer.name, suite, LOOKUPS[0]) in measured
     ]
 
 

@@ -169,6 +169,14 @@ def test_our_faster_lookup_is_compared():
     assert (ratio.median, ratio.aim) == (3.0, 1.8)
 
 
+def test_a_peer_that_is_loaded_anew_for_lookups_is_compared_once():
+    measured = example() | {
+        lookup_case("vllm fp32 lookup", "edit", "ngram"): measured_in([2.0, 4.0])
+    }
+    names = [ratio.name for ratio in lookup_ratios(measured, ["edit"])]
+    assert names.count("ours fp32 suffix / vllm fp32 ngram, edit") == 1
+
+
 def test_agreement_counts_tokens_before_the_first_difference():
     found = agreement(
         example(), lookup_case("ours fp32", "edit", "ngram"), plain_case("ours fp32", "edit")
