@@ -50,7 +50,7 @@ from cluster.watches import Watches
 from specdec.client import ModelInfo
 from specdec.errors import InvalidValueError, TargetFailedError
 from specdec.machine import available_memory_bytes
-from specdec.model_directories import resolve_models, settled_dtype
+from specdec.model_directories import resolve_models
 from specdec.profile import ProfileOrder, ProfileReport
 
 GRPC_SERVICER_FUNCTIONS = (
@@ -218,7 +218,6 @@ def _make_router(
         shares = node_shares(config, application)
         directories = resolve_models(config, log_progress)
         memory = replica_memory(config, placement, shares)
-        config = settled_dtype(config, directories)
         return Router(config, directories, memory, replica_id, shares.target)
     bytes_now = available_memory_bytes() if config.device == "cpu" else found.memory_bytes
     memory = ReplicaMemory(min(found.memory_bytes, bytes_now))

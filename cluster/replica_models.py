@@ -188,7 +188,7 @@ class ReplicaModels:
         return GroupSpec(
             name=name,
             model=source,
-            dtype=config.dtype_name,
+            dtype=config.settled_dtype,
             device=config.device,
             quantization=quantization,
             kernels=config.kernels,

@@ -34,7 +34,7 @@ from specdec.engine_loop import EngineLoop
 from specdec.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.memory_plan import memory_plan
 from specdec.metrics import BATCH_SIZE, Metrics, counts_of
-from specdec.model_directories import ModelDirectories
+from specdec.model_directories import ModelDirectories, with_settled_dtype
 from specdec.profile import ProfileOrder, ProfileReport
 from specdec.request_output import RequestOutput
 from specdec.sampling_params import SamplingDefaults, SamplingParams
@@ -68,7 +68,7 @@ class Router:
 
         num_sharing: how many replicas share the cores of a node.
         """
-        self.config = config
+        config = self.config = with_settled_dtype(config, directories)
         self.metrics = Metrics()
         self._replica = replica
         models = directories.configs()
@@ -290,7 +290,7 @@ class Router:
         return ModelInfo(
             model=self.config.served_model_name,
             architecture=self._model.architecture,
-            dtype=self.config.dtype_name,
+            dtype=self.config.settled_dtype,
             vocab_size=self._model.vocab_size,
             max_model_len=self.max_model_len,
             tensor_parallel_size=self.config.tensor_parallel_size,

@@ -21,7 +21,7 @@ from cluster.several_models import application_name, check_prefix
 from cluster.surroundings import listen_error
 from specdec.machine import available_cpus, num_gpus
 from specdec.memory_plan import memory_plan
-from specdec.model_directories import ModelDirectories, resolve_models, settled_dtype
+from specdec.model_directories import ModelDirectories, resolve_models, with_settled_dtype
 
 Report = Callable[[str], None]
 
@@ -114,7 +114,6 @@ def _find(configs: Sequence[ServeConfig], report: Report) -> list[Served]:
     for port in (configs[0].grpc_port, configs[0].http_port):
         _require_free_port(configs[0].host, port)
     directories = [resolve_models(config, report) for config in configs]
-    configs = list(map(settled_dtype, configs, directories))
     num_replicas = sum(config.most_replicas for config in configs)
     check_together(configs, available_cpus(), num_gpus)
     served = []
@@ -130,7 +129,7 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_
     """Finds out here what the Router would only find out after half a minute."""
     models = directories.configs()
     check_ranks(config, models, available_cpus())
-    memory_plan(config, models, memory_bytes)
+    memory_plan(with_settled_dtype(config, directories), models, memory_bytes)
 
 
 def _check_cluster(served: Sequence[Served]) -> None:

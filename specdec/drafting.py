@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field
 
 from specdec.decisions import Decision, DecisionReason
 from specdec.proposers import DraftRequest, Proposal, Proposer
@@ -16,40 +15,47 @@ from specdec.stats import STRUCTURED_OUTPUT
 from specdec.step import StepRow
 
 
-@dataclass(eq=False)
 class Drafting:
     """Stands between the engine and its proposer and policy.
 
     For each step, in this order: `decide`, `propose` where drafts are allowed, `begin_step`, and
     when its results are there `judge` for each row that was verified, then `end_step`.
-
-    config: None where nothing may be drafted. proposer: None where nothing drafts. policy: None
-    drafts as configured at every load.
     """
 
-    config: SpeculativeConfig | None
-    proposer: Proposer | None
-    policy: SpeculationPolicy | None
-    _num_asked: dict[int, int] = field(default_factory=dict)  # draft tokens by sequence
-    _drafters: dict[int, str] = field(default_factory=dict)  # methods by sequence
+    def __init__(
+        self,
+        config: SpeculativeConfig | None,
+        proposer: Proposer | None,
+        policy: SpeculationPolicy | None,
+    ) -> None:
+        """config: None where nothing may be drafted. proposer: None where nothing drafts.
+
+        policy: None drafts as configured at every load.
+        """
+        self.policy = policy
+        self._config = config
+        self._proposer = proposer
+        self._length_rule = config.length_rule if config else None
+        self._num_asked: dict[int, int] = {}  # draft tokens by sequence, of the last step
+        self._drafters: dict[int, str] = {}  # methods by sequence, likewise
 
     @property
     def is_on(self) -> bool:
         """Whether a request that says nothing about it gets drafts."""
-        return self.policy.is_on if self.policy else self.proposer is not None
+        return self.policy.is_on if self.policy else self._proposer is not None
 
     def decide(self, num_decoding: int, num_willing: int) -> Decision:
         """What a sequence may draft in the coming step; the two are as `SpeculationPolicy` says."""
         self._num_asked, self._drafters = {}, {}
-        if self.proposer is None or self.config is None:
+        if self._proposer is None or self._config is None:
             return Decision(0, DecisionReason.OPERATOR)
         if self.policy is None:
-            return Decision(self.config.num_speculative_tokens, DecisionReason.OPERATOR)
+            return Decision(self._config.num_speculative_tokens, DecisionReason.OPERATOR)
         return self.policy.decide(num_decoding, num_willing)
 
     def propose(self, rows: Many[ScheduledRow]) -> dict[int, Proposal]:
         """Drafts by sequence, for those of `rows` for which there are any."""
-        if not rows or self.proposer is None:
+        if not rows or self._proposer is None:
             return {}
         requests = [
             DraftRequest(
@@ -58,8 +64,8 @@ class Drafting:
             for row in rows
         ]
         self._num_asked = {each.seq.seq_id: each.max_tokens for each in requests}
-        self.proposer.begin(requests)
-        proposals = {each.seq_id: each for each in self.proposer.collect()}
+        self._proposer.begin(requests)
+        proposals = {each.seq_id: each for each in self._proposer.collect()}
         self._drafters = {seq_id: self._drafter(each) for seq_id, each in proposals.items()}
         return proposals
 
@@ -82,9 +88,8 @@ class Drafting:
 
         The policy does not, where the request had chosen another method.
         """
-        rule = self.config.length_rule if self.config else None
-        if rule is not None and seq.draft_length is not None:
-            seq.draft_length = rule.after(seq.draft_length, num_drafted, num_accepted)
+        if self._length_rule is not None and seq.draft_length is not None:
+            seq.draft_length = self._length_rule.after(seq.draft_length, num_drafted, num_accepted)
         if self.policy is not None and self._method(seq) == self.policy.control.method:
             num_asked = self._num_asked.get(seq.seq_id, 0)
             self.policy.observe_row(num_asked, num_drafted, num_accepted)
@@ -101,8 +106,8 @@ class Drafting:
 
     def release(self, seq_id: int) -> None:
         """Has the proposer drop a sequence that lost its blocks."""
-        if self.proposer is not None:
-            self.proposer.release(seq_id)
+        if self._proposer is not None:
+            self._proposer.release(seq_id)
 
     def _method(self, seq: Sequence) -> SpeculationMethod | None:
         """What is to draft for a sequence; None for all that is loaded, in its order."""
@@ -114,7 +119,7 @@ class Drafting:
         return control.method if control else None
 
     def _drafter(self, proposal: Proposal) -> str:
-        assert self.config is not None, "a proposal without speculation"
+        assert self._config is not None, "a proposal without speculation"
         if not proposal.draft_token_ids:
             return STRUCTURED_OUTPUT
-        return proposal.method or self.config.method
+        return proposal.method or self._config.method

@@ -56,8 +56,8 @@ class LLMConfig:
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "float32",
         one_of("auto", "float32", "bfloat16", "float16"),
-        "Data type of weights, activations and KV cache; auto is the one that the model's "
-        "config.json names",
+        "Data type of weights, activations and KV cache; auto is the one that config.json of "
+        "the model names, or float32 where it names none",
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu",
@@ -176,8 +176,8 @@ class LLMConfig:
         }
 
     @property
-    def dtype_name(self) -> DTypeName:
-        """`dtype`, of a configuration for which `settled_dtype` has found out what auto is."""
+    def settled_dtype(self) -> DTypeName:
+        """`dtype`, of a configuration for which `with_settled_dtype` has found out what auto is."""
         assert self.dtype != "auto", "the checkpoint has not been asked"
         return self.dtype
 

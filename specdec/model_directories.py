@@ -35,7 +35,7 @@ class ModelDirectories:
         return Models(ModelConfig.from_directory(self.target), draft)
 
 
-def settled_dtype(config: Config, directories: ModelDirectories) -> Config:
+def with_settled_dtype(config: Config, directories: ModelDirectories) -> Config:
     """The configuration with what its dtype stands for, where that is auto.
 
     Raises InvalidValueError where the checkpoint is in no type that a model can be run in.

@@ -26,7 +26,7 @@ from specdec.llm.stats_log import StatsLog
 from specdec.machine import available_memory_bytes, smallest_gpu_bytes
 from specdec.memory_plan import memory_plan
 from specdec.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics, counts_of
-from specdec.model_directories import resolve_models, settled_dtype
+from specdec.model_directories import resolve_models, with_settled_dtype
 from specdec.models.store import print_progress
 from specdec.request_observer import AbortedError, RequestObserver
 from specdec.sampling_params import SEED_LIMIT, SamplingDefaults, SamplingParams, StructuredOutput
@@ -54,7 +54,7 @@ class EngineHost:
         """Finds, loads and measures the models. Raises what any of that raises."""
         self._arguments = arguments
         directories = resolve_models(arguments.config, print_progress)
-        config = self.config = settled_dtype(arguments.config, directories)
+        config = self.config = with_settled_dtype(arguments.config, directories)
         models = directories.configs()
         self.model = models.target
         if config.generation_config == "none":

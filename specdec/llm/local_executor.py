@@ -88,7 +88,7 @@ class LocalExecutor:
         config, limits = self._config, self._plan.engine
         runner = load_runner(
             self._directories.target,
-            config.dtype_name,
+            config.settled_dtype,
             limits,
             TensorParallelGroup(),
             config.quantization_method,
@@ -106,7 +106,7 @@ class LocalExecutor:
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
         runner = load_draft_runner(
             directory,
-            self._config.dtype_name,
+            self._config.settled_dtype,
             limits,
             TensorParallelGroup(),
             speculation.quantization,

@@ -60,7 +60,7 @@ def test_defaults_and_limits_are_those_of_the_engine():
     for field in dataclasses.fields(EngineConfig):
         if field.default not in (dataclasses.MISSING, None) and field.name != "async_scheduling":
             assert getattr(config, field.name) == field.default, field.name
-    assert settings()["dtype"].limit.options == tuple(DTYPE_BYTES)
+    assert settings()["dtype"].limit.options == ("auto", *DTYPE_BYTES)
     assert settings()["quantization"].limit.options == ("none", "int8")
     assert ServeConfig().quantization_method is None
     assert ServeConfig(quantization="int8").quantization_method == "int8"
@@ -93,8 +93,8 @@ def test_every_literal_allows_what_its_setting_allows():
         ("tensor_parallel_size", 2.0, "a whole number from 1 to 1024"),
         ("tensor_parallel_size", "2", "a whole number from 1 to 1024"),
         ("tensor_parallel_size", None, "a whole number from 1 to 1024"),
-        ("dtype", "float64", "one of float32, bfloat16, float16"),
-        ("dtype", ["float32"], "one of float32, bfloat16, float16"),
+        ("dtype", "float64", "one of auto, float32, bfloat16, float16"),
+        ("dtype", ["float32"], "one of auto, float32, bfloat16, float16"),
         ("max_model_len", 1, "a whole number from 2 to 16777216"),
         ("max_queue_len", -1, "a whole number from 0 to 1000000"),
         ("kv_cache_memory_gib", 0, "a number above 0"),

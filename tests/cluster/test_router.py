@@ -17,6 +17,7 @@ from cluster.servicers import InferenceServicer
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.model_directories import ModelDirectories
 from specdec.sampling_params import SamplingDefaults
+from tests.specdec.tiny import renamed_dtype_dir
 
 WISHES = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}
 
@@ -41,6 +42,13 @@ def test_the_models_wishes_hold_unless_they_are_left_aside(model_dir, setting, d
     router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
     assert router.model_info("").sampling_defaults == defaults
     assert router.text.spell([0, 50]) == ["<|endoftext|>", "P"]
+
+
+def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path):
+    model_dir = renamed_dtype_dir(tiny_model_dir, tmp_path / "model", dtype="bfloat16")
+    config = ServeConfig(model=str(model_dir), dtype="auto", max_model_len=128)
+    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
+    assert router.model_info("").dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from cluster.ray_session import Listening, RaySession
 from cluster.service import Served, StartupError, _how_to_call, deploy, running_service
 from specdec.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
 from tests.e2e.conftest import free_ports
+from tests.specdec.tiny import renamed_dtype_dir
 
 
 @pytest.fixture
@@ -64,6 +65,12 @@ def test_more_ranks_than_the_machine_bears(start, tiny_model_dir):
 def test_more_memory_than_there_is(start, tiny_model_dir):
     with pytest.raises(OutOfMemoryError, match="GiB are free"):
         start(model=str(tiny_model_dir), kv_cache_memory_gib=100_000.0)
+
+
+def test_a_checkpoint_of_no_dtype_that_a_model_runs_in(start, tiny_model_dir, tmp_path):
+    model = renamed_dtype_dir(tiny_model_dir, tmp_path / "model", dtype="float64")
+    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json says float64"):
+        start(model=str(model), dtype="auto")
 
 
 class RayWouldStartError(Exception):

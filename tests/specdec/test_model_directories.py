@@ -1,14 +1,12 @@
 """Which models a configuration names, and which drafts it may name for a target."""
 
-import json
-
 import pytest
 
 from specdec.errors import InvalidValueError
 from specdec.llm_config import LLMConfig
-from specdec.model_directories import ModelDirectories, resolve_models, settled_dtype
+from specdec.model_directories import ModelDirectories, resolve_models, with_settled_dtype
 from specdec.speculative_config import SpeculativeConfig
-from tests.specdec.tiny import tiny_llama_dir
+from tests.specdec.tiny import renamed_dtype_dir, tiny_llama_dir
 
 
 def resolved(target, draft):
@@ -38,10 +36,8 @@ def test_a_draft_with_too_little_in_common_is_refused(tiny_model_dir, tmp_path, 
 
 def settled(model_dir, to, names, dtype="auto"):
     """names: what config.json says of data types."""
-    raw = json.loads((model_dir / "config.json").read_text())
-    raw = {key: value for key, value in raw.items() if key not in ("dtype", "torch_dtype")}
-    (to / "config.json").write_text(json.dumps(raw | names))
-    return settled_dtype(LLMConfig(dtype=dtype), ModelDirectories(to, None)).dtype
+    directories = ModelDirectories(renamed_dtype_dir(model_dir, to / "model", **names), None)
+    return with_settled_dtype(LLMConfig(dtype=dtype), directories).dtype
 
 
 @pytest.mark.parametrize(

@@ -150,3 +150,13 @@ def disturbed_llama_dir(source: Path, directory: Path, share: float = 0.1) -> Pa
     }
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory
+
+
+def renamed_dtype_dir(source: Path, directory: Path, **names: str | None) -> Path:
+    """A copy in whose config.json nothing but `names` says what data type the weights have."""
+    shutil.copytree(source, directory)
+    path = directory / "config.json"
+    content = json.loads(path.read_text())
+    left = {key: value for key, value in content.items() if key not in ("dtype", "torch_dtype")}
+    path.write_text(json.dumps(left | names))
+    return directory

@@ -37,7 +37,7 @@ void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv, 
   const auto kernel_of = [&](int64_t chain, int64_t share) {
     return SegmentKernel(batch_, shape_, window_, kv, chains_[chain], memory_of(share).scratch());
   };
-  // What a share reads after a segment; where it reads nothing, or copies what it reads, the same.
+  // What a share reads after a segment; the segment itself where it reads no more, or only copies.
   const auto kv_after = [&](int64_t share, int64_t chain, int64_t segment, const SegmentKv& own) {
     if (kv.block_size % kLanes) return own;
     if (segment + 1 < segments_of(share, chain).end) {

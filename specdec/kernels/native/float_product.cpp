@@ -9,9 +9,9 @@
 namespace specdec {
 namespace {
 
-// Inputs that are summed before the sum is added to the output. Their weights, and those inputs of
-// kBlockRows rows, stay in the second-level cache. Part of the definition of a product: a block's
-// sum is rounded as one number.
+// Inputs that are summed before the sum is added to the output. Their weights, those of the block
+// that is fetched meanwhile, and those inputs of kBlockRows rows fit a second-level cache of 1 MiB.
+// Part of the definition of a product: a block's sum is rounded as one number.
 constexpr int64_t kBlockInputs = 1024;
 constexpr int64_t kBlockRows = 72;
 

@@ -24,12 +24,13 @@ class Meeting {
  public:
   explicit Meeting(int64_t size) : taken_(size) {}
 
-  // Returns when `size` threads have come; all that they wrote before is then seen by all.
-  void wait(int64_t size) {
+  // Thread `index` comes. Returns when `size` have; all that they wrote before is then seen by all.
+  void wait(int64_t index, int64_t size) {
     const uint32_t round = round_.load(std::memory_order_relaxed);
+    // Nobody takes by these counts any more: they were of the round before.
+    taken_[index].counts[(round + 1) % 2].store(0, std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
       arrived_.store(0, std::memory_order_relaxed);
-      for (Taken& taken : taken_) taken.store(0, std::memory_order_relaxed);
       round_.store(round + 1, std::memory_order_seq_cst);
       if (sleepers_.load(std::memory_order_seq_cst) != 0) {
         syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
@@ -49,7 +50,8 @@ class Meeting {
   // Takes one of the `count` things that thread `owner` has since the last barrier, from their
   // beginning or from their end; returns its index, or -1 when none are left.
   int64_t take(int64_t owner, int64_t count, bool from_end) {
-    Taken& taken = taken_[owner];
+    const uint32_t round = round_.load(std::memory_order_relaxed);
+    std::atomic<uint64_t>& taken = taken_[owner].counts[round % 2];
     uint64_t seen = taken.load(std::memory_order_relaxed);
     int64_t first, behind;  // how many were taken at either end
     do {
@@ -65,8 +67,11 @@ class Meeting {
   static constexpr int kChecksPerYield = 64;
   static constexpr uint64_t kFromEnd = uint64_t{1} << 32;
 
-  // How much of a thread's things is taken: at their beginning, and times kFromEnd at their end.
-  struct alignas(128) Taken : std::atomic<uint64_t> {};
+  // How many of a thread's things are taken at their beginning, and times kFromEnd at their end; in
+  // even rounds and in odd ones.
+  struct alignas(128) Taken {
+    std::atomic<uint64_t> counts[2];
+  };
 
   alignas(128) std::atomic<int64_t> arrived_{0};
   alignas(128) std::atomic<uint32_t> round_{0};

@@ -27,8 +27,8 @@ SPECDEC_INLINE void with_size(int64_t size, Work&& work) {
   work(std::integral_constant<int, kMost>());
 }
 
-// scores[q, v * kLanes + lane] = queries[q] . key of position `lane` of keys[v]. Reads the same
-// places of `next` into the cache.
+// scores[q, v * kLanes + lane] = queries[q] . key of position `lane` of keys[v]. Fetches `next` as if
+// it were keys too.
 template <Format kFormat, int kQ, int kV>
 void score_tile(const float* queries, const void* const* keys, const void* const* next,
                 int64_t key_stride, int64_t head_dim, float* scores) {
@@ -47,7 +47,7 @@ void score_tile(const float* queries, const void* const* keys, const void* const
 }
 
 // sums[q, :] += weights[q, i] * values[i, :], i from `rows.begin` on, one after the other, for the
-// `count` dimensions of kV vectors. Reads the same places of `next` into the cache.
+// `count` dimensions of kV vectors. Fetches `next` as if it were values too.
 template <Format kFormat, int kQ, int kV>
 void add_tile(const float* weights, Range rows, const void* values, const void* next,
               int64_t head_dim, int64_t count, int64_t padded_dim, float* sums) {
@@ -184,7 +184,7 @@ void SegmentKernel::score(const SegmentKv& kv) const {
   for (int64_t group = kv.groups.begin; group < kv.groups.end;) {
     const int64_t size = std::min<int64_t>(kVectors, kv.groups.end - group);
     const void* ahead[kVectors];
-    for (int64_t v = 0; v < size; ++v) ahead[v] = kv.keys_or_after(group + size + v);
+    for (int64_t v = 0; v < size; ++v) ahead[v] = kv.keys_or_after(group + kVectors + v);
     for (int64_t first = 0; first < count; first += kQueries) {
       with_size<kQueries>(count - first, [&](auto queries) {
         with_size<kVectors>(size, [&](auto vectors) {
@@ -230,10 +230,11 @@ template <Format kFormat>
 void SegmentKernel::add_values(Range positions, const SegmentKv& kv, const SegmentKv& next,
                                SegmentResult result) const {
   const int64_t padded = shape_.padded_dim(), count = num_queries();
+  const int64_t distance = std::min<int64_t>(kVectors, kv.groups.end - kv.groups.begin);
   for (int64_t group = kv.groups.begin; group < kv.groups.end; ++group) {
     const int64_t begin = positions.begin + group * kLanes;
     const Range own = {begin, begin + kLanes};
-    const void* ahead = kv.values_or_after(group + kVectors, next);
+    const void* ahead = kv.values_or_after(group + distance, next);
     const auto add = [&](int64_t query, auto queries, Range rows) {
       if (rows.begin >= rows.end) return;
       add_rows<kFormat, queries>(scratch_.scores + query * kSegment + group * kLanes, rows,

@@ -60,8 +60,9 @@ struct SegmentKv {
   }
 
  private:
-  int64_t following(int64_t group, Range then) const {
-    return std::min(then.begin + group - groups.end, then.end - 1);
+  // Which of `others` is read in the place of a group behind these.
+  int64_t following(int64_t group, Range others) const {
+    return std::min(others.begin + group - groups.end, others.end - 1);
   }
 };
 
@@ -73,7 +74,8 @@ class SegmentKernel {
 
   void load_queries(const float* q, int64_t q_stride) const;
 
-  // Segments count from the chain's first one, here and below.
+  // Segments count from the chain's first one, here and below. Where the pool's blocks hold no whole
+  // vectors, the segment is copied to the scratch memory, over the one before.
   SegmentKv locate(int64_t segment) const;
 
   // kv: the segment's. next: what is read after it.

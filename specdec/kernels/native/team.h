@@ -3,7 +3,6 @@
 
 #include <omp.h>
 
-#include <algorithm>
 #include <cstdint>
 
 #include "meeting.h"
@@ -26,20 +25,18 @@ struct Team {
   void hand_out(CountOf count_of, Visit visit) const {
     for (int64_t turn = 0; turn < size; ++turn) {
       const int64_t owner = (index + turn) % size, count = count_of(owner);
-      for (int64_t next = 0; (next = take(owner, count, next)) >= 0; ++next) visit(owner, next);
+      if (size == 1) {
+        for (int64_t thing = 0; thing < count; ++thing) visit(owner, thing);
+        return;
+      }
+      int64_t thing;
+      while ((thing = meeting->take(owner, count, turn > 0)) >= 0) visit(owner, thing);
     }
   }
 
   // Waits until every thread is here; all that they wrote before is then seen by all.
   void barrier() const {
-    if (size > 1) meeting->wait(size);
-  }
-
- private:
-  // Of the things of `owner`; -1 when none are left. A thread that is alone takes `next`.
-  int64_t take(int64_t owner, int64_t count, int64_t next) const {
-    if (size == 1) return next < count ? next : -1;
-    return meeting->take(owner, count, owner != index);
+    if (size > 1) meeting->wait(index, size);
   }
 };
 

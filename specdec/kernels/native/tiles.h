@@ -55,41 +55,48 @@ class PanelShare {
 };
 
 // Divides a product among the threads of a team: calls visit(part, panels, next) for parts of the
-// rows of at most `most_rows` and groups of panels; next: the group that is likely to follow.
+// rows, of at most `most_rows`, and groups of panels. next: the group that this thread is likely to
+// come to then, or the same one if there is none.
 template <class Visit>
 void for_each_group(int64_t num_panels, int64_t rows, int64_t most_rows, Team team, Visit visit) {
   const int64_t num_parts = (rows + most_rows - 1) / most_rows;
   const auto share_of = [&](int64_t owner) { return PanelShare(num_panels, {owner, team.size}); };
-  team.hand_out([&](int64_t owner) { return num_parts * share_of(owner).num_groups(); },
-                [&](int64_t owner, int64_t index) {
-                  const PanelShare share = share_of(owner);
-                  const int64_t count = share.num_groups(), group = index % count;
-                  visit(Team{index / count, num_parts}.share(rows), share.group(group, rows),
-                        share.group((group + 1) % count, rows));
-                });
+  const auto count_of = [&](int64_t owner) { return num_parts * share_of(owner).num_groups(); };
+  team.hand_out(count_of, [&](int64_t owner, int64_t index) {
+    const PanelShare share = share_of(owner);
+    const int64_t num_groups = share.num_groups(), later = index + (owner == team.index ? 1 : -1);
+    const PanelGroup panels = share.group(index % num_groups, rows);
+    const bool is_last = later < 0 || later == num_parts * num_groups;
+    const PanelGroup next = is_last ? panels : share.group(later % num_groups, rows);
+    visit(Team{index / num_groups, num_parts}.share(rows), panels,
+          next.count == panels.count ? next : panels);
+  });
 }
 
-// What tiles fetch while they compute: with one tile of rows, what it comes to itself in a moment.
-// With more, all but the first find their weights in the cache; so that memory is not idle then,
-// they fetch what is to follow, a part each.
+// What a tile fetches from memory or a farther cache while it computes.
+//
+// Where it is the only one with its weights, those that it comes to itself in a moment. Else the
+// weights are in the cache after the first tile at the latest, and memory would be idle: a few tiles
+// fetch a part each of the weights that come next, so that the first tile finds them there too.
 struct Ahead {
   const char* from;  // in the first panel
   int64_t step;      // bytes from one input, or quad, to the next; the same in each panel
 
   // Of tile `index` of `count` with the same weights. They begin at `weights`, and `bytes` of them
-  // are of one input of num_inputs; what follows begins at `next` and has num_next inputs.
+  // are of one of num_inputs; what comes next begins at `next` and has num_next, or is the same.
   static Ahead of(int64_t index, int64_t count, const void* weights, const void* next,
                   int64_t num_inputs, int64_t num_next, int64_t bytes) {
-    const auto* own = static_cast<const char*>(weights);
-    if (count == 1) return {own + kBytes, bytes};
     const int64_t parts = std::min(count, kMostParts);
-    if (index >= parts) return {own, bytes};
+    if (count == 1 || next == weights || index >= parts) {
+      return {static_cast<const char*>(weights) + kBytesAhead, bytes};
+    }
     const int64_t step = num_next * bytes / (num_inputs * parts);
     return {static_cast<const char*>(next) + index * num_inputs * step, step};
   }
 
  private:
-  static constexpr int64_t kBytes = 2048, kMostParts = 4;
+  static constexpr int64_t kBytesAhead = 2048;
+  static constexpr int64_t kMostParts = 4;  // with more, a step would be too few bytes to divide
 };
 
 // Visits `rows` in parts of at most `most`, of which none is more than one longer than another:
