@@ -10,7 +10,6 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from specdec.config import DTypeName
 from specdec.devices import resolved_device
 from specdec.errors import InvalidValueError
 from specdec.settings import (
@@ -30,6 +29,7 @@ from specdec.settings import (
 from specdec.speculative_keys import AUTO, SPECULATION, default_speculation, read_speculation
 
 if TYPE_CHECKING:
+    from specdec.config import DTypeName
     from specdec.speculative_config import SpeculativeConfig
 
 Config = TypeVar("Config", bound="LLMConfig")
