@@ -41,7 +41,8 @@ _ABOUT = (
     "varies by up to 5 %, and one in a hundred takes six times as long. *auto* is the default "
     "policy; *best k* the fixed number of draft tokens that was best on odd rounds, compared on "
     "even ones. Tokens a second, medians. The aim is that auto has at least {aim:.0%} of the best "
-    "fixed number, and of off."
+    "fixed number, and of off. What it makes of the demo model on a real service is in "
+    "[service-control.md](service-control.md)."
 )
 _COLUMNS = (
     "target", "acceptance", "streams", "off", "best k", "at best k", "auto", "of best", "of off",
