@@ -68,10 +68,10 @@ class Router:
 
         num_sharing: how many replicas share the cores of a node.
         """
-        config = self.config = with_settled_dtype(config, directories)
+        models = directories.configs()
+        config = self.config = with_settled_dtype(config, models)
         self.metrics = Metrics()
         self._replica = replica
-        models = directories.configs()
         self._model = models.target
         if config.generation_config == "none":
             self._model = replace(models.target, sampling_defaults=SamplingDefaults())

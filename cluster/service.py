@@ -129,7 +129,7 @@ def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_
     """Finds out here what the Router would only find out after half a minute."""
     models = directories.configs()
     check_ranks(config, models, available_cpus())
-    memory_plan(with_settled_dtype(config, directories), models, memory_bytes)
+    memory_plan(with_settled_dtype(config, models), models, memory_bytes)
 
 
 def _check_cluster(served: Sequence[Served]) -> None:

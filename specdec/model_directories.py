@@ -35,14 +35,14 @@ class ModelDirectories:
         return Models(ModelConfig.from_directory(self.target), draft)
 
 
-def with_settled_dtype(config: Config, directories: ModelDirectories) -> Config:
+def with_settled_dtype(config: Config, models: Models) -> Config:
     """The configuration with what its dtype stands for, where that is auto.
 
     Raises InvalidValueError where the checkpoint is in no type that a model can be run in.
     """
     if config.dtype != "auto":
         return config
-    named = ModelConfig.from_directory(directories.target).checkpoint_dtype
+    named = models.target.checkpoint_dtype
     for dtype in DTYPE_BYTES:
         if dtype == named:
             return replace(config, dtype=dtype)

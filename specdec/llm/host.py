@@ -54,8 +54,8 @@ class EngineHost:
         """Finds, loads and measures the models. Raises what any of that raises."""
         self._arguments = arguments
         directories = resolve_models(arguments.config, print_progress)
-        config = self.config = with_settled_dtype(arguments.config, directories)
         models = directories.configs()
+        config = self.config = with_settled_dtype(arguments.config, models)
         self.model = models.target
         if config.generation_config == "none":
             self.model = replace(models.target, sampling_defaults=SamplingDefaults())

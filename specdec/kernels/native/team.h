@@ -23,12 +23,13 @@ struct Team {
   // its core to another process. Calls visit(owner, index). Once between two barriers.
   template <typename CountOf, typename Visit>
   void hand_out(CountOf count_of, Visit visit) const {
+    if (size == 1) {
+      const int64_t count = count_of(index);
+      for (int64_t thing = 0; thing < count; ++thing) visit(index, thing);
+      return;
+    }
     for (int64_t turn = 0; turn < size; ++turn) {
       const int64_t owner = (index + turn) % size, count = count_of(owner);
-      if (size == 1) {
-        for (int64_t thing = 0; thing < count; ++thing) visit(owner, thing);
-        return;
-      }
       int64_t thing;
       while ((thing = meeting->take(owner, count, turn > 0)) >= 0) visit(owner, thing);
     }
