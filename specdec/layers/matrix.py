@@ -81,7 +81,8 @@ class NativeMatrix:
     """A matrix for the native kernels: packed, in the model's dtype or in 8-bit integers.
 
     Whatever the format, activations and sums are float32, and a row's product is the same bits
-    alone and in any batch.
+    alone and in any batch. A product rounds its input where the format does: to bfloat16, or to
+    8-bit digits.
     """
 
     def __init__(

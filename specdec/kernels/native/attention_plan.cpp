@@ -1,6 +1,8 @@
 // How the attention of a batch is divided: evenly by cost, between any two segments.
 #include "attention.h"
 
+#include <algorithm>
+
 namespace specdec {
 
 namespace {

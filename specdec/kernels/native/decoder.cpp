@@ -139,22 +139,23 @@ class Pass {
       const int64_t row = batch_.input_ids[token] - embedding.first_token;
       if (row < 0 || row >= embedding.num_tokens) {
         std::fill(to, to + model_.hidden_size, 0.0f);  // another rank's
-      } else if (embedding.table) {
-        copy_row(embedding.table, row * model_.hidden_size, 1, to);
       } else {
-        const int64_t panel = row / kPanel;
-        copy_row(embedding.panels, panel * kPanel * model_.hidden_size + row % kPanel, kPanel, to);
+        copy_row(embedding, row, to);
       }
     }
     reduce(batch_.num_tokens, x_, team);
   }
 
-  // A row of the embedding, which begins at element `first` and goes on every `stride` elements.
-  void copy_row(const void* elements, int64_t first, int64_t stride, float* to) {
-    with_format(model_.embedding.format, [&](auto format) {
-      const auto* from = static_cast<const typename Numbers<format>::Element*>(elements) + first;
+  void copy_row(const Embedding& embedding, int64_t row, float* to) {
+    const PanelLayout layout(embedding.format, model_.hidden_size);
+    with_format(embedding.format, [&](auto format) {
+      using Element = typename Numbers<format>::Element;
+      const auto* elements =
+          static_cast<const Element*>(embedding.table ? embedding.table : embedding.panels);
       for (int64_t i = 0; i < model_.hidden_size; ++i) {
-        to[i] = read_part<format>(from + i * stride, 1)[0];
+        const int64_t place =
+            embedding.table ? row * model_.hidden_size + i : layout.place(row, i);
+        to[i] = read_part<format>(elements + place, 1)[0];
       }
     });
   }

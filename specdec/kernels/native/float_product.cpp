@@ -1,9 +1,8 @@
 #include "float_product.h"
 
-#ifdef __F16C__
-#include <immintrin.h>
-#endif
+#include <type_traits>
 
+#include "float_formats.h"
 #include "tiles.h"
 
 namespace specdec {
@@ -15,48 +14,15 @@ namespace {
 constexpr int64_t kBlockInputs = 1024;
 constexpr int64_t kBlockRows = 72;
 
-struct Float32 {
-  using Element = float;
-  static Floats load_weights(const float* weights) { return load<Floats>(weights); }
-};
-
-struct BFloat16 {
-  using Element = uint16_t;
-  static Floats load_weights(const uint16_t* weights) {
-    return (Floats)(__builtin_convertvector(load<Halves>(weights), Bits) << 16);
-  }
-};
-
-struct Float16 {
-  using Element = uint16_t;
-#if defined(__AVX512F__)
-  static Floats load_weights(const uint16_t* weights) {
-    return (Floats)_mm512_maskz_cvtph_ps(0xffff, load<__m256i>(weights));
-  }
-#elif defined(__F16C__)
-  static Floats load_weights(const uint16_t* weights) {
-    return (Floats)_mm256_cvtph_ps(load<__m128i>(weights));
-  }
-#else
-  // Moves exponent and fraction into place, and multiplies by 2^112, the difference of the biases:
-  // exact for all that is finite.
-  static Floats load_weights(const uint16_t* weights) {
-    const Bits bits = __builtin_convertvector(load<Halves>(weights), Bits);
-    const Floats magnitude = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
-    return (Floats)((Bits)magnitude | (bits & 0x8000) << 16);
-  }
-#endif
-};
-
 // One block of inputs of a few rows, and the panels that they are multiplied by.
-template <class Element>
+template <class Weights>
 struct FloatTile {
-  const Element* weights;
+  const typename Weights::Element* weights;
   int64_t panel_elements;  // from one panel to the next
   int64_t panel_outputs;
-  int64_t inputs;  // in this block
+  int64_t steps;  // in this block
   Ahead ahead;
-  const float* x;
+  const typename Weights::Input* x;
   int64_t x_stride;
   float* y;
   int64_t y_stride;
@@ -67,7 +33,7 @@ struct FloatTile {
 
 template <class Weights>
 struct FloatKernels {
-  using Tile = FloatTile<typename Weights::Element>;
+  using Tile = FloatTile<Weights>;
   static constexpr int kMaxRows = kTileSums / kTileVectors;
 
   template <int kRows, int kPanels>
@@ -81,25 +47,29 @@ struct FloatKernels {
       SPECDEC_UNROLL
       for (int row = 0; row < kRows; ++row) sums[row][vector] = begin;
     }
-    for (int64_t input = 0; input < tile.inputs; ++input) {
-      Floats weights[kVectors];
-      SPECDEC_UNROLL
-      for (int vector = 0; vector < kVectors; ++vector) {
-        const auto* panel = tile.weights + vector / kPanelVectors * tile.panel_elements;
-        const auto* source = panel + input * kPanel + vector % kPanelVectors * kLanes;
-        weights[vector] = Weights::load_weights(source);
-      }
+    for (int64_t step = 0; step < tile.steps; ++step) {
       SPECDEC_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
         const int64_t before = panel * tile.panel_elements * sizeof(*tile.weights);
-        __builtin_prefetch(tile.ahead.from + before + input * tile.ahead.step);
+        __builtin_prefetch(tile.ahead.from + before + step * tile.ahead.step);
       }
       SPECDEC_UNROLL
-      for (int row = 0; row < kRows; ++row) {
-        const float value = tile.x[row * tile.x_stride + input];
+      for (int term = 0; term < Weights::kTerms; ++term) {
+        Floats weights[kVectors];
         SPECDEC_UNROLL
         for (int vector = 0; vector < kVectors; ++vector) {
-          sums[row][vector] += weights[vector] * value;
+          const auto* panel = tile.weights + vector / kPanelVectors * tile.panel_elements;
+          const int64_t output = step * kPanel + vector % kPanelVectors * kLanes;
+          weights[vector] = Weights::weights(panel + output * Weights::kInputs, term);
+        }
+        SPECDEC_UNROLL
+        for (int row = 0; row < kRows; ++row) {
+          const auto* x = tile.x + row * tile.x_stride + step * Weights::kInputs;
+          const Floats input = Weights::input(x, term);
+          SPECDEC_UNROLL
+          for (int vector = 0; vector < kVectors; ++vector) {
+            sums[row][vector] = Weights::add_product(sums[row][vector], weights[vector], input);
+          }
         }
       }
     }
@@ -125,33 +95,34 @@ struct FloatKernels {
 // The products of some rows with some panels: block by block of the inputs, and in each block tile
 // by tile of the rows, so that the block's weights are read from memory once.
 template <class Weights>
-void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next, const float* x,
-                    int64_t x_stride, Range rows, float* y, int64_t y_stride, Store store) {
+void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
+                    const typename Weights::Input* x, int64_t x_stride, Range rows, float* y,
+                    int64_t y_stride, Store store) {
   using Family = FloatKernels<Weights>;
-  const int64_t first = panels.first_output(), panel_elements = matrix.in_features * kPanel;
+  constexpr int64_t kBlockSteps = kBlockInputs / Weights::kInputs;
+  constexpr int64_t kStepElements = kPanel * Weights::kInputs;
+  const int64_t first = panels.first_output(), steps = num_steps(matrix);
   const auto* weights = static_cast<const typename Weights::Element*>(matrix.panels);
   typename Family::Tile tile;
-  tile.panel_elements = panels.step * panel_elements;
+  tile.panel_elements = panels.step * steps * kStepElements;
   tile.panel_outputs = panels.step * kPanel;
   tile.x_stride = x_stride;
   tile.y_stride = y_stride;
   tile.outputs = matrix.out_features - first;
-  const auto inputs_from = [&](int64_t begin) {
-    return std::min(kBlockInputs, matrix.in_features - begin);
-  };
-  for (int64_t begin = 0; begin < matrix.in_features; begin += kBlockInputs) {
-    tile.weights = weights + panels.first * panel_elements + begin * kPanel;
-    tile.inputs = inputs_from(begin);
-    const bool is_last = begin + tile.inputs == matrix.in_features;
-    const auto* next_weights =
-        is_last ? weights + next.first * panel_elements : tile.weights + tile.inputs * kPanel;
-    const int64_t num_next = inputs_from(is_last ? 0 : begin + tile.inputs);
+  const auto steps_from = [&](int64_t begin) { return std::min(kBlockSteps, steps - begin); };
+  for (int64_t begin = 0; begin < steps; begin += kBlockSteps) {
+    tile.weights = weights + (panels.first * steps + begin) * kStepElements;
+    tile.steps = steps_from(begin);
+    const bool is_last = begin + tile.steps == steps;
+    const auto* next_weights = is_last ? weights + next.first * steps * kStepElements
+                                       : tile.weights + tile.steps * kStepElements;
+    const int64_t num_next = steps_from(is_last ? 0 : begin + tile.steps);
     tile.bias = begin == 0 && matrix.bias ? matrix.bias + first : nullptr;
     tile.adds = begin > 0 || store == Store::kAdd;
     for_each_part(rows, Family::kMaxRows, [&](Range part, int64_t index, int64_t count) {
-      tile.ahead = Ahead::of(index, count, tile.weights, next_weights, tile.inputs, num_next,
-                             kPanel * sizeof(*tile.weights));
-      tile.x = x + part.begin * x_stride + begin;
+      tile.ahead = Ahead::of(index, count, tile.weights, next_weights, tile.steps, num_next,
+                             kStepElements * sizeof(*tile.weights));
+      tile.x = x + part.begin * x_stride + begin * Weights::kInputs;
       tile.y = y + part.begin * y_stride + first;
       Kernels<Family>::of(part.end - part.begin, panels.count)(tile);
     });
@@ -159,8 +130,8 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next, co
 }
 
 template <class Weights>
-void multiply_by(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
-                 int64_t y_stride, Store store, Team team) {
+void multiply_by(const Matrix& matrix, const typename Weights::Input* x, int64_t x_stride,
+                 int64_t rows, float* y, int64_t y_stride, Store store, Team team) {
   for_each_group(num_panels(matrix), rows, kBlockRows, team,
                  [&](Range part, PanelGroup panels, PanelGroup next) {
                    multiply_group<Weights>(matrix, panels, next, x, x_stride, part, y, y_stride,
@@ -168,15 +139,40 @@ void multiply_by(const Matrix& matrix, const float* x, int64_t x_stride, int64_t
                  });
 }
 
+// Rows as BFloat16 takes them, in scratch memory.
+int64_t rounded_stride(const Matrix& matrix) { return round_up(matrix.in_features, kVectorBytes); }
+
+const BFloat16::Input* round_rows(const Matrix& matrix, const float* x, int64_t x_stride,
+                                  int64_t rows, void* scratch, Team team) {
+  auto* const rounded = static_cast<BFloat16::Input*>(scratch);
+  const Range own = team.share(rows);
+  for (int64_t row = own.begin; row < own.end; ++row) {
+    auto* const to = rounded + row * rounded_stride(matrix);
+    const float* const from = x + row * x_stride;
+    for (int64_t input = 0; input < matrix.in_features; ++input) {
+      to[input] = BFloat16::round(from[input]);
+    }
+    std::fill(to + matrix.in_features, to + rounded_stride(matrix), BFloat16::Input{});
+  }
+  team.barrier();
+  return rounded;
+}
+
 }  // namespace
 
+int64_t float_scratch_bytes(const Matrix& matrix, int64_t rows) {
+  if (matrix.format != Format::kBFloat16) return 0;
+  return rows * rounded_stride(matrix) * sizeof(BFloat16::Input);
+}
+
 void multiply_floats(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
-                     int64_t y_stride, Store store, Team team) {
+                     int64_t y_stride, Store store, void* scratch, Team team) {
   switch (matrix.format) {
     case Format::kFloat32:
       return multiply_by<Float32>(matrix, x, x_stride, rows, y, y_stride, store, team);
     case Format::kBFloat16:
-      return multiply_by<BFloat16>(matrix, x, x_stride, rows, y, y_stride, store, team);
+      return multiply_by<BFloat16>(matrix, round_rows(matrix, x, x_stride, rows, scratch, team),
+                                   rounded_stride(matrix), rows, y, y_stride, store, team);
     default:
       return multiply_by<Float16>(matrix, x, x_stride, rows, y, y_stride, store, team);
   }

@@ -104,7 +104,7 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
                     const DigitRows& batch, Range rows, float* y, int64_t y_stride, Store store) {
   using Family = Int8Kernels<kDigits>;
   const int64_t first = panels.first_output();
-  const int64_t quads = (matrix.in_features + kQuad - 1) / kQuad;
+  const int64_t quads = num_steps(matrix);
   const int64_t panel_bytes = quads * kQuad * kPanel;
   Int8Tile tile;
   const auto* weights = static_cast<const uint8_t*>(matrix.panels);

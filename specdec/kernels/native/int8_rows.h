@@ -3,11 +3,11 @@
 
 #include <cstdint>
 
-#include "matrix.h"
+#include "panels.h"
 
 namespace specdec {
 
-constexpr int64_t kQuad = 4;            // inputs that one dot product takes
+constexpr int64_t kQuad = inputs_per_step(Format::kInt8);  // what one dot product takes
 constexpr float kStepsOfSecond = 254;   // in 1 of the first digit: what is left is at most 1/2
 constexpr int32_t kWeightOffset = 128;  // weights are stored as unsigned bytes
 

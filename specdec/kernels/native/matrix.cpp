@@ -13,7 +13,7 @@ bool is_int8(const Matrix& matrix) {
 }  // namespace
 
 int64_t scratch_bytes(const Matrix& matrix, int64_t rows) {
-  return is_int8(matrix) ? int8_scratch_bytes(matrix, rows) : 0;
+  return is_int8(matrix) ? int8_scratch_bytes(matrix, rows) : float_scratch_bytes(matrix, rows);
 }
 
 void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
@@ -21,7 +21,7 @@ void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t ro
   if (is_int8(matrix)) {
     multiply_int8(matrix, x, x_stride, rows, y, y_stride, store, scratch, team);
   } else {
-    multiply_floats(matrix, x, x_stride, rows, y, y_stride, store, team);
+    multiply_floats(matrix, x, x_stride, rows, y, y_stride, store, scratch, team);
   }
 }
 

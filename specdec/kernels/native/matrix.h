@@ -1,7 +1,8 @@
 // Matrices held for products with few rows, and those products.
 //
 // Every output is one sum in float32 (for 8-bit weights in int32) over the inputs in a fixed order,
-// whatever the number of rows: a row's result is the same bits alone and in any batch.
+// whatever the number of rows: a row's result is the same bits alone and in any batch. Rows are
+// rounded first, to bfloat16 or to 8-bit digits, where the weights are.
 #pragma once
 
 #include <cstdint>

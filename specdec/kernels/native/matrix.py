@@ -51,7 +51,8 @@ class PackedMatrix:
 
     Every output is one sum in a fixed order, so a row's product is the same bits alone, in any
     batch, and on any number of threads. A sum is in float32, over blocks of 1024 inputs that are
-    added up; with 8-bit weights in int32, of rows rounded as docs/adr/0007 says.
+    added up, of rows rounded to bfloat16 where the weights are; with 8-bit weights in int32, of
+    rows rounded as docs/adr/0007 says.
     """
 
     def __init__(self, library: ctypes.CDLL, weights: MatrixFormat, shape: tuple[int, int]) -> None:

@@ -9,26 +9,11 @@
 namespace specdec {
 namespace {
 
-// Where the weight of an input and an output is, counted in elements.
-struct Layout {
-  int64_t panel_elements, group;  // `group` inputs of one output are side by side
-
-  int64_t place(int64_t output, int64_t input) const {
-    const int64_t within = input / group * group * kPanel + output % kPanel * group;
-    return output / kPanel * panel_elements + within + input % group;
-  }
-};
-
-Layout layout_of(const Matrix& matrix, int64_t group) {
-  const int64_t inputs = (matrix.in_features + group - 1) / group * group;
-  return {inputs * kPanel, group};
-}
-
 // Rows `given` of the matrix, of which those in this panel are packed. An offset makes 8-bit
 // integers unsigned.
-template <class Element, int64_t kGroup, Element kOffset>
+template <class Element, Element kOffset>
 void pack_panel(const Matrix& matrix, int64_t panel, const Element* rows, Range given) {
-  const Layout layout = layout_of(matrix, kGroup);
+  const PanelLayout layout(matrix.format, matrix.in_features);
   const int64_t begin = std::max(panel * kPanel, given.begin);
   const int64_t end = std::min(panel * kPanel + kPanel, given.end);
   auto* target = static_cast<Element*>(const_cast<void*>(matrix.panels));
@@ -40,18 +25,18 @@ void pack_panel(const Matrix& matrix, int64_t panel, const Element* rows, Range 
   }
 }
 
-template <class Element, int64_t kGroup, Element kOffset = 0>
+template <class Element, Element kOffset = 0>
 void pack(const Matrix& matrix, const void* rows, Range given) {
   const int64_t begin = given.begin / kPanel, end = (given.end + kPanel - 1) / kPanel;
 #pragma omp parallel for
   for (int64_t panel = begin; panel < end; ++panel) {
-    pack_panel<Element, kGroup, kOffset>(matrix, panel, static_cast<const Element*>(rows), given);
+    pack_panel<Element, kOffset>(matrix, panel, static_cast<const Element*>(rows), given);
   }
 }
 
 template <class Element>
 bool copy_rows(const Matrix& matrix, const int64_t* rows, int64_t count, void* target) {
-  const Layout layout = layout_of(matrix, 1);
+  const PanelLayout layout(matrix.format, matrix.in_features);
   const auto is_row = [&](int64_t row) { return 0 <= row && row < matrix.out_features; };
   if (!std::all_of(rows, rows + count, is_row)) return false;
   const auto* source = static_cast<const Element*>(matrix.panels);
@@ -74,13 +59,13 @@ SPECDEC_EXPORT void specdec_pack_rows(const specdec::Matrix* matrix, const void*
   const specdec::Range given = {first, first + count};
   switch (matrix->format) {
     case specdec::Format::kFloat32:
-      return specdec::pack<uint32_t, 1>(*matrix, rows, given);
+      return specdec::pack<uint32_t>(*matrix, rows, given);
     case specdec::Format::kBFloat16:
     case specdec::Format::kFloat16:
-      return specdec::pack<uint16_t, 1>(*matrix, rows, given);
+      return specdec::pack<uint16_t>(*matrix, rows, given);
     case specdec::Format::kInt8:
     case specdec::Format::kW8A8:
-      return specdec::pack<uint8_t, specdec::kQuad, specdec::kWeightOffset>(*matrix, rows, given);
+      return specdec::pack<uint8_t, specdec::kWeightOffset>(*matrix, rows, given);
   }
 }
 
@@ -96,16 +81,17 @@ SPECDEC_EXPORT bool specdec_rows_of(const specdec::Matrix* matrix, const int64_t
 
 // Bytes of the panels of a matrix.
 SPECDEC_EXPORT int64_t specdec_panel_bytes(const specdec::Matrix* matrix) {
-  const int64_t panels = specdec::num_panels(*matrix);
+  const specdec::PanelLayout layout(matrix->format, matrix->in_features);
+  const int64_t elements = specdec::num_panels(*matrix) * layout.panel_elements;
   switch (matrix->format) {
     case specdec::Format::kFloat32:
-      return panels * specdec::layout_of(*matrix, 1).panel_elements * 4;
+      return elements * 4;
     case specdec::Format::kBFloat16:
     case specdec::Format::kFloat16:
-      return panels * specdec::layout_of(*matrix, 1).panel_elements * 2;
+      return elements * 2;
     case specdec::Format::kInt8:
     case specdec::Format::kW8A8:
-      return panels * specdec::layout_of(*matrix, specdec::kQuad).panel_elements;
+      return elements;
   }
   return 0;
 }

@@ -1,18 +1,55 @@
 // How the weights of a matrix lie in memory.
 //
-// A panel holds kPanel outputs: for each input in turn, the weights of all of them side by side. A
-// kernel that walks down a few panels at once reads as many streams in order, which is what
-// hardware prefetching follows best. The last panel is filled up with zeros.
+// A panel holds kPanel outputs, step by step: for a few inputs, as many as one instruction takes,
+// the weights of all of them side by side, those of an output together. A kernel that walks down a
+// few panels at once reads as many streams in order, which is what hardware prefetching follows
+// best. The last panel and the last step are filled up with zeros.
 #pragma once
 
 #include "matrix.h"
 
 namespace specdec {
 
-constexpr int64_t kPanel = 16;  // outputs; in float32 a cache line
+constexpr int64_t kPanel = 16;  // outputs; a step of them is a cache line, in float16 half of one
+
+constexpr int64_t inputs_per_step(Format format) {
+  switch (format) {
+    case Format::kBFloat16:
+      return 2;
+    case Format::kInt8:
+    case Format::kW8A8:
+      return 4;
+    default:
+      return 1;
+  }
+}
 
 inline int64_t num_panels(const Matrix& matrix) {
   return (matrix.out_features + kPanel - 1) / kPanel;
 }
+
+// Of each panel.
+inline int64_t num_steps(Format format, int64_t in_features) {
+  const int64_t inputs = inputs_per_step(format);
+  return (in_features + inputs - 1) / inputs;
+}
+
+inline int64_t num_steps(const Matrix& matrix) {
+  return num_steps(matrix.format, matrix.in_features);
+}
+
+// Where the weight of an output and an input is, counted in elements.
+struct PanelLayout {
+  int64_t inputs, panel_elements;  // per step, a power of two; from one panel to the next
+
+  PanelLayout(Format format, int64_t in_features)
+      : inputs(inputs_per_step(format)),
+        panel_elements(num_steps(format, in_features) * inputs * kPanel) {}
+
+  int64_t place(int64_t output, int64_t input) const {
+    const int64_t within = input & (inputs - 1), step = (input - within) * kPanel;
+    return output / kPanel * panel_elements + step + output % kPanel * inputs + within;
+  }
+};
 
 }  // namespace specdec

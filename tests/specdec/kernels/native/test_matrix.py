@@ -1,9 +1,13 @@
 """Packed products: right, and the same bits whatever is computed beside them."""
 
+import ctypes
+import platform
+from pathlib import Path
+
 import pytest
 import torch
 
-from specdec.kernels.native import MatrixFormat, PackedMatrix, native_library
+from specdec.kernels.native import MatrixFormat, PackedMatrix, build, native_library
 from specdec.layers.quantization import quantize_rows
 
 FLOATS = {
@@ -48,7 +52,8 @@ def product(matrix, x, base=None):
 def test_floats_are_multiplied(weights, shape):
     matrix, values = packed(weights, shape)
     x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
-    expected = x.double() @ values.t()
+    rounded = x.to(FLOATS[weights]) if weights == MatrixFormat.BFLOAT16 else x
+    expected = rounded.double() @ values.t()
     # Each of the sums rounds at most once for each input, by 2^-24 of what it has come to.
     magnitudes = x.abs().double() @ values.abs().t()
     limit = 2**-24 * (shape[1] + 1) * magnitudes + 2**-23 * base.abs()
@@ -136,3 +141,36 @@ def test_rows_packed_in_pieces_make_the_same_matrix(weights):
             pieces.pack(int(rows[0]), integers[rows], scales[rows])
     x = random_tensor(5, 64, seed=1)
     assert torch.equal(product(pieces, x), product(whole, x))
+
+
+@pytest.fixture(scope="module")
+def library_for(tmp_path_factory):
+    """Compiles the products for another processor of this kind."""
+
+    def compiled(processor):
+        directory = Path(build.__file__).parent
+        products = {"matrix", "pack", "float_product", "int8_product", "int8_rows"}
+        sources = [*directory.glob("*.h"), *(directory / f"{name}.cpp" for name in products)]
+        flags = tuple(flag for flag in build.FLAGS if not flag.startswith("-march"))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(build, "FLAGS", (*flags, f"-march={processor}"))
+            return ctypes.CDLL(str(build.build(sources, tmp_path_factory.getbasetemp())))
+
+    return compiled
+
+
+OLDER_PROCESSORS = [
+    *(("x86-64-v3", weights) for weights in MatrixFormat),  # AVX2, no AVX-512
+    # No fused multiply-adds: those of other formats round once less.
+    *(("x86-64", weights) for weights in (MatrixFormat.BFLOAT16, MatrixFormat.W8A8)),
+]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another instruction set")
+@pytest.mark.parametrize(("processor", "weights"), OLDER_PROCESSORS)
+def test_products_are_the_same_bits_on_older_processors(processor, weights, library_for):
+    older = library_for(processor)
+    for shape in SHAPES:
+        (here, _), (there, _) = packed(weights, shape), packed(weights, shape, older)
+        x = random_tensor(MOST_ROWS, shape[1], seed=1)
+        assert torch.equal(product(there, x), product(here, x))

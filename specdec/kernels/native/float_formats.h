@@ -1,0 +1,106 @@
+// Floating-point weights, as a kernel meets them: step by step down a panel.
+//
+// Each format has the types of a weight (`Element`) and of what it is multiplied by (`Input`), and
+// says how many inputs of an output lie side by side (`kInputs`): a step. A step is kTerms vectors of
+// products for the same outputs, which are added to their sums one after the other.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__F16C__) || defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+#include "numbers.h"
+#include "panels.h"
+
+namespace specdec {
+
+struct Float32 {
+  using Element = float;
+  using Input = float;
+  static constexpr int kInputs = inputs_per_step(Format::kFloat32), kTerms = 1;
+
+  static SPECDEC_INLINE Floats weights(const float* step, int) { return load(step); }
+  static SPECDEC_INLINE Floats input(const float* step, int) { return broadcast(*step); }
+  static SPECDEC_INLINE Floats add_product(Floats sums, Floats weights, Floats input) {
+    return sums + weights * input;
+  }
+};
+
+struct Float16 {
+  using Element = uint16_t;
+  using Input = float;
+  static constexpr int kInputs = inputs_per_step(Format::kFloat16), kTerms = 1;
+
+#if defined(__AVX512F__)
+  static SPECDEC_INLINE Floats weights(const uint16_t* step, int) {
+    return (Floats)_mm512_maskz_cvtph_ps(0xffff, load<__m256i>(step));
+  }
+#elif defined(__F16C__)
+  static SPECDEC_INLINE Floats weights(const uint16_t* step, int) {
+    return (Floats)_mm256_cvtph_ps(load<__m128i>(step));
+  }
+#else
+  // Moves exponent and fraction into place, and multiplies by 2^112, the difference of the biases:
+  // exact for all that is finite.
+  static SPECDEC_INLINE Floats weights(const uint16_t* step, int) {
+    const Bits bits = __builtin_convertvector(load<Halves>(step), Bits);
+    const Floats magnitude = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
+    return (Floats)((Bits)magnitude | (bits & 0x8000) << 16);
+  }
+#endif
+  static SPECDEC_INLINE Floats input(const float* step, int) { return broadcast(*step); }
+  static SPECDEC_INLINE Floats add_product(Floats sums, Floats weights, Floats input) {
+    return sums + weights * input;
+  }
+};
+
+// Inputs are rounded to bfloat16 as well, so their products are exact in float32. The second of a
+// pair is added first, with one rounding each: on every processor as the instruction of some does.
+// (That one takes numbers below 2^-126 for zero.)
+struct BFloat16 {
+  using Element = uint16_t;
+  static constexpr int kInputs = inputs_per_step(Format::kBFloat16);
+
+#if defined(__AVX512BF16__)
+  using Input = uint16_t;
+  static constexpr int kTerms = 1;
+
+  static SPECDEC_INLINE Floats weights(const uint16_t* step, int) { return load<Floats>(step); }
+  static SPECDEC_INLINE Floats input(const uint16_t* step, int) {
+    uint32_t pair;
+    std::memcpy(&pair, step, sizeof(pair));
+    return (Floats)(pair - Bits{});
+  }
+  static SPECDEC_INLINE Floats add_product(Floats sums, Floats weights, Floats input) {
+    return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)weights, (__m512bh)input);
+  }
+  static SPECDEC_INLINE uint16_t round(float value) {
+    return Numbers<Format::kBFloat16>::narrow(value);
+  }
+#else
+  using Input = float;
+  static constexpr int kTerms = 2;
+
+  static SPECDEC_INLINE Floats weights(const uint16_t* step, int term) {
+    const Bits pairs = load<Bits>(step);
+    return (Floats)(term == 0 ? pairs & 0xffff0000 : pairs << 16);
+  }
+  static SPECDEC_INLINE Floats input(const float* step, int term) {
+    return broadcast(step[1 - term]);
+  }
+  static SPECDEC_INLINE Floats add_product(Floats sums, Floats weights, Floats input) {
+    return sums + weights * input;
+  }
+  static SPECDEC_INLINE float round(float value) {
+    const uint32_t bits = uint32_t(Numbers<Format::kBFloat16>::narrow(value)) << 16;
+    float rounded;
+    std::memcpy(&rounded, &bits, sizeof(rounded));
+    return rounded;
+  }
+#endif
+};
+
+}  // namespace specdec
