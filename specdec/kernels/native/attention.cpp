@@ -46,7 +46,7 @@ void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv, 
     const Range segments = segments_of(share, chain + 1);
     return segments.begin < segments.end ? kernel_of(chain + 1, share).locate(segments.begin) : own;
   };
-  for (int64_t share = team.index; share < num_shares_; share += team.size) {
+  const auto compute = [&](int64_t share) {
     const ShareMemory memory = memory_of(share);
     each_piece(share, [&](int64_t chain, Range segments) {
       const SegmentKernel kernel = kernel_of(chain, share);
@@ -65,11 +65,10 @@ void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv, 
         kernel.write(memory.total(), output, output_stride);
       }
     });
-  }
-  team.barrier();
-  for (int64_t share = team.index; share < num_shares_; share += team.size) {
+  };
+  const auto complete = [&](int64_t share) {
     const int64_t chain = left_open(share);
-    if (chain < 0) continue;
+    if (chain < 0) return;
     const SegmentKernel kernel = kernel_of(chain, share);
     for (int64_t later = share + 1; later < num_shares_; ++later) {
       const Range segments = segments_of(later, chain);
@@ -79,7 +78,9 @@ void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv, 
       }
     }
     kernel.write(memory_of(share).total(), output, output_stride);
-  }
+  };
+  team.for_each(num_shares_, compute);
+  team.for_each(num_shares_, complete);
 }
 
 }  // namespace specdec

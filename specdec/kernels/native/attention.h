@@ -68,7 +68,7 @@ class AttentionPlan {
   int64_t scratch_floats() const { return num_shares_ * floats_per_share(); }
 
   // Every thread of the team calls it, with q [num_tokens, num_heads, head_dim] complete and this
-  // pass's KV in the cache; `output` is shaped alike, and complete after the next barrier.
+  // pass's KV in the cache; `output` is shaped alike.
   void attend(const float* q, int64_t q_stride, const KvLayer& kv, float* output,
               int64_t output_stride, float* scratch, Team team) const;
 

@@ -15,16 +15,20 @@ namespace {
 // Rows whose hidden units are computed together, so that they stay near the processor.
 constexpr int64_t kMlpRows = 128;
 
+// Attention is divided more finely than among the threads, so that one can take over from another.
+constexpr int kSharesPerThread = 4;
+
 // A plan for each window that some layer has, and one more where the passes' memory begins.
 std::vector<AttentionPlan> plans_of(const Decoder& model, const Batch& batch, int num_threads) {
   std::vector<AttentionPlan> plans;
+  const int num_shares = num_threads > 1 ? kSharesPerThread * num_threads : 1;
   const AttentionShape shape = {model.num_heads, model.num_kv_heads, model.heads_per_kv,
                                 model.first_in_group, model.head_dim};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const int64_t window = model.layers[layer].window;
     const auto has_window = [&](const AttentionPlan& plan) { return plan.window() == window; };
     if (std::none_of(plans.begin(), plans.end(), has_window)) {
-      plans.emplace_back(batch, shape, window, num_threads);
+      plans.emplace_back(batch, shape, window, num_shares);
     }
   }
   return plans;
@@ -133,16 +137,17 @@ class Pass {
 
   void embed(Team team) {
     const Embedding& embedding = model_.embedding;
-    const Range own = team.share(batch_.num_tokens);
-    for (int64_t token = own.begin; token < own.end; ++token) {
-      float* to = x_ + token * model_.hidden_size;
-      const int64_t row = batch_.input_ids[token] - embedding.first_token;
-      if (row < 0 || row >= embedding.num_tokens) {
-        std::fill(to, to + model_.hidden_size, 0.0f);  // another rank's
-      } else {
-        copy_row(embedding, row, to);
+    team.divide(batch_.num_tokens, [&](Range own) {
+      for (int64_t token = own.begin; token < own.end; ++token) {
+        float* to = x_ + token * model_.hidden_size;
+        const int64_t row = batch_.input_ids[token] - embedding.first_token;
+        if (row < 0 || row >= embedding.num_tokens) {
+          std::fill(to, to + model_.hidden_size, 0.0f);  // another rank's
+        } else {
+          copy_row(embedding, row, to);
+        }
       }
-    }
+    });
     reduce(batch_.num_tokens, x_, team);
   }
 
@@ -163,11 +168,11 @@ class Pass {
   // Writes the normalised hidden states of all tokens to `to` [num_tokens, hidden_size].
   void norm(const float* weight, float* to, Team team) {
     const int64_t size = model_.hidden_size;
-    const Range own = team.share(batch_.num_tokens);
-    for (int64_t token = own.begin; token < own.end; ++token) {
-      rms_norm(x_ + token * size, weight, model_.norm_eps, size, to + token * size);
-    }
-    team.barrier();
+    team.divide(batch_.num_tokens, [&](Range own) {
+      for (int64_t token = own.begin; token < own.end; ++token) {
+        rms_norm(x_ + token * size, weight, model_.norm_eps, size, to + token * size);
+      }
+    });
   }
 
   void attention(const Layer& layer, int64_t index, Team team) {
@@ -175,22 +180,20 @@ class Pass {
     norm(layer.input_norm, normed_, team);
     multiply(layer.qkv, normed_, model_.hidden_size, batch_.num_tokens, heads_, heads_stride(),
              Store::kWrite, matrix_scratch_, team);
-    team.barrier();
     prepare_heads(layer, kv, team);
-    team.barrier();
     plan_of(layer).attend(heads_, heads_stride(), kv, attended_, attended_stride(),
                           attention_scratch_, team);
-    team.barrier();
     add_to_stream(layer.output, attended_, attended_stride(), {0, batch_.num_tokens}, team);
   }
 
   // Normalises and rotates queries and keys, and puts keys and values into the cache.
   void prepare_heads(const Layer& layer, const KvLayer& kv, Team team) {
-    const Range own = team.share(batch_.num_tokens * num_all_heads());
-    for (int64_t i = own.begin; i < own.end; ++i) {
-      const int64_t token = i / num_all_heads(), head = i % num_all_heads();
-      prepare_head(layer, kv, token, head, heads_ + i * model_.head_dim);
-    }
+    team.divide(batch_.num_tokens * num_all_heads(), [&](Range own) {
+      for (int64_t i = own.begin; i < own.end; ++i) {
+        const int64_t token = i / num_all_heads(), head = i % num_all_heads();
+        prepare_head(layer, kv, token, head, heads_ + i * model_.head_dim);
+      }
+    });
   }
 
   void prepare_head(const Layer& layer, const KvLayer& kv, int64_t token, int64_t head,
@@ -214,9 +217,7 @@ class Pass {
       const Range rows = {first, std::min(first + kMlpRows, batch_.num_tokens)};
       multiply(layer.gate_up, normed_ + first * model_.hidden_size, model_.hidden_size,
                rows.end - first, units_, units_stride(), Store::kWrite, matrix_scratch_, team);
-      team.barrier();
       gate(rows.end - first, team);
-      team.barrier();
       add_to_stream(layer.down, units_, units_stride(), rows, team);
     }
   }
@@ -224,15 +225,16 @@ class Pass {
   // Vectors of hidden units are divided among the threads, so that a single row is too.
   void gate(int64_t num_rows, Team team) {
     const int64_t per_row = round_up(model_.num_units, kLanes) / kLanes;
-    const Range own = team.share(num_rows * per_row);
-    for (int64_t i = own.begin; i < own.end;) {
-      const int64_t row = i / per_row, begin = i % per_row;
-      const int64_t end = std::min(per_row, begin + own.end - i);
-      float* gates = units_ + row * units_stride() + begin * kLanes;
-      gate_units(gates, gates + model_.num_units,
-                 std::min(end * kLanes, model_.num_units) - begin * kLanes);
-      i += end - begin;
-    }
+    team.divide(num_rows * per_row, [&](Range own) {
+      for (int64_t i = own.begin; i < own.end;) {
+        const int64_t row = i / per_row, begin = i % per_row;
+        const int64_t end = std::min(per_row, begin + own.end - i);
+        float* gates = units_ + row * units_stride() + begin * kLanes;
+        gate_units(gates, gates + model_.num_units,
+                   std::min(end * kLanes, model_.num_units) - begin * kLanes);
+        i += end - begin;
+      }
+    });
   }
 
   // Adds a projection, its partial results summed over the ranks, to the stream. What the stream
@@ -245,17 +247,16 @@ class Pass {
     reduce(count, x_ + rows.begin * size, team);
   }
 
-  // Sums rows of the stream over the ranks. They need not be complete yet, and are afterwards.
+  // Sums rows of the stream over the ranks.
   void reduce(int64_t num_rows, float* data, Team team) {
     const int64_t count = num_rows * model_.hidden_size;
     if (model_.reducer) {
       if (!specdec::all_reduce(model_.reducer, data, count, team)) has_failed_ = true;
-      return;
+    } else if (model_.all_reduce) {
+      team.barrier();
+      if (team.index == 0 && !model_.all_reduce(data, count)) has_failed_ = true;
+      team.barrier();
     }
-    team.barrier();
-    if (!model_.all_reduce) return;
-    if (team.index == 0 && !model_.all_reduce(data, count)) has_failed_ = true;
-    team.barrier();
   }
 };
 

@@ -15,13 +15,12 @@ struct Columns {
 
 template <typename T>
 void peaks(const T* logits, int64_t num_rows, int64_t stride, int64_t num_tokens, Columns out) {
-#pragma omp parallel for if (num_rows > 1)
-  for (int64_t row = 0; row < num_rows; ++row) {
+  run_for_each(num_rows, [&](int64_t row) {
     const Peak peak = peak_of(logits + row * stride, num_tokens);
     out.values[row] = peak.value;
     out.tokens[row] = peak.token;
     out.is_broken[row] = peak.is_broken != 0;
-  }
+  });
 }
 
 }  // namespace

@@ -262,12 +262,11 @@ class Sampler {
 template <typename T>
 void draw(const T* logits, int64_t stride, int64_t num_tokens, const Draw* draws, int64_t count,
           int64_t* tokens) {
-#pragma omp parallel for schedule(dynamic) if (count > 1)
-  for (int64_t index = 0; index < count; ++index) {
+  run_for_each(count, [&](int64_t index) {
     static thread_local Sampler sampler;  // keeps its memory
     const Draw& how = draws[index];
     tokens[index] = sampler.draw(how, logits + how.row * stride, num_tokens);
-  }
+  });
 }
 
 }  // namespace

@@ -17,22 +17,25 @@
 
 namespace specdec {
 
-struct Float32 {
-  using Element = float;
+// What formats have in common whose weights are multiplied one by one, as float32.
+struct SingleWeights {
   using Input = float;
-  static constexpr int kInputs = inputs_per_step(Format::kFloat32), kTerms = 1;
+  static constexpr int kInputs = 1, kTerms = 1;
 
-  static SPECDEC_INLINE Floats weights(const float* step, int) { return load(step); }
   static SPECDEC_INLINE Floats input(const float* step, int) { return broadcast(*step); }
   static SPECDEC_INLINE Floats add_product(Floats sums, Floats weights, Floats input) {
     return sums + weights * input;
   }
 };
 
-struct Float16 {
+struct Float32 : SingleWeights {
+  using Element = float;
+
+  static SPECDEC_INLINE Floats weights(const float* step, int) { return load(step); }
+};
+
+struct Float16 : SingleWeights {
   using Element = uint16_t;
-  using Input = float;
-  static constexpr int kInputs = inputs_per_step(Format::kFloat16), kTerms = 1;
 
 #if defined(__AVX512F__)
   static SPECDEC_INLINE Floats weights(const uint16_t* step, int) {
@@ -51,10 +54,6 @@ struct Float16 {
     return (Floats)((Bits)magnitude | (bits & 0x8000) << 16);
   }
 #endif
-  static SPECDEC_INLINE Floats input(const float* step, int) { return broadcast(*step); }
-  static SPECDEC_INLINE Floats add_product(Floats sums, Floats weights, Floats input) {
-    return sums + weights * input;
-  }
 };
 
 // Inputs are rounded to bfloat16 as well, so their products are exact in float32. The second of a

@@ -1,7 +1,5 @@
 #include "float_product.h"
 
-#include <type_traits>
-
 #include "float_formats.h"
 #include "tiles.h"
 
@@ -145,16 +143,16 @@ int64_t rounded_stride(const Matrix& matrix) { return round_up(matrix.in_feature
 const BFloat16::Input* round_rows(const Matrix& matrix, const float* x, int64_t x_stride,
                                   int64_t rows, void* scratch, Team team) {
   auto* const rounded = static_cast<BFloat16::Input*>(scratch);
-  const Range own = team.share(rows);
-  for (int64_t row = own.begin; row < own.end; ++row) {
-    auto* const to = rounded + row * rounded_stride(matrix);
-    const float* const from = x + row * x_stride;
-    for (int64_t input = 0; input < matrix.in_features; ++input) {
-      to[input] = BFloat16::round(from[input]);
+  team.divide(rows, [&](Range own) {
+    for (int64_t row = own.begin; row < own.end; ++row) {
+      auto* const to = rounded + row * rounded_stride(matrix);
+      const float* const from = x + row * x_stride;
+      for (int64_t input = 0; input < matrix.in_features; ++input) {
+        to[input] = BFloat16::round(from[input]);
+      }
+      std::fill(to + matrix.in_features, to + rounded_stride(matrix), BFloat16::Input{});
     }
-    std::fill(to + matrix.in_features, to + rounded_stride(matrix), BFloat16::Input{});
-  }
-  team.barrier();
+  });
   return rounded;
 }
 

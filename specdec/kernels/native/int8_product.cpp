@@ -146,11 +146,11 @@ int64_t int8_scratch_bytes(const Matrix& matrix, int64_t rows) {
 void multiply_int8(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
                    int64_t y_stride, Store store, void* scratch, Team team) {
   DigitRows batch(matrix, rows, scratch);
-  const Range own = team.share(rows);
-  for (int64_t row = own.begin; row < own.end; ++row) {
-    batch.fill(row, x + row * x_stride, matrix.in_features);
-  }
-  team.barrier();
+  team.divide(rows, [&](Range own) {
+    for (int64_t row = own.begin; row < own.end; ++row) {
+      batch.fill(row, x + row * x_stride, matrix.in_features);
+    }
+  });
   if (matrix.format == Format::kInt8) {
     multiply_digits<2>(matrix, batch, rows, y, y_stride, store, team);
   } else {

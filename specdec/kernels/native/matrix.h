@@ -27,9 +27,8 @@ int64_t scratch_bytes(const Matrix& matrix, int64_t rows);
 
 enum class Store { kWrite, kAdd };
 
-// y = x W^T + bias, or y += that. Every thread of the team calls it, with the same arguments; one of
-// them writes each output. Begins with x complete; whoever reads y, or uses the scratch memory
-// again, waits at a barrier first.
+// y = x W^T + bias, or y += that. Every thread of the team calls it, with the same arguments and with
+// x complete; one of them writes each output, and all are written when it returns.
 // x: [rows, in_features] with stride x_stride; y: [rows, out_features] with stride y_stride.
 void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
               int64_t y_stride, Store store, void* scratch, Team team);

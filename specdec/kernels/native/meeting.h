@@ -1,4 +1,4 @@
-// Where the threads of one kernel wait for each other, and divide work.
+// Where the threads of one kernel divide its work, and wait for each other.
 #pragma once
 
 #include <linux/futex.h>
@@ -17,72 +17,95 @@ struct Range {
   int64_t begin, end;
 };
 
-// A barrier that stays awake for a moment, in which the others nearly always come, and then sleeps.
-// OpenMP's stays awake for some 15 ms: where other processes want the cores, that keeps from
-// running the very thread that is waited for, at each of the some 300 barriers of a forward pass.
+// Stage by stage, each thread takes of the things that are to be done until none are left, and then
+// waits until all are done. It does not wait for the other threads: one that has lost its core to
+// another process holds up nobody unless it has begun something, and finds its way from stage to
+// stage when it is back.
+//
+// Waiting threads stay awake for a moment, which nearly always is enough, and then sleep. OpenMP's
+// stay awake for some 15 ms: where other processes want the cores, that keeps from running the very
+// thread that is waited for, at each of the some 300 stages of a forward pass.
 class Meeting {
  public:
-  explicit Meeting(int64_t size) : taken_(size) {}
+  explicit Meeting(int64_t size) : members_(size) {}
 
-  // Thread `index` comes. Returns when `size` have; all that they wrote before is then seen by all.
-  void wait(int64_t index, int64_t size) {
-    const uint32_t round = round_.load(std::memory_order_relaxed);
-    // Nobody takes by these counts any more: they were of the round before.
-    taken_[index].counts[(round + 1) % 2].store(0, std::memory_order_relaxed);
-    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size) {
-      arrived_.store(0, std::memory_order_relaxed);
-      round_.store(round + 1, std::memory_order_seq_cst);
+  // Whether the stage that thread `index` comes to is open; if it is over, the thread is past it.
+  bool enter(int64_t index) {
+    uint32_t& stage = members_[index].stage;
+    if (stage_.load(std::memory_order_acquire) == stage) return true;
+    ++stage;
+    return false;
+  }
+
+  // Takes, for thread `index` in the stage that it is in, one of the `count` things that are
+  // `owner`'s: the first that is left, or the last for another than the owner. Returns its place
+  // among them, or -1 when none are left.
+  int64_t take(int64_t index, int64_t owner, int64_t count) {
+    const uint32_t stage = members_[index].stage;
+    const uint64_t untaken = uint64_t{stage} << kStageShift;
+    std::atomic<uint64_t>& taken = members_[owner].taken;
+    uint64_t seen = taken.load(std::memory_order_relaxed), now;
+    int64_t first, behind;  // how many were taken at either end
+    do {
+      now = seen;
+      if (seen >> kStageShift != untaken >> kStageShift) {
+        // Of another stage. If this one is over, nothing is left; and if it ends before the word is
+        // exchanged, then somebody has changed the word.
+        if (stage_.load(std::memory_order_relaxed) != stage) return -1;
+        now = untaken;
+      }
+      first = now & kCountMask, behind = now >> kCountBits & kCountMask;
+      if (first + behind >= count) return -1;
+      now += owner == index ? 1 : uint64_t{1} << kCountBits;
+    } while (!taken.compare_exchange_weak(seen, now, std::memory_order_relaxed));
+    return owner == index ? first : count - 1 - behind;
+  }
+
+  // Thread `index` has done `count` of the stage's `total` things, and goes on to the next stage
+  // once all are done; what was written for them is then seen by all.
+  void finish(int64_t index, int64_t count, int64_t total) {
+    const uint32_t stage = members_[index].stage++;
+    if (count > 0 && done_.fetch_add(count, std::memory_order_acq_rel) + count == total) {
+      done_.store(0, std::memory_order_relaxed);
+      stage_.store(stage + 1, std::memory_order_seq_cst);
       if (sleepers_.load(std::memory_order_seq_cst) != 0) {
-        syscall(SYS_futex, &round_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+        syscall(SYS_futex, &stage_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
       }
       return;
     }
-    if (await_briefly(round)) return;
+    if (await_briefly(stage)) return;
     // No wake-up can be lost: either the last thread sees the sleeper, or the kernel sees that the
     // word has changed.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (round_.load(std::memory_order_seq_cst) == round) {
-      syscall(SYS_futex, &round_, FUTEX_WAIT_PRIVATE, round, nullptr, nullptr, 0);
+    while (stage_.load(std::memory_order_seq_cst) == stage) {
+      syscall(SYS_futex, &stage_, FUTEX_WAIT_PRIVATE, stage, nullptr, nullptr, 0);
     }
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
-  }
-
-  // Takes one of the `count` things that thread `owner` has since the last barrier, from their
-  // beginning or from their end; returns its index, or -1 when none are left.
-  int64_t take(int64_t owner, int64_t count, bool from_end) {
-    const uint32_t round = round_.load(std::memory_order_relaxed);
-    std::atomic<uint64_t>& taken = taken_[owner].counts[round % 2];
-    uint64_t seen = taken.load(std::memory_order_relaxed);
-    int64_t first, behind;  // how many were taken at either end
-    do {
-      first = seen % kFromEnd, behind = seen / kFromEnd;
-      if (first + behind >= count) return -1;
-    } while (!taken.compare_exchange_weak(seen, seen + (from_end ? kFromEnd : 1),
-                                          std::memory_order_relaxed));
-    return from_end ? count - 1 - behind : first;
   }
 
  private:
   static constexpr auto kAwake = std::chrono::microseconds(50);
   static constexpr int kChecksPerYield = 64;
-  static constexpr uint64_t kFromEnd = uint64_t{1} << 32;
+  static constexpr int kCountBits = 22, kStageShift = 2 * kCountBits;
+  static constexpr uint64_t kCountMask = (uint64_t{1} << kCountBits) - 1;
 
-  // How many of a thread's things are taken at their beginning, and times kFromEnd at their end; in
-  // even rounds and in odd ones.
-  struct alignas(128) Taken {
-    std::atomic<uint64_t> counts[2];
+  // taken: how many of the thread's things are taken at their beginning, how many at their end, and
+  // in which stage. stage: where the thread is.
+  struct alignas(128) Member {
+    std::atomic<uint64_t> taken{0};
+    uint32_t stage = 0;
   };
 
-  alignas(128) std::atomic<int64_t> arrived_{0};
-  alignas(128) std::atomic<uint32_t> round_{0};
+  alignas(128) std::atomic<uint32_t> stage_{0};  // that is open: all before it are done
   std::atomic<uint32_t> sleepers_{0};
-  alignas(128) std::vector<Taken> taken_;
+  alignas(128) std::atomic<int64_t> done_{0};
+  alignas(128) std::vector<Member> members_;
 
-  bool await_briefly(uint32_t round) const {
+  bool await_briefly(uint32_t stage) const {
     const auto end = std::chrono::steady_clock::now() + kAwake;
     do {
       for (int i = 0; i < kChecksPerYield; ++i) {
-        if (round_.load(std::memory_order_acquire) != round) return true;
+        if (stage_.load(std::memory_order_acquire) != stage) return true;
 #if defined(__x86_64__)
         __builtin_ia32_pause();
 #elif defined(__aarch64__)

@@ -3,6 +3,7 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <cstdint>
 
 #include "meeting.h"
@@ -18,27 +19,51 @@ struct Team {
     return {index * count / size, (index + 1) * count / size};
   }
 
-  // Each thread has count_of(thread) things to do. This one does its own in order, and then those
-  // that others have left, from their end: so all come to an end together, also where one has lost
-  // its core to another process. Calls visit(owner, index). Once between two barriers.
+  // A stage of `total` things, of which each thread has count_of(thread): it does its own in order,
+  // and then those that others have left, from their end. Calls visit(owner, index). Every thread of
+  // the team comes to every stage; when it returns, all is done and seen by all.
   template <typename CountOf, typename Visit>
-  void hand_out(CountOf count_of, Visit visit) const {
+  void hand_out(int64_t total, CountOf count_of, Visit visit) const {
     if (size == 1) {
-      const int64_t count = count_of(index);
-      for (int64_t thing = 0; thing < count; ++thing) visit(index, thing);
+      for (int64_t thing = 0; thing < total; ++thing) visit(index, thing);
       return;
     }
+    if (total == 0 || !meeting->enter(index)) return;
+    int64_t num_done = 0;
     for (int64_t turn = 0; turn < size; ++turn) {
       const int64_t owner = (index + turn) % size, count = count_of(owner);
       int64_t thing;
-      while ((thing = meeting->take(owner, count, turn > 0)) >= 0) visit(owner, thing);
+      while ((thing = meeting->take(index, owner, count)) >= 0) {
+        visit(owner, thing);
+        ++num_done;
+      }
     }
+    meeting->finish(index, num_done, total);
   }
 
-  // Waits until every thread is here; all that they wrote before is then seen by all.
-  void barrier() const {
-    if (size > 1) meeting->wait(index, size);
+  // A stage of `count` things, alike in work: calls visit(index).
+  template <typename Visit>
+  void for_each(int64_t count, Visit visit) const {
+    const auto share_of = [&](int64_t owner) { return Team{owner, size}.share(count); };
+    const auto count_of = [&](int64_t owner) { return share_of(owner).end - share_of(owner).begin; };
+    hand_out(count, count_of,
+             [&](int64_t owner, int64_t thing) { visit(share_of(owner).begin + thing); });
   }
+
+  // A stage of many small things: calls visit(range) for a few ranges of them a thread.
+  template <typename Visit>
+  void divide(int64_t count, Visit visit) const {
+    const int64_t pieces = std::min(count, kPiecesPerThread * size);
+    for_each(pieces, [&](int64_t piece) { visit(Team{piece, pieces}.share(count)); });
+  }
+
+  // A stage in which all threads are there at once.
+  void barrier() const {
+    if (size > 1) meeting->finish(index, 1, size);
+  }
+
+ private:
+  static constexpr int64_t kPiecesPerThread = 2;
 };
 
 // Calls work(team) on `num_threads` threads and returns when all are done.
@@ -51,6 +76,12 @@ void run_team(int num_threads, const Work& work) {
     work(team);
     team.barrier();  // OpenMP has one of its own here, at which nobody should wait for long
   }
+}
+
+// Calls visit(index) for each of `count` things, in a parallel region of its own.
+template <typename Visit>
+void run_for_each(int64_t count, const Visit& visit) {
+  run_team(count > 1 ? omp_get_max_threads() : 1, [&](Team team) { team.for_each(count, visit); });
 }
 
 }  // namespace specdec

@@ -54,15 +54,16 @@ class PanelShare {
   int64_t length() const { return whole_.end - whole_.begin; }
 };
 
-// Divides a product among the threads of a team: calls visit(part, panels, next) for parts of the
-// rows, of at most `most_rows`, and groups of panels. next: the group that this thread is likely to
-// come to then, or the same one if there is none.
+// A stage that divides a product: calls visit(part, panels, next) for parts of the rows, of at most
+// `most_rows`, and groups of panels. next: the group that this thread is likely to come to then, or
+// the same one if there is none.
 template <class Visit>
 void for_each_group(int64_t num_panels, int64_t rows, int64_t most_rows, Team team, Visit visit) {
   const int64_t num_parts = (rows + most_rows - 1) / most_rows;
   const auto share_of = [&](int64_t owner) { return PanelShare(num_panels, {owner, team.size}); };
   const auto count_of = [&](int64_t owner) { return num_parts * share_of(owner).num_groups(); };
-  team.hand_out(count_of, [&](int64_t owner, int64_t index) {
+  const int64_t total = num_parts * (num_panels / kTilePanels + num_panels % kTilePanels);
+  team.hand_out(total, count_of, [&](int64_t owner, int64_t index) {
     const PanelShare share = share_of(owner);
     const int64_t num_groups = share.num_groups(), later = index + (owner == team.index ? 1 : -1);
     const PanelGroup panels = share.group(index % num_groups, rows);
