@@ -38,7 +38,8 @@ class EngineSettings:
     """How to run the engine in process.
 
     methods: those that workloads name, as in benchmarks.methods. num_blocks: of 16 tokens, of the
-    KV pool; one more holds the draft model's.
+    KV pool; one more holds the draft model's. max_prefill_tokens: of a step in which others decode;
+    None for no such bound.
     """
 
     dtype: DTypeName = "float32"
@@ -46,6 +47,7 @@ class EngineSettings:
     methods: tuple[str, ...] = (NO_METHOD,)
     num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS
     num_blocks: int = 1024
+    max_prefill_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class EngineContender:
             ),
             num_blocks=self._settings.num_blocks,
             block_size=_BLOCK_SIZE,
+            max_prefill_tokens=self._settings.max_prefill_tokens,
             enable_prefix_caching=False,
         )
         self._runner = load_runner(

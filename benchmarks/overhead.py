@@ -48,6 +48,8 @@ from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _NUM_STREAMS = (1, 16)
+_MAX_PREFILL_TOKENS = 64
+"""Of a step in which others decode: the service's own limit on a CPU, here the engine's too."""
 _LEAST_SHARE: Mapping[str, float] = {"fp32": 1 / 1.05, "int8": 1 / 1.15}
 """Of the engine's tokens per second, the service's: at most 5 and 15 % slower."""
 _MOST_OUTSIDE = 0.08
@@ -113,7 +115,9 @@ def measure_precision(
     directory: Path, precision: Precision, cases: Sequence[Case], options: argparse.Namespace
 ) -> tuple[Measured, list[Profile]]:
     """Starts engine and service, measures in rounds, and profiles the engine."""
-    settings = EngineSettings(precision.dtype, precision.quantization)
+    settings = EngineSettings(
+        precision.dtype, precision.quantization, max_prefill_tokens=_MAX_PREFILL_TOKENS
+    )
     with (
         started_service(_MODEL, **service_settings(precision, options.stream_interval)) as service,
         Worker(partial(EngineContender, settings=settings), directory) as engine,
@@ -143,6 +147,7 @@ def service_settings(precision: Precision, stream_interval: int | None) -> dict[
         "quantization": precision.quantization or "none",
         "speculative_config": None,
         "enable_prefix_caching": False,
+        "max_prefill_tokens": _MAX_PREFILL_TOKENS,
     }
     return settings | ({} if stream_interval is None else {"stream_interval": stream_interval})
 
