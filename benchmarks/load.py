@@ -31,6 +31,7 @@ from benchmarks.summary import summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
 from cluster.charts import LineChart, line_charts
+from specdec.llm_config import LLMConfig
 from specdec.models.store import resolve
 from specdec.tokenizer import Tokenizer
 
@@ -187,6 +188,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[tuple[str, int], Case], M
         quantization=None if options.quantization == "none" else options.quantization,
         methods=(options.method,),
         num_blocks=2048,
+        max_prefill_tokens=LLMConfig().prefill_limit,
     )
     cases = make_cases(
         options.contenders, prompts, options.concurrency, options.max_tokens, options.method

@@ -44,13 +44,12 @@ from benchmarks.summary import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import Contender, all_at_once, one_by_one
+from specdec.llm_config import LLMConfig
 from specdec.models.store import print_progress, resolve
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _NUM_STREAMS = (1, 16)
-_MAX_PREFILL_TOKENS = 64
-"""Of a step in which others decode: the service's own limit on a CPU, here the engine's too."""
 _LEAST_SHARE: Mapping[str, float] = {"fp32": 1 / 1.05, "int8": 1 / 1.15}
 """Of the engine's tokens per second, the service's: at most 5 and 15 % slower."""
 _MOST_OUTSIDE = 0.08
@@ -117,7 +116,7 @@ def measure_precision(
 ) -> tuple[Measured, list[Profile]]:
     """Starts engine and service, measures in rounds, and profiles the engine."""
     settings = EngineSettings(
-        precision.dtype, precision.quantization, max_prefill_tokens=_MAX_PREFILL_TOKENS
+        precision.dtype, precision.quantization, max_prefill_tokens=LLMConfig().prefill_limit
     )
     with (
         started_service(_MODEL, **service_settings(precision, options.stream_interval)) as service,
@@ -155,7 +154,6 @@ def service_settings(precision: Precision, stream_interval: int | None) -> dict[
         "quantization": precision.quantization or "none",
         "speculative_config": None,
         "enable_prefix_caching": False,
-        "max_prefill_tokens": _MAX_PREFILL_TOKENS,
     }
     return settings | ({} if stream_interval is None else {"stream_interval": stream_interval})
 

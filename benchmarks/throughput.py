@@ -40,6 +40,7 @@ from benchmarks.throughput_report import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Workload, all_at_once, one_by_one
+from specdec.llm_config import LLMConfig
 from specdec.models.store import print_progress, resolve
 from specdec.speculative_config import SpeculativeConfig
 from specdec.tokenizer import Tokenizer
@@ -105,7 +106,9 @@ class _Field:
 @contextmanager
 def _loaded(directory: Path) -> Iterator[_Field]:
     settings = EngineSettings(
-        methods=(NO_METHOD, "ngram"), num_speculative_tokens=_NUM_SPECULATIVE_TOKENS
+        methods=(NO_METHOD, "ngram"),
+        num_speculative_tokens=_NUM_SPECULATIVE_TOKENS,
+        max_prefill_tokens=LLMConfig().prefill_limit,
     )
     driver = "benchmarks.peers.transformers_driver"
     launch = Launch(Path(sys.executable), driver, transformers_settings(directory))

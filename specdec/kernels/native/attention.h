@@ -7,6 +7,7 @@
 // chunks, and by any number of threads.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -54,18 +55,22 @@ struct Boundary {
 
 // What of a batch's attention is computed together; the same for all layers with one window.
 //
-// A share begins and ends between any two segments. The chain that it begins inside was begun by
+// There are more shares than threads, so that one can take over from another. A share begins and
+// ends between any two segments. The chain that it begins inside was begun by
 // an earlier share, which merges all segments in their order, so its own are kept apart; the one
 // that it ends inside waits for the segments of later shares.
 class AttentionPlan {
  public:
-  // window: how many tokens a query sees, itself included; 0 for all before it.
-  AttentionPlan(const Batch& batch, AttentionShape shape, int64_t window, int64_t num_shares);
+  // window: how many tokens a query sees, itself included; 0 for all before it. num_threads: most
+  // that `attend` together.
+  AttentionPlan(const Batch& batch, AttentionShape shape, int64_t window, int64_t num_threads);
 
   int64_t window() const { return window_; }
 
   // Floats of scratch memory that `attend` needs, on all threads together.
-  int64_t scratch_floats() const { return num_shares_ * floats_per_share(); }
+  int64_t scratch_floats() const {
+    return num_threads_ * floats_per_thread() + num_shares_ * floats_per_share();
+  }
 
   // Every thread of the team calls it, with q [num_tokens, num_heads, head_dim] complete and this
   // pass's KV in the cache; `output` is shaped alike.
@@ -77,6 +82,7 @@ class AttentionPlan {
   Boundary boundary(int64_t share) const;
   Range segments_of(int64_t share, int64_t chain) const;
   int64_t left_open(int64_t share) const;  // the chain that a share begins and others end, or -1
+  int64_t floats_per_thread() const;
   int64_t floats_per_share() const;
 
   template <typename Work>
@@ -89,7 +95,7 @@ class AttentionPlan {
 
   Batch batch_;
   AttentionShape shape_;
-  int64_t window_, num_shares_;
+  int64_t window_, num_threads_, num_shares_;
   int64_t total_cost_ = 0;
   int64_t most_apart_ = 0;  // segments that a share keeps for an earlier one
   std::vector<Chain> chains_;

@@ -1,22 +1,25 @@
 // How the attention of a batch is divided: evenly by cost, between any two segments.
 #include "attention.h"
 
-#include <algorithm>
-
 namespace specdec {
 
 namespace {
 
 constexpr int64_t kCostOfKv = 4;  // reading and unpacking a position costs as much as 4 queries
+constexpr int64_t kSharesPerThread = 4;
 
 }  // namespace
 
 AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, int64_t window,
-                             int64_t num_shares)
-    : batch_(batch), shape_(shape), window_(window), num_shares_(num_shares) {
+                             int64_t num_threads)
+    : batch_(batch),
+      shape_(shape),
+      window_(window),
+      num_threads_(num_threads),
+      num_shares_(num_threads > 1 ? num_threads * kSharesPerThread : 1) {
   for (int64_t sequence = 0; sequence < batch.num_sequences; ++sequence) add_chains(sequence);
-  for (int64_t share = 0; share <= num_shares; ++share) boundaries_.push_back(boundary(share));
-  for (int64_t share = 0; share < num_shares; ++share) {
+  for (int64_t share = 0; share <= num_shares_; ++share) boundaries_.push_back(boundary(share));
+  for (int64_t share = 0; share < num_shares_; ++share) {
     const Boundary begin = boundaries_[share];
     if (begin.segment == 0) continue;
     const Range segments = segments_of(share, begin.chain);

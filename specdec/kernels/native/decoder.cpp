@@ -15,20 +15,16 @@ namespace {
 // Rows whose hidden units are computed together, so that they stay near the processor.
 constexpr int64_t kMlpRows = 128;
 
-// Attention is divided more finely than among the threads, so that one can take over from another.
-constexpr int kSharesPerThread = 4;
-
 // A plan for each window that some layer has, and one more where the passes' memory begins.
 std::vector<AttentionPlan> plans_of(const Decoder& model, const Batch& batch, int num_threads) {
   std::vector<AttentionPlan> plans;
-  const int num_shares = num_threads > 1 ? kSharesPerThread * num_threads : 1;
   const AttentionShape shape = {model.num_heads, model.num_kv_heads, model.heads_per_kv,
                                 model.first_in_group, model.head_dim};
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
     const int64_t window = model.layers[layer].window;
     const auto has_window = [&](const AttentionPlan& plan) { return plan.window() == window; };
     if (std::none_of(plans.begin(), plans.end(), has_window)) {
-      plans.emplace_back(batch, shape, window, num_shares);
+      plans.emplace_back(batch, shape, window, num_threads);
     }
   }
   return plans;
@@ -247,7 +243,8 @@ class Pass {
     reduce(count, x_ + rows.begin * size, team);
   }
 
-  // Sums rows of the stream over the ranks.
+  // Sums rows of the stream over the ranks. All threads meet before it can fail: one that is behind
+  // has yet to see that it did not fail before, and all must come to the same stages.
   void reduce(int64_t num_rows, float* data, Team team) {
     const int64_t count = num_rows * model_.hidden_size;
     if (model_.reducer) {

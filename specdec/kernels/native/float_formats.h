@@ -91,7 +91,7 @@ struct BFloat16 {
     return broadcast(step[1 - term]);
   }
   static SPECDEC_INLINE Floats add_product(Floats sums, Floats weights, Floats input) {
-    return sums + weights * input;
+    return SingleWeights::add_product(sums, weights, input);
   }
   static SPECDEC_INLINE float round(float value) {
     const uint32_t bits = uint32_t(Numbers<Format::kBFloat16>::narrow(value)) << 16;

@@ -1,5 +1,7 @@
 #include "float_product.h"
 
+#include <algorithm>
+
 #include "float_formats.h"
 #include "tiles.h"
 
@@ -11,6 +13,8 @@ namespace {
 // Part of the definition of a product: a block's sum is rounded as one number.
 constexpr int64_t kBlockInputs = 1024;
 constexpr int64_t kBlockRows = 72;
+
+constexpr int64_t kLineBytes = 64;  // of the cache
 
 // One block of inputs of a few rows, and the panels that they are multiplied by.
 template <class Weights>
@@ -49,7 +53,7 @@ struct FloatKernels {
       SPECDEC_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
         const int64_t before = panel * tile.panel_elements * sizeof(*tile.weights);
-        __builtin_prefetch(tile.ahead.from + before + step * tile.ahead.step);
+        __builtin_prefetch(tile.ahead.from + before + step * tile.ahead.stride);
       }
       SPECDEC_UNROLL
       for (int term = 0; term < Weights::kTerms; ++term) {
@@ -102,8 +106,8 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
   const int64_t first = panels.first_output(), steps = num_steps(matrix);
   const auto* weights = static_cast<const typename Weights::Element*>(matrix.panels);
   typename Family::Tile tile;
-  tile.panel_elements = panels.step * steps * kStepElements;
-  tile.panel_outputs = panels.step * kPanel;
+  tile.panel_elements = panels.apart * steps * kStepElements;
+  tile.panel_outputs = panels.apart * kPanel;
   tile.x_stride = x_stride;
   tile.y_stride = y_stride;
   tile.outputs = matrix.out_features - first;
@@ -138,7 +142,9 @@ void multiply_by(const Matrix& matrix, const typename Weights::Input* x, int64_t
 }
 
 // Rows as BFloat16 takes them, in scratch memory.
-int64_t rounded_stride(const Matrix& matrix) { return round_up(matrix.in_features, kVectorBytes); }
+int64_t rounded_stride(const Matrix& matrix) {
+  return round_up(matrix.in_features, kLineBytes / sizeof(BFloat16::Input));
+}
 
 const BFloat16::Input* round_rows(const Matrix& matrix, const float* x, int64_t x_stride,
                                   int64_t rows, void* scratch, Team team) {

@@ -61,7 +61,7 @@ struct Int8Kernels {
       }
       SPECDEC_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        __builtin_prefetch(tile.ahead.from + panel * tile.panel_bytes + quad * tile.ahead.step);
+        __builtin_prefetch(tile.ahead.from + panel * tile.panel_bytes + quad * tile.ahead.stride);
       }
       SPECDEC_UNROLL
       for (int row = 0; row < kDigitRows; ++row) {
@@ -109,8 +109,8 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
   Int8Tile tile;
   const auto* weights = static_cast<const uint8_t*>(matrix.panels);
   tile.weights = weights + panels.first * panel_bytes;
-  tile.panel_bytes = panels.step * panel_bytes;
-  tile.panel_outputs = panels.step * kPanel;
+  tile.panel_bytes = panels.apart * panel_bytes;
+  tile.panel_outputs = panels.apart * kPanel;
   tile.quads = quads;
   tile.digit_stride = batch.stride;
   tile.y_stride = y_stride;

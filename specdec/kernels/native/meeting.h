@@ -19,14 +19,17 @@ struct Range {
 
 // Stage by stage, each thread takes of the things that are to be done until none are left, and then
 // waits until all are done. It does not wait for the other threads: one that has lost its core to
-// another process holds up nobody unless it has begun something, and finds its way from stage to
-// stage when it is back.
+// another process holds up the stages by what it has begun alone, and passes over those that are
+// done when it is back.
 //
 // Waiting threads stay awake for a moment, which nearly always is enough, and then sleep. OpenMP's
 // stay awake for some 15 ms: where other processes want the cores, that keeps from running the very
 // thread that is waited for, at each of the some 300 stages of a forward pass.
 class Meeting {
  public:
+  static constexpr int kCountBits = 24;
+  static constexpr int64_t kMostThings = (int64_t{1} << kCountBits) - 1;  // of a stage
+
   explicit Meeting(int64_t size) : members_(size) {}
 
   // Whether the stage that thread `index` comes to is open; if it is over, the thread is past it.
@@ -44,20 +47,22 @@ class Meeting {
     const uint32_t stage = members_[index].stage;
     const uint64_t untaken = uint64_t{stage} << kStageShift;
     std::atomic<uint64_t>& taken = members_[owner].taken;
-    uint64_t seen = taken.load(std::memory_order_relaxed), now;
+    // Whoever changed the word had seen its stage open: having seen that word, so has this thread.
+    uint64_t seen = taken.load(std::memory_order_acquire), now;
     int64_t first, behind;  // how many were taken at either end
     do {
       now = seen;
       if (seen >> kStageShift != untaken >> kStageShift) {
         // Of another stage. If this one is over, nothing is left; and if it ends before the word is
-        // exchanged, then somebody has changed the word.
+        // exchanged, then somebody will have changed the word.
         if (stage_.load(std::memory_order_relaxed) != stage) return -1;
         now = untaken;
       }
       first = now & kCountMask, behind = now >> kCountBits & kCountMask;
       if (first + behind >= count) return -1;
       now += owner == index ? 1 : uint64_t{1} << kCountBits;
-    } while (!taken.compare_exchange_weak(seen, now, std::memory_order_relaxed));
+    } while (!taken.compare_exchange_weak(seen, now, std::memory_order_acq_rel,
+                                          std::memory_order_acquire));
     return owner == index ? first : count - 1 - behind;
   }
 
@@ -86,14 +91,14 @@ class Meeting {
  private:
   static constexpr auto kAwake = std::chrono::microseconds(50);
   static constexpr int kChecksPerYield = 64;
-  static constexpr int kCountBits = 22, kStageShift = 2 * kCountBits;
-  static constexpr uint64_t kCountMask = (uint64_t{1} << kCountBits) - 1;
+  static constexpr int kStageShift = 2 * kCountBits;
+  static constexpr uint64_t kCountMask = kMostThings;
 
-  // taken: how many of the thread's things are taken at their beginning, how many at their end, and
-  // in which stage. stage: where the thread is.
-  struct alignas(128) Member {
-    std::atomic<uint64_t> taken{0};
-    uint32_t stage = 0;
+  struct Member {
+    // How many of the thread's things are taken at their beginning, how many at their end, and in
+    // which stage: its last 16 bits, which come again after more stages than a pass has.
+    alignas(128) std::atomic<uint64_t> taken{0};
+    alignas(128) uint32_t stage = 0;  // where the thread is
   };
 
   alignas(128) std::atomic<uint32_t> stage_{0};  // that is open: all before it are done

@@ -1,7 +1,6 @@
 // Packs the rows of a checkpoint's matrix into panels, and finds them there again.
 
 #include <algorithm>
-#include <cstring>
 
 #include "int8_rows.h"
 #include "panels.h"

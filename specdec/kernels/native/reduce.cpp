@@ -9,11 +9,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <new>
 
 #include "arrivals.h"
+#include "numbers.h"
 
 namespace specdec {
 
@@ -98,6 +98,7 @@ namespace {
 template <typename Write, typename Read>
 bool exchange(Reducer& reducer, int64_t claim, int64_t num_parts, Team team, Write write,
               Read read) {
+  // Nobody may fail before all have seen that the collective before did not.
   team.barrier();
   const uint32_t before = reducer.round;
   for (int64_t part = 0; part < num_parts; ++part) {
@@ -143,12 +144,7 @@ struct BFloat16 {
     return sum;
   }
 
-  static Stored store(Sum sum) {  // to the nearest, ties to even
-    uint32_t bits;
-    std::memcpy(&bits, &sum, sizeof bits);
-    const uint32_t rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    return static_cast<Stored>(std::isnan(sum) ? 0x7fc0 : rounded);
-  }
+  static Stored store(Sum sum) { return Numbers<Format::kBFloat16>::narrow(sum); }
 };
 
 // Sums elements `own` of a part over the slots into out.

@@ -1,8 +1,6 @@
 // What a block of queries makes of one segment of the context.
 #pragma once
 
-#include <algorithm>
-
 #include "attention.h"
 
 namespace specdec {

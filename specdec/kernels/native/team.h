@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cassert>
 #include <cstdint>
 
 #include "meeting.h"
@@ -12,7 +13,7 @@ namespace specdec {
 
 struct Team {
   int64_t index, size;
-  Meeting* meeting = nullptr;  // where they wait for each other
+  Meeting* meeting = nullptr;  // of those that run together
 
   // This thread's part of `count` things; the parts differ by one at most.
   Range share(int64_t count) const {
@@ -28,10 +29,12 @@ struct Team {
       for (int64_t thing = 0; thing < total; ++thing) visit(index, thing);
       return;
     }
+    assert(total <= Meeting::kMostThings);
     if (total == 0 || !meeting->enter(index)) return;
     int64_t num_done = 0;
     for (int64_t turn = 0; turn < size; ++turn) {
       const int64_t owner = (index + turn) % size, count = count_of(owner);
+      if (count == 0) continue;  // and leave alone the word that its owner is about to need
       int64_t thing;
       while ((thing = meeting->take(index, owner, count)) >= 0) {
         visit(owner, thing);

@@ -19,7 +19,7 @@ constexpr int kTileSums = (kNumRegisters - kTileVectors - 1) / kTileVectors * kT
 
 // The panels of one tile: kTilePanels of them, or a single one where a share does not divide.
 struct PanelGroup {
-  int64_t first, step, count;
+  int64_t first, apart, count;
 
   int64_t first_output() const { return first * kPanel; }
 };
@@ -81,18 +81,18 @@ void for_each_group(int64_t num_panels, int64_t rows, int64_t most_rows, Team te
 // fetch a part each of the weights that come next, so that the first tile finds them there too.
 struct Ahead {
   const char* from;  // in the first panel
-  int64_t step;      // bytes from one input, or quad, to the next; the same in each panel
+  int64_t stride;    // bytes from one step to the next; the same in each panel
 
-  // Of tile `index` of `count` with the same weights. They begin at `weights`, and `bytes` of them
-  // are of one of num_inputs; what comes next begins at `next` and has num_next, or is the same.
+  // Of tile `index` of `count` with the same weights. They begin at `weights` and have num_steps of
+  // `bytes` each; what comes next begins at `next` and has num_next of them, or is the same.
   static Ahead of(int64_t index, int64_t count, const void* weights, const void* next,
-                  int64_t num_inputs, int64_t num_next, int64_t bytes) {
+                  int64_t num_steps, int64_t num_next, int64_t bytes) {
     const int64_t parts = std::min(count, kMostParts);
     if (count == 1 || next == weights || index >= parts) {
       return {static_cast<const char*>(weights) + kBytesAhead, bytes};
     }
-    const int64_t step = num_next * bytes / (num_inputs * parts);
-    return {static_cast<const char*>(next) + index * num_inputs * step, step};
+    const int64_t stride = num_next * bytes / (num_steps * parts);
+    return {static_cast<const char*>(next) + index * num_steps * stride, stride};
   }
 
  private:

@@ -11,6 +11,7 @@ from specdec.kernels.native import native_library
 from specdec.parallel import TensorParallelGroup
 from specdec.sampling import SamplingBatch, sample
 from specdec.sampling.sampler import torch_sample
+from tests.specdec.threads import num_threads
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
@@ -143,6 +144,17 @@ def test_peaks_are_the_reference_s(vocab_size, dtype):
     assert torch.equal(peaks.values, expected.values)
     assert torch.equal(peaks.token_ids, expected.token_ids)
     assert torch.equal(peaks.is_broken, expected.is_broken)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_the_number_of_threads_changes_nothing(count):
+    logits, batch = logits_of(9), batch_of(9, **CUTS["all"])
+    drawn, peaks = draw_tokens(logits, batch.draws).tolist(), row_peaks(logits)
+    with num_threads(count):
+        assert draw_tokens(logits, batch.draws).tolist() == drawn
+        again = row_peaks(logits)
+    assert torch.equal(again.values, peaks.values)
+    assert torch.equal(again.token_ids, peaks.token_ids)
 
 
 def test_peaks_of_rows_that_have_changed():

@@ -12,6 +12,7 @@ from specdec.layers.quantization import CoarseInt8Matrix, Int8Matrix, quantize_r
 from specdec.parallel import TensorParallelGroup
 from tests.specdec.fakes import run_ranks
 from tests.specdec.layers.matrices import random_tensor, relative_error, rows_with_outliers
+from tests.specdec.threads import num_threads
 
 
 @pytest.mark.parametrize("shape", [(144, 200), (383, 144), (64, 17), (1, 32)])
@@ -35,13 +36,10 @@ def test_a_row_does_not_depend_on_the_batch(shape, dtype, kind):
 
 def test_a_row_does_not_depend_on_the_number_of_threads():
     matrix = Int8Matrix([random_tensor(3000, 144)], (3000, 144))
-    x, threads = rows_with_outliers(33, 144), torch.get_num_threads()
+    x = rows_with_outliers(33, 144)
     alone = matrix.multiply(x)
-    try:
-        torch.set_num_threads(2)
+    with num_threads(2):
         assert torch.equal(matrix.multiply(x), alone)
-    finally:
-        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize(("kind", "limit"), [(Int8Matrix, 0.01), (CoarseInt8Matrix, 0.02)])

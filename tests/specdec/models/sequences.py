@@ -15,7 +15,9 @@ NUM_TOKENS = 700
 """More than two segments of attention, and no multiple of anything."""
 
 
-def load(directory, block_size, dtype=torch.float32, group=None, kernels="native"):
+def load(
+    directory, block_size, dtype=torch.float32, group=None, kernels="native", quantization=None
+):
     return load_model(
         directory,
         ModelConfig.from_directory(directory),
@@ -23,6 +25,7 @@ def load(directory, block_size, dtype=torch.float32, group=None, kernels="native
         dtype=dtype,
         max_model_len=1024,
         block_size=block_size,
+        quantization=quantization,
         kernels=kernels,
     )
 

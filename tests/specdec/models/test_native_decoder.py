@@ -13,6 +13,7 @@ from tests.specdec.fakes import run_ranks
 from tests.specdec.models.sequences import NUM_TOKENS, Sequences, load, rank_logits, texts
 from tests.specdec.models.test_families import save_family
 from tests.specdec.processes import results, run_processes
+from tests.specdec.threads import num_threads
 from tests.specdec.tiny import tiny_llama_dir
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
@@ -53,7 +54,7 @@ def test_logits_are_those_of_torch(directory, block_size):
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
 def test_narrow_types_are_nearer_to_float32_than_torch_is(directory, dtype):
-    """Only weights and KV are rounded, activations are not."""
+    """Weights and KV are rounded, and in bfloat16 the inputs of products: nothing else is."""
     (text,) = texts(1, 60)
     exact = Sequences(load(directory, 16), 16).run((0, text, 0))[0]
     ours = Sequences(load(directory, 16, dtype), 16).run((0, text, 0))[0]
@@ -93,20 +94,19 @@ def test_a_row_is_the_same_bits_in_any_batch(directory):
     assert torch.equal(third[0], alone[304:305])
 
 
-@pytest.mark.parametrize("num_threads", [2, 3, 7])
-def test_the_number_of_threads_changes_no_bit(directory, num_threads):
-    model = load(directory, 16)
+@pytest.mark.parametrize(
+    ("dtype", "quantization"), [*((dtype, None) for dtype in DTYPES), (torch.float32, "int8")]
+)
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantization):
+    model = load(directory, 16, dtype, quantization=quantization)
     first, second = texts(2)
     parts = [(0, first, 0), (1, second[:20], 0)]
     alone = Sequences(model, 16, count=2).run(*parts)
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
+    with num_threads(count):
         shared = Sequences(model, 16, count=2)
         assert all(map(torch.equal, shared.run(*parts), alone))
         decode = shared.run((0, first[-1:], NUM_TOKENS - 1))[0]
-    finally:
-        torch.set_num_threads(before)
     assert torch.equal(decode, alone[0][-1:])
 
 
@@ -145,7 +145,7 @@ def test_what_a_collective_raises_comes_through(directory):
             raise LostPeerError("rank 1 has ended")
 
     model = load(directory, 16, group=Broken(0, 2))
-    with pytest.raises(LostPeerError):
+    with num_threads(3), pytest.raises(LostPeerError):
         Sequences(model, 16).run((0, [1, 2, 3], 0))
 
 
