@@ -2,16 +2,13 @@ import torch
 
 from benchmarks.kernels import measure
 from benchmarks.matrix_contenders import CONTENDERS
+from tests.specdec.threads import num_threads
 
 
 def test_contenders_take_turns_and_are_told_what_they_have_to_read():
     names = ("float32", "int8", "torch float32, x @ W")
-    threads = torch.get_num_threads()
-    try:
-        with torch.inference_mode():
-            figures = measure([(48, 64), (16, 48)], 3, 2, names, 1)
-    finally:
-        torch.set_num_threads(threads)
+    with num_threads(1), torch.inference_mode():
+        figures = measure([(48, 64), (16, 48)], 3, 2, names, 1)
     assert [figure.contender for figure in figures] == list(names)
     full, int8, torch_s = figures
     assert full.floor_ms == torch_s.floor_ms == 4 * int8.floor_ms > 0

@@ -56,9 +56,9 @@ struct Boundary {
 // What of a batch's attention is computed together; the same for all layers with one window.
 //
 // There are more shares than threads, so that one can take over from another. A share begins and
-// ends between any two segments. The chain that it begins inside was begun by
-// an earlier share, which merges all segments in their order, so its own are kept apart; the one
-// that it ends inside waits for the segments of later shares.
+// ends between any two segments. The chain that it begins inside was begun by an earlier share,
+// which merges all segments in their order, so its own are kept apart; the one that it ends inside
+// waits for the segments of later shares.
 class AttentionPlan {
  public:
   // window: how many tokens a query sees, itself included; 0 for all before it. num_threads: most

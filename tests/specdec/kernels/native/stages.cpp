@@ -54,8 +54,10 @@ SPECDEC_EXPORT int64_t count_faults(int32_t num_threads, int64_t num_stages, uin
   for (int64_t i = 0; i < num_stages; ++i) stages.emplace_back(mixed(seed + i), num_threads);
   std::atomic<int64_t> faults{0};
   specdec::run_team(num_threads, [&](specdec::Team team) {
-    if (team.size != num_threads) faults = -1;
-    if (team.size != num_threads) return;
+    if (team.size != num_threads) {
+      faults = -1;
+      return;
+    }
     for (int64_t i = 0; i < num_stages; ++i) {
       Stage& stage = stages[i];
       nap_rarely(seed + i * num_threads + team.index);

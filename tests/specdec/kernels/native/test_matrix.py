@@ -1,14 +1,14 @@
 """Packed products: right, and the same bits whatever is computed beside them."""
 
-import ctypes
 import platform
 from pathlib import Path
 
 import pytest
 import torch
 
-from specdec.kernels.native import MatrixFormat, PackedMatrix, build, native_library
+from specdec.kernels.native import MatrixFormat, PackedMatrix, native_library
 from specdec.layers.quantization import quantize_rows
+from tests.specdec.kernels.native.compiling import KERNELS, compiled
 from tests.specdec.threads import num_threads
 
 FLOATS = {
@@ -144,17 +144,10 @@ def test_rows_packed_in_pieces_make_the_same_matrix(weights):
 @pytest.fixture(scope="module")
 def library_for(tmp_path_factory):
     """Compiles the products for another processor of this kind."""
-
-    def compiled(processor):
-        directory = Path(build.__file__).parent
-        products = {"matrix", "pack", "float_product", "int8_product", "int8_rows"}
-        sources = [*directory.glob("*.h"), *(directory / f"{name}.cpp" for name in products)]
-        flags = tuple(flag for flag in build.FLAGS if not flag.startswith("-march"))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(build, "FLAGS", (*flags, f"-march={processor}"))
-            return ctypes.CDLL(str(build.build(sources, tmp_path_factory.getbasetemp())))
-
-    return compiled
+    directory = tmp_path_factory.mktemp("products")
+    names = ("matrix", "pack", "float_product", "int8_product", "int8_rows")
+    sources = [KERNELS / f"{name}.cpp" for name in names]
+    return lambda processor: compiled(sources, directory, f"-march={processor}")
 
 
 OLDER_PROCESSORS = [

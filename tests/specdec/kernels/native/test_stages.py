@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.kernels.native import build, native_library
+from specdec.kernels.native import native_library
+from tests.specdec.kernels.native.compiling import KERNELS, compiled
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
@@ -14,11 +15,8 @@ NUM_STAGES = 5000
 
 @pytest.fixture(scope="module")
 def count_faults(tmp_path_factory):
-    headers = Path(build.__file__).parent
-    sources = [Path(__file__).with_name("stages.cpp"), *headers.glob("*.h")]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(build, "FLAGS", (*build.FLAGS, f"-I{headers}"))
-        library = ctypes.CDLL(str(build.build(sources, tmp_path_factory.mktemp("stages"))))
+    source, directory = Path(__file__).with_name("stages.cpp"), tmp_path_factory.mktemp("stages")
+    library = compiled([source], directory, f"-I{KERNELS}")
     library.count_faults.argtypes = (ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64)
     library.count_faults.restype = ctypes.c_int64
     return library.count_faults
