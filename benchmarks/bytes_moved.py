@@ -8,16 +8,21 @@ from __future__ import annotations
 
 from specdec.model_config import ModelConfig
 
-_WEIGHT_BYTES = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0}
+_WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 _KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 4}  # int8 weights stand beside fp32 activations and KV
 
 
 def weight_bytes(config: ModelConfig, precision: str) -> int:
-    """Of the matrices that every pass reads; scales of quantized ones, a number a row, aside."""
+    """Of the matrices that every pass reads; scales of quantized ones, a number a row, aside.
+
+    In fp32 a checkpoint of 16 bits takes no more (docs/adr/0014).
+    """
+    is_short = config.checkpoint_dtype in {"bfloat16", "float16"}
+    element_bytes = min(_WEIGHT_BYTES[precision], 2 if is_short else 4)
     attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size
     head = config.vocab_size * config.hidden_size
-    return int(_WEIGHT_BYTES[precision] * (config.num_layers * (attention + mlp) + head))
+    return element_bytes * (config.num_layers * (attention + mlp) + head)
 
 
 def kv_bytes(config: ModelConfig, precision: str, num_tokens: int) -> int:

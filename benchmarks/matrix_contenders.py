@@ -56,11 +56,17 @@ def _ours(
     quantization: QuantizationMethod | None,
     weight: Tensor,
     _rows: int,
+    stored: torch.dtype | None = None,
 ) -> Product:
-    """A matrix as layers hold it."""
-    shape = (weight.shape[0], weight.shape[1])
+    """A matrix as layers hold it; stored: what it comes in, if that is not `dtype`."""
     return make_matrix(
-        [weight.to(dtype)], shape, dtype, quantization=quantization, kernels=kernels, device=CPU
+        [weight.to(stored or dtype).to(dtype)],
+        (weight.shape[0], weight.shape[1]),
+        dtype,
+        exact_dtype=stored,
+        quantization=quantization,
+        kernels=kernels,
+        device=CPU,
     ).multiply
 
 
@@ -97,6 +103,9 @@ _FLOAT, _BRAIN, _HALF = torch.float32, torch.bfloat16, torch.float16
 
 CONTENDERS: Mapping[str, Contender] = {
     "float32": _contender(partial(_ours, "native", _FLOAT, None), 4, _FLOAT),
+    "float32, stored in bfloat16": _contender(
+        partial(_ours, "native", _FLOAT, None, stored=_BRAIN), 2, _FLOAT
+    ),
     "bfloat16": _contender(partial(_ours, "native", _BRAIN, None), 2, _BRAIN),
     "float16": _contender(partial(_ours, "native", _HALF, None), 2, _HALF),
     "int8": _contender(partial(_ours, "native", _FLOAT, "int8"), 1, _FLOAT),

@@ -19,6 +19,9 @@ from specdec.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 
+_SHORT_DTYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
+"""Those that float32 holds exactly, by the names that safetensors has for them."""
+
 INDEX_FILE = "model.safetensors.index.json"
 
 CPU = torch.device("cpu")
@@ -28,6 +31,7 @@ CPU = torch.device("cpu")
 class _Place:
     path: Path
     shape: tuple[int, ...]
+    short_dtype: torch.dtype | None
 
 
 class StoredFiles:
@@ -45,7 +49,9 @@ class StoredFiles:
             with _open(path) as file:
                 names: list[str] = file.keys()
                 for name in names:
-                    self._places[name] = _Place(path, tuple(file.get_slice(name).get_shape()))
+                    tensor = file.get_slice(name)
+                    short_dtype = _SHORT_DTYPES.get(tensor.get_dtype())
+                    self._places[name] = _Place(path, tuple(tensor.get_shape()), short_dtype)
 
     def __contains__(self, name: str) -> bool:
         return name in self._places
@@ -53,6 +59,13 @@ class StoredFiles:
     def shape(self, name: str) -> tuple[int, ...]:
         """Raises UnsupportedModelError where there is no such tensor."""
         return self._place(name).shape
+
+    def short_dtype(self, name: str) -> torch.dtype | None:
+        """What the tensor is stored in, if that is a floating-point type of 16 bits.
+
+        Raises UnsupportedModelError where there is no such tensor.
+        """
+        return self._place(name).short_dtype
 
     def slice(self, name: str, *window: slice) -> Tensor:
         """A part of a tensor, as it is stored; all of it without a window."""
@@ -103,7 +116,7 @@ class CheckpointReader:
 
         Raises UnsupportedModelError when the tensor is missing or of another shape.
         """
-        packed = self._format if self._format and self._format.holds(self._tensors, name) else None
+        packed = self._packed_as(name)
         found = packed.shape(self._tensors, name) if packed else self._tensors.shape(name)
         if found != shape:
             expected = f"config.json says {list(shape)}"
@@ -120,6 +133,21 @@ class CheckpointReader:
         self.num_elements_read += tensor.numel()
         # A vector may be kept as it is, and would keep the whole file mapped.
         return tensor.clone() if len(shape) == 1 else tensor
+
+    def exact_dtype(self, *names: str) -> torch.dtype:
+        """The shortest data type that holds what `read` gives of all these tensors exactly.
+
+        That is `dtype`, or what they are stored in where float32 only widens it.
+        """
+        stored = {
+            None if self._packed_as(each) else self._tensors.short_dtype(each) for each in names
+        }
+        common = stored.pop() if len(stored) == 1 else None
+        return common if common is not None and self.dtype == torch.float32 else self.dtype
+
+    def _packed_as(self, name: str) -> WeightFormat | None:
+        """The format of a quantized weight; None for a tensor that is not one."""
+        return self._format if self._format and self._format.holds(self._tensors, name) else None
 
 
 def open_checkpoint(

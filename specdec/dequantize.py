@@ -33,6 +33,10 @@ class StoredTensors(Protocol):
         """Shape of a tensor; raises UnsupportedModelError where there is none."""
         ...
 
+    def short_dtype(self, name: str) -> torch.dtype | None:
+        """What a tensor is stored in, if that is a floating-point type of 16 bits."""
+        ...
+
     def slice(self, name: str, *window: slice) -> Tensor:
         """A part of a tensor, as it is stored."""
         ...

@@ -152,7 +152,10 @@ class ModelConfig:
         return 3 * self.hidden_size * self.intermediate_size + biases
 
     def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
-        """Memory of the weights on all ranks together, of which matrices may be quantized."""
+        """Memory of the weights on all ranks together, of which matrices may be quantized.
+
+        Where matrices are native, a float32 model takes no more than its checkpoint, so less.
+        """
         element_bytes = DTYPE_BYTES[dtype]
         if quantization is None:
             return self.num_parameters * element_bytes

@@ -28,6 +28,7 @@ class VocabHead(nn.Module):
             blocks,
             local_shape,
             reader.dtype,
+            exact_dtype=reader.exact_dtype(name),
             quantization=reader.quantization,
             kernels=reader.kernels,
             device=reader.device,

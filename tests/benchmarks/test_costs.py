@@ -1,5 +1,7 @@
 """What passes cost: bytes, shapes, bars, and the pieces of the reports."""
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks import load, memory, overhead, single_stream, verification_cost
@@ -30,6 +32,8 @@ def test_bytes_of_a_pass_are_those_of_the_loaded_matrices(tiny_model_dir):
     expected = in_layers + head * config.vocab_size * config.hidden_size
     assert weight_bytes(config, "fp32") == 4 * expected
     assert weight_bytes(config, "int8") == expected
+    short = replace(config, checkpoint_dtype="bfloat16")
+    assert [weight_bytes(short, each) / expected for each in ("fp32", "bf16", "int8")] == [2, 2, 1]
     assert kv_bytes(config, "fp32", 32) == runner.kv_cache.nbytes
     assert pass_bytes(config, "fp32", 2, 16) == 4 * expected + runner.kv_cache.nbytes
 

@@ -34,6 +34,18 @@ struct Float32 : SingleWeights {
   static SPECDEC_INLINE Floats weights(const float* step, int) { return load(step); }
 };
 
+// In pairs of inputs, as each then becomes a float by one instruction.
+struct ShortFloat32 : SingleWeights {
+  using Element = uint16_t;
+  static constexpr int kInputs = inputs_per_step(Format::kShortFloat32), kTerms = 2;
+
+  static SPECDEC_INLINE Floats weights(const uint16_t* step, int term) {
+    const Bits pairs = load<Bits>(step);
+    return (Floats)(term == 0 ? pairs << 16 : pairs & 0xffff0000);
+  }
+  static SPECDEC_INLINE Floats input(const float* step, int term) { return broadcast(step[term]); }
+};
+
 struct Float16 : SingleWeights {
   using Element = uint16_t;
 

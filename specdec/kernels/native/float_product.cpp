@@ -177,6 +177,8 @@ void multiply_floats(const Matrix& matrix, const float* x, int64_t x_stride, int
     case Format::kBFloat16:
       return multiply_by<BFloat16>(matrix, round_rows(matrix, x, x_stride, rows, scratch, team),
                                    rounded_stride(matrix), rows, y, y_stride, store, team);
+    case Format::kShortFloat32:
+      return multiply_by<ShortFloat32>(matrix, x, x_stride, rows, y, y_stride, store, team);
     default:
       return multiply_by<Float16>(matrix, x, x_stride, rows, y, y_stride, store, team);
   }

@@ -11,7 +11,16 @@
 
 namespace specdec {
 
-enum class Format : int32_t { kFloat32 = 0, kBFloat16 = 1, kFloat16 = 2, kInt8 = 3, kW8A8 = 4 };
+// kShortFloat32: float32 whose last 16 bits are zero, and left out. That is bfloat16, but rows are not
+// rounded to it: products are the same bits as with kFloat32. For an even number of inputs.
+enum class Format : int32_t {
+  kFloat32 = 0,
+  kBFloat16 = 1,
+  kFloat16 = 2,
+  kInt8 = 3,
+  kW8A8 = 4,
+  kShortFloat32 = 5,
+};
 
 // A packed matrix [out_features, in_features]; `layers/` fills it by way of ctypes.
 struct Matrix {

@@ -22,6 +22,7 @@ class MatrixFormat(IntEnum):
     FLOAT16 = 2
     INT8 = 3
     W8A8 = 4
+    SHORT_FLOAT32 = 5
 
 
 _DTYPES = {
@@ -30,6 +31,7 @@ _DTYPES = {
     MatrixFormat.FLOAT16: torch.float16,
     MatrixFormat.INT8: torch.int8,
     MatrixFormat.W8A8: torch.int8,
+    MatrixFormat.SHORT_FLOAT32: torch.bfloat16,
 }
 
 
@@ -57,6 +59,7 @@ class PackedMatrix:
 
     def __init__(self, library: ctypes.CDLL, weights: MatrixFormat, shape: tuple[int, int]) -> None:
         """library: as `native_library` returns it."""
+        assert weights != MatrixFormat.SHORT_FLOAT32 or shape[1] % 2 == 0
         _declare(library)
         self.dtype = _DTYPES[weights]
         self.shape = shape

@@ -65,6 +65,7 @@ template <typename Work>
 SPECDEC_INLINE auto with_format(Format format, Work&& work) {
   switch (format) {
     case Format::kBFloat16:
+    case Format::kShortFloat32:
       return work(std::integral_constant<Format, Format::kBFloat16>());
     case Format::kFloat16:
       return work(std::integral_constant<Format, Format::kFloat16>());

@@ -61,6 +61,7 @@ SPECDEC_EXPORT void specdec_pack_rows(const specdec::Matrix* matrix, const void*
       return specdec::pack<uint32_t>(*matrix, rows, given);
     case specdec::Format::kBFloat16:
     case specdec::Format::kFloat16:
+    case specdec::Format::kShortFloat32:
       return specdec::pack<uint16_t>(*matrix, rows, given);
     case specdec::Format::kInt8:
     case specdec::Format::kW8A8:
@@ -87,6 +88,7 @@ SPECDEC_EXPORT int64_t specdec_panel_bytes(const specdec::Matrix* matrix) {
       return elements * 4;
     case specdec::Format::kBFloat16:
     case specdec::Format::kFloat16:
+    case specdec::Format::kShortFloat32:
       return elements * 2;
     case specdec::Format::kInt8:
     case specdec::Format::kW8A8:

@@ -15,6 +15,7 @@ constexpr int64_t kPanel = 16;  // outputs; a step of them is a cache line, in f
 constexpr int64_t inputs_per_step(Format format) {
   switch (format) {
     case Format::kBFloat16:
+    case Format::kShortFloat32:
       return 2;
     case Format::kInt8:
     case Format::kW8A8:

@@ -5,7 +5,7 @@ import torch
 
 from specdec.checkpoint import open_checkpoint
 from specdec.errors import InvalidValueError
-from specdec.kernels.native import native_library
+from specdec.kernels.native import MatrixFormat, native_library
 from specdec.layers import RowParallelLinear, VocabEmbedding, VocabHead
 from specdec.layers.matrix import FullMatrix, NativeMatrix, make_matrix, row_blocks
 from specdec.layers.quantization import CoarseInt8Matrix, Int8Matrix
@@ -98,6 +98,23 @@ def test_without_a_compiler_auto_takes_torch_s_and_native_is_refused(monkeypatch
     assert isinstance(matrix_of("auto", weight), FullMatrix)
     with pytest.raises(InvalidValueError, match="kernels is 'native'; it must be auto or torch"):
         matrix_of("native", weight)
+
+
+@pytest.mark.parametrize(
+    ("in_features", "format"), [(16, MatrixFormat.SHORT_FLOAT32), (15, MatrixFormat.FLOAT32)]
+)
+def test_float32_that_16_bits_hold_takes_no_more(in_features, format):
+    weight = random_tensor(20, in_features).bfloat16().float()
+    short, full = (
+        make_matrix([weight], (20, in_features), torch.float32, exact_dtype=exact, device=CPU)
+        for exact in (torch.bfloat16, None)
+    )
+    assert short.native.format == format
+    x = random_tensor(3, in_features, seed=1)
+    assert torch.equal(short.multiply(x), full.multiply(x))
+    rows = short.rows(torch.tensor([3, 19]))
+    assert rows.dtype == torch.float32
+    assert torch.equal(rows, weight[[3, 19]])
 
 
 def test_row_blocks_cover_the_rows_in_bounded_pieces():

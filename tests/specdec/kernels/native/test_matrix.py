@@ -15,12 +15,20 @@ FLOATS = {
     MatrixFormat.FLOAT32: torch.float32,
     MatrixFormat.BFLOAT16: torch.bfloat16,
     MatrixFormat.FLOAT16: torch.float16,
+    MatrixFormat.SHORT_FLOAT32: torch.bfloat16,
 }
 STEP_SHARES = {MatrixFormat.INT8: 1 / 254, MatrixFormat.W8A8: 1.0}
 """How finely a row is rounded, in shares of 1/127 of its largest magnitude."""
 
-SHAPES = [(1, 1), (7, 5), (48, 64), (100, 576), (33, 1536), (300, 2100)]
+SHAPES = [(1, 1), (7, 5), (5, 6), (48, 64), (100, 576), (33, 1536), (300, 2100)]
 """[out, in]: edges of panels and groups of them, of quads, and of blocks of inputs."""
+
+CASES = [
+    (weights, shape)
+    for weights in MatrixFormat
+    for shape in SHAPES
+    if weights != MatrixFormat.SHORT_FLOAT32 or shape[1] % 2 == 0
+]
 
 MOST_ROWS = 70
 
@@ -48,8 +56,7 @@ def product(matrix, x, base=None):
     return y
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("weights", FLOATS)
+@pytest.mark.parametrize(("weights", "shape"), [case for case in CASES if case[0] in FLOATS])
 def test_floats_are_multiplied(weights, shape):
     matrix, values = packed(weights, shape)
     x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
@@ -61,6 +68,24 @@ def test_floats_are_multiplied(weights, shape):
     limit = 2**-24 * (shape[1] + 1) * magnitudes + 2**-23 * base.abs()
     assert ((product(matrix, x) - expected).abs() <= limit).all()
     assert ((product(matrix, x, base) - (expected + base)).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("short", [MatrixFormat.SHORT_FLOAT32, MatrixFormat.FLOAT16])
+def test_float32_that_16_bits_hold_is_multiplied_to_the_same_bits(short):
+    for shape in (shape for weights, shape in CASES if weights == MatrixFormat.SHORT_FLOAT32):
+        values = random_tensor(*shape).to(FLOATS[short])
+        of_32, of_16 = (
+            PackedMatrix(native_library(), weights, shape)
+            for weights in (MatrixFormat.FLOAT32, short)
+        )
+        of_32.pack(0, values.float())
+        of_16.pack(0, values)
+        x = random_tensor(MOST_ROWS, shape[1], seed=1)
+        base = random_tensor(MOST_ROWS, shape[0], seed=2)
+        for count in (1, 4, MOST_ROWS):
+            assert torch.equal(product(of_16, x[:count]), product(of_32, x[:count]))
+            added = product(of_32, x[:count], base[:count])
+            assert torch.equal(product(of_16, x[:count], base[:count]), added)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -76,8 +101,7 @@ def test_digits_are_multiplied(weights, shape):
     assert ((product(matrix, x, base) - (expected + base)).abs() <= limit).all()
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("weights", MatrixFormat)
+@pytest.mark.parametrize(("weights", "shape"), CASES)
 def test_a_row_does_not_depend_on_the_batch(weights, shape):
     matrix, _ = packed(weights, shape)
     x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
@@ -169,7 +193,7 @@ def test_products_are_the_same_bits_on_older_processors(processor, weights, libr
         if name not in flags and (name == "avx2" or weights == MatrixFormat.BFLOAT16):
             pytest.skip(reason)
     older = library_for(processor)
-    for shape in SHAPES:
+    for shape in (shape for of_case, shape in CASES if of_case == weights):
         (here, _), (there, _) = packed(weights, shape), packed(weights, shape, older)
         x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0])
         x[3] *= 1e30
