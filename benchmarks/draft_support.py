@@ -73,7 +73,7 @@ def _output_logits(runner: ModelRunner | DraftRunner, text: Text) -> Tensor:
     """The logits that each output token was drawn from, [num_output_tokens, vocab_size]."""
     token_ids = [*text.prompt_ids, *text.output_ids]
     num_blocks = -(-len(token_ids) // runner.block_size)
-    batch = ModelInput.of([Chunk(token_ids, 0, range(num_blocks))], runner.block_size)
+    batch = ModelInput([Chunk(token_ids, 0, range(num_blocks))], runner.block_size)
     hidden = runner.model(batch, runner.kv_cache)
     scored = hidden[len(text.prompt_ids) - 1 : -1]
     return runner.model.compute_logits(scored)[:, : runner.vocab_size].float()

@@ -59,7 +59,7 @@ class Case:
             Chunk(token_ids, self.num_computed, table.tolist())
             for table in blocks[: self.num_sequences]
         ]
-        return ModelInput.of(chunks, _BLOCK_SIZE)
+        return ModelInput(chunks, _BLOCK_SIZE)
 
     def num_bytes(self, config: ModelConfig, weight_bytes: float, kv_bytes: int) -> float:
         """Read by a pass, of weights and KV of so many bytes each."""

@@ -202,7 +202,7 @@ def _reference(
 
 
 def _prefill(prompt: list[int], blocks: Sequence[int]) -> ModelInput:
-    return ModelInput.of([Chunk(prompt, 0, blocks)], _BLOCK_SIZE)
+    return ModelInput([Chunk(prompt, 0, blocks)], _BLOCK_SIZE)
 
 
 def _share_differing(directory: Path, model: CausalDecoder) -> float:

@@ -128,6 +128,6 @@ class _DraftJudge:
         """Whether each token of `output` is the likeliest after the tokens before it."""
         token_ids = [*prompt, *output[:-1]]
         chunk = Chunk(token_ids, 0, range(-(-len(token_ids) // _BLOCK_SIZE)))
-        hidden = self._model(ModelInput.of([chunk], _BLOCK_SIZE), self._cache)
+        hidden = self._model(ModelInput([chunk], _BLOCK_SIZE), self._cache)
         likeliest = self._model.compute_logits(hidden[-len(output) :]).argmax(-1)
         return tuple((likeliest == torch.tensor(output)).tolist())

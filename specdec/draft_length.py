@@ -78,6 +78,8 @@ def share_budget(wanted: Sequence[int], budget: int) -> list[int]:
     accepted. What cannot be divided goes to the first.
     """
     shares = [0] * len(wanted)
+    if not any(wanted):
+        return shares
     shortest_first = sorted(range(len(wanted)), key=lambda index: (wanted[index], -index))
     for place, index in enumerate(shortest_first):
         shares[index] = min(wanted[index], budget // (len(wanted) - place))

@@ -205,7 +205,7 @@ class Scheduler:
             row = self._decode_row(seq, share, num_left // (len(decoding) - index))
             num_guesses = row.num_draft_tokens + row.num_lookahead_tokens
             # Guesses are optional: nobody is preempted for their slots.
-            if not self._blocks.reserve(seq.seq_id, seq.num_tokens + num_guesses):
+            if num_guesses and not self._blocks.reserve(seq.seq_id, seq.num_tokens + num_guesses):
                 row, num_guesses = ScheduledRow(seq, 1), 0
             if self._add_row(row):
                 num_left -= row.num_lookahead_tokens

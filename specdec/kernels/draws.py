@@ -52,9 +52,10 @@ class Peaks:
         return len(self.values)
 
     @property
-    def is_bad(self) -> Tensor:
-        """Whether no token can be drawn from a row: it is broken, or all -inf; [num_rows] bool."""
-        return self.is_broken | self.values.isneginf()
+    def bad_rows(self) -> list[bool]:
+        """Whether no token can be drawn from a row, of each: it is broken, or all -inf."""
+        rows = zip(self.is_broken.tolist(), self.values.tolist(), strict=True)
+        return [is_broken or value == -torch.inf for is_broken, value in rows]
 
     def take(self, rows: Tensor) -> Peaks:
         """Of some rows; rows: int64."""

@@ -33,6 +33,7 @@ class NativeDecoder:
         """kernel: made of the weights of `model`."""
         self.torch_decoder = model
         self._kernel = kernel
+        self._head = model.lm_head.matrix
 
     @property
     def device(self) -> torch.device:
@@ -58,7 +59,7 @@ class NativeDecoder:
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
-        return self.torch_decoder.compute_logits(hidden)
+        return self._head.multiply(hidden)
 
 
 def native_decoder(model: CausalDecoder) -> NativeDecoder | None:

@@ -54,27 +54,31 @@ class KeptLogits:
 
         num_best: how many of the best tokens each row asks for; None: not even its own.
         """
+        self._num_best: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+        self._logits: Tensor | None = None
+        if all(count is None for count in num_best):
+            return
         self._num_best = {
             row.seq_id: count
             for row, count in zip(rows, num_best, strict=True)
             if count is not None
         }
         kept: list[int] = []
-        self._first: dict[int, int] = {}
         end = 0
         for row in rows:
             start, end = end, end + row.num_draft_tokens + 1
             if row.seq_id in self._num_best:
                 self._first[row.seq_id] = len(kept)
                 kept.extend(range(start, end))
-        self._logits = logits[kept] if kept else logits[:0]
+        self._logits = logits[kept]
 
     def logprobs(
         self, reader: LogprobReader, came: Many[tuple[int, tuple[int, ...]]]
     ) -> dict[int, Logprobs]:
         """By sequence, of the tokens that came; came: sequences with their new tokens."""
         asked = [(seq_id, tokens) for seq_id, tokens in came if tokens and seq_id in self._first]
-        if not asked:
+        if self._logits is None or not asked:
             return {}
         places = [self._first[seq_id] + place for seq_id, ids in asked for place in range(len(ids))]
         tokens = [token for _, ids in asked for token in ids]

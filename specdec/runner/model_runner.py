@@ -43,7 +43,11 @@ class ModelRunner(Runner):
         rows = self._sequences.settled(step.rows)
         self._sequences.follow(rows)
         hidden = self.model(self._sequences.model_input(rows), self.kv_cache)
-        prompt_logprobs = tuple(self._prompt_logprobs(rows, hidden))
+        prompt_logprobs = (
+            tuple(self._prompt_logprobs(rows, hidden))
+            if self._sequences.want_prompt_logprobs
+            else ()
+        )
         verified = (*self._verify(rows, hidden), *_broken_chunks(rows, hidden))
         return VerifyOutput(step.step_id, verified, prompt_logprobs)
 
@@ -88,7 +92,7 @@ class ModelRunner(Runner):
             )
         else:
             came = self._verified(rows, logits, peaks)
-        verified = self._report(rows, came, whole.is_bad.tolist(), kept)
+        verified = self._report(rows, came, whole.bad_rows, kept)
         if not seen_ahead:
             return verified
         return [

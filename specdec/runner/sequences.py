@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field, replace
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from specdec.kernels.draws import DRAW, Peaks
-from specdec.model_input import Chunk, Indices, ModelInput
+from specdec.model_input import Chunk, ModelInput
 from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory
 from specdec.sampling_rules import SamplingRules
 from specdec.step import (
@@ -34,7 +35,7 @@ class SequenceState:
     shaping: Shaping
     draw: bytes
     history: TokenHistory | None
-    block_table: Indices = field(default_factory=lambda: np.empty(0, np.int32))
+    block_table: array[int] = field(default_factory=lambda: array("i"))
     last_token: int = 0
 
     @classmethod
@@ -48,8 +49,7 @@ class SequenceState:
 
     def apply(self, delta: BlockTableDelta) -> None:
         """Takes over what has changed at the table's end."""
-        kept, new = self.block_table[: delta.start], np.array(delta.block_ids, np.int32)
-        self.block_table = np.concatenate((kept, new))
+        self.block_table = self.block_table[: delta.start] + array("i", delta.block_ids)
 
     def add_edits(self, edits: LogitEdits, first_row: int, row: StepRow) -> None:
         """What its rules do to the logits of `row`, which are those from `first_row` on.
@@ -85,13 +85,17 @@ class SequenceTable:
         self._device = device
         self._tokens = tokens
         self._states: dict[int, SequenceState] = {}
+        self._want_prompt_logprobs: set[int] = set()
 
     def update(self, step: StepInput) -> None:
         """Applies what a step says of sequences' lives."""
         for seq_id in step.released:
             del self._states[seq_id]
+            self._want_prompt_logprobs.discard(seq_id)
         for admission in step.admitted:
             self._states[admission.seq_id] = SequenceState.of(admission, self._tokens)
+            if admission.rules.prompt_logprobs is not None:
+                self._want_prompt_logprobs.add(admission.seq_id)
         for delta in step.block_table_deltas:
             self._states[delta.seq_id].apply(delta)
 
@@ -126,6 +130,11 @@ class SequenceTable:
         """How the tokens of a sequence are drawn."""
         return self._states[seq_id].admission.rules
 
+    @property
+    def want_prompt_logprobs(self) -> bool:
+        """Whether some sequence asks for log-probabilities of its prompt."""
+        return bool(self._want_prompt_logprobs)
+
     def prompt_after(self, row: StepRow) -> Many[int]:
         """The tokens of the prompt that follow those that `row` runs, one each."""
         state = self._states[row.seq_id]
@@ -137,7 +146,9 @@ class SequenceTable:
         """What the rules do to the logits of `rows`: one more each than it has drafts, in order."""
         edits, first_row = LogitEdits(self._tokens), 0
         for row in rows:
-            self._states[row.seq_id].add_edits(edits, first_row, row)
+            state = self._states[row.seq_id]
+            if not state.shaping.is_idle or row.grammar_mask is not None:
+                state.add_edits(edits, first_row, row)
             first_row += row.num_draft_tokens + 1
         return edits
 
@@ -147,7 +158,7 @@ class SequenceTable:
             Chunk(row.token_ids, row.num_computed_tokens, self._states[row.seq_id].block_table)
             for row in rows
         ]
-        return ModelInput.of(chunks, self._block_size)
+        return ModelInput(chunks, self._block_size)
 
     def sampling_batch(
         self, tokens: Many[TokensToCome], peaks: Peaks | None = None

@@ -75,6 +75,11 @@ class Shaping:
         is_masked = rules.allowed_token_ids is not None or bool(rules.bad_words)
         return rules.has_penalties or bool(rules.logit_bias) or is_masked
 
+    @cached_property
+    def is_idle(self) -> bool:
+        """Whether no row is ever changed, but by a grammar."""
+        return not (self.changes_every_row or self.rules.min_tokens)
+
     def changes(self, num_output_tokens: int) -> bool:
         """Whether the row after so many output tokens is changed at all."""
         return self.changes_every_row or num_output_tokens < self.rules.min_tokens

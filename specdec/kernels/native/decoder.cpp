@@ -48,11 +48,33 @@ class Arena {
   int64_t used_ = 0;
 };
 
+// Where a token stands in its sequence, and its KV in the pool.
+struct Place {
+  int64_t position, slot;
+};
+
+std::vector<Place> places_of(const Batch& batch) {
+  std::vector<Place> places;
+  places.reserve(batch.num_tokens);
+  for (int64_t sequence = 0; sequence < batch.num_sequences; ++sequence) {
+    const int64_t end = batch.context_lens[sequence];
+    const int64_t count = batch.query_starts[sequence + 1] - batch.query_starts[sequence];
+    for (int64_t position = end - count; position < end; ++position) {
+      places.push_back({position, batch.slot(sequence, position)});
+    }
+  }
+  return places;
+}
+
 // One forward pass. All threads of a team call its parts in the same order.
 class Pass {
  public:
   Pass(const Decoder& model, const Batch& batch, KvCache cache, void* memory, int num_threads)
-      : model_(model), batch_(batch), cache_(cache), plans_(plans_of(model, batch, num_threads)) {
+      : model_(model),
+        batch_(batch),
+        cache_(cache),
+        places_(places_of(batch)),
+        plans_(plans_of(model, batch, num_threads)) {
     Arena arena(memory);
     x_ = arena.take_floats(batch.num_tokens * model.hidden_size);
     normed_ = arena.take_floats(batch.num_tokens * model.hidden_size);
@@ -81,6 +103,7 @@ class Pass {
   const Decoder& model_;
   const Batch& batch_;
   KvCache cache_;
+  std::vector<Place> places_;  // [num_tokens]
   std::vector<AttentionPlan> plans_;
   std::atomic<bool> has_failed_{false};
   int64_t memory_bytes_;
@@ -195,16 +218,17 @@ class Pass {
   void prepare_head(const Layer& layer, const KvLayer& kv, int64_t token, int64_t head,
                     float* values) {
     const int64_t dim = model_.head_dim, half = dim / 2;
-    const int64_t slot = batch_.slot_mapping[token], kv_head = head - model_.num_heads;
+    const Place place = places_[token];
+    const int64_t kv_head = head - model_.num_heads;
     if (kv_head >= model_.num_kv_heads) {
-      kv.write_value(kv_head - model_.num_kv_heads, slot, values);
+      kv.write_value(kv_head - model_.num_kv_heads, place.slot, values);
       return;
     }
     const float* weight = kv_head < 0 ? layer.query_norm : layer.key_norm;
     if (weight) rms_norm(values, weight, model_.norm_eps, dim, values);
-    const int64_t position = batch_.positions[token];
-    rotate(values, model_.cos + position * half, model_.sin + position * half, dim);
-    if (kv_head >= 0) kv.write_key(kv_head, slot, values);
+    const int64_t first = place.position * half;
+    rotate(values, model_.cos + first, model_.sin + first, dim);
+    if (kv_head >= 0) kv.write_key(kv_head, place.slot, values);
   }
 
   void mlp(const Layer& layer, Team team) {
@@ -269,12 +293,12 @@ SPECDEC_EXPORT int64_t specdec_decoder_memory_bytes(const specdec::Decoder* mode
 }
 
 // Writes the batch's KV into the cache and its hidden states to `hidden` [num_tokens, hidden_size].
-// False when a peer was lost; what was written is then of no use.
-SPECDEC_EXPORT bool specdec_decoder_forward(const specdec::Decoder* model,
-                                            const specdec::Batch* batch,
-                                            const specdec::KvCache* cache, void* memory,
-                                            float* hidden, int32_t num_threads) {
+// memory: as many bytes as it has are enough, or nothing is done.
+SPECDEC_EXPORT specdec::PassResult specdec_decoder_forward(
+    const specdec::Decoder* model, const specdec::Batch* batch, const specdec::KvCache* cache,
+    void* memory, int64_t memory_bytes, float* hidden, int32_t num_threads) {
   specdec::Pass pass(*model, *batch, *cache, memory, num_threads);
+  if (pass.memory_bytes() > memory_bytes) return specdec::PassResult::kNeedsMemory;
   specdec::run_team(num_threads, [&](specdec::Team team) { pass.run(hidden, team); });
-  return !pass.has_failed();
+  return pass.has_failed() ? specdec::PassResult::kPeerLost : specdec::PassResult::kDone;
 }

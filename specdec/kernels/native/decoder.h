@@ -49,6 +49,9 @@ struct Decoder {
   AllReduce all_reduce;     // of other ranks, else null
 };
 
+// What came of a pass. Where a peer was lost, what was written is of no use.
+enum class PassResult : int32_t { kDone = 0, kPeerLost = 1, kNeedsMemory = 2 };
+
 // The pool: layer after layer, as KvLayer says.
 struct KvCache {
   char* data;

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from array import array
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,10 +16,13 @@ from specdec.head_shard import HeadShard
 from specdec.kernels.native.large_memory import large_memory
 from specdec.kernels.native.matrix import MatrixStruct
 from specdec.kernels.native.shared_memory import SharedMemory
-from specdec.model_input import Indices, ModelInput
+from specdec.model_input import ModelInput
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 """The numbers of `Format` in matrix.h, for embeddings and KV."""
+
+_DONE, _NEEDS_MEMORY = 0, 2
+"""Of `PassResult` in decoder.h; anything else is that a peer was lost."""
 
 _Address = ctypes.c_void_p
 _AllReduce = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(ctypes.c_float), ctypes.c_int64)
@@ -67,10 +71,9 @@ class _DecoderStruct(ctypes.Structure):
 
 class _BatchStruct(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("num_tokens", "num_sequences")),
-        *((name, ctypes.c_int64) for name in ("block_size", "table_width")),
-        *((name, _Address) for name in ("input_ids", "positions", "slot_mapping")),
-        *((name, _Address) for name in ("query_starts", "context_lens", "block_tables")),
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_sequences", "block_size")),
+        *((name, _Address) for name in ("input_ids", "query_starts")),
+        *((name, _Address) for name in ("context_lens", "block_tables")),
     )
 
 
@@ -147,6 +150,8 @@ class DecoderKernel:
         self._layers = (_LayerStruct * len(weights.layers))(*map(_layer_struct, weights.layers))
         self._model = self._decoder_struct()
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._kv_cache: Tensor | None = None  # what _kv is of
+        self._kv = _KvCacheStruct()
 
     def new_kv_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
         """[num_layers, num_kv_heads, num_blocks, 2, block_size * head_dim], zero.
@@ -166,21 +171,34 @@ class DecoderKernel:
         kv_cache: as `new_kv_cache` makes it. Raises RuntimeError once a peer is lost, or what
         `reduction` raised.
         """
-        assert int(batch.positions.max()) < len(self._weights.cos)
-        kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
-        arguments = _batch_struct(batch)
-        num_threads = torch.get_num_threads()
-        self._reserve(self._memory_bytes(self._model, arguments, num_threads))
-        hidden = torch.empty(batch.num_tokens, len(self._weights.final_norm), device="cpu")
-        memory = self._memory.data_ptr()
-        if not self._forward(self._model, arguments, kv, memory, hidden.data_ptr(), num_threads):
+        numbers = _BatchNumbers(batch, max_positions=len(self._weights.cos))
+        hidden = torch.empty(numbers.num_tokens, len(self._weights.final_norm), device="cpu")
+        result = self._run(numbers.struct, kv_cache, hidden)
+        if result == _NEEDS_MEMORY:
+            num_bytes = self._memory_bytes(self._model, numbers.struct, torch.get_num_threads())
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+            result = self._run(numbers.struct, kv_cache, hidden)
+        if result != _DONE:
             failure, self._failure = self._failure, None
             raise failure or RuntimeError("a rank has ended, or kept the others waiting")
         return hidden
 
-    def _reserve(self, num_bytes: int) -> None:
-        if len(self._memory) < num_bytes:
-            self._memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+    def _run(self, batch: _BatchStruct, kv_cache: Tensor, hidden: Tensor) -> int:
+        return self._forward(
+            self._model,
+            batch,
+            self._kv_struct(kv_cache),
+            self._memory.data_ptr(),
+            len(self._memory),
+            hidden.data_ptr(),
+            torch.get_num_threads(),
+        )
+
+    def _kv_struct(self, kv_cache: Tensor) -> _KvCacheStruct:
+        if self._kv_cache is not kv_cache:
+            self._kv_cache, format_ = kv_cache, FORMATS[kv_cache.dtype]
+            self._kv = _KvCacheStruct(kv_cache.data_ptr(), format_, kv_cache.shape[2])
+        return self._kv
 
     def _reduce(self, data: ctypes._Pointer[ctypes.c_float], count: int) -> bool:
         """What C calls. An exception cannot pass through it, and is kept until it has returned."""
@@ -222,12 +240,12 @@ def _declare(library: ctypes.CDLL) -> tuple[_Function, _Function]:
     """Gives the two functions their types, which ctypes would otherwise guess."""
     model, batch = ctypes.POINTER(_DecoderStruct), ctypes.POINTER(_BatchStruct)
     forward = library.specdec_decoder_forward
-    kv = ctypes.POINTER(_KvCacheStruct)
-    forward.argtypes = (model, batch, kv, _Address, _Address, ctypes.c_int32)
-    forward.restype = ctypes.c_bool
+    kv, count = ctypes.POINTER(_KvCacheStruct), ctypes.c_int64
+    forward.argtypes = (model, batch, kv, _Address, count, _Address, ctypes.c_int32)
+    forward.restype = ctypes.c_int32
     memory_bytes = library.specdec_decoder_memory_bytes
     memory_bytes.argtypes = (model, batch, ctypes.c_int32)
-    memory_bytes.restype = ctypes.c_int64
+    memory_bytes.restype = count
     return forward, memory_bytes
 
 
@@ -261,21 +279,41 @@ def _embedding_struct(embedding: EmbeddingWeights) -> _EmbeddingStruct:
     return struct
 
 
-def _batch_struct(batch: ModelInput) -> _BatchStruct:
-    return _BatchStruct(
-        batch.num_tokens,
-        batch.num_sequences,
-        batch.block_size,
-        batch.block_tables.shape[1],
-        *map(_data, (batch.input_ids, batch.positions, batch.slot_mapping)),
-        *map(_data, (batch.cu_seqlens_q, batch.context_lens, batch.block_tables)),
-    )
+class _BatchNumbers:
+    """A batch as C++ reads it. Owns the memory, with as few objects as will do.
 
+    After a forward pass no cache holds anything of the interpreter's, so what touches little is
+    quick: on numpy's arrays the same took four times as long.
+    """
 
-def _data(indices: Indices) -> int:
-    assert indices.dtype == np.int32
-    assert indices.flags.c_contiguous
-    return indices.ctypes.data
+    def __init__(self, batch: ModelInput, max_positions: int) -> None:
+        """max_positions: no context may be longer."""
+        numbers, starts, context_lens = array("i"), [0], []
+        self._tables = []
+        for chunk in batch.chunks:
+            table = chunk.block_table
+            end = chunk.end
+            assert end <= min(max_positions, len(table) * batch.block_size)
+            numbers.extend(chunk.token_ids)
+            starts.append(len(numbers))
+            context_lens.append(end)
+            self._tables.append(table if isinstance(table, array) else array("i", table))
+        self.num_tokens = starts[-1]
+        numbers.extend(starts)
+        numbers.extend(context_lens)
+        addresses = array("q", [table.buffer_info()[0] for table in self._tables])
+        self._numbers, self._addresses = numbers, addresses
+        first = numbers.buffer_info()[0]
+        context_lens_at = self.num_tokens + len(starts)
+        self.struct = _BatchStruct(
+            self.num_tokens,
+            len(context_lens),
+            batch.block_size,
+            first,
+            first + self.num_tokens * numbers.itemsize,
+            first + context_lens_at * numbers.itemsize,
+            addresses.buffer_info()[0],
+        )
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -1,7 +1,11 @@
 #include "matrix.h"
 
+#include <cstdlib>
+#include <memory>
+
 #include "float_product.h"
 #include "int8_product.h"
+#include "lanes.h"
 
 namespace specdec {
 namespace {
@@ -9,6 +13,8 @@ namespace {
 bool is_int8(const Matrix& matrix) {
   return matrix.format == Format::kInt8 || matrix.format == Format::kW8A8;
 }
+
+constexpr int64_t kAlignment = 64;  // of scratch memory, in bytes
 
 }  // namespace
 
@@ -27,16 +33,14 @@ void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t ro
 
 }  // namespace specdec
 
-SPECDEC_EXPORT int64_t specdec_scratch_bytes(const specdec::Matrix* matrix, int64_t rows) {
-  return specdec::scratch_bytes(*matrix, rows);
-}
-
 // See `multiply`; a team of `num_threads`, in a parallel region of its own.
 SPECDEC_EXPORT void specdec_multiply(const specdec::Matrix* matrix, const float* x,
                                      int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
-                                     bool adds, void* scratch, int32_t num_threads) {
+                                     bool adds, int32_t num_threads) {
   const auto store = adds ? specdec::Store::kAdd : specdec::Store::kWrite;
+  const int64_t bytes = specdec::round_up(specdec::scratch_bytes(*matrix, rows), specdec::kAlignment);
+  const std::unique_ptr<void, void (*)(void*)> scratch(std::aligned_alloc(specdec::kAlignment, bytes), std::free);
   specdec::run_team(num_threads, [&](specdec::Team team) {
-    specdec::multiply(*matrix, x, x_stride, rows, y, y_stride, store, scratch, team);
+    specdec::multiply(*matrix, x, x_stride, rows, y, y_stride, store, scratch.get(), team);
   });
 }

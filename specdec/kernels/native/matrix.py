@@ -93,8 +93,6 @@ class PackedMatrix:
         assert x.stride(-1) == y.stride(-1) == 1
         assert x.shape[1] == self.shape[1]
         assert y.shape == (len(x), self.shape[0])
-        num_bytes = self._library.specdec_scratch_bytes(self.struct, len(x))
-        scratch = torch.empty(num_bytes, dtype=torch.uint8, device="cpu") if num_bytes else None
         self._library.specdec_multiply(
             self.struct,
             x.data_ptr(),
@@ -103,7 +101,6 @@ class PackedMatrix:
             y.data_ptr(),
             y.stride(0),
             adds,
-            None if scratch is None else scratch.data_ptr(),
             torch.get_num_threads(),
         )
 
@@ -127,12 +124,10 @@ def _declare(library: ctypes.CDLL) -> None:
     matrix = ctypes.POINTER(MatrixStruct)
     library.specdec_panel_bytes.argtypes = (matrix,)
     library.specdec_panel_bytes.restype = _Int
-    library.specdec_scratch_bytes.argtypes = (matrix, _Int)
-    library.specdec_scratch_bytes.restype = _Int
     library.specdec_pack_rows.argtypes = (matrix, _Address, _Int, _Int)
     library.specdec_pack_rows.restype = None
     library.specdec_rows_of.argtypes = (matrix, _Address, _Int, _Address)
     library.specdec_rows_of.restype = ctypes.c_bool
-    of_product = (_Address, _Int, _Int, _Address, _Int, ctypes.c_bool, _Address, ctypes.c_int32)
+    of_product = (_Address, _Int, _Int, _Address, _Int, ctypes.c_bool, ctypes.c_int32)
     library.specdec_multiply.argtypes = (matrix, *of_product)
     library.specdec_multiply.restype = None

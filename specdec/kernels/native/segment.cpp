@@ -139,7 +139,7 @@ SegmentKv SegmentKernel::locate(int64_t segment) const {
   const bool in_place = kv_.block_size % kLanes == 0;
   SegmentKv found = {in_place ? kv_.format : Format::kFloat32,
                      in_place ? kv_.block_size : kLanes, groups, {}, {}};
-  const int32_t* table = batch_.block_tables + chain_.sequence * batch_.table_width;
+  const int32_t* table = batch_.block_tables[chain_.sequence];
   for (int64_t group = groups.begin; group < groups.end; ++group) {
     const int64_t begin = positions.begin + group * kLanes;
     if (in_place) {

@@ -40,7 +40,7 @@ class Pages:
             Chunk([0] * query_len, context - query_len, table.tolist())
             for table, (context, query_len) in zip(tables, lengths, strict=True)
         ]
-        self.batch = ModelInput.of(chunks, BLOCK_SIZE)
+        self.batch = ModelInput(chunks, BLOCK_SIZE)
         shape = (sum(counts) * BLOCK_SIZE, 2, len(heads.kv), HEAD_DIM)
         self.cache = torch.randn(shape, generator=generator)
         self.query = torch.randn(

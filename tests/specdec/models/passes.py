@@ -13,7 +13,7 @@ BLOCK_SIZE = 4
 def batch_of(parts):
     """parts: (token_ids, start, block_table) of each sequence; tokens before start have KV."""
     chunks = [Chunk(ids[start:], start, table) for ids, start, table in parts]
-    return ModelInput.of(chunks, BLOCK_SIZE)
+    return ModelInput(chunks, BLOCK_SIZE)
 
 
 def weights_of(model):

@@ -49,7 +49,7 @@ class Sequences:
     def run(self, *parts):
         """parts: (sequence, token_ids, start); returns logits for each."""
         chunks = [Chunk(ids, start, self.tables[index]) for index, ids, start in parts]
-        hidden = self.model(ModelInput.of(chunks, self.block_size), self.cache)
+        hidden = self.model(ModelInput(chunks, self.block_size), self.cache)
         logits = self.model.compute_logits(hidden)
         return logits.split([len(ids) for _, ids, _ in parts])
 

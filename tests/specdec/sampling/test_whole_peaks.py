@@ -37,7 +37,7 @@ def test_every_rank_knows_which_rows_are_bad(num_ranks, row, left, expected):
         own = slice(shares[group.rank].start, shares[group.rank].stop)
         is_broken = row_peaks(logits[:, own]).is_broken
         peaks = replace(row_peaks(logits_left[:, own]), is_broken=is_broken)
-        return whole_peaks(peaks, group, own.start).is_bad.tolist()
+        return whole_peaks(peaks, group, own.start).bad_rows
 
     assert run_ranks(num_ranks, of_rank) == [[False, expected]] * num_ranks
 
