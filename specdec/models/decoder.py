@@ -202,6 +202,7 @@ class CausalDecoder(nn.Module):
         shape = (len(self.layers), num_slots, 2, len(self.heads.kv), self.head_dim)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
+    @torch.inference_mode()
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
         """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size]."""
         plans = {

@@ -34,7 +34,6 @@ from specdec.verification import VERIFY, Draft, DraftBatch, VerifiedTokens, veri
 class ModelRunner(Runner):
     """Executes steps in order. With several ranks every one gets the same steps."""
 
-    @torch.inference_mode()
     def execute(self, step: StepInput) -> VerifyOutput:
         """Runs one step; the same result on every rank."""
         self._sequences.update(step)
