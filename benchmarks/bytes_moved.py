@@ -12,13 +12,14 @@ _WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
 _KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 4}  # int8 weights stand beside fp32 activations and KV
 
 
-def weight_bytes(config: ModelConfig, precision: str) -> int:
-    """Of the matrices that every pass reads; scales of quantized ones, a number a row, aside.
+def held_bytes(config: ModelConfig, element_bytes: int) -> int:
+    """Of a weight, in a data type of so many: a checkpoint of 16 bits takes no more in fp32."""
+    return min(element_bytes, 2 if config.checkpoint_dtype in {"bfloat16", "float16"} else 4)
 
-    In fp32 a checkpoint of 16 bits takes no more (docs/adr/0014).
-    """
-    is_short = config.checkpoint_dtype in {"bfloat16", "float16"}
-    element_bytes = min(_WEIGHT_BYTES[precision], 2 if is_short else 4)
+
+def weight_bytes(config: ModelConfig, precision: str) -> int:
+    """Of the matrices that every pass reads; scales of quantized ones, a number a row, aside."""
+    element_bytes = held_bytes(config, _WEIGHT_BYTES[precision])
     attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size
     head = config.vocab_size * config.hidden_size

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bystanders import CpuUsage
+from benchmarks.bytes_moved import held_bytes
 from benchmarks.machine import Machine, describe_machine
 from specdec.config import DTypeName, Kernels, QuantizationMethod
 from specdec.dtypes import DTYPES
@@ -137,7 +138,8 @@ class Bench:
                 times[way].append(self._clock() - began_at)
         ms = {way: 1e3 * statistics.median(values[1:]) for way, values in times.items()}
         kv_bytes = DTYPES[self._dtype].itemsize
-        num_bytes = case.num_bytes(self._config, 1 if self._quantization else kv_bytes, kv_bytes)
+        weight_bytes = 1 if self._quantization else held_bytes(self._config, kv_bytes)
+        num_bytes = case.num_bytes(self._config, weight_bytes, kv_bytes)
         floor_ms = ms["read"] * num_bytes / self._buffer.nbytes
         return Row(name, round(ms["native"], 2), round(ms["torch"], 2), round(floor_ms, 2))
 

@@ -60,10 +60,9 @@ def _ours(
 ) -> Product:
     """A matrix as layers hold it; stored: what it comes in, if that is not `dtype`."""
     return make_matrix(
-        [weight.to(stored or dtype).to(dtype)],
+        [weight.to(stored or dtype)],
         (weight.shape[0], weight.shape[1]),
         dtype,
-        exact_dtype=stored,
         quantization=quantization,
         kernels=kernels,
         device=CPU,

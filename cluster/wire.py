@@ -1,12 +1,18 @@
 """Step messages on the wire: a msgpack header and raw little-endian arrays of 32 bits, one a frame.
 
 Nothing but numbers and short strings is ever decoded, so a message can't carry code.
+
+Both ends do this between two forward passes, when no cache holds anything of numpy's: only what is
+rare is an array of it (docs/adr/0013).
 """
 
 from __future__ import annotations
 
+import math
+import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -33,7 +39,7 @@ from specdec.step import (
 )
 
 Frames = list[bytes]
-Int32Array = NDArray[np.int32]
+Numbers = tuple[int, ...]
 
 STOP: Frames = [b"stop"]
 CAUGHT_UP: Frames = [b"caught up"]
@@ -267,11 +273,11 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
 
 
 def _decode_step_rows(
-    table: list[list[int]], tokens: bytes, listed: bytes, probs: bytes, masks: bytes
+    table: list[Numbers], tokens: bytes, listed: bytes, probs: bytes, masks: bytes
 ) -> Iterator[StepRow]:
     row_tokens = _split(_unpack(tokens), [row[2] for row in table])
     row_probs = _decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
-    take_mask = _reader(_unpack(masks))
+    take_mask = _reader(masks, _INT32)
     for row, token_ids, draft_probs in zip(table, row_tokens, row_probs, strict=True):
         seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead = row
         mask = take_mask(num_drafts + 1, num_words) if num_words else None
@@ -299,7 +305,7 @@ def _decode_draft_probs(
     shapes: Iterable[tuple[int, int]], listed: bytes, probs: bytes
 ) -> Iterator[DraftProbs | None]:
     """One entry for each shape; None where that is [..., 0]."""
-    take_ids, take_probs = _reader(_unpack(listed)), _reader(_unpack(probs, _FLOAT32))
+    take_ids, take_probs = _reader(listed, _INT32), _reader(probs, _FLOAT32)
     for shape in shapes:
         yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
 
@@ -309,8 +315,8 @@ def _logprobs_width(logprobs: Logprobs | None) -> int:
 
 
 def _logprobs_reader(token_ids: bytes, values: bytes, ranks: bytes) -> Callable[..., Logprobs]:
-    take_ids, take_values = _reader(_unpack(token_ids)), _reader(_unpack(values, _FLOAT32))
-    take_ranks = _reader(_unpack(ranks))
+    take_ids, take_values = _reader(token_ids, _INT32), _reader(values, _FLOAT32)
+    take_ranks = _reader(ranks, _INT32)
 
     def take(count: int, width: int) -> Logprobs:
         return Logprobs(take_ids(count, width), take_values(count, width), take_ranks(count))
@@ -318,35 +324,40 @@ def _logprobs_reader(token_ids: bytes, values: bytes, ranks: bytes) -> Callable[
     return take
 
 
-def _reader(values: NDArray[Any]) -> Callable[..., NDArray[Any]]:
-    """Takes arrays of given shapes from `values`, one after another."""
+def _reader(frame: bytes, dtype: np.dtype[Any]) -> Callable[..., NDArray[Any]]:
+    """Takes arrays of given shapes from a frame, one after another."""
     position = 0
+
+    @cache
+    def values() -> NDArray[Any]:
+        return np.frombuffer(frame, dtype=dtype)
 
     def take(*shape: int) -> NDArray[Any]:
         nonlocal position
-        start, position = position, position + int(np.prod(shape))
-        return values[start:position].reshape(shape)
+        start, position = position, position + math.prod(shape)
+        return values()[start:position].reshape(shape)
 
     return take
 
 
-def _table(frame: bytes, num_columns: int) -> list[list[int]]:
-    table: list[list[int]] = _unpack(frame).reshape(-1, num_columns).tolist()
-    return table
+def _table(frame: bytes, num_columns: int) -> list[Numbers]:
+    values = _unpack(frame)
+    return [values[start : start + num_columns] for start in range(0, len(values), num_columns)]
 
 
 def _pack(values: Iterable[int]) -> bytes:
-    return np.fromiter(values, dtype=_INT32).tobytes()
+    values = tuple(values)
+    return struct.pack(f"<{len(values)}i", *values)
 
 
 def _pack_arrays(arrays: Iterable[NDArray[Any] | None], dtype: np.dtype[Any]) -> bytes:
     return b"".join(each.astype(dtype).tobytes() for each in arrays if each is not None)
 
 
-def _unpack(frame: bytes, dtype: np.dtype[Any] = _INT32) -> NDArray[Any]:
-    return np.frombuffer(frame, dtype=dtype)
+def _unpack(frame: bytes) -> Numbers:
+    return struct.unpack(f"<{len(frame) // _INT32.itemsize}i", frame)
 
 
-def _split(values: Int32Array, counts: list[int]) -> list[tuple[int, ...]]:
+def _split(values: Numbers, counts: list[int]) -> list[Numbers]:
     bounds = accumulate(counts, initial=0)
-    return [tuple(values[start:end].tolist()) for start, end in pairwise(bounds)]
+    return [values[start:end] for start, end in pairwise(bounds)]

@@ -111,8 +111,11 @@ class CheckpointReader:
         shape: tuple[int, ...],
         rows: range | None = None,
         cols: range | None = None,
+        dtype: torch.dtype | None = None,
     ) -> Tensor:
         """The given rows and columns of a tensor whose whole shape must be `shape`.
+
+        dtype: of what is returned, in place of the reader's; see `exact_dtype`.
 
         Raises UnsupportedModelError when the tensor is missing or of another shape.
         """
@@ -129,15 +132,15 @@ class CheckpointReader:
             packed.read(self._tensors, name, *window)
             if packed
             else self._tensors.slice(name, *(slice(part.start, part.stop) for part in window))
-        ).to(device=self.device, dtype=self.dtype)
+        ).to(device=self.device, dtype=dtype or self.dtype)
         self.num_elements_read += tensor.numel()
         # A vector may be kept as it is, and would keep the whole file mapped.
         return tensor.clone() if len(shape) == 1 else tensor
 
     def exact_dtype(self, *names: str) -> torch.dtype:
-        """The shortest data type that holds what `read` gives of all these tensors exactly.
+        """The shortest data type that holds exactly what all these tensors are in `dtype`.
 
-        That is `dtype`, or what they are stored in where float32 only widens it.
+        That is `dtype`, or what they all are stored in where float32 only widens it.
         """
         stored = {
             None if self._packed_as(each) else self._tensors.short_dtype(each) for each in names

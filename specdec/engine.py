@@ -133,6 +133,11 @@ class Engine:
         return bool(self._choices or self._in_flight)
 
     @property
+    def last_batch_size(self) -> int:
+        """How many sequences the last step brought tokens to."""
+        return self._counters.last_batch_size
+
+    @property
     def begun(self) -> tuple[str, ...]:
         """The requests whose first choice left the queue in the last step, for the first time."""
         return tuple(seq.request.request_id for seq in self._scheduler.begun if seq.choice == 0)

@@ -35,6 +35,10 @@ _SWITCH_INTERVAL_S = 0.0005
 
 Python's own 5 ms are most of a step while the other renders a long chat, say."""
 
+_STATS_PERIOD_S = 0.02
+"""How old the load may be that is told while steps run: to sum it up takes as long as it would to
+schedule a step."""
+
 _LAST_WORDS_S = 1.0
 """How long a stream that is ended by force may take to say so: its reader may have stopped."""
 
@@ -94,7 +98,7 @@ class EngineLoop:
         self._failure: TargetFailedError | None = None
         self._closed = False
         self._has_ended = False
-        self._last_stats = engine.stats()
+        self._last_stats, self._stats_at = engine.stats(), 0.0
         self._is_draining = False
         self._no_streams = asyncio.Event()
         self._no_streams.set()
@@ -114,7 +118,7 @@ class EngineLoop:
 
     @property
     def last_stats(self) -> EngineStats:
-        """The engine's load after its last step or command. At once, and from any thread."""
+        """The engine's load, of a moment ago while steps run. At once, and from any thread."""
         return self._last_stats
 
     @property
@@ -284,14 +288,19 @@ class EngineLoop:
         try:
             self._expire()
             outputs = self._engine.step()
-            self._last_stats = self._engine.stats()
+            self._sum_up()
         except TargetFailedError as error:
             self._recover(error)
         except Exception:
             logger.exception("the engine stopped")
             self._give_up(TargetFailedError("engine error"))
         else:
-            self._tell(outputs, self._engine.begun, self._last_stats.last_batch_size)
+            self._tell(outputs, self._engine.begun, self._engine.last_batch_size)
+
+    def _sum_up(self) -> None:
+        now = time.monotonic()
+        if now - self._stats_at >= _STATS_PERIOD_S or not self._engine.has_work:
+            self._last_stats, self._stats_at = self._engine.stats(), now
 
     def _tell(self, outputs: list[RequestOutput], begun: tuple[str, ...], batch_size: int) -> None:
         """Wakes the event loop once for all that a step has to say, if it has anything."""

@@ -154,7 +154,7 @@ class ModelConfig:
     def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
         """Memory of the weights on all ranks together, of which matrices may be quantized.
 
-        Where matrices are native, a float32 model takes no more than its checkpoint, so less.
+        An upper bound: native matrices of a float32 model are as short as its checkpoint.
         """
         element_bytes = DTYPE_BYTES[dtype]
         if quantization is None:

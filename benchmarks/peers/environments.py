@@ -7,7 +7,6 @@ built again. Builds are run at the lowest priority.
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -93,15 +92,13 @@ def packaged_gguf(root: Path, alias: str) -> Path:
 
 
 def exported_openvino(root: Path, python: Path, model: Path, weight_format: str) -> Path:
-    """The model in OpenVINO's format, exported anew where the model is. weight_format: fp32 or int8.
+    """The model in OpenVINO's format, exported once. weight_format: fp32 or int8.
 
     Raises PeerUnavailableError.
     """
     directory = root / "models" / f"{model.name}-openvino-{weight_format}"
-    made_at = (model / "model.safetensors").stat().st_mtime
-    if not directory.is_dir() or directory.stat().st_mtime < made_at:
+    if not directory.is_dir():
         print_progress(f"exporting {directory.name}: half a minute, once")
-        shutil.rmtree(directory, ignore_errors=True)
         part = directory.with_suffix(".part")
         export = [str(python.parent / "optimum-cli"), "export", "openvino"]
         task = ["--task", "text-generation-with-past", "--weight-format", weight_format]

@@ -53,7 +53,7 @@ class Peaks:
 
     @property
     def bad_rows(self) -> list[bool]:
-        """Whether no token can be drawn from a row, of each: it is broken, or all -inf."""
+        """Of each row, whether no token can be drawn from it: it is broken, or all -inf."""
         rows = zip(self.is_broken.tolist(), self.values.tolist(), strict=True)
         return [is_broken or value == -torch.inf for is_broken, value in rows]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,13 +23,16 @@ class VocabHead(nn.Module):
         """`shape` is [vocab_size, hidden_size]; `tokens` are the ids whose rows are read."""
         super().__init__()
         hidden_size = shape[1]
-        blocks = (reader.read(name, shape, rows=rows) for rows in row_blocks(tokens, hidden_size))
+        dtype = reader.exact_dtype(name)
+        blocks = (
+            reader.read(name, shape, rows=rows, dtype=dtype)
+            for rows in row_blocks(tokens, hidden_size)
+        )
         local_shape = (len(tokens), hidden_size)
         self.matrix = make_matrix(
             blocks,
             local_shape,
             reader.dtype,
-            exact_dtype=reader.exact_dtype(name),
             quantization=reader.quantization,
             kernels=reader.kernels,
             device=reader.device,
@@ -56,10 +60,20 @@ class VocabHead(nn.Module):
 class VocabEmbedding(nn.Module):
     """Rows of the embedding; a token that another rank holds comes from there by the sum."""
 
-    def __init__(self, weight: EmbeddingTable, tokens: range, group: TensorParallelGroup) -> None:
-        """weight: [V_local, hidden_size]; a tied head's `table` serves, without a copy."""
+    def __init__(
+        self,
+        weight: EmbeddingTable,
+        tokens: range,
+        group: TensorParallelGroup,
+        dtype: torch.dtype,
+    ) -> None:
+        """weight: [V_local, hidden_size]; a tied head's `table` serves, without a copy.
+
+        dtype: of the rows that come out; a float32 model's table may be shorter.
+        """
         super().__init__()
         self.weight = weight
+        self.dtype = dtype
         self.tokens = tokens
         self.group = group
 
@@ -76,4 +90,4 @@ class VocabEmbedding(nn.Module):
         """indices: [T], from 0; returns [T, hidden_size]."""
         if isinstance(self.weight, NativeMatrix):
             return self.weight.rows(indices)
-        return F.embedding(indices, self.weight)
+        return F.embedding(indices, self.weight).to(self.dtype)

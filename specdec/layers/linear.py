@@ -37,16 +37,17 @@ class ColumnParallelLinear(nn.Module):
         """Reads only this rank's rows of each part."""
         super().__init__()
         total = sum(len(part.rows) for part in parts)
+        names = [f"{part.name}.weight" for part in parts]
+        dtype = reader.exact_dtype(*names)
         weights = (
-            reader.read(f"{part.name}.weight", (part.out_features, in_features), rows=part.rows)
-            for part in parts
+            reader.read(name, (part.out_features, in_features), rows=part.rows, dtype=dtype)
+            for name, part in zip(names, parts, strict=True)
         )
         shape = (total, in_features)
         self.matrix = make_matrix(
             weights,
             shape,
             reader.dtype,
-            exact_dtype=reader.exact_dtype(*(f"{part.name}.weight" for part in parts)),
             quantization=reader.quantization,
             kernels=reader.kernels,
             device=reader.device,
@@ -76,13 +77,14 @@ class RowParallelLinear(nn.Module):
     ) -> None:
         """name: as in WeightPart. shape: [out_features, in_features]. cols: this rank's inputs."""
         super().__init__()
-        weight = reader.read(f"{name}.weight", shape, cols=cols)
+        weight_name = f"{name}.weight"
+        dtype = reader.exact_dtype(weight_name)
+        weight = reader.read(weight_name, shape, cols=cols, dtype=dtype)
         local_shape = (shape[0], len(cols))
         self.matrix = make_matrix(
             [weight],
             local_shape,
             reader.dtype,
-            exact_dtype=reader.exact_dtype(f"{name}.weight"),
             quantization=reader.quantization,
             kernels=reader.kernels,
             device=reader.device,

@@ -29,7 +29,7 @@ _FORMATS = {
     (torch.bfloat16, torch.bfloat16): MatrixFormat.BFLOAT16,
     (torch.float16, torch.float16): MatrixFormat.FLOAT16,
 }
-"""By the model's data type, and the one that holds the weights exactly."""
+"""By the model's data type, and the one that its weights come in."""
 
 _QUANTIZED_FORMATS: dict[QuantizationMethod, MatrixFormat] = {
     "int8": MatrixFormat.INT8,
@@ -58,7 +58,7 @@ class FullMatrix:
     def __init__(
         self, blocks: Iterable[Tensor], shape: tuple[int, int], dtype: torch.dtype
     ) -> None:
-        """blocks: consecutive rows of the matrix, at least one block, on the device that is to be.
+        """blocks: as `make_matrix` says; where they are is where the matrix will be.
 
         `shape` is [out_features, in_features].
         """
@@ -84,8 +84,8 @@ class FullMatrix:
 class NativeMatrix:
     """A matrix for the native kernels: packed, in 8-bit integers or in the model's dtype.
 
-    Weights of a float32 model that 16 bits hold exactly take no more, and products are the same
-    bits as if they did.
+    Weights of a float32 model that come in 16 bits stay so, and products are the same bits as if
+    they took 32.
 
     Whatever the format, activations and sums are float32, and a row's product is the same bits
     alone and in any batch. A product rounds its input where the format does: to bfloat16, or to
@@ -97,24 +97,22 @@ class NativeMatrix:
         blocks: Iterable[Tensor],
         shape: tuple[int, int],
         dtype: torch.dtype,
-        exact_dtype: torch.dtype,
         quantization: QuantizationMethod | None,
         library: ctypes.CDLL,
     ) -> None:
-        """blocks: consecutive rows of the matrix; each is quantized and packed before the next.
-
-        dtype: the model's; exact_dtype: that, or one of 16 bits that holds the rows exactly.
-        """
+        """blocks: as `make_matrix` says; each is quantized and packed before the next."""
         self.is_quantized = quantization is not None
         self._dtype = dtype
+        pieces = iter(blocks)
+        first = next(pieces)
         weights = (
-            _float_format(dtype, exact_dtype, shape[1])
+            _float_format(dtype, first.dtype, shape[1])
             if quantization is None
             else _QUANTIZED_FORMATS[quantization]
         )
         self._packed = PackedMatrix(library, weights, shape)
         end = 0
-        for block in blocks:
+        for block in chain([first], pieces):
             start, end = end, end + len(block)
             if quantization is None:
                 self._packed.pack(start, block.to(self._packed.dtype))
@@ -149,18 +147,17 @@ def make_matrix(
     shape: tuple[int, int],
     dtype: torch.dtype,
     *,
-    exact_dtype: torch.dtype | None = None,
     quantization: QuantizationMethod | None = None,
     kernels: Kernels = "auto",
     device: torch.device,
 ) -> Matrix:
     """A matrix of `shape` [out_features, in_features] from consecutive rows of it on `device`.
 
-    exact_dtype: a shorter one than `dtype` that holds the rows exactly, if they have one.
+    blocks: of some rows each, at least one; all in `dtype`, or all in one that it only widens.
     Raises InvalidValueError where `kernels` is "native" and they cannot be had.
     """
     if library := _library(kernels, device):
-        return NativeMatrix(blocks, shape, dtype, exact_dtype or dtype, quantization, library)
+        return NativeMatrix(blocks, shape, dtype, quantization, library)
     match quantization:
         case None:
             return FullMatrix(blocks, shape, dtype)
@@ -176,8 +173,8 @@ def row_blocks(rows: range, in_features: int) -> list[range]:
     return [range(start, min(start + step, rows.stop)) for start in rows[::step]]
 
 
-def _float_format(dtype: torch.dtype, exact_dtype: torch.dtype, in_features: int) -> MatrixFormat:
-    weights = _FORMATS[dtype, exact_dtype]
+def _float_format(dtype: torch.dtype, stored: torch.dtype, in_features: int) -> MatrixFormat:
+    weights = _FORMATS[dtype, stored]
     if weights == MatrixFormat.SHORT_FLOAT32 and in_features % 2 == 1:
         return MatrixFormat.FLOAT32
     return weights

@@ -8,8 +8,10 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
+from specdec.config import DTypeName
 
-def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: str = "float32") -> None:
+
+def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: DTypeName) -> None:
     """Writes the model in `gguf`, dequantized to `dtype`, to `directory` in Hugging Face layout.
 
     splits_digits: whether each digit is a word of its own to the tokenizer; see PackagedModel.
@@ -18,12 +20,14 @@ def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: str = "floa
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    from specdec.dtypes import DTYPES
+
     with redirect_stderr(io.StringIO()):  # two progress bars of its own, which nobody asked for
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
         )
-    model.to(getattr(torch, dtype))
+    model.to(DTYPES[dtype])
     model.config.dtype = dtype
     if splits_digits:
         _split_digits(tokenizer)

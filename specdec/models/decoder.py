@@ -185,8 +185,9 @@ class CausalDecoder(nn.Module):
         self.lm_head = VocabHead(reader, head_name, vocab_shape, self.vocab_slice)
         table = self.lm_head.table if config.tie_word_embeddings else None
         if table is None:
-            table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice)
-        self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group)
+            dtype = reader.exact_dtype(embed_name)
+            table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype)
+        self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
         self.layers = nn.ModuleList(
             DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)
             for index in range(config.num_layers)

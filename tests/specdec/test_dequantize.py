@@ -61,6 +61,7 @@ def test_any_window_equals_that_of_the_weight_it_stands_for(model_dirs):
     name = "model.layers.0.mlp.up_proj.weight"
     reader = open_checkpoint(packed, torch.float32)
     expected = open_checkpoint(plain, torch.float32)
+    assert reader.exact_dtype(name) == torch.float32
     shape = (ModelConfig.from_directory(plain).intermediate_size, 144)
     for rows in (None, range(0, 1), range(3, 60), range(199, shape[0])):
         for cols in (None, range(0, 7), range(5, 97), range(143, 144)):

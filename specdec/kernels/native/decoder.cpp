@@ -293,7 +293,7 @@ SPECDEC_EXPORT int64_t specdec_decoder_memory_bytes(const specdec::Decoder* mode
 }
 
 // Writes the batch's KV into the cache and its hidden states to `hidden` [num_tokens, hidden_size].
-// memory: as many bytes as it has are enough, or nothing is done.
+// memory: of memory_bytes; where that is too little, nothing is done but to say so.
 SPECDEC_EXPORT specdec::PassResult specdec_decoder_forward(
     const specdec::Decoder* model, const specdec::Batch* batch, const specdec::KvCache* cache,
     void* memory, int64_t memory_bytes, float* hidden, int32_t num_threads) {

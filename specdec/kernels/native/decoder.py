@@ -150,8 +150,6 @@ class DecoderKernel:
         self._layers = (_LayerStruct * len(weights.layers))(*map(_layer_struct, weights.layers))
         self._model = self._decoder_struct()
         self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
-        self._kv_cache: Tensor | None = None  # what _kv is of
-        self._kv = _KvCacheStruct()
 
     def new_kv_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
         """[num_layers, num_kv_heads, num_blocks, 2, block_size * head_dim], zero.
@@ -172,33 +170,25 @@ class DecoderKernel:
         `reduction` raised.
         """
         numbers = _BatchNumbers(batch, max_positions=len(self._weights.cos))
+        kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
         hidden = torch.empty(numbers.num_tokens, len(self._weights.final_norm), device="cpu")
-        result = self._run(numbers.struct, kv_cache, hidden)
+        num_threads = torch.get_num_threads()
+
+        def run() -> int:
+            memory = self._memory.data_ptr(), len(self._memory)
+            batch = numbers.struct
+            return self._forward(self._model, batch, kv, *memory, hidden.data_ptr(), num_threads)
+
+        result = run()
         if result == _NEEDS_MEMORY:
-            num_bytes = self._memory_bytes(self._model, numbers.struct, torch.get_num_threads())
+            num_bytes = self._memory_bytes(self._model, numbers.struct, num_threads)
             self._memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
-            result = self._run(numbers.struct, kv_cache, hidden)
+            result = run()
+            assert result != _NEEDS_MEMORY
         if result != _DONE:
             failure, self._failure = self._failure, None
             raise failure or RuntimeError("a rank has ended, or kept the others waiting")
         return hidden
-
-    def _run(self, batch: _BatchStruct, kv_cache: Tensor, hidden: Tensor) -> int:
-        return self._forward(
-            self._model,
-            batch,
-            self._kv_struct(kv_cache),
-            self._memory.data_ptr(),
-            len(self._memory),
-            hidden.data_ptr(),
-            torch.get_num_threads(),
-        )
-
-    def _kv_struct(self, kv_cache: Tensor) -> _KvCacheStruct:
-        if self._kv_cache is not kv_cache:
-            self._kv_cache, format_ = kv_cache, FORMATS[kv_cache.dtype]
-            self._kv = _KvCacheStruct(kv_cache.data_ptr(), format_, kv_cache.shape[2])
-        return self._kv
 
     def _reduce(self, data: ctypes._Pointer[ctypes.c_float], count: int) -> bool:
         """What C calls. An exception cannot pass through it, and is kept until it has returned."""
@@ -280,24 +270,22 @@ def _embedding_struct(embedding: EmbeddingWeights) -> _EmbeddingStruct:
 
 
 class _BatchNumbers:
-    """A batch as C++ reads it. Owns the memory, with as few objects as will do.
-
-    After a forward pass no cache holds anything of the interpreter's, so what touches little is
-    quick: on numpy's arrays the same took four times as long.
-    """
+    """A batch as C++ reads it. Owns the memory, with as few objects as will do (docs/adr/0013)."""
 
     def __init__(self, batch: ModelInput, max_positions: int) -> None:
         """max_positions: no context may be longer."""
         numbers, starts, context_lens = array("i"), [0], []
+        assert numbers.itemsize == ctypes.sizeof(ctypes.c_int32)
         self._tables = []
         for chunk in batch.chunks:
-            table = chunk.block_table
-            end = chunk.end
+            table, end = chunk.block_table, chunk.end
+            if not (isinstance(table, array) and table.typecode == "i"):
+                table = array("i", table)
             assert end <= min(max_positions, len(table) * batch.block_size)
             numbers.extend(chunk.token_ids)
             starts.append(len(numbers))
             context_lens.append(end)
-            self._tables.append(table if isinstance(table, array) else array("i", table))
+            self._tables.append(table)
         self.num_tokens = starts[-1]
         numbers.extend(starts)
         numbers.extend(context_lens)

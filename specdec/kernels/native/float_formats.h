@@ -58,12 +58,13 @@ struct Float16 : SingleWeights {
     return (Floats)_mm256_cvtph_ps(load<__m128i>(step));
   }
 #else
-  // Moves exponent and fraction into place, and multiplies by 2^112, the difference of the biases:
-  // exact for all that is finite.
+  // Moves exponent and fraction into place, and multiplies by 2^112, the difference of the biases.
+  // What is not finite has all bits of the exponent set, here as there.
   static SPECDEC_INLINE Floats weights(const uint16_t* step, int) {
     const Bits bits = __builtin_convertvector(load<Halves>(step), Bits);
     const Floats magnitude = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
-    return (Floats)((Bits)magnitude | (bits & 0x8000) << 16);
+    const Bits endless = (Bits)((bits & 0x7c00) == 0x7c00) & 0x7f800000;
+    return (Floats)((Bits)magnitude | endless | (bits & 0x8000) << 16);
   }
 #endif
 };

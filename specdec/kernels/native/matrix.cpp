@@ -14,7 +14,21 @@ bool is_int8(const Matrix& matrix) {
   return matrix.format == Format::kInt8 || matrix.format == Format::kW8A8;
 }
 
-constexpr int64_t kAlignment = 64;  // of scratch memory, in bytes
+// Memory that begins at a cache line.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes)
+      : bytes_(bytes),
+        memory_(bytes ? std::aligned_alloc(kLine, round_up(bytes, kLine)) : nullptr, std::free) {}
+
+  bool is_there() const { return memory_ || bytes_ == 0; }
+  void* begin() const { return memory_.get(); }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  int64_t bytes_;
+  std::unique_ptr<void, void (*)(void*)> memory_;
+};
 
 }  // namespace
 
@@ -33,14 +47,16 @@ void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t ro
 
 }  // namespace specdec
 
-// See `multiply`; a team of `num_threads`, in a parallel region of its own.
-SPECDEC_EXPORT void specdec_multiply(const specdec::Matrix* matrix, const float* x,
+// See `multiply`; a team of `num_threads`, in a parallel region of its own. False where there is no
+// memory for it.
+SPECDEC_EXPORT bool specdec_multiply(const specdec::Matrix* matrix, const float* x,
                                      int64_t x_stride, int64_t rows, float* y, int64_t y_stride,
                                      bool adds, int32_t num_threads) {
   const auto store = adds ? specdec::Store::kAdd : specdec::Store::kWrite;
-  const int64_t bytes = specdec::round_up(specdec::scratch_bytes(*matrix, rows), specdec::kAlignment);
-  const std::unique_ptr<void, void (*)(void*)> scratch(std::aligned_alloc(specdec::kAlignment, bytes), std::free);
+  const specdec::Scratch scratch(specdec::scratch_bytes(*matrix, rows));
+  if (!scratch.is_there()) return false;
   specdec::run_team(num_threads, [&](specdec::Team team) {
-    specdec::multiply(*matrix, x, x_stride, rows, y, y_stride, store, scratch.get(), team);
+    specdec::multiply(*matrix, x, x_stride, rows, y, y_stride, store, scratch.begin(), team);
   });
+  return true;
 }

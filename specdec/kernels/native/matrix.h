@@ -2,7 +2,7 @@
 //
 // Every output is one sum in float32 (for 8-bit weights in int32) over the inputs in a fixed order,
 // whatever the number of rows: a row's result is the same bits alone and in any batch. Rows are
-// rounded first, to bfloat16 or to 8-bit digits, where the weights are.
+// rounded first, to bfloat16 or to 8-bit digits, where the format says so.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace specdec {
 
-// kShortFloat32: float32 whose last 16 bits are zero, and left out. That is bfloat16, but rows are not
-// rounded to it: products are the same bits as with kFloat32. For an even number of inputs.
+// kBFloat16, kInt8 and kW8A8 round rows too. kShortFloat32 does not: float32 whose last 16 bits are
+// zero and left out, so that products are the same bits as with kFloat32. For an even number of
+// inputs.
 enum class Format : int32_t {
   kFloat32 = 0,
   kBFloat16 = 1,

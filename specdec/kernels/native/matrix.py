@@ -15,7 +15,10 @@ _Int = ctypes.c_int64
 
 
 class MatrixFormat(IntEnum):
-    """How a matrix holds its weights: `Format` in matrix.h."""
+    """How a matrix holds its weights: `Format` in matrix.h.
+
+    SHORT_FLOAT32 is float32 whose last 16 bits are zero and left out.
+    """
 
     FLOAT32 = 0
     BFLOAT16 = 1
@@ -53,8 +56,8 @@ class PackedMatrix:
 
     Every output is one sum in a fixed order, so a row's product is the same bits alone, in any
     batch, and on any number of threads. A sum is in float32, over blocks of 1024 inputs that are
-    added up, of rows rounded to bfloat16 where the weights are; with 8-bit weights in int32, of
-    rows rounded as docs/adr/0007 says.
+    added up, in BFLOAT16 of rows rounded to that; with 8-bit weights in int32, of rows rounded as
+    docs/adr/0007 says.
     """
 
     def __init__(self, library: ctypes.CDLL, weights: MatrixFormat, shape: tuple[int, int]) -> None:
@@ -93,7 +96,7 @@ class PackedMatrix:
         assert x.stride(-1) == y.stride(-1) == 1
         assert x.shape[1] == self.shape[1]
         assert y.shape == (len(x), self.shape[0])
-        self._library.specdec_multiply(
+        has_run = self._library.specdec_multiply(
             self.struct,
             x.data_ptr(),
             x.stride(0),
@@ -103,6 +106,8 @@ class PackedMatrix:
             adds,
             torch.get_num_threads(),
         )
+        if not has_run:
+            raise MemoryError(f"no memory to multiply {len(x)} rows")
 
     def rows(self, indices: Tensor) -> Tensor:
         """The rows at `indices` [R] int64, as they were packed, [R, in_features]; not for int8.
@@ -130,4 +135,4 @@ def _declare(library: ctypes.CDLL) -> None:
     library.specdec_rows_of.restype = ctypes.c_bool
     of_product = (_Address, _Int, _Int, _Address, _Int, ctypes.c_bool, ctypes.c_int32)
     library.specdec_multiply.argtypes = (matrix, *of_product)
-    library.specdec_multiply.restype = None
+    library.specdec_multiply.restype = ctypes.c_bool

@@ -60,7 +60,8 @@ SPECDEC_INLINE Floats read_part(const typename Numbers<kFormat>::Element* from, 
   return read<kFormat>(part);
 }
 
-// Calls `work` with one of the three floating formats as a constant.
+// Calls `work` with the format of single numbers as a constant: those of kShortFloat32 are
+// kBFloat16's.
 template <typename Work>
 SPECDEC_INLINE auto with_format(Format format, Work&& work) {
   switch (format) {

@@ -101,20 +101,24 @@ def test_without_a_compiler_auto_takes_torch_s_and_native_is_refused(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("in_features", "format"), [(16, MatrixFormat.SHORT_FLOAT32), (15, MatrixFormat.FLOAT32)]
+    ("stored", "in_features", "format_"),
+    [
+        (torch.bfloat16, 16, MatrixFormat.SHORT_FLOAT32),
+        (torch.bfloat16, 15, MatrixFormat.FLOAT32),
+        (torch.float16, 15, MatrixFormat.FLOAT16),
+    ],
 )
-def test_float32_that_16_bits_hold_takes_no_more(in_features, format):
-    weight = random_tensor(20, in_features).bfloat16().float()
-    short, full = (
-        make_matrix([weight], (20, in_features), torch.float32, exact_dtype=exact, device=CPU)
-        for exact in (torch.bfloat16, None)
-    )
-    assert short.native.format == format
+def test_float32_that_comes_in_16_bits_takes_no_more(stored, in_features, format_):
+    weight = random_tensor(20, in_features).to(stored)
+    short = matrix_of("native", weight)
+    full = matrix_of("native", weight.float())
+    assert short.native.format == format_
+    assert full.native.format == MatrixFormat.FLOAT32
     x = random_tensor(3, in_features, seed=1)
     assert torch.equal(short.multiply(x), full.multiply(x))
     rows = short.rows(torch.tensor([3, 19]))
     assert rows.dtype == torch.float32
-    assert torch.equal(rows, weight[[3, 19]])
+    assert torch.equal(rows, weight[[3, 19]].float())
 
 
 def test_row_blocks_cover_the_rows_in_bounded_pieces():
@@ -129,7 +133,7 @@ def test_a_head_that_is_not_quantized_serves_as_the_embedding(tiny_model_dir, ke
     reader = open_checkpoint(tiny_model_dir, torch.float32, kernels=kernels)
     table = VocabHead(reader, *HEAD).table
     rows = reader.read(*HEAD)
-    embedding = VocabEmbedding(table, HEAD[2], TensorParallelGroup())
+    embedding = VocabEmbedding(table, HEAD[2], TensorParallelGroup(), torch.float32)
     assert torch.equal(embedding(torch.arange(100)), rows)
 
 

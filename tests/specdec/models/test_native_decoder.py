@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec.kernels.native import native_library
+from specdec.kernels.native import MatrixFormat, native_library
 from specdec.models.decoder import CausalDecoder
 from specdec.models.native_decoder import NativeDecoder
 from specdec.parallel import TensorParallelGroup
@@ -54,21 +54,50 @@ def test_logits_are_those_of_torch(directory, block_size):
     torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", ["native", "torch"])
-@pytest.mark.parametrize("stored", DTYPES[1:])
-def test_a_checkpoint_of_16_bits_says_in_float32_what_it_says_in_32(
-    directory, tmp_path, stored, kernels
+@pytest.mark.parametrize(
+    ("stored", "format_"),
+    [(torch.bfloat16, MatrixFormat.SHORT_FLOAT32), (torch.float16, MatrixFormat.FLOAT16)],
+)
+def test_a_checkpoint_of_16_bits_is_held_so_and_says_what_it_does_in_32(
+    directory, tmp_path, stored, format_
 ):
     (text,) = texts(1, 60)
     logits = []
-    for dtype in (stored, torch.float32):
+    for dtype, expected in ((stored, format_), (torch.float32, MatrixFormat.FLOAT32)):
         copy = tmp_path / str(dtype)
         shutil.copytree(directory, copy)
         weights = load_file(copy / "model.safetensors")
         weights = {name: each.to(stored).to(dtype) for name, each in weights.items()}
         save_file(weights, copy / "model.safetensors")
-        logits += Sequences(load(copy, 16, kernels=kernels), 16).run((0, text, 0))
+        model = load(copy, 16)
+        assert formats_of(model.torch_decoder, stored) == {expected}
+        assert table_dtype(model.torch_decoder) in {None, dtype}
+        logits += Sequences(model, 16).run((0, text, 0))
     assert torch.equal(*logits)
+
+
+def formats_of(decoder, stored):
+    """Of its matrices, but for those that bfloat16 cannot hold, as they have odd numbers of inputs."""
+    linears = [
+        linear
+        for layer in decoder.layers
+        for linear in (
+            layer.attention.qkv_proj,
+            layer.attention.o_proj,
+            layer.mlp.gate_up_proj,
+            layer.mlp.down_proj,
+        )
+    ]
+    matrices = [each.matrix.native for each in (*linears, decoder.lm_head)]
+    return {
+        each.format for each in matrices if stored != torch.bfloat16 or each.in_features % 2 == 0
+    }
+
+
+def table_dtype(decoder):
+    """Of an embedding that is not the head's."""
+    weight = decoder.embed_tokens.weight
+    return weight.dtype if isinstance(weight, torch.Tensor) else None
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])

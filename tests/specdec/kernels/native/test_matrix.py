@@ -74,6 +74,7 @@ def test_floats_are_multiplied(weights, shape):
 def test_float32_that_16_bits_hold_is_multiplied_to_the_same_bits(short):
     for shape in (shape for weights, shape in CASES if weights == MatrixFormat.SHORT_FLOAT32):
         values = random_tensor(*shape).to(FLOATS[short])
+        values[0, 0], values[-1, -1], values[-1, 0] = torch.inf, torch.nan, 0
         of_32, of_16 = (
             PackedMatrix(native_library(), weights, shape)
             for weights in (MatrixFormat.FLOAT32, short)
@@ -83,9 +84,9 @@ def test_float32_that_16_bits_hold_is_multiplied_to_the_same_bits(short):
         x = random_tensor(MOST_ROWS, shape[1], seed=1)
         base = random_tensor(MOST_ROWS, shape[0], seed=2)
         for count in (1, 4, MOST_ROWS):
-            assert torch.equal(product(of_16, x[:count]), product(of_32, x[:count]))
+            assert same_bits(product(of_16, x[:count]), product(of_32, x[:count]))
             added = product(of_32, x[:count], base[:count])
-            assert torch.equal(product(of_16, x[:count], base[:count]), added)
+            assert same_bits(product(of_16, x[:count], base[:count]), added)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -201,6 +202,15 @@ def test_products_are_the_same_bits_on_older_processors(processor, weights, libr
         x[5, 0] = torch.inf
         assert same_bits(product(there, x), product(here, x))
         assert same_bits(product(there, x, base), product(here, x, base))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another instruction set")
+def test_float16_on_a_processor_that_does_not_know_it(library_for):
+    values = [1.5, -0.0, torch.inf, -torch.inf, torch.nan, 65504.0, 2**-14, 2**-24, -(2**-20)]
+    column = torch.tensor(values, dtype=torch.float16)[:, None]
+    matrix = PackedMatrix(library_for("x86-64"), MatrixFormat.FLOAT16, (len(values), 1))
+    matrix.pack(0, column)
+    assert same_bits(product(matrix, torch.ones(1, 1)), column.float().t())
 
 
 def same_bits(a, b):
