@@ -49,20 +49,14 @@ void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv, 
   const auto kernel_of = [&](int64_t chain) {
     return SegmentKernel(batch_, shape_, window_, kv, chains_[chain], own_memory.scratch());
   };
-  // What is read after a segment of a share: behind its end that of the next one, which the same
-  // thread mostly goes on with. The segment itself where there is none, or only copies are read.
+  // What a share reads after a segment; the segment itself where it reads no more, or only copies.
   const auto kv_after = [&](int64_t share, int64_t chain, int64_t segment, const SegmentKv& own) {
     if (kv.block_size % kLanes) return own;
     if (segment + 1 < segments_of(share, chain).end) {
       return kernel_of(chain).locate(segment + 1);
     }
-    int64_t next = chain + 1;
-    Range segments = segments_of(share, next);
-    if (segments.begin == segments.end && share + 1 < num_shares_) {
-      next = boundaries_[share + 1].chain;
-      segments = segments_of(share + 1, next);
-    }
-    return segments.begin < segments.end ? kernel_of(next).locate(segments.begin) : own;
+    const Range segments = segments_of(share, chain + 1);
+    return segments.begin < segments.end ? kernel_of(chain + 1).locate(segments.begin) : own;
   };
   const auto compute = [&](int64_t share) {
     const ShareMemory memory = memory_of(share);

@@ -77,7 +77,7 @@ def test_a_checkpoint_of_16_bits_is_held_so_and_says_what_it_does_in_32(
 
 
 def formats_of(decoder, stored):
-    """Of its matrices, but for those that bfloat16 cannot hold, as they have odd numbers of inputs."""
+    """Of its matrices, but for those with odd numbers of inputs, which bfloat16 cannot hold."""
     linears = [
         linear
         for layer in decoder.layers
