@@ -12,7 +12,7 @@ from specdec.runner import ModelRunner
 class TimedRunner:
     """Adds up the time inside some methods of a runner while the context lasts."""
 
-    _METHODS = ("execute", "_verify", "model.forward", "model.compute_logits")
+    _METHODS = ("execute", "_verify", "model.forward", "model.compute_logits_and_peaks")
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner

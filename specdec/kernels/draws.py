@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.kernels.native import native_library
+from specdec.kernels.native import MatrixStruct, native_library
 
 DRAW = np.dtype(
     [
@@ -81,11 +81,7 @@ def row_peaks(logits: Tensor) -> Peaks:
         return torch_row_peaks(logits)
     logits, is_bfloat16 = _readable(logits)
     num_rows, num_tokens = logits.shape
-    peaks = Peaks(
-        torch.empty(num_rows, dtype=torch.float32, device=logits.device),
-        torch.empty(num_rows, dtype=torch.int64, device=logits.device),
-        torch.empty(num_rows, dtype=torch.bool, device=logits.device),
-    )
+    peaks = _unknown_peaks(num_rows)
     library.specdec_peaks(
         logits.data_ptr(),
         is_bfloat16,
@@ -97,6 +93,40 @@ def row_peaks(logits: Tensor) -> Peaks:
         peaks.is_broken.data_ptr(),
     )
     return peaks
+
+
+def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
+    """The products of rows with a packed matrix [num_tokens, size], and their peaks, on the CPU.
+
+    hidden: [num_rows, size] float32, with rows that are contiguous. Returns [num_rows, num_tokens].
+    """
+    assert hidden.dtype == torch.float32
+    assert hidden.stride(1) == 1
+    assert hidden.shape[1] == head.in_features
+    num_rows = len(hidden)
+    logits = torch.empty(num_rows, head.out_features, device="cpu")
+    peaks = _unknown_peaks(num_rows)
+    if not _library().specdec_multiply_peaks(
+        head,
+        hidden.data_ptr(),
+        hidden.stride(0),
+        num_rows,
+        logits.data_ptr(),
+        torch.get_num_threads(),
+        peaks.values.data_ptr(),
+        peaks.token_ids.data_ptr(),
+        peaks.is_broken.data_ptr(),
+    ):
+        raise MemoryError(f"no memory to multiply {num_rows} rows")
+    return logits, peaks
+
+
+def _unknown_peaks(num_rows: int) -> Peaks:
+    return Peaks(
+        torch.empty(num_rows, dtype=torch.float32, device="cpu"),
+        torch.empty(num_rows, dtype=torch.int64, device="cpu"),
+        torch.empty(num_rows, dtype=torch.bool, device="cpu"),
+    )
 
 
 def torch_row_peaks(logits: Tensor) -> Peaks:
@@ -155,6 +185,11 @@ def _library() -> Any:
             *(address, address, address),
         ]
         library.specdec_peaks.restype = None
+        library.specdec_multiply_peaks.argtypes = [
+            *(ctypes.POINTER(MatrixStruct), address, count, count, address, flag),
+            *(address, address, address),
+        ]
+        library.specdec_multiply_peaks.restype = ctypes.c_bool
         library.specdec_draw.argtypes = [address, flag, count, count, address, count, address]
         library.specdec_draw.restype = None
     return library

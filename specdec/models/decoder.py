@@ -17,6 +17,7 @@ from specdec.checkpoint import CheckpointReader
 from specdec.field_checks import require_range
 from specdec.head_shard import HeadShard, head_rows
 from specdec.kernels import AttentionPlan, PagedAttention
+from specdec.kernels.draws import Peaks, row_peaks
 from specdec.layers import (
     ColumnParallelLinear,
     RMSNorm,
@@ -220,3 +221,8 @@ class CausalDecoder(nn.Module):
         """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
         logits: Tensor = self.lm_head(hidden)
         return logits
+
+    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+        """The same, and the best of each row among them."""
+        logits = self.compute_logits(hidden)
+        return logits, row_peaks(logits)

@@ -12,6 +12,7 @@ from torch import Tensor
 from specdec.checkpoint import CPU, open_checkpoint
 from specdec.config import Kernels, QuantizationMethod
 from specdec.errors import UnsupportedModelError
+from specdec.kernels.draws import Peaks
 from specdec.kernels.native import native_library
 from specdec.model_config import ModelConfig
 from specdec.model_input import ModelInput
@@ -43,6 +44,10 @@ class Decoder(Protocol):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
+        ...
+
+    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+        """The same, and the best of each row among them."""
         ...
 
 

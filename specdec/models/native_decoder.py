@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from specdec.kernels.draws import Peaks, product_peaks
 from specdec.kernels.native import SharedMemory, native_library
 from specdec.kernels.native.decoder import (
     DecoderKernel,
@@ -33,7 +34,9 @@ class NativeDecoder:
         """kernel: made of the weights of `model`."""
         self.torch_decoder = model
         self._kernel = kernel
-        self._head = model.lm_head.matrix
+        head = model.lm_head.matrix
+        assert isinstance(head, NativeMatrix)
+        self._head = head
 
     @property
     def device(self) -> torch.device:
@@ -60,6 +63,10 @@ class NativeDecoder:
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
         return self._head.multiply(hidden)
+
+    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+        """The same, and the best of each row among them."""
+        return product_peaks(self._head.native, hidden)
 
 
 def native_decoder(model: CausalDecoder) -> NativeDecoder | None:

@@ -68,12 +68,14 @@ class ModelRunner(Runner):
         if not rows:
             return []
         scored = _scored_tokens(step_rows)
-        logits = self._logits(hidden if len(scored) == len(hidden) else hidden[scored])
+        logits, peaks = self.model.compute_logits_and_peaks(
+            hidden if len(scored) == len(hidden) else hidden[scored]
+        )
         if seen_ahead := self._seen_ahead(rows, logits):
-            logits = logits[places_to_verify(rows)]
+            places = torch.tensor(places_to_verify(rows), device=logits.device)
+            logits, peaks = logits[places], peaks.take(places)
         rules = [self._sequences.rules(row.seq_id) for row in rows]
         kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
-        peaks = row_peaks(logits)
         is_broken = peaks.is_broken
         edits = self._sequences.logit_edits(rows)
         logits = edits.apply(logits)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from specdec.kernels.draws import Peaks
 from specdec.model_input import ModelInput
 from specdec.models.loading import Decoder
 from specdec.profile import OperationTime
@@ -46,6 +47,11 @@ class _MarkedDecoder:
         """See Decoder."""
         with record_function("logits"):
             return self._model.compute_logits(hidden)
+
+    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+        """See Decoder."""
+        with record_function("logits"):
+            return self._model.compute_logits_and_peaks(hidden)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,8 @@
 #include <cstdint>
 
 #include "draw_peak.h"
+#include "matrix.h"
+#include "scratch.h"
 #include "team.h"
 
 namespace specdec::draws {
@@ -14,13 +16,16 @@ struct Columns {
 };
 
 template <typename T>
+void find_peak(const T* logits, int64_t row, int64_t stride, int64_t num_tokens, Columns out) {
+  const Peak peak = peak_of(logits + row * stride, num_tokens);
+  out.values[row] = peak.value;
+  out.tokens[row] = peak.token;
+  out.is_broken[row] = peak.is_broken != 0;
+}
+
+template <typename T>
 void peaks(const T* logits, int64_t num_rows, int64_t stride, int64_t num_tokens, Columns out) {
-  run_for_each(num_rows, [&](int64_t row) {
-    const Peak peak = peak_of(logits + row * stride, num_tokens);
-    out.values[row] = peak.value;
-    out.tokens[row] = peak.token;
-    out.is_broken[row] = peak.is_broken != 0;
-  });
+  run_for_each(num_rows, [&](int64_t row) { find_peak(logits, row, stride, num_tokens, out); });
 }
 
 }  // namespace
@@ -36,6 +41,22 @@ SPECDEC_EXPORT void specdec_peaks(const void* logits, int32_t is_bfloat16, int64
   } else {
     peaks(static_cast<const float*>(logits), num_rows, stride, num_tokens, out);
   }
+}
+
+// Logits as products of `rows` rows, x [rows, in_features], with a head, and their peaks as above, in
+// one parallel region. False where there is no memory for it.
+SPECDEC_EXPORT bool specdec_multiply_peaks(const Matrix* head, const float* x, int64_t x_stride,
+                                           int64_t rows, float* logits, int32_t num_threads,
+                                           float* values, int64_t* tokens, bool* is_broken) {
+  const Columns out = {values, tokens, is_broken};
+  const int64_t num_tokens = head->out_features;
+  const Scratch scratch(scratch_bytes(*head, rows));
+  if (!scratch.is_there()) return false;
+  run_team(num_threads, [&](Team team) {
+    multiply(*head, x, x_stride, rows, logits, num_tokens, Store::kWrite, scratch.begin(), team);
+    team.for_each(rows, [&](int64_t row) { find_peak(logits, row, num_tokens, num_tokens, out); });
+  });
+  return true;
 }
 
 }  // namespace specdec::draws

@@ -1,11 +1,8 @@
 #include "matrix.h"
 
-#include <cstdlib>
-#include <memory>
-
 #include "float_product.h"
 #include "int8_product.h"
-#include "lanes.h"
+#include "scratch.h"
 
 namespace specdec {
 namespace {
@@ -13,22 +10,6 @@ namespace {
 bool is_int8(const Matrix& matrix) {
   return matrix.format == Format::kInt8 || matrix.format == Format::kW8A8;
 }
-
-// Memory that begins at a cache line.
-class Scratch {
- public:
-  explicit Scratch(int64_t bytes)
-      : bytes_(bytes),
-        memory_(bytes ? std::aligned_alloc(kLine, round_up(bytes, kLine)) : nullptr, std::free) {}
-
-  bool is_there() const { return memory_ || bytes_ == 0; }
-  void* begin() const { return memory_.get(); }
-
- private:
-  static constexpr int64_t kLine = 64;
-  int64_t bytes_;
-  std::unique_ptr<void, void (*)(void*)> memory_;
-};
 
 }  // namespace
 

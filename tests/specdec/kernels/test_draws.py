@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from specdec.kernels.draws import DRAW, draw_tokens, row_peaks, torch_row_peaks
-from specdec.kernels.native import native_library
+from specdec.kernels.draws import (
+    DRAW,
+    draw_tokens,
+    product_peaks,
+    row_peaks,
+    torch_row_peaks,
+)
+from specdec.kernels.native import MatrixFormat, PackedMatrix, native_library
 from specdec.parallel import TensorParallelGroup
 from specdec.sampling import SamplingBatch, sample
 from specdec.sampling.sampler import torch_sample
@@ -144,6 +150,27 @@ def test_peaks_are_the_reference_s(vocab_size, dtype):
     assert torch.equal(peaks.values, expected.values)
     assert torch.equal(peaks.token_ids, expected.token_ids)
     assert torch.equal(peaks.is_broken, expected.is_broken)
+
+
+@pytest.mark.parametrize("weights", [MatrixFormat.FLOAT32, MatrixFormat.BFLOAT16])
+@pytest.mark.parametrize("num_rows", [1, 9, 40])
+def test_logits_that_come_with_their_peaks(weights, num_rows):
+    dtype = torch.float32 if weights == MatrixFormat.FLOAT32 else torch.bfloat16
+    head = PackedMatrix(native_library(), weights, (VOCAB_SIZE, 48))
+    head.pack(0, logits_of(VOCAB_SIZE, 48).to(dtype))
+    wide = logits_of(num_rows, 60, seed=1)
+    hidden = wide[:, 5:53]
+    hidden[-1, 3] = NAN
+    expected = torch.empty(num_rows, VOCAB_SIZE)
+    head.multiply(hidden, expected)
+    for count in (1, 2, 5):
+        with num_threads(count):
+            logits, peaks = product_peaks(head.struct, hidden)
+        assert torch.equal(logits[:-1], expected[:-1])
+        found = row_peaks(expected)
+        assert torch.equal(peaks.values, found.values)
+        assert torch.equal(peaks.token_ids, found.token_ids)
+        assert peaks.bad_rows == [False] * (num_rows - 1) + [True]
 
 
 @pytest.mark.parametrize("count", [2, 5])

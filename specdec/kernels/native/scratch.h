@@ -1,0 +1,28 @@
+// Memory of one call.
+#pragma once
+
+#include <cstdint>
+#include <cstdlib>
+#include <memory>
+
+#include "lanes.h"
+
+namespace specdec {
+
+// Begins at a cache line; null where no bytes are asked for.
+class Scratch {
+ public:
+  explicit Scratch(int64_t bytes)
+      : bytes_(bytes),
+        memory_(bytes ? std::aligned_alloc(kLine, round_up(bytes, kLine)) : nullptr, std::free) {}
+
+  bool is_there() const { return memory_ || bytes_ == 0; }
+  void* begin() const { return memory_.get(); }
+
+ private:
+  static constexpr int64_t kLine = 64;
+  int64_t bytes_;
+  std::unique_ptr<void, void (*)(void*)> memory_;
+};
+
+}  // namespace specdec
