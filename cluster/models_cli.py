@@ -31,12 +31,12 @@ def fetch_model(name: str, as_json: bool) -> None:
 def list_models(as_json: bool) -> None:
     """List the aliases, and which of them are in the cache."""
     from specdec.cache import default_cache_dir
-    from specdec.models.store import ALIASES
+    from specdec.models.store import ALIASES, packaged_directory
 
-    cache = default_cache_dir() / "models"
     found = []
     for name, source in ALIASES.items():
-        directory = str(cache / name) if (cache / name).is_dir() else None
+        place = packaged_directory(name, default_cache_dir())
+        directory = str(place) if place.is_dir() else None
         size = source.download_bytes
         found.append({"name": name, "directory": directory, "download_bytes": size})
         if not as_json:

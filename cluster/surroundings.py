@@ -49,7 +49,7 @@ class Surroundings:
     cores: those that this process may use. kernels_fault: why those for CPUs do not compile.
     gpus: names, by torch. num_gpu_devices: by the driver.
     taken_ports: of those that were asked about. cache_error: why the cache cannot be written.
-    cached_models: names in the cache. shm_bytes: of /dev/shm, None where there is none.
+    cached_models: aliases that are in the cache. shm_bytes: of /dev/shm, None where there is none.
     network: who was asked, nobody unless wanted. service: None unless one was to be asked.
     """
 
@@ -81,6 +81,8 @@ def observe(
     api_key: str | None,
 ) -> Surroundings:
     """Looks at everything, which takes seconds: torch and ray are imported."""
+    from specdec.models.store import ALIASES, packaged_directory
+
     torch = _imported("torch")
     num_threads, gpus = (0, ()) if torch.error else _torch_sees()
     cores, memory_bytes = _machine() if torch.error else _share_of_machine()
@@ -98,7 +100,7 @@ def observe(
         taken_ports=tuple(port for port in ports if listen_error("127.0.0.1", port)),
         cache_dir=cache,
         cache_error=_write_error(cache),
-        cached_models=tuple(sorted(each.name for each in (cache / "models").glob("*/"))),
+        cached_models=tuple(each for each in ALIASES if packaged_directory(each, cache).is_dir()),
         shm_bytes=_size(Path("/dev/shm")),
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
         network=(_package_index(), _hub()) if asks_network else (),

@@ -134,7 +134,7 @@ class CheckpointReader:
             else self._tensors.slice(name, *(slice(part.start, part.stop) for part in window))
         ).to(device=self.device, dtype=dtype or self.dtype)
         self.num_elements_read += tensor.numel()
-        # A vector may be kept as it is, and would keep the whole file mapped.
+        # A vector may be kept as it is, and would keep the whole file mapped; so would a table.
         return tensor.clone() if len(shape) == 1 else tensor
 
     def exact_dtype(self, *names: str) -> torch.dtype:

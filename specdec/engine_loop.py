@@ -118,7 +118,10 @@ class EngineLoop:
 
     @property
     def last_stats(self) -> EngineStats:
-        """The engine's load, of a moment ago while steps run. At once, and from any thread."""
+        """The engine's load, at most 20 ms old while steps run, and exact once a choice has ended.
+
+        At once, and from any thread.
+        """
         return self._last_stats
 
     @property
@@ -269,6 +272,7 @@ class EngineLoop:
         finally:
             self._has_ended = True  # before the queue is emptied, so that none is left in it
             self._refuse_commands()
+            self._sum_up(has_end=True)
 
     def _refuse_commands(self) -> None:
         """Settles those that the thread has left behind; from any thread."""
@@ -288,7 +292,7 @@ class EngineLoop:
         try:
             self._expire()
             outputs = self._engine.step()
-            self._sum_up()
+            self._sum_up(has_end=any(output.finish_reason or output.error for output in outputs))
         except TargetFailedError as error:
             self._recover(error)
         except Exception:
@@ -297,9 +301,10 @@ class EngineLoop:
         else:
             self._tell(outputs, self._engine.begun, self._engine.last_batch_size)
 
-    def _sum_up(self) -> None:
+    def _sum_up(self, *, has_end: bool) -> None:
+        """Takes the engine's load. has_end: some choice has ended, and is to be counted at once."""
         now = time.monotonic()
-        if now - self._stats_at >= _STATS_PERIOD_S or not self._engine.has_work:
+        if has_end or now - self._stats_at >= _STATS_PERIOD_S or not self._engine.has_work:
             self._last_stats, self._stats_at = self._engine.stats(), now
 
     def _tell(self, outputs: list[RequestOutput], begun: tuple[str, ...], batch_size: int) -> None:
@@ -354,6 +359,7 @@ class EngineLoop:
 
     def _give_up(self, failure: TargetFailedError) -> None:
         logger.error("the engine ends: %s", failure)
+        self._sum_up(has_end=True)
         self._failure = failure
         self._is_recovering = False
         self._notify(self._fail_streams, failure)

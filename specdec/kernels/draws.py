@@ -100,6 +100,7 @@ def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
 
     hidden: [num_rows, size] float32, with rows that are contiguous. Returns [num_rows, num_tokens].
     """
+    assert hidden.device.type == "cpu"
     assert hidden.dtype == torch.float32
     assert hidden.stride(1) == 1
     assert hidden.shape[1] == head.in_features

@@ -246,7 +246,7 @@ class EngineHost:
             loop.post(lambda: engine.set_speculation(control))
 
     def get_metrics(self) -> list[Metric]:
-        """As of the last step."""
+        """As of the last end of an answer, or later."""
         stats, model_counts = self._stats(), self._model_counts()
         counts = counts_of(stats, self._num_requests, self.metrics, model_counts)
         report = LLMReport.of(stats, self.control.mode if self.control else "", counts)

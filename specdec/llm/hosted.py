@@ -52,7 +52,7 @@ class HostedModel:
         return control
 
     def get_metrics(self) -> list[Metric]:
-        """What has been counted since the model was loaded, as of the last step."""
+        """What has been counted since the model was loaded, with every answer that has ended."""
         return self._host.get_metrics()
 
     def get_tokenizer(self) -> Any:

@@ -158,7 +158,7 @@ class DecoderLayer(nn.Module):
 
 
 class CausalDecoder(nn.Module):
-    """One rank of the decoder. `forward` and `compute_logits` are collective calls."""
+    """One rank of the decoder. All calls that compute are collective ones."""
 
     def __init__(
         self,
@@ -187,7 +187,7 @@ class CausalDecoder(nn.Module):
         table = self.lm_head.table if config.tie_word_embeddings else None
         if table is None:
             dtype = reader.exact_dtype(embed_name)
-            table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype)
+            table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype).clone()
         self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
         self.layers = nn.ModuleList(
             DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)

@@ -28,7 +28,7 @@ from specdec.parallel import TensorParallelGroup
 
 
 class NativeDecoder:
-    """One rank of the decoder. `forward` and `compute_logits` are collective calls."""
+    """One rank of the decoder. All calls that compute are collective ones."""
 
     def __init__(self, model: CausalDecoder, kernel: DecoderKernel) -> None:
         """kernel: made of the weights of `model`."""

@@ -152,7 +152,12 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
         progress(f"converting {alias} (once, about half a minute)")
         convert(gguf, work / _BUILT, source.splits_digits, source.dtype)
 
-    return _built_once(cache_dir / "models" / f"{alias}-{source.dtype}", write, progress)
+    return _built_once(packaged_directory(alias, cache_dir), write, progress)
+
+
+def packaged_directory(alias: str, cache_dir: Path) -> Path:
+    """Where an alias's model is once it has been converted: another place for another type."""
+    return cache_dir / "models" / f"{alias}-{ALIASES[alias].dtype}"
 
 
 # GGUF files

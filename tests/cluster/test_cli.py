@@ -10,6 +10,7 @@ from cluster import answer, cli
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client import StreamChunk, resumption
 from specdec.errors import ModelNotFoundError
+from specdec.models.store import packaged_directory
 from tests.specdec.client.fake_service import CHUNKS, CHUNKS_OF_TWO_CHOICES, FakeService, running
 
 
@@ -393,7 +394,7 @@ def test_fetching_what_is_nowhere(monkeypatch):
 def test_list_tells_what_is_in_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path))
     assert "smollm2-135m-instruct\tnot fetched (" in run_cli("models", "list").stdout
-    directory = tmp_path / "models" / "smollm2-135m-instruct"
+    directory = packaged_directory("smollm2-135m-instruct", tmp_path)
     directory.mkdir(parents=True)
     assert f"smollm2-135m-instruct\t{directory}\n" in run_cli("models", "list").stdout
     [told] = json.loads(run_cli("models", "list", "--json").stdout)["models"]

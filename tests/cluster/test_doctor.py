@@ -12,6 +12,7 @@ from cluster import doctor, surroundings
 from cluster.cli import main
 from cluster.doctor import CHECKS, examine
 from cluster.surroundings import Library, Reached, Surroundings
+from specdec.models.store import packaged_directory
 from specdec.runner import native_library_fault
 from tests.specdec.client.fake_service import FakeService, running
 
@@ -106,14 +107,14 @@ def test_the_exit_code_says_whether_a_service_could_run(monkeypatch, error, exit
 
 def test_this_machine_as_json_with_a_running_service(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path / "cache"))
-    (tmp_path / "cache" / "models" / "some-model").mkdir(parents=True)
+    packaged_directory("smollm2-135m-instruct", tmp_path / "cache").mkdir(parents=True)
     with running(FakeService()) as service:
         arguments = ["doctor", "--json", "--address", service.address]
         result = CliRunner().invoke(main, arguments)
     assert result.exit_code == 0, result.stdout
     report = json.loads(result.stdout)
     assert report["ok"] is True
-    assert report["checks"]["models"]["found"] == "some-model"
+    assert report["checks"]["models"]["found"] == "smollm2-135m-instruct"
     assert report["checks"]["service"]["found"] == f"{service.address}: tiny, specdec 0.1.0"
     assert "network" not in report["checks"]
 

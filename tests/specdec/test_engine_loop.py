@@ -72,6 +72,18 @@ async def tokens_of(loop, each):
     return [token async for output in loop.generate(each) for token in output.token_ids]
 
 
+async def test_what_has_ended_is_counted_at_once_while_others_run(loop, target):
+    target.step_s = 0.002
+    others = asyncio.create_task(tokens_of(loop, request("others", [1, 2], max_tokens=100)))
+    for index in range(5):
+        before = loop.last_stats.num_generated_tokens
+        await tokens_of(loop, request("one", [3, 4], max_tokens=3 + index))
+        assert loop.last_stats.num_generated_tokens >= before + 3 + index
+    assert not others.done()
+    await others
+    assert loop.last_stats.num_generated_tokens == 100 + sum(range(3, 8))
+
+
 async def test_what_another_thread_stops_is_refused_and_not_left_waiting(loop, target):
     """The call comes after the request to stop, and before the thread has heard of it."""
     target.gate = threading.Semaphore(0)

@@ -206,7 +206,7 @@ def test_products_are_the_same_bits_on_older_processors(processor, weights, libr
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another instruction set")
 def test_float16_on_a_processor_that_does_not_know_it(library_for):
-    values = [1.5, -0.0, torch.inf, -torch.inf, torch.nan, 65504.0, 2**-14, 2**-24, -(2**-20)]
+    values = [1.5, 0.0, torch.inf, -torch.inf, torch.nan, 65504.0, 2**-14, 2**-24, -(2**-20)]
     column = torch.tensor(values, dtype=torch.float16)[:, None]
     matrix = PackedMatrix(library_for("x86-64"), MatrixFormat.FLOAT16, (len(values), 1))
     matrix.pack(0, column)
