@@ -57,7 +57,7 @@ class StepProfile:
     num_streams: int
     num_steps: int
     model_ms: float
-    logits_ms: float
+    logits_ms: float  # the best of each row included
     sampling_ms: float  # verification included
     input_ms: float  # making the model's input, and keeping sequence states
     engine_ms: float  # scheduling, drafting, committing, detokenizing

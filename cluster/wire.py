@@ -12,7 +12,6 @@ import math
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
-from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -328,14 +327,10 @@ def _reader(frame: bytes, dtype: np.dtype[Any]) -> Callable[..., NDArray[Any]]:
     """Takes arrays of given shapes from a frame, one after another."""
     position = 0
 
-    @cache
-    def values() -> NDArray[Any]:
-        return np.frombuffer(frame, dtype=dtype)
-
     def take(*shape: int) -> NDArray[Any]:
         nonlocal position
-        start, position = position, position + math.prod(shape)
-        return values()[start:position].reshape(shape)
+        start, position = position, position + math.prod(shape) * dtype.itemsize
+        return np.frombuffer(memoryview(frame)[start:position], dtype=dtype).reshape(shape)
 
     return take
 

@@ -272,7 +272,7 @@ class EngineLoop:
         finally:
             self._has_ended = True  # before the queue is emptied, so that none is left in it
             self._refuse_commands()
-            self._sum_up(has_end=True)
+            self._sum_up(at_once=True)
 
     def _refuse_commands(self) -> None:
         """Settles those that the thread has left behind; from any thread."""
@@ -292,7 +292,8 @@ class EngineLoop:
         try:
             self._expire()
             outputs = self._engine.step()
-            self._sum_up(has_end=any(output.finish_reason or output.error for output in outputs))
+            has_end = any(output.finish_reason or output.error for output in outputs)
+            self._sum_up(at_once=has_end or not self._engine.has_work)
         except TargetFailedError as error:
             self._recover(error)
         except Exception:
@@ -301,10 +302,10 @@ class EngineLoop:
         else:
             self._tell(outputs, self._engine.begun, self._engine.last_batch_size)
 
-    def _sum_up(self, *, has_end: bool) -> None:
-        """Takes the engine's load. has_end: some choice has ended, and is to be counted at once."""
+    def _sum_up(self, *, at_once: bool) -> None:
+        """Takes the engine's load, at once or where the last one is too old."""
         now = time.monotonic()
-        if has_end or now - self._stats_at >= _STATS_PERIOD_S or not self._engine.has_work:
+        if at_once or now - self._stats_at >= _STATS_PERIOD_S:
             self._last_stats, self._stats_at = self._engine.stats(), now
 
     def _tell(self, outputs: list[RequestOutput], begun: tuple[str, ...], batch_size: int) -> None:
@@ -359,7 +360,7 @@ class EngineLoop:
 
     def _give_up(self, failure: TargetFailedError) -> None:
         logger.error("the engine ends: %s", failure)
-        self._sum_up(has_end=True)
+        self._sum_up(at_once=True)
         self._failure = failure
         self._is_recovering = False
         self._notify(self._fail_streams, failure)
@@ -383,7 +384,7 @@ class EngineLoop:
             if self._failure is not None:
                 raise self._failure
             value = command.function()
-            self._last_stats = self._engine.stats()
+            self._sum_up(at_once=True)
         except Exception as error:
             if command.result is None and error is not self._failure:
                 logger.exception("a command that nobody waits for failed")
