@@ -198,11 +198,7 @@ def _without_layers(target: Path, scratch: Path, layers: tuple[int, ...]) -> Pat
 def _outcome(
     draft: str, temperature: float, verifier: VerifierName, stats: Sequence[SpeculationStats]
 ) -> Outcome:
-    total = SpeculationStats(
-        num_drafts=sum(each.num_drafts for each in stats),
-        num_draft_tokens=sum(each.num_draft_tokens for each in stats),
-        num_accepted_tokens=sum(each.num_accepted_tokens for each in stats),
-    )
+    total = SpeculationStats.sum(stats)
     rate = total.acceptance_rate
     excesses = [each.num_accepted_tokens - rate * each.num_draft_tokens for each in stats]
     spread = statistics.stdev(excesses) * len(stats) ** 0.5

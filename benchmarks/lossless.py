@@ -144,7 +144,7 @@ class LosslessCheck:
             for reference, answer in zip(references, answers, strict=True)
             if (difference := first_difference(reference, answer.token_ids)) is not None
         ]
-        speculation = _total(answers)
+        speculation = SpeculationStats.sum(each.speculation for each in answers)
         return Outcome(
             name=str(configuration),
             num_outputs=len(answers),
@@ -173,7 +173,7 @@ class LosslessCheck:
             num_outputs=len(answers),
             num_identical=sum(not each for each in differences),
             differences=tuple(each for some in differences for each in some),
-            speculation=_total(answers),
+            speculation=SpeculationStats.sum(each.speculation for each in answers),
             drafts_as_asked=True,
             seconds=time.monotonic() - started_at,
         )
@@ -279,15 +279,6 @@ def _report(outcomes: Sequence[Outcome], events: Mapping[str, Mapping[str, int]]
 def _save(report: Mapping[str, Any], output: Path) -> None:
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-
-
-def _total(answers: Sequence[Answer]) -> SpeculationStats:
-    each = [answer.speculation for answer in answers]
-    return SpeculationStats(
-        num_drafts=sum(one.num_drafts for one in each),
-        num_draft_tokens=sum(one.num_draft_tokens for one in each),
-        num_accepted_tokens=sum(one.num_accepted_tokens for one in each),
-    )
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ class Tally:
     inside the proposer. kinds: of steps, by tokens drafted and by those that the draft model made.
     """
 
-    speculation: SpeculationStats
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
     num_steps: int = 0
     num_tokens: int = 0
     num_model_drafts: int = 0
@@ -117,7 +117,7 @@ class Replay:
 
     def run(self, recordings: Sequence[Recording]) -> Tally:
         """Drafts for each recording from its prompt to its end."""
-        tally, num_drafts = Tally(SpeculationStats()), self._draft_model.num_drafts
+        tally, num_drafts = Tally(), self._draft_model.num_drafts
         for recording in recordings:
             self._draft_model.recording = recording
             seq = self._begin(recording)
@@ -155,7 +155,7 @@ class Replay:
         tally.num_steps += 1
         tally.num_tokens += num_accepted + 1
         tally.kinds[len(draft), self._draft_model.num_tokens - num_made] += 1
-        tally.speculation.record(len(draft), num_accepted)
+        tally.speculation = tally.speculation.after_draft(len(draft), num_accepted)
 
     def _length(self, seq: EngineSequence) -> int:
         """As the scheduler decides it."""

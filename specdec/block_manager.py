@@ -100,14 +100,18 @@ class BlockManager:
         table.extend(self._take() for _ in range(missing))
         return True
 
-    def truncate(self, seq_id: int, num_tokens: int) -> None:
+    def truncate(self, seq_id: int, num_tokens: int) -> bool:
         """Gives up the blocks of a sequence that lie wholly past its first `num_tokens`.
 
-        What is published is verified, and stays.
+        What is published is verified, and stays. Returns whether there were such blocks.
         """
+        num_kept = self._blocks_for(num_tokens)
+        if len(self.block_table(seq_id)) <= num_kept:
+            return False
         num_published = len(self._chains.get(seq_id, []))
         assert num_tokens >= num_published * self.block_size, "truncated into verified tokens"
-        self._keep(seq_id, self._blocks_for(num_tokens))
+        self._keep(seq_id, num_kept)
+        return True
 
     def release(self, seq_id: int) -> None:
         """Gives up every block of a sequence; one that holds none is no error."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import accumulate, zip_longest
 from typing import Any
 
@@ -126,12 +126,8 @@ class ModelCounts:
 def _added(left: Any, right: Any) -> Any:
     """Both together, whatever they count: one may have positions or names that the other lacks."""
     match left:
-        case HistogramCounts():
+        case HistogramCounts() | SpeculationStats():
             return left.plus(right)
-        case SpeculationStats():
-            total = replace(left)
-            total.add(right)
-            return total
         case tuple():
             return tuple(map(sum, zip_longest(left, right, fillvalue=0)))
         case Mapping():
@@ -144,9 +140,7 @@ def _added(left: Any, right: Any) -> Any:
 def _taken_off(left: Any, right: Any) -> Any:
     """The left one without the right one, which has counted nothing that the left one has not."""
     match left:
-        case HistogramCounts():
-            return left.minus(right)
-        case SpeculationStats():
+        case HistogramCounts() | SpeculationStats():
             return left.minus(right)
         case tuple():
             return tuple(a - b for a, b in zip_longest(left, right, fillvalue=0))

@@ -1,20 +1,9 @@
-"""Turns generated tokens into text as they come, and finds where a stop string ends it.
-
-A character may be spread over several tokens, so the text of a token is known only in its context.
-The last few tokens are therefore decoded together, each time one is added; what that shows beyond
-what was shown before is new. (tokenizers' own DecodeStream does so too, but it holds back bytes
-that never become a character for ever, at a cost that grows with each, and has no end to it: the
-last half character of a text cannot be asked for.)
-"""
+"""Turns generated tokens into text as they come, and finds where a stop string ends it."""
 
 from __future__ import annotations
 
+from specdec.text_decoder import make_text_decoder
 from specdec.tokenizer import Tokenizer
-
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_CONTEXT_TOKENS = 3  # the most an unfinished character, of at most four bytes, can be spread over
-_MAX_OPEN_TOKENS = 8  # longer without a whole character, and the bytes are no UTF-8
-_MAX_WINDOW_TOKENS = 4  # beyond it, tokens before the last character boundary are let go
 
 
 class IncrementalDetokenizer:
@@ -40,18 +29,14 @@ class IncrementalDetokenizer:
         min_tokens: int = 0,
     ) -> None:
         """`stop`: non-empty strings that end the text; `includes_stop`: and are part of it."""
-        self._tokenizer = tokenizer
         self._stop = stop
         self._includes_stop = includes_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
-        self._skip_special_tokens = skip_special_tokens
         special = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._silent_ids = special | tokenizer.blank_token_ids
         self._vocab_size = tokenizer.vocab_size
-        self._window: list[int] = []  # the tokens that new ones are decoded with
-        self._boundary = 0  # tokens of the window up to the last whole character's end
-        self._num_shown = 0  # characters of the decoded window that are in the text
+        self._decoder = make_text_decoder(tokenizer, skip_special_tokens)
         self._text = ""  # not yet taken
         self._stopped = False
 
@@ -61,8 +46,7 @@ class IncrementalDetokenizer:
         self._num_tokens += 1
         if token_id in self._silent_ids or token_id >= self._vocab_size:
             return None
-        self._window.append(token_id)
-        return self._extend(self._new_chars())
+        return self._extend(self._decoder.add(token_id))
 
     def take(self) -> str:
         """Returns the text that is certain and was not returned before; it may be empty.
@@ -76,42 +60,15 @@ class IncrementalDetokenizer:
     def flush(self) -> str:
         """Returns all the rest, an unfinished character as U+FFFD. Nothing may follow."""
         if not self._stopped:
-            self._extend(self._decode()[self._num_shown :])
+            self._extend(self._decoder.finish())
         self._stopped = True
         taken, self._text = self._text, ""
         return taken
 
-    def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, self._skip_special_tokens)
-
-    def _new_chars(self) -> str:
-        text = self._decode()
-        end = len(text.rstrip(_REPLACEMENT))
-        new = text[self._num_shown : end]
-        if end == len(text):
-            self._close_at(text)
-        elif len(self._window) - self._boundary > _MAX_OPEN_TOKENS:
-            # Only the last replacement character can still become another one.
-            new = text[self._num_shown : -1]
-            self._window = self._window[-_CONTEXT_TOKENS:]
-            self._boundary = 0
-            self._num_shown = len(self._decode()) - 1
-        else:
-            self._num_shown = max(self._num_shown, end)
-        return new
-
-    def _close_at(self, text: str) -> None:
-        """Notes that the window, decoded to `text`, ends with a whole character."""
-        if len(self._window) > _MAX_WINDOW_TOKENS:
-            self._window = self._window[self._boundary :]
-            text = self._decode()
-        self._num_shown = len(text)
-        self._boundary = len(self._window)
-
     def _extend(self, new: str) -> str | None:
         known = len(self._text)
         self._text += new
-        if not new or self._num_tokens <= self._min_tokens:
+        if not self._stop or not new or self._num_tokens <= self._min_tokens:
             return None
         # What ends in `new` began at most this far before it. None began in text already taken,
         # which was certain.

@@ -195,7 +195,7 @@ class Engine:
             estimated_speedup=estimate.speedup if estimate else None,
             estimated_tokens_per_s=estimate.tokens_per_s if estimate else None,
             capacity_tokens_per_s=policy.capacity_tokens_per_s if policy else None,
-            speculation=replace(self._counters.speculation),
+            speculation=self._counters.speculation,
             accepted_by_position=self._counters.accepted_by_position.counts,
         )
 
@@ -313,7 +313,7 @@ class Engine:
         choices.num_output_tokens += num_kept
         num_accepted = min(num_kept, len(token_ids) - 1)
         drafter = self._drafting.drafter(seq.seq_id)
-        choices.speculation.record(row.num_draft_tokens, num_accepted)
+        choices.speculation = choices.speculation.after_draft(row.num_draft_tokens, num_accepted)
         self._counters.record_draft(drafter, row.num_draft_tokens, num_accepted)
         self._drafting.judge(seq, row.num_draft_tokens, len(token_ids) - 1)
         if ending is None:
@@ -333,10 +333,8 @@ class Engine:
 
     def _drop_rejected(self, seq: Sequence) -> None:
         """Gives back the blocks that only rejected drafts had needed; a step ahead has none."""
-        if self._in_flight:
-            return
-        self._blocks.truncate(seq.seq_id, seq.num_computed_tokens)
-        self._ledger.truncate(seq.seq_id)
+        if not self._in_flight and self._blocks.truncate(seq.seq_id, seq.num_computed_tokens):
+            self._ledger.truncate(seq.seq_id)
 
     def _finish(self, seq: Sequence) -> None:
         choices = self._choices[seq.request.request_id]

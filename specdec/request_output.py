@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from specdec.ending import Ending
 from specdec.errors import SpecdecError
@@ -66,7 +66,7 @@ class RequestOutput:
             finish_reason=ending.finish_reason if ending else None,
             num_prompt_tokens=seq.num_prompt_tokens,
             num_output_tokens=choices.num_output_tokens,
-            speculation=replace(choices.speculation),
+            speculation=choices.speculation,
             num_steps=told.num_steps,
             num_cached_tokens=seq.num_cached_tokens,
             choice=seq.choice,

@@ -217,7 +217,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Only the last token is uncomputed. So is that of a prompt with one token left to go."""
-        return self.num_uncomputed_tokens == 1
+        return len(self.token_ids) - self.num_computed_tokens == 1
 
 
 @dataclass(eq=False)

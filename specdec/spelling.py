@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from typing import Any
 
+from specdec.byte_level import byte_level_text
 from specdec.errors import UnsupportedModelError
 from specdec.tokenizer import Tokenizer
 
@@ -114,11 +115,8 @@ def _token_texts(vocabulary: dict[str, int], raw: Any) -> dict[int, bytes]:
     added = {each["content"] for each in raw["added_tokens"]}
     decoders = set(_decoder_types(raw["decoder"]))
     if "ByteLevel" in decoders:
-        alphabet = _byte_alphabet()
         return {
-            token_id: token.encode()
-            if token in added or not alphabet.keys() >= set(token)
-            else bytes(alphabet[char] for char in token)
+            token_id: token.encode() if token in added else byte_level_text(token)
             for token, token_id in vocabulary.items()
         }
     if decoders & {"Metaspace", "Replace"}:
@@ -156,11 +154,3 @@ def _decoder_types(decoder: Any) -> Iterator[str]:
     yield decoder["type"]
     for part in decoder.get("decoders", ()):
         yield from _decoder_types(part)
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones are themselves, others follow 255 in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in set(printable)]
-    alphabet = {chr(byte): byte for byte in printable}
-    return alphabet | {chr(256 + index): byte for index, byte in enumerate(others)}

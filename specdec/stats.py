@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from specdec.decisions import Decision, DecisionChange, DecisionReason
@@ -11,7 +11,7 @@ STRUCTURED_OUTPUT = "structured_output"
 """Stands for a method where a grammar alone left a row one way to go on."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class SpeculationStats:
     """What was drafted and what came of it, for one request or for all.
 
@@ -23,18 +23,27 @@ class SpeculationStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 
-    def record(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        """Counts one verified draft; an empty one is none."""
-        if num_draft_tokens:
-            self.num_drafts += 1
-            self.num_draft_tokens += num_draft_tokens
-            self.num_accepted_tokens += num_accepted_tokens
+    @classmethod
+    def sum(cls, stats: Iterable[SpeculationStats]) -> SpeculationStats:
+        """All together."""
+        total = cls()
+        for each in stats:
+            total = total.plus(each)
+        return total
 
-    def add(self, other: SpeculationStats) -> None:
-        """Counts what another has counted, too."""
-        self.num_drafts += other.num_drafts
-        self.num_draft_tokens += other.num_draft_tokens
-        self.num_accepted_tokens += other.num_accepted_tokens
+    def after_draft(self, num_draft_tokens: int, num_accepted_tokens: int) -> SpeculationStats:
+        """With one more verified draft; an empty one is none."""
+        if not num_draft_tokens:
+            return self
+        return self.plus(SpeculationStats(1, num_draft_tokens, num_accepted_tokens))
+
+    def plus(self, other: SpeculationStats) -> SpeculationStats:
+        """Both together."""
+        return SpeculationStats(
+            self.num_drafts + other.num_drafts,
+            self.num_draft_tokens + other.num_draft_tokens,
+            self.num_accepted_tokens + other.num_accepted_tokens,
+        )
 
     def minus(self, before: SpeculationStats) -> SpeculationStats:
         """What was counted after `before`, by the same."""
@@ -100,7 +109,7 @@ class EngineCounters:
         """Counts one verified draft, in all and for what made it; an empty one is none."""
         if not num_draft_tokens:
             return
-        self.speculation.record(num_draft_tokens, num_accepted_tokens)
+        self.speculation = self.speculation.after_draft(num_draft_tokens, num_accepted_tokens)
         self.accepted_by_position.record(num_draft_tokens, num_accepted_tokens)
         of_method = self.by_method.setdefault(drafter, AcceptanceByPosition())
         of_method.record(num_draft_tokens, num_accepted_tokens)

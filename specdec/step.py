@@ -93,9 +93,14 @@ class StepRow:
         return self.num_computed_tokens + len(self.token_ids)
 
     @property
+    def num_guesses(self) -> int:
+        """Draft tokens and lookahead."""
+        return self.num_draft_tokens + self.num_lookahead_tokens
+
+    @property
     def num_known_tokens(self) -> int:
         """How many of the tokens are no guesses."""
-        return len(self.token_ids) - self.num_draft_tokens - self.num_lookahead_tokens
+        return len(self.token_ids) - self.num_guesses
 
     @property
     def known_end(self) -> int:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from specdec.byte_level import byte_level_text
 from specdec.chat_template import ChatTemplate, Conversation
 from specdec.errors import InvalidValueError, UnsupportedModelError
 
@@ -44,6 +45,8 @@ class Tokenizer:
 
     def __init__(self, directory: Path) -> None:
         """Reads the files in `directory`; UnsupportedModelError if they make no fast tokenizer."""
+        from tokenizers.decoders import ByteLevel
+
         self._transformers = _load(directory)
         self._backend: Backend = self._transformers.backend_tokenizer
         self._backend.no_truncation()
@@ -55,6 +58,8 @@ class Tokenizer:
         self._special_ids = frozenset(token_id for token_id, t in added.items() if t.special)
         assigned = {token_id for text, token_id in vocabulary.items() if text}
         self._blank_ids = frozenset(range(self._vocab_size)) - assigned
+        self._is_byte_level = isinstance(self._backend.decoder, ByteLevel)
+        self._token_bytes: dict[int, bytes] = {}  # as they are asked for
 
     @property
     def transformers(self) -> Any:
@@ -142,6 +147,19 @@ class Tokenizer:
         Ids outside the vocabulary stand for nothing, as a padded model may generate them.
         """
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether a decoded text is `token_bytes` of each token, one after the other, as UTF-8."""
+        return self._is_byte_level
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Of a byte-level tokenizer: what a token adds to a text; an unassigned id adds nothing."""
+        found = self._token_bytes.get(token_id)
+        if found is None:
+            [token] = self.token_strings((token_id,))
+            found = self._token_bytes[token_id] = byte_level_text(token)
+        return found
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Each token as the vocabulary spells it; an id that is not assigned has an empty one."""

@@ -44,7 +44,8 @@ class UntoldTokens:
         were drafted.
         """
         self._token_ids.extend(token_ids)
-        self._is_drafted.extend(index < num_accepted for index in range(len(token_ids)))
+        num_drafted = min(num_accepted, len(token_ids))
+        self._is_drafted += [True] * num_drafted + [False] * (len(token_ids) - num_drafted)
         self._num_steps += 1
         if logprobs is not None:
             self._logprobs.append(logprobs)

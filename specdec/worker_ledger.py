@@ -53,7 +53,7 @@ class WorkerLedger:
             self._released.append(seq_id)
 
     def truncate(self, seq_id: int) -> None:
-        """Takes note that a sequence's table may have become shorter."""
+        """Takes note that a sequence's table has become shorter."""
         if seq_id in self._num_known_blocks:
             num_held = len(self._blocks.block_table(seq_id))
             self._num_known_blocks[seq_id] = min(self._num_known_blocks[seq_id], num_held)

@@ -149,9 +149,4 @@ def _is_good(record: Record, objectives_ms: Mapping[LatencyName, float]) -> bool
 
 def _speculation(done: Sequence[Record]) -> SpeculationStats | None:
     told = [each.usage.speculation for each in done if each.usage and each.usage.speculation]
-    if not told:
-        return None
-    total = SpeculationStats()
-    for each in told:
-        total.add(each)
-    return total
+    return SpeculationStats.sum(told) if told else None

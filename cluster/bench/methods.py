@@ -121,9 +121,7 @@ def _result(name: str, answers: dict[str, list[Answer]]) -> MethodResult:
         for rate, base in zip(rates, map(_tokens_per_s, plain), strict=True)
         if rate is not None and base is not None
     ]
-    speculation = SpeculationStats()
-    for answer in own:
-        speculation.add(answer.usage.speculation)
+    speculation = SpeculationStats.sum(answer.usage.speculation for answer in own)
     return MethodResult(
         name=name,
         tokens_per_s=_median([rate for rate in rates if rate is not None]),

@@ -49,9 +49,9 @@ class UsageMeter:
         )
 
     def _speculation(self) -> SpeculationUsage:
-        stats, verifier = SpeculationStats(), _DEFAULT_VERIFIER
+        stats = SpeculationStats.sum(output.speculation for output in self._last.values())
+        verifier = _DEFAULT_VERIFIER
         for output in self._last.values():
-            stats.add(output.speculation)
             verifier = output.verifier
         return SpeculationUsage(
             num_drafts=stats.num_drafts,

@@ -126,8 +126,8 @@ class DraftModelProposer:
             progress.settle(text)
             num_settled = min(progress.num_computed_tokens, text.num_settled)
             self._blocks.publish(seq.seq_id, text.token_ids, num_settled)
-            self._blocks.truncate(seq.seq_id, progress.num_computed_tokens)
-            self._ledger.truncate(seq.seq_id)
+            if self._blocks.truncate(seq.seq_id, progress.num_computed_tokens):
+                self._ledger.truncate(seq.seq_id)
         elif text.is_whole:
             # Never all of it: the token behind what is settled stands for the rest.
             known = text.token_ids[: text.num_settled + 1]

@@ -16,7 +16,7 @@ def places_to_verify(rows: Many[StepRow]) -> list[int]:
     """Indices of the logits of the last known tokens and the drafts, in order."""
     places, end = list[int](), 0
     for row in rows:
-        start, end = end, end + 1 + len(row.guesses)
+        start, end = end, end + 1 + row.num_guesses
         places.extend(range(start, start + 1 + row.num_draft_tokens))
     return places
 
@@ -25,7 +25,7 @@ def places_of_guesses(rows: Many[StepRow]) -> list[int]:
     """Indices of the logits of the guesses of rows that have lookahead tokens, in order."""
     places, end = list[int](), 0
     for row in rows:
-        start, end = end, end + 1 + len(row.guesses)
+        start, end = end, end + 1 + row.num_guesses
         if row.num_lookahead_tokens:
             places.extend(range(start + 1, end))
     return places

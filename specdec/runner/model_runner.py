@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import replace
-from itertools import islice, takewhile
+from itertools import islice
 
 import numpy as np
 import torch
@@ -71,6 +71,9 @@ class ModelRunner(Runner):
         logits, peaks = self.model.compute_logits_and_peaks(
             hidden if len(scored) == len(hidden) else hidden[scored]
         )
+        if all(map(self._sequences.takes_best, rows)):
+            whole = self._whole_peaks(peaks)
+            return self._report(rows, _best_tokens(whole, rows), whole.bad_rows)
         if seen_ahead := self._seen_ahead(rows, logits):
             places = torch.tensor(places_to_verify(rows), device=logits.device)
             logits, peaks = logits[places], peaks.take(places)
@@ -82,13 +85,9 @@ class ModelRunner(Runner):
         if edits.rows:
             peaks = peaks.with_rows(edits.rows, row_peaks(logits[edits.rows]))
         # The model's own logits tell whether it went wrong, even where the rules forbid a token.
-        whole = whole_peaks(
-            replace(peaks, is_broken=is_broken), self.group, self.model.vocab_slice.start
-        )
+        whole = self._whole_peaks(replace(peaks, is_broken=is_broken))
         if all(each.is_greedy for each in rules):
-            came: Many[tuple[int, ...]] = verify_greedy(
-                whole.token_ids.tolist(), [row.drafts for row in rows]
-            )
+            came = _best_tokens(whole, rows)
         else:
             came = self._verified(rows, logits, peaks)
         verified = self._report(rows, came, whole.bad_rows, kept)
@@ -120,14 +119,20 @@ class ModelRunner(Runner):
         token_ids: list[int] = best.tolist()
         return token_ids
 
+    def _whole_peaks(self, peaks: Peaks) -> Peaks:
+        """Of the whole vocabulary; peaks: of this rank's part. A collective call."""
+        return whole_peaks(peaks, self.group, self.model.vocab_slice.start)
+
     def _report(
         self,
         rows: Many[StepRow],
         verified: Many[tuple[int, ...]],
         is_bad: Many[bool],
-        kept: KeptLogits,
+        kept: KeptLogits | None = None,
     ) -> list[VerifiedRow]:
         """What came, which the next rows continue. is_bad: of all rows of logits, in order.
+
+        kept: of those of `rows` that ask for log-probabilities.
 
         Tokens end before one that a bad row would have defined; the next step begins with that row.
         """
@@ -135,9 +140,10 @@ class ModelRunner(Runner):
         end = 0
         for row, token_ids in zip(rows, verified, strict=True):
             start, end = end, end + row.num_draft_tokens + 1
-            num_good = sum(1 for _ in takewhile(lambda bad: not bad, is_bad[start:end]))
+            own = is_bad[start:end]
+            num_good = own.index(True) if True in own else len(own)
             came.append((row.seq_id, token_ids[:num_good]))
-        logprobs = kept.logprobs(self._logprob_reader, came)
+        logprobs = kept.logprobs(self._logprob_reader, came) if kept else {}
         for seq_id, token_ids in came:
             self._sequences.extend(seq_id, token_ids)
         return [
@@ -212,8 +218,13 @@ def _scored_tokens(rows: Many[StepRow]) -> list[int]:
     for row in rows:
         end += len(row.token_ids)
         if row.samples:
-            scored.extend(range(end - len(row.guesses) - 1, end))
+            scored.extend(range(end - row.num_guesses - 1, end))
     return scored
+
+
+def _best_tokens(peaks: Peaks, rows: Many[StepRow]) -> Many[tuple[int, ...]]:
+    """The new tokens of rows that are verified against the best; peaks: of their logits."""
+    return verify_greedy(peaks.token_ids.tolist(), [row.drafts for row in rows])
 
 
 def _broken_chunks(rows: Many[StepRow], hidden: Tensor) -> Iterator[VerifiedRow]:

@@ -28,6 +28,7 @@ class SequenceState:
 
     draw: how its tokens are drawn, one of DRAW but for the position.
     history: its tokens, where its rules go by them; otherwise the worker does not know them.
+    takes_best: whether its rules ask for the model's best tokens, and nothing else.
     last_token: of its output, as far as the worker has seen it.
     """
 
@@ -35,6 +36,7 @@ class SequenceState:
     shaping: Shaping
     draw: bytes
     history: TokenHistory | None
+    takes_best: bool
     block_table: array[int] = field(default_factory=lambda: array("i"))
     last_token: int = 0
 
@@ -45,7 +47,9 @@ class SequenceState:
         history = None
         if rules.needs_tokens:
             history = TokenHistory(admission.token_ids, num_prompt_tokens)
-        return cls(admission, Shaping.of(rules, tokens), _draw_of(rules), history)
+        shaping = Shaping.of(rules, tokens)
+        takes_best = rules.is_greedy and shaping.is_idle and rules.logprobs is None
+        return cls(admission, shaping, _draw_of(rules), history, takes_best)
 
     def apply(self, delta: BlockTableDelta) -> None:
         """Takes over what has changed at the table's end."""
@@ -125,6 +129,14 @@ class SequenceTable:
             state.last_token = token_ids[-1]
         if state.history is not None:
             state.history.extend(token_ids)
+
+    def takes_best(self, row: StepRow) -> bool:
+        """Whether a row asks for nothing but the best tokens by the model's own logits."""
+        return (
+            self._states[row.seq_id].takes_best
+            and row.grammar_mask is None
+            and not row.num_lookahead_tokens
+        )
 
     def rules(self, seq_id: int) -> SamplingRules:
         """How the tokens of a sequence are drawn."""

@@ -12,9 +12,11 @@ def verify_greedy(best: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[
     """
     verified, start = [], 0
     for draft in drafts:
-        own = best[start : start + len(draft) + 1]
-        start += len(own)
-        pairs = enumerate(zip(draft, own, strict=False))
-        wrong = (place for place, (drafted, token) in pairs if drafted != token)
-        verified.append(tuple(own[: next(wrong, len(draft)) + 1]))
+        last = start
+        for token in draft:
+            if token != best[last]:
+                break
+            last += 1
+        verified.append(tuple(best[start : last + 1]))
+        start += len(draft) + 1
     return verified

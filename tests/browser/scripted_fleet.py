@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -165,7 +165,7 @@ class ScriptedRouter:
                 await asyncio.sleep(0.02)
                 accepted = min(step % (length + 1), len(ids) - said - 1)
                 step, said = step + 1, said + accepted + 1
-                stats.record(length, accepted)
+                stats = stats.after_draft(length, accepted)
                 is_last = said == len(ids)
                 yield RequestOutput(
                     "r1",
@@ -174,7 +174,7 @@ class ScriptedRouter:
                     FinishReason.LENGTH if is_last else None,
                     5,
                     said,
-                    replace(stats),
+                    stats,
                     is_drafted=(True,) * accepted + (False,),
                     is_last=is_last,
                 )

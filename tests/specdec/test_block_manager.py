@@ -37,8 +37,10 @@ class BlockManagerMachine(RuleBasedStateMachine):
     @rule(seq_id=SEQ_IDS, num_tokens=st.integers(0, 30))
     def truncate(self, seq_id: int, num_tokens: int) -> None:
         before = list(self.blocks.block_table(seq_id))
-        self.blocks.truncate(seq_id, num_tokens)
-        assert self.blocks.block_table(seq_id) == before[: self._blocks_of(num_tokens)]
+        is_shorter = self.blocks.truncate(seq_id, num_tokens)
+        after = self.blocks.block_table(seq_id)
+        assert after == before[: self._blocks_of(num_tokens)]
+        assert is_shorter == (len(after) < len(before))
         if seq_id in self.lengths:
             self.lengths[seq_id] = min(self.lengths[seq_id], num_tokens)
 
