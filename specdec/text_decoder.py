@@ -35,15 +35,18 @@ class ByteDecoder:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes_of = tokenizer.token_bytes
-        self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
+        self._rest = b""  # the beginning of a character
 
     def add(self, token_id: int) -> str:
         """See TextDecoder."""
-        return self._utf8.decode(self._bytes_of(token_id))
+        data = self._rest + self._bytes_of(token_id)
+        text, end = codecs.utf_8_decode(data, "replace", False)
+        self._rest = data[end:]
+        return text
 
     def finish(self) -> str:
         """See TextDecoder."""
-        return self._utf8.decode(b"", final=True)
+        return self._rest.decode(errors="replace")
 
 
 class WindowDecoder:
