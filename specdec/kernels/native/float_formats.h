@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__F16C__) || defined(__AVX512BF16__)
+#if defined(__AVX512BF16__)
 #include <immintrin.h>
 #endif
 
@@ -49,24 +49,9 @@ struct ShortFloat32 : SingleWeights {
 struct Float16 : SingleWeights {
   using Element = uint16_t;
 
-#if defined(__AVX512F__)
   static SPECDEC_INLINE Floats weights(const uint16_t* step, int) {
-    return (Floats)_mm512_maskz_cvtph_ps(0xffff, load<__m256i>(step));
+    return Numbers<Format::kFloat16>::widen(load<Halves>(step));
   }
-#elif defined(__F16C__)
-  static SPECDEC_INLINE Floats weights(const uint16_t* step, int) {
-    return (Floats)_mm256_cvtph_ps(load<__m128i>(step));
-  }
-#else
-  // Moves exponent and fraction into place, and multiplies by 2^112, the difference of the biases.
-  // What is not finite has all bits of the exponent set, here as there.
-  static SPECDEC_INLINE Floats weights(const uint16_t* step, int) {
-    const Bits bits = __builtin_convertvector(load<Halves>(step), Bits);
-    const Floats magnitude = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
-    const Bits endless = (Bits)((bits & 0x7c00) == 0x7c00) & 0x7f800000;
-    return (Floats)((Bits)magnitude | endless | (bits & 0x8000) << 16);
-  }
-#endif
 };
 
 // Inputs are rounded to bfloat16 as well, so their products are exact in float32. The second of a
