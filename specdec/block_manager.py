@@ -105,11 +105,11 @@ class BlockManager:
 
         What is published is verified, and stays. Returns whether there were such blocks.
         """
+        num_published = len(self._chains.get(seq_id, []))
+        assert num_tokens >= num_published * self.block_size, "truncated into verified tokens"
         num_kept = self._blocks_for(num_tokens)
         if len(self.block_table(seq_id)) <= num_kept:
             return False
-        num_published = len(self._chains.get(seq_id, []))
-        assert num_tokens >= num_published * self.block_size, "truncated into verified tokens"
         self._keep(seq_id, num_kept)
         return True
 

@@ -14,8 +14,8 @@ def _alphabet() -> dict[str, int]:
 _ALPHABET = _alphabet()
 
 
-def byte_level_text(token: str) -> bytes:
-    """The bytes of a token; one with other characters in it, as an added one may be, is itself."""
+def bytes_of_token(token: str) -> bytes:
+    """What a token stands for; one with other characters, as added ones may be, for itself."""
     if not _ALPHABET.keys() >= set(token):
         return token.encode()
     return bytes(_ALPHABET[char] for char in token)

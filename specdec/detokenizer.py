@@ -36,7 +36,7 @@ class IncrementalDetokenizer:
         special = tokenizer.special_token_ids if skip_special_tokens else frozenset()
         self._silent_ids = special | tokenizer.blank_token_ids
         self._vocab_size = tokenizer.vocab_size
-        self._decoder = make_text_decoder(tokenizer, skip_special_tokens)
+        self._decoder = make_text_decoder(tokenizer)
         self._text = ""  # not yet taken
         self._stopped = False
 

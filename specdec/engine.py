@@ -100,12 +100,16 @@ class Engine:
             self._finish(seq)
 
     def set_speculation(self, control: SpeculationControl) -> None:
-        """Takes over what an operator wants, from the next step on. Needs a policy."""
+        """Takes over what an operator wants, from the next step on. Needs a policy.
+
+        Raises InvalidValueError, and changes nothing, where control would not allow the verifier
+        that requests get unless they name one.
+        """
         assert self._drafting.policy is not None, "an engine without a policy cannot be told"
+        self._intake.allow_verifiers(control.allowed_verifiers)
         self._drafting.policy.update(control)
         self._may_run_ahead = False  # the next step goes by the new control
         self._scheduler.heeds_requests = control.allow_request_override
-        self._intake.allowed_verifiers = control.allowed_verifiers
 
     def expire(self, now_s: float) -> list[str]:
         """Ends the requests that have waited past their deadline, and returns their ids."""

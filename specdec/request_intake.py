@@ -24,7 +24,15 @@ class RequestIntake:
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
-        self.allowed_verifiers: tuple[VerifierName, ...] | None = None  # None: as configured
+        self._speculation = config.speculation
+
+    def allow_verifiers(self, names: tuple[VerifierName, ...]) -> None:
+        """Refuses requests that name another one, from now on.
+
+        Raises InvalidValueError where the service's own is not among them.
+        """
+        if self._speculation is not None:
+            self._speculation = replace(self._speculation, allowed_verifiers=names)
 
     def sequences(self, request: Request, first_seq_id: int) -> list[Sequence]:
         """One for each choice, numbered from `first_seq_id` on. Raises InvalidValueError.
@@ -43,15 +51,12 @@ class RequestIntake:
         return [leader, *others]
 
     def _rules(self, request: Request) -> SamplingRules:
-        service = self._config.speculation
-        if service is not None and self.allowed_verifiers is not None:
-            service = replace(service, allowed_verifiers=self.allowed_verifiers)
         return resolve(
             request.params,
             request.seed,
             self._model,
             self._tokenizer,
-            service,
+            self._speculation,
             request.prompt_token_ids,
         )
 

@@ -175,7 +175,7 @@ class Sequence:
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return self.num_tokens - self.num_computed_tokens
+        return len(self.token_ids) - self.num_computed_tokens
 
     @property
     def rank(self) -> tuple[int, int]:
@@ -217,7 +217,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Only the last token is uncomputed. So is that of a prompt with one token left to go."""
-        return len(self.token_ids) - self.num_computed_tokens == 1
+        return self.num_uncomputed_tokens == 1
 
 
 @dataclass(eq=False)

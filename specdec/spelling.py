@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Many
 from typing import Any
 
-from specdec.byte_level import byte_level_text
+from specdec.byte_level import bytes_of_token
 from specdec.errors import UnsupportedModelError
 from specdec.tokenizer import Tokenizer
 
@@ -112,14 +112,11 @@ def split_text(data: bytes) -> tuple[list[str | bytes], bytes]:
 
 
 def _token_texts(vocabulary: dict[str, int], raw: Any) -> dict[int, bytes]:
-    added = {each["content"] for each in raw["added_tokens"]}
     decoders = set(_decoder_types(raw["decoder"]))
     if "ByteLevel" in decoders:
-        return {
-            token_id: token.encode() if token in added else byte_level_text(token)
-            for token, token_id in vocabulary.items()
-        }
+        return {token_id: bytes_of_token(token) for token, token_id in vocabulary.items()}
     if decoders & {"Metaspace", "Replace"}:
+        added = {each["content"] for each in raw["added_tokens"]}
         return {
             token_id: token.encode() if token in added else _sentencepiece_text(token)
             for token, token_id in vocabulary.items()

@@ -35,7 +35,11 @@ class SpeculationStats:
         """With one more verified draft; an empty one is none."""
         if not num_draft_tokens:
             return self
-        return self.plus(SpeculationStats(1, num_draft_tokens, num_accepted_tokens))
+        return SpeculationStats(
+            self.num_drafts + 1,
+            self.num_draft_tokens + num_draft_tokens,
+            self.num_accepted_tokens + num_accepted_tokens,
+        )
 
     def plus(self, other: SpeculationStats) -> SpeculationStats:
         """Both together."""

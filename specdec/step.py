@@ -94,7 +94,7 @@ class StepRow:
 
     @property
     def num_guesses(self) -> int:
-        """Draft tokens and lookahead."""
+        """How many of the tokens are drafts and lookahead."""
         return self.num_draft_tokens + self.num_lookahead_tokens
 
     @property

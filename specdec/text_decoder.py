@@ -14,7 +14,7 @@ _MAX_WINDOW_TOKENS = 4  # beyond it, tokens before the last character boundary a
 
 
 class TextDecoder(Protocol):
-    """Decodes one text, token by token."""
+    """Decodes one text, token by token. Those that are not to be seen must not be added."""
 
     def add(self, token_id: int) -> str:
         """What the token adds to the text that is certain by now."""
@@ -23,11 +23,9 @@ class TextDecoder(Protocol):
         """The rest: an unfinished character, as U+FFFD. Nothing may follow."""
 
 
-def make_text_decoder(tokenizer: Tokenizer, skip_special_tokens: bool) -> TextDecoder:
+def make_text_decoder(tokenizer: Tokenizer) -> TextDecoder:
     """The quickest one that fits the tokenizer."""
-    if tokenizer.is_byte_level:
-        return ByteDecoder(tokenizer)
-    return WindowDecoder(tokenizer, skip_special_tokens)
+    return ByteDecoder(tokenizer) if tokenizer.is_byte_level else WindowDecoder(tokenizer)
 
 
 class ByteDecoder:
@@ -57,9 +55,8 @@ class WindowDecoder:
     and has no end to it: the last half character of a text cannot be asked for.)
     """
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._skip_special_tokens = skip_special_tokens
         self._window: list[int] = []  # the tokens that new ones are decoded with
         self._boundary = 0  # tokens of the window up to the last whole character's end
         self._num_shown = 0  # characters of the decoded window that are in the text
@@ -87,7 +84,7 @@ class WindowDecoder:
         return self._decode()[self._num_shown :]
 
     def _decode(self) -> str:
-        return self._tokenizer.decode(self._window, self._skip_special_tokens)
+        return self._tokenizer.decode(self._window, skip_special_tokens=False)
 
     def _close_at(self, text: str) -> None:
         """Notes that the window, decoded to `text`, ends with a whole character."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.byte_level import byte_level_text
+from specdec.byte_level import bytes_of_token
 from specdec.chat_template import ChatTemplate, Conversation
 from specdec.errors import InvalidValueError, UnsupportedModelError
 
@@ -154,11 +154,11 @@ class Tokenizer:
         return self._is_byte_level
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Of a byte-level tokenizer: what a token adds to a text; an unassigned id adds nothing."""
+        """Of a byte-level tokenizer: what a token stands for; an unassigned id is nothing."""
         found = self._token_bytes.get(token_id)
         if found is None:
             [token] = self.token_strings((token_id,))
-            found = self._token_bytes[token_id] = byte_level_text(token)
+            found = self._token_bytes[token_id] = bytes_of_token(token)
         return found
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:

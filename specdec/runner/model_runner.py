@@ -106,7 +106,7 @@ class ModelRunner(Runner):
             return {}
         likeliest = iter(self._likeliest(logits[places]))
         return {
-            row.seq_id: tuple(islice(likeliest, len(row.guesses)))
+            row.seq_id: tuple(islice(likeliest, row.num_guesses))
             for row in rows
             if row.num_lookahead_tokens
         }

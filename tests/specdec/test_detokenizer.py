@@ -9,6 +9,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from specdec.detokenizer import IncrementalDetokenizer
+from specdec.text_decoder import ByteDecoder, WindowDecoder
 from specdec.tokenizer import Tokenizer
 
 EMOJI = "🤯👨‍👩‍👧"  # the second is one sign of five characters
@@ -74,6 +75,17 @@ BYTES = st.one_of(
 )
 # `r` picks any token, a byte string spells itself out byte by byte.
 PIECES = st.lists(st.one_of(st.integers(0, 400), BYTES), max_size=24)
+
+
+def spelled(pieces: list[int | bytes], byte_ids: list[int]) -> list[int]:
+    """The tokens of PIECES."""
+    return [
+        token_id
+        for piece in pieces
+        for token_id in ([piece] if isinstance(piece, int) else [byte_ids[b] for b in piece])
+    ]
+
+
 STOPS = st.lists(
     st.one_of(
         st.text("aeir t\n", min_size=1, max_size=3),
@@ -95,11 +107,7 @@ def test_joined_text_is_the_decoded_text(
     includes_stop: bool,
     rng: random.Random,
 ) -> None:
-    token_ids = [
-        token_id
-        for piece in pieces
-        for token_id in ([piece] if isinstance(piece, int) else [byte_ids[b] for b in piece])
-    ]
+    token_ids = spelled(pieces, byte_ids)
     text, stopped = detokenize(tokenizer, token_ids, stop, rng, includes_stop=includes_stop)
     expected, expected_stop = expected_text(
         tokenizer.decode(token_ids), stop, includes_stop=includes_stop
@@ -303,13 +311,14 @@ def test_broken_fallback_bytes_lose_no_text(
 
 @pytest.mark.parametrize("kind", ["text", "broken bytes", "special tokens"])
 def test_a_token_costs_the_same_however_long_the_text(
-    tokenizer: Tokenizer, byte_ids: list[int], kind: str, monkeypatch: pytest.MonkeyPatch
+    llama2_like: Tokenizer, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token_ids = {
-        "text": tokenizer.encode("the river and the water " * 60),
-        "broken bytes": [byte_ids[0x80]] * 400,
-        "special tokens": [2] * 400,
+        "text": llama2_ids(llama2_like, *["▁the", "▁river", "s", "▁the", "é".encode()] * 60),
+        "broken bytes": llama2_ids(llama2_like, b"\x80" * 400),
+        "special tokens": [*llama2_like.special_token_ids] * 400,
     }[kind]
+    assert token_ids
     decode, decoded_tokens = Tokenizer.decode, [0]
 
     def counting_decode(self: Tokenizer, ids: list[int], skip_special_tokens: bool) -> str:
@@ -317,8 +326,43 @@ def test_a_token_costs_the_same_however_long_the_text(
         return decode(self, ids, skip_special_tokens)
 
     monkeypatch.setattr(Tokenizer, "decode", counting_decode)
-    detokenizer = IncrementalDetokenizer(tokenizer, ("zzz",))
+    detokenizer = IncrementalDetokenizer(llama2_like, ("zzz",))
     for token_id in token_ids:
         detokenizer.append(token_id)
     assert max(decoded_tokens) <= 14
     assert sum(decoded_tokens) <= 8 * len(token_ids)
+    assert (kind == "special tokens") == (sum(decoded_tokens) == 0)
+
+
+@settings(max_examples=250, deadline=None)
+@given(PIECES)
+def test_bytes_and_windows_make_the_same_text(
+    tokenizer: Tokenizer, byte_ids: list[int], pieces: list[int | bytes]
+) -> None:
+    token_ids = spelled(pieces, byte_ids)
+    for decoder in (ByteDecoder(tokenizer), WindowDecoder(tokenizer)):
+        text = "".join(map(decoder.add, token_ids)) + decoder.finish()
+        assert text == tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("token", "text"),
+    [
+        ("<tool>", "<tool>"),
+        ("two words", "two words"),  # a space is no letter of a byte-level vocabulary
+        ("日本", "日本"),
+        ("für", "f\ufffdr"),  # here each letter is one, and stands for a byte
+    ],
+)
+def test_added_tokens_are_decoded_as_tokenizers_does(
+    tiny_model_dir: Path, tmp_path: Path, token: str, text: str
+) -> None:
+    files = PreTrainedTokenizerFast.from_pretrained(tiny_model_dir)
+    files.add_tokens([token])
+    files.save_pretrained(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    token_id = tokenizer.token_id(token)
+    assert token_id is not None
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer.append(token_id)
+    assert detokenizer.flush() == tokenizer.decode([token_id]) == text

@@ -99,6 +99,22 @@ def test_speculation_changes_them_by_rounding_alone(tiny_model_dir):
                 assert np.array_equal(ours.ranks, others.ranks)
 
 
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_whoever_asks_for_none_gets_the_same_beside_whoever_does(tiny_model_dir, drafts, num_ranks):
+    """Where all rows take the best tokens, they are verified in a shorter way."""
+    quiet = [request(f"r{i}", PIECE * (2 + i), max_tokens=NUM_TOKENS) for i in range(3)]
+    curious = request("curious", PIECE * 3, max_tokens=NUM_TOKENS, logprobs=1, **SHAPED)
+
+    def of_rank(group):
+        alone = run(engine_for(tiny_model_dir, drafts, group), quiet)
+        return alone, run(engine_for(tiny_model_dir, drafts, group), [*quiet, curious])
+
+    alone, beside = run_ranks(num_ranks, of_rank)[0]
+    for each in quiet:
+        assert alone[each.request_id].token_ids == beside[each.request_id].token_ids
+
+
 def test_tokens_after_the_end_have_none(tiny_model_dir):
     """The last output is cut where the text ends, and so are its log-probabilities."""
     engine = engine_for(tiny_model_dir, "draft_model")

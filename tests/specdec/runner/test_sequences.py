@@ -1,15 +1,19 @@
 """What a worker knows of tokens after any run of steps is what it would know if made afresh."""
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
 from specdec.runner.sequences import SequenceTable
-from specdec.sampling_rules import SamplingRules
+from specdec.sampling_rules import SamplingRules, Verifier
 from specdec.step import SequenceAdmission, StepInput, StepRow
 
 RULES = SamplingRules(frequency_penalty=0.5, bad_words=((1, 2),))
+GREEDY = SamplingRules(temperature=0)
+PLAIN_ROW = StepRow(7, 3, (1, 2, 3), 2, True)
 
 
 class Worker:
@@ -135,3 +139,45 @@ def test_sequences_whose_rules_need_no_tokens_are_not_followed():
     table.follow([StepRow(0, 0, (1, 2, 3), 0, True)])
     table.extend(0, (4,))
     assert table._states[0].history is None
+
+
+def takes_best(rules, row):
+    table = SequenceTable(4, torch.device("cpu"), range(50))
+    table.update(StepInput(0, (), (SequenceAdmission(7, 3, rules, (1, 2, 3)),), (), ()))
+    return table.takes_best(row)
+
+
+def test_a_greedy_row_with_drafts_takes_the_best():
+    assert takes_best(GREEDY, PLAIN_ROW)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"temperature": 0.5},
+        {"repetition_penalty": 1.1},
+        {"presence_penalty": 0.1},
+        {"frequency_penalty": 0.1},
+        {"logit_bias": ((1, 0.5),)},
+        {"bad_words": ((1, 2),)},
+        {"allowed_token_ids": (1, 2)},
+        {"min_tokens": 2, "end_token_ids": (0,)},
+        {"logprobs": 0},
+        {"verifier": Verifier("typical")},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_rules_that_ask_for_more_than_the_best(changes):
+    assert not takes_best(replace(GREEDY, **changes), PLAIN_ROW)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"grammar_mask": np.full((3, 2), -1, dtype=np.int32)},
+        {"num_draft_tokens": 1, "num_lookahead_tokens": 1},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_rows_that_ask_for_more_than_the_best(changes):
+    assert not takes_best(GREEDY, replace(PLAIN_ROW, **changes))
