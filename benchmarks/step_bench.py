@@ -39,6 +39,7 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision("fp32", "float32"),
         Precision("bf16", "bfloat16"),
         Precision("int8", "float32", "int8"),
+        Precision("int8-bf16", "bfloat16", "int8"),  # the rest of the model, and KV, in 16 bits
     )
 }
 

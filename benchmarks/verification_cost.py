@@ -26,6 +26,7 @@ from cluster.charts import LineChart, line_charts
 from specdec.models.store import print_progress, resolve
 
 _MODEL = "smollm2-135m-instruct"
+_PRECISIONS = ("fp32", "bf16", "int8")
 _NUM_ROWS = (1, 2, 4, 8, 16, 32)
 _CONTEXT_TOKENS = 128
 _VERIFIED_ROWS, _MOST_RATIO = 8, 1.6
@@ -193,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.verification_cost", description="Measure a pass by its rows."
     )
-    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=tuple(PRECISIONS))
+    parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=_PRECISIONS)
     parser.add_argument("--num-rows", nargs="+", type=int, default=_NUM_ROWS)
     parser.add_argument("--rounds", type=int, default=20)
     add_output(parser, "verification-cost")

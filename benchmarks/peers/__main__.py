@@ -18,7 +18,6 @@ from benchmarks.contenders import EngineContender, EngineSettings
 from benchmarks.machine import describe_machine
 from benchmarks.peers.catalog import PEERS, SETTINGS, Peer, Setup
 from benchmarks.peers.comparisons import (
-    LOOKUPS,
     MANY,
     OURS,
     comparisons,
@@ -103,12 +102,12 @@ def enter_peers(
 def enter_ours(stack: ExitStack, directory: Path) -> dict[str, Contender]:
     """Our engine in process, a process for each precision."""
     contenders: dict[str, Contender] = {}
-    for name in OURS:
+    for name, methods in OURS.items():
         precision = PRECISIONS[name.removeprefix("ours ")]
         settings = EngineSettings(
             precision.dtype,
             precision.quantization,
-            methods=(NO_METHOD, *LOOKUPS),
+            methods=methods,
             num_blocks=_NUM_BLOCKS,
         )
         factory = partial(EngineContender, settings=settings)
@@ -148,7 +147,7 @@ def measure(options: argparse.Namespace, command: str) -> PeersReport:
             for case in make_cases(peer.name, peer.methods, peer.max_streams, prompts, options)
         ]
         for name in ours:
-            cases += make_cases(name, (NO_METHOD, *LOOKUPS), MANY, prompts, options)
+            cases += make_cases(name, OURS[name], MANY, prompts, options)
         measured = _in_rounds({**loaded, **ours}, cases, options)
     return PeersReport(
         command=command,

@@ -7,10 +7,17 @@ from collections.abc import Sequence
 from benchmarks.peers.catalog import PEERS
 from benchmarks.rounds import Measured
 from benchmarks.summary import Comparison, Ratio, compare, compare_cases
+from benchmarks.workloads import NO_METHOD
 
 MANY = 16
 LOOKUPS = ("ngram", "suffix")
-OURS = ("ours fp32", "ours bf16", "ours int8")
+OURS = {
+    "ours fp32": (NO_METHOD, *LOOKUPS),
+    "ours bf16": (NO_METHOD, *LOOKUPS),
+    "ours int8": (NO_METHOD, *LOOKUPS),
+    "ours int8-bf16": (NO_METHOD,),
+}
+"""Our contenders, named by their precision, with what each is measured with."""
 _LEAST_PLAIN = {
     ("ours fp32", "transformers"): 1.6,
     ("ours fp32", "vllm fp32"): 2.0,
@@ -21,6 +28,8 @@ _LEAST_PLAIN = {
 _LEAST_MANY = {
     ("ours fp32", "vllm fp32"): 2.0,
     ("ours fp32", "vllm bf16"): 2.0,
+    ("ours bf16", "vllm bf16"): 2.0,
+    ("ours int8-bf16", "vllm bf16"): 2.0,
     ("ours fp32", "openvino fp32"): 1.0,
     ("ours int8", "openvino int8"): 1.0,
 }
