@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
+from functools import reduce
 from itertools import accumulate, zip_longest
 from typing import Any
 
@@ -101,10 +102,7 @@ class Counts:
     @classmethod
     def sum(cls, counts: Iterable[Counts]) -> Counts:
         """All together."""
-        total = cls()
-        for each in counts:
-            total = total.plus(each)
-        return total
+        return reduce(cls.plus, counts, cls())
 
     def _with(self, other: Counts, combine: Callable[[Any, Any], Any]) -> Counts:
         """Field by field."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 
 from specdec.decisions import Decision, DecisionChange, DecisionReason
 
@@ -26,10 +27,7 @@ class SpeculationStats:
     @classmethod
     def sum(cls, stats: Iterable[SpeculationStats]) -> SpeculationStats:
         """All together."""
-        total = cls()
-        for each in stats:
-            total = total.plus(each)
-        return total
+        return reduce(cls.plus, stats, cls())
 
     def after_draft(self, num_draft_tokens: int, num_accepted_tokens: int) -> SpeculationStats:
         """With one more verified draft; an empty one is none."""

@@ -49,10 +49,9 @@ class UsageMeter:
         )
 
     def _speculation(self) -> SpeculationUsage:
-        stats = SpeculationStats.sum(output.speculation for output in self._last.values())
-        verifier = _DEFAULT_VERIFIER
-        for output in self._last.values():
-            verifier = output.verifier
+        outputs = [*self._last.values()]
+        stats = SpeculationStats.sum(output.speculation for output in outputs)
+        verifier = outputs[-1].verifier if outputs else _DEFAULT_VERIFIER
         return SpeculationUsage(
             num_drafts=stats.num_drafts,
             num_draft_tokens=stats.num_draft_tokens,

@@ -71,7 +71,7 @@ class ModelRunner(Runner):
         logits, peaks = self.model.compute_logits_and_peaks(
             hidden if len(scored) == len(hidden) else hidden[scored]
         )
-        if all(map(self._sequences.takes_best, rows)):
+        if all(map(self._sequences.takes_best, rows)):  # all that follows would do nothing
             whole = self._whole_peaks(peaks)
             return self._report(rows, _best_tokens(whole, rows), whole.bad_rows)
         if seen_ahead := self._seen_ahead(rows, logits):
