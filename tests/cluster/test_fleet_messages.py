@@ -68,6 +68,7 @@ def test_a_hand_worked_sum():
         ended={"stop": 1},
         num_catch_up_tokens=5,
     )
+    assert left.speculation == SpeculationStats(2, 6, 3), "what was added up has changed"
     assert Counts.sum(()) == Counts()
 
 

@@ -10,6 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from specdec.detokenizer import IncrementalDetokenizer
 from specdec.text_decoder import ByteDecoder, WindowDecoder
+from specdec.token_bytes import TokenBytes
 from specdec.tokenizer import Tokenizer
 
 EMOJI = "🤯👨‍👩‍👧"  # the second is one sign of five characters
@@ -366,3 +367,5 @@ def test_added_tokens_are_decoded_as_tokenizers_does(
     detokenizer = IncrementalDetokenizer(tokenizer)
     detokenizer.append(token_id)
     assert detokenizer.flush() == tokenizer.decode([token_id]) == text
+    [shown_alone] = TokenBytes(tokenizer).of([token_id])
+    assert shown_alone.decode(errors="replace") == text
