@@ -98,6 +98,7 @@ class AttentionPlan {
   int64_t window_, num_threads_, num_shares_;
   int64_t total_cost_ = 0;
   int64_t most_apart_ = 0;  // segments that a share keeps for an earlier one
+  bool is_divided_ = false;  // whether any chain is
   std::vector<Chain> chains_;
   std::vector<Boundary> boundaries_;  // [num_shares + 1]
 };

@@ -15,6 +15,9 @@ namespace {
 // Rows whose hidden units are computed together, so that they stay near the processor.
 constexpr int64_t kMlpRows = 128;
 
+// Of as many rows a thread hidden units are gated row by row.
+constexpr int64_t kRowsToGateWhole = 2;
+
 // A plan for each window that some layer has, and one more where the passes' memory begins.
 std::vector<AttentionPlan> plans_of(const Decoder& model, const Batch& batch, int num_threads) {
   std::vector<AttentionPlan> plans;
@@ -96,7 +99,7 @@ class Pass {
       attention(layer, index, team);
       if (!has_failed_) mlp(layer, team);
     }
-    norm(model_.final_norm, hidden, team);
+    team.divide(batch_.num_tokens, [&](Range own) { norm(model_.final_norm, own, hidden); });
   }
 
  private:
@@ -184,25 +187,37 @@ class Pass {
     });
   }
 
-  // Writes the normalised hidden states of all tokens to `to` [num_tokens, hidden_size].
-  void norm(const float* weight, float* to, Team team) {
+  // Writes the normalised hidden states of some tokens to `to` [num_tokens, hidden_size].
+  void norm(const float* weight, Range tokens, float* to) {
     const int64_t size = model_.hidden_size;
-    team.divide(batch_.num_tokens, [&](Range own) {
-      for (int64_t token = own.begin; token < own.end; ++token) {
-        rms_norm(x_ + token * size, weight, model_.norm_eps, size, to + token * size);
-      }
+    for (int64_t token = tokens.begin; token < tokens.end; ++token) {
+      rms_norm(x_ + token * size, weight, model_.norm_eps, size, to + token * size);
+    }
+  }
+
+  // A stage that normalises tokens and rounds them for the matrix that they are multiplied by.
+  Rows normed_rows(const float* weight, const Matrix& matrix, Range tokens, Team team) {
+    const int64_t size = model_.hidden_size;
+    const Rows rows = {normed_ + tokens.begin * size, size, tokens.end - tokens.begin,
+                       matrix_scratch_};
+    team.divide(rows.count, [&](Range own) {
+      norm(weight, {tokens.begin + own.begin, tokens.begin + own.end}, normed_);
+      round_rows(matrix, rows, own);
     });
+    return rows;
   }
 
   void attention(const Layer& layer, int64_t index, Team team) {
     const KvLayer kv = kv_of(index);
-    norm(layer.input_norm, normed_, team);
-    multiply(layer.qkv, normed_, model_.hidden_size, batch_.num_tokens, heads_, heads_stride(),
-             Store::kWrite, matrix_scratch_, team);
+    const Range tokens = {0, batch_.num_tokens};
+    const Rows normed = normed_rows(layer.input_norm, layer.qkv, tokens, team);
+    multiply(layer.qkv, normed, heads_, heads_stride(), Store::kWrite, team);
     prepare_heads(layer, kv, team);
     plan_of(layer).attend(heads_, heads_stride(), kv, attended_, attended_stride(),
                           attention_scratch_, team);
-    add_to_stream(layer.output, attended_, attended_stride(), {0, batch_.num_tokens}, team);
+    const Rows attended = {attended_, attended_stride(), batch_.num_tokens, matrix_scratch_};
+    round_rows(layer.output, attended, team);
+    add_to_stream(layer.output, attended, 0, team);
   }
 
   // Normalises and rotates queries and keys, and puts keys and values into the cache.
@@ -232,39 +247,53 @@ class Pass {
   }
 
   void mlp(const Layer& layer, Team team) {
-    norm(layer.mlp_norm, normed_, team);
     for (int64_t first = 0; first < batch_.num_tokens && !has_failed_; first += kMlpRows) {
-      const Range rows = {first, std::min(first + kMlpRows, batch_.num_tokens)};
-      multiply(layer.gate_up, normed_ + first * model_.hidden_size, model_.hidden_size,
-               rows.end - first, units_, units_stride(), Store::kWrite, matrix_scratch_, team);
-      gate(rows.end - first, team);
-      add_to_stream(layer.down, units_, units_stride(), rows, team);
+      const Range tokens = {first, std::min(first + kMlpRows, batch_.num_tokens)};
+      const Rows normed = normed_rows(layer.mlp_norm, layer.gate_up, tokens, team);
+      multiply(layer.gate_up, normed, units_, units_stride(), Store::kWrite, team);
+      const Rows gated = gated_rows(layer.down, tokens.end - first, team);
+      add_to_stream(layer.down, gated, first, team);
     }
   }
 
-  // Vectors of hidden units are divided among the threads, so that a single row is too.
-  void gate(int64_t num_rows, Team team) {
+  // Gates hidden units, and rounds them for the matrix that they are multiplied by: row by row where
+  // every thread has some, else vector by vector, so that a single row is divided too, and then
+  // rounded in a stage of its own.
+  Rows gated_rows(const Matrix& matrix, int64_t num_rows, Team team) {
+    const Rows rows = {units_, units_stride(), num_rows, matrix_scratch_};
     const int64_t per_row = round_up(model_.num_units, kLanes) / kLanes;
-    team.divide(num_rows * per_row, [&](Range own) {
-      for (int64_t i = own.begin; i < own.end;) {
-        const int64_t row = i / per_row, begin = i % per_row;
-        const int64_t end = std::min(per_row, begin + own.end - i);
-        float* gates = units_ + row * units_stride() + begin * kLanes;
-        gate_units(gates, gates + model_.num_units,
-                   std::min(end * kLanes, model_.num_units) - begin * kLanes);
-        i += end - begin;
-      }
-    });
+    if (num_rows < kRowsToGateWhole * team.size) {
+      team.divide(num_rows * per_row, [&](Range own) { gate(own, per_row); });
+      round_rows(matrix, rows, team);
+    } else {
+      team.divide(num_rows, [&](Range own) {
+        gate({own.begin * per_row, own.end * per_row}, per_row);
+        round_rows(matrix, rows, own);
+      });
+    }
+    return rows;
   }
 
-  // Adds a projection, its partial results summed over the ranks, to the stream. What the stream
-  // held, equal on every rank, is the first one's to bring to the sum; so is the bias.
-  void add_to_stream(const Matrix& matrix, const float* input, int64_t stride, Range rows,
-                     Team team) {
-    const int64_t size = model_.hidden_size, count = rows.end - rows.begin;
-    multiply(matrix, input, stride, count, x_ + rows.begin * size, size,
-             model_.rank == 0 ? Store::kAdd : Store::kWrite, matrix_scratch_, team);
-    reduce(count, x_ + rows.begin * size, team);
+  // Of vectors of hidden units, per_row of them in a row.
+  void gate(Range vectors, int64_t per_row) {
+    for (int64_t i = vectors.begin; i < vectors.end;) {
+      const int64_t row = i / per_row, begin = i % per_row;
+      const int64_t end = std::min(per_row, begin + vectors.end - i);
+      float* gates = units_ + row * units_stride() + begin * kLanes;
+      gate_units(gates, gates + model_.num_units,
+                 std::min(end * kLanes, model_.num_units) - begin * kLanes);
+      i += end - begin;
+    }
+  }
+
+  // Adds a projection of rows, its partial results summed over the ranks, to the stream from token
+  // `first` on. What the stream held, equal on every rank, is the first one's to bring to the sum; so
+  // is the bias.
+  void add_to_stream(const Matrix& matrix, const Rows& rows, int64_t first, Team team) {
+    const int64_t size = model_.hidden_size;
+    multiply(matrix, rows, x_ + first * size, size,
+             model_.rank == 0 ? Store::kAdd : Store::kWrite, team);
+    reduce(rows.count, x_ + first * size, team);
   }
 
   // Sums rows of the stream over the ranks. All threads meet before it can fail: one that is behind

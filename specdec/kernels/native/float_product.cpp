@@ -146,22 +146,6 @@ int64_t rounded_stride(const Matrix& matrix) {
   return round_up(matrix.in_features, kLineBytes / sizeof(BFloat16::Input));
 }
 
-const BFloat16::Input* round_rows(const Matrix& matrix, const float* x, int64_t x_stride,
-                                  int64_t rows, void* scratch, Team team) {
-  auto* const rounded = static_cast<BFloat16::Input*>(scratch);
-  team.divide(rows, [&](Range own) {
-    for (int64_t row = own.begin; row < own.end; ++row) {
-      auto* const to = rounded + row * rounded_stride(matrix);
-      const float* const from = x + row * x_stride;
-      for (int64_t input = 0; input < matrix.in_features; ++input) {
-        to[input] = BFloat16::round(from[input]);
-      }
-      std::fill(to + matrix.in_features, to + rounded_stride(matrix), BFloat16::Input{});
-    }
-  });
-  return rounded;
-}
-
 }  // namespace
 
 int64_t float_scratch_bytes(const Matrix& matrix, int64_t rows) {
@@ -169,18 +153,34 @@ int64_t float_scratch_bytes(const Matrix& matrix, int64_t rows) {
   return rows * rounded_stride(matrix) * sizeof(BFloat16::Input);
 }
 
-void multiply_floats(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
-                     int64_t y_stride, Store store, void* scratch, Team team) {
+void round_to_bfloat16(const Matrix& matrix, const Rows& rows, Range own) {
+  const int64_t stride = rounded_stride(matrix);
+  for (int64_t row = own.begin; row < own.end; ++row) {
+    auto* const to = static_cast<BFloat16::Input*>(rows.scratch) + row * stride;
+    const float* const from = rows.x + row * rows.stride;
+    for (int64_t input = 0; input < matrix.in_features; ++input) {
+      to[input] = BFloat16::round(from[input]);
+    }
+    std::fill(to + matrix.in_features, to + stride, BFloat16::Input{});
+  }
+}
+
+void multiply_floats(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride,
+                     Store store, Team team) {
+  const auto* const rounded = static_cast<const BFloat16::Input*>(rows.scratch);
   switch (matrix.format) {
     case Format::kFloat32:
-      return multiply_by<Float32>(matrix, x, x_stride, rows, y, y_stride, store, team);
+      return multiply_by<Float32>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store,
+                                  team);
     case Format::kBFloat16:
-      return multiply_by<BFloat16>(matrix, round_rows(matrix, x, x_stride, rows, scratch, team),
-                                   rounded_stride(matrix), rows, y, y_stride, store, team);
+      return multiply_by<BFloat16>(matrix, rounded, rounded_stride(matrix), rows.count, y, y_stride,
+                                   store, team);
     case Format::kShortFloat32:
-      return multiply_by<ShortFloat32>(matrix, x, x_stride, rows, y, y_stride, store, team);
+      return multiply_by<ShortFloat32>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store,
+                                       team);
     default:
-      return multiply_by<Float16>(matrix, x, x_stride, rows, y, y_stride, store, team);
+      return multiply_by<Float16>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store,
+                                  team);
   }
 }
 

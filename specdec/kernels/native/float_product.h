@@ -7,8 +7,11 @@ namespace specdec {
 
 int64_t float_scratch_bytes(const Matrix& matrix, int64_t rows);
 
-// See `multiply` in matrix.h, for kFloat32, kBFloat16 and kFloat16.
-void multiply_floats(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
-                     int64_t y_stride, Store store, void* scratch, Team team);
+// See `round_rows` in matrix.h, for kBFloat16.
+void round_to_bfloat16(const Matrix& matrix, const Rows& rows, Range own);
+
+// See `multiply` in matrix.h, for kFloat32, kBFloat16, kFloat16 and kShortFloat32.
+void multiply_floats(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride,
+                     Store store, Team team);
 
 }  // namespace specdec

@@ -143,18 +143,20 @@ int64_t int8_scratch_bytes(const Matrix& matrix, int64_t rows) {
   return DigitRows::bytes(matrix, rows);
 }
 
-void multiply_int8(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
-                   int64_t y_stride, Store store, void* scratch, Team team) {
-  DigitRows batch(matrix, rows, scratch);
-  team.divide(rows, [&](Range own) {
-    for (int64_t row = own.begin; row < own.end; ++row) {
-      batch.fill(row, x + row * x_stride, matrix.in_features);
-    }
-  });
+void round_to_digits(const Matrix& matrix, const Rows& rows, Range own) {
+  DigitRows batch(matrix, rows.count, rows.scratch);
+  for (int64_t row = own.begin; row < own.end; ++row) {
+    batch.fill(row, rows.x + row * rows.stride, matrix.in_features);
+  }
+}
+
+void multiply_int8(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride, Store store,
+                   Team team) {
+  const DigitRows batch(matrix, rows.count, rows.scratch);
   if (matrix.format == Format::kInt8) {
-    multiply_digits<2>(matrix, batch, rows, y, y_stride, store, team);
+    multiply_digits<2>(matrix, batch, rows.count, y, y_stride, store, team);
   } else {
-    multiply_digits<1>(matrix, batch, rows, y, y_stride, store, team);
+    multiply_digits<1>(matrix, batch, rows.count, y, y_stride, store, team);
   }
 }
 

@@ -11,9 +11,10 @@ namespace specdec {
 
 int64_t int8_scratch_bytes(const Matrix& matrix, int64_t rows);
 
-// See `multiply` in matrix.h, for kInt8 and kW8A8. A row that holds a NaN or an infinity becomes
-// NaN.
-void multiply_int8(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
-                   int64_t y_stride, Store store, void* scratch, Team team);
+// See `round_rows` and `multiply` in matrix.h, for kInt8 and kW8A8. A row that holds a NaN or an
+// infinity becomes NaN.
+void round_to_digits(const Matrix& matrix, const Rows& rows, Range own);
+void multiply_int8(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride, Store store,
+                   Team team);
 
 }  // namespace specdec

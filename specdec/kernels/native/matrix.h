@@ -32,15 +32,32 @@ struct Matrix {
   const float* bias;     // [out_features], or null
 };
 
-// Bytes of scratch memory that `multiply` needs for `rows` rows, on all threads together.
+// Bytes of scratch memory that the product of `rows` rows needs, on all threads together.
 int64_t scratch_bytes(const Matrix& matrix, int64_t rows);
+
+// What a matrix is multiplied by: x [count, in_features], and scratch memory for what its format
+// rounds them to.
+struct Rows {
+  const float* x;
+  int64_t stride, count;
+  void* scratch;
+};
+
+// Whether the format rounds rows. If so, each has to be rounded before they are multiplied.
+bool rounds_rows(const Matrix& matrix);
+
+// Rounds those of `own`, where the format does.
+void round_rows(const Matrix& matrix, const Rows& rows, Range own);
+
+// A stage that rounds all; none where the format does not.
+void round_rows(const Matrix& matrix, const Rows& rows, Team team);
 
 enum class Store { kWrite, kAdd };
 
 // y = x W^T + bias, or y += that. Every thread of the team calls it, with the same arguments and with
-// x complete; one of them writes each output, and all are written when it returns.
-// x: [rows, in_features] with stride x_stride; y: [rows, out_features] with stride y_stride.
-void multiply(const Matrix& matrix, const float* x, int64_t x_stride, int64_t rows, float* y,
-              int64_t y_stride, Store store, void* scratch, Team team);
+// the rows complete and rounded; one of them writes each output, and all are written when it returns.
+// y: [rows.count, out_features] with stride y_stride.
+void multiply(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride, Store store,
+              Team team);
 
 }  // namespace specdec
