@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence as Many
-from dataclasses import replace
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
@@ -352,7 +351,7 @@ class Engine:
         """Ends all choices of a request, one of which cannot go on; others are not concerned."""
         choices = self._choices[seq.request.request_id]
         self.abort(seq.request.request_id)
-        return replace(RequestOutput.of(seq, choices, ToldTokens(), None), error=error)
+        return RequestOutput.of(seq, choices, ToldTokens(), None)._replace(error=error)
 
     def _forget(self, seq: Sequence) -> None:
         """Has target and proposer drop a sequence that lost its blocks."""

@@ -162,7 +162,7 @@ class EngineLoop:
                 if isinstance(output, Exception):
                     raise output
                 finished = output.is_last
-                yield replace(output, request_id=request.request_id)
+                yield output._replace(request_id=request.request_id)
         finally:
             del self._streams[unique_id]
             self._open.pop(unique_id, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from specdec.ending import Ending
 from specdec.errors import SpecdecError
@@ -14,8 +14,7 @@ from specdec.step import Logprobs
 from specdec.untold import ToldTokens
 
 
-@dataclass(frozen=True)
-class RequestOutput:
+class RequestOutput(NamedTuple):
     """What one step, or several (`stream_interval`), added to one choice of a request.
 
     text: whole characters only; may be empty while a character or a stop string is incomplete.

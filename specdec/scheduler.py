@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence as Many
-from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from specdec.block_manager import BlockManager
 from specdec.config import EngineConfig
@@ -17,8 +17,7 @@ from specdec.sequence import Sequence, SequenceStatus
 from specdec.step import StepRow
 
 
-@dataclass(frozen=True)
-class ScheduledRow:
+class ScheduledRow(NamedTuple):
     """A sequence's part in a step: its next `num_tokens`, and room for guesses behind them."""
 
     seq: Sequence

@@ -3,12 +3,16 @@
 Small integers, and for requests that need them short lists of probabilities: a sequence's whole
 life on a worker (admission, block table, tokens, release) rides in these, in order, so a worker can
 never disagree with the engine about it.
+
+Rows are named tuples, which are made several times as fast as frozen dataclasses: each sequence has
+some in each step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,8 +65,7 @@ PENDING_TOKEN = -1
 """Stands for the token that the step before this one yields, which the worker knows first."""
 
 
-@dataclass(frozen=True)
-class StepRow:
+class StepRow(NamedTuple):
     """The tokens of one sequence in this step: known ones first, then `num_draft_tokens` drafts.
 
     The first token's position is `num_computed_tokens`. A row that does not sample is a prefill
@@ -171,8 +174,7 @@ class Logprobs:
         return cls(np.zeros(shape, np.int32), np.zeros(shape, np.float32), np.zeros(0, np.int32))
 
 
-@dataclass(frozen=True)
-class VerifiedRow:
+class VerifiedRow(NamedTuple):
     """New tokens of a sequence: accepted drafts, then one of the target's own.
 
     logprobs: of token_ids, where the rules ask for them. has_bad_logits: whether there are no

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from specdec.step import Logprobs
 
 
-@dataclass(frozen=True)
-class ToldTokens:
+class ToldTokens(NamedTuple):
     """What is told of a choice at once.
 
     logprobs: of token_ids, where asked for. num_steps: how many steps brought them. is_drafted: of

@@ -94,7 +94,7 @@ class ModelRunner(Runner):
         if not seen_ahead:
             return verified
         return [
-            replace(row, lookahead_token_ids=seen_ahead.get(row.seq_id, ())) for row in verified
+            row._replace(lookahead_token_ids=seen_ahead.get(row.seq_id, ())) for row in verified
         ]
 
     def _seen_ahead(self, rows: Many[StepRow], logits: Tensor) -> dict[int, tuple[int, ...]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence as Many
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -106,7 +106,7 @@ class SequenceTable:
     def settled(self, rows: Many[StepRow]) -> Many[StepRow]:
         """The rows with the tokens that were pending when the step was made."""
         return [
-            replace(row, token_ids=(self._states[row.seq_id].last_token,))
+            row._replace(token_ids=(self._states[row.seq_id].last_token,))
             if row.token_ids[0] == PENDING_TOKEN
             else row
             for row in rows

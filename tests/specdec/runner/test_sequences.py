@@ -180,4 +180,4 @@ def test_rules_that_ask_for_more_than_the_best(changes):
     ids=lambda changes: next(iter(changes)),
 )
 def test_rows_that_ask_for_more_than_the_best(changes):
-    assert not takes_best(GREEDY, replace(PLAIN_ROW, **changes))
+    assert not takes_best(GREEDY, PLAIN_ROW._replace(**changes))
