@@ -44,6 +44,8 @@ from specdec.workers import Target
 
 logger = logging.getLogger(__name__)
 
+_VERSION = version("specdec")
+
 
 @dataclass(frozen=True)
 class Generation:
@@ -296,7 +298,7 @@ class Router:
             tensor_parallel_size=self.config.tensor_parallel_size,
             speculation_method=speculation.method if speculation else None,
             num_speculative_tokens=speculation.num_speculative_tokens if speculation else 0,
-            version=version("specdec"),
+            version=_VERSION,
             sampling_defaults=self._model.sampling_defaults,
             speculation_methods=speculation.methods if speculation else (),
         )

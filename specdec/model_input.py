@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence as Many
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,8 +15,7 @@ from numpy.typing import NDArray
 Indices = NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """The tokens of one sequence that a pass runs.
 
     start: how many tokens before them have KV. block_table: of the sequence, in order; it reaches

@@ -131,7 +131,7 @@ def plain(value):
         return value.dtype, value.tolist()
     if is_dataclass(value):
         return type(value), [plain(getattr(value, each.name)) for each in fields(value)]
-    return [plain(each) for each in value] if isinstance(value, tuple) else value
+    return (type(value), *map(plain, value)) if isinstance(value, tuple) else value
 
 
 @given(STEPS)

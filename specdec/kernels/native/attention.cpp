@@ -92,7 +92,7 @@ void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv, 
     kernel.write(memory_of(share).total(), output, output_stride);
   };
   team.for_each(num_shares_, compute);
-  if (is_divided_) team.for_each(num_shares_, complete);
+  if (is_divided()) team.for_each(num_shares_, complete);
 }
 
 }  // namespace specdec

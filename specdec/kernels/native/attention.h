@@ -78,6 +78,7 @@ class AttentionPlan {
               int64_t output_stride, float* scratch, Team team) const;
 
  private:
+  bool is_divided() const { return most_apart_ > 0; }  // whether any chain is
   void add_chains(int64_t sequence);
   Boundary boundary(int64_t share) const;
   Range segments_of(int64_t share, int64_t chain) const;
@@ -98,7 +99,6 @@ class AttentionPlan {
   int64_t window_, num_threads_, num_shares_;
   int64_t total_cost_ = 0;
   int64_t most_apart_ = 0;  // segments that a share keeps for an earlier one
-  bool is_divided_ = false;  // whether any chain is
   std::vector<Chain> chains_;
   std::vector<Boundary> boundaries_;  // [num_shares + 1]
 };

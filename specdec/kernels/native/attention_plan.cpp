@@ -25,7 +25,6 @@ AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, int64_t w
     const Range segments = segments_of(share, begin.chain);
     most_apart_ = std::max(most_apart_, segments.end - segments.begin);
   }
-  for (int64_t share = 0; share < num_shares_; ++share) is_divided_ |= left_open(share) >= 0;
 }
 
 void AttentionPlan::add_chains(int64_t sequence) {

@@ -15,7 +15,7 @@ namespace {
 // Rows whose hidden units are computed together, so that they stay near the processor.
 constexpr int64_t kMlpRows = 128;
 
-// Of as many rows a thread hidden units are gated row by row.
+// From so many rows a thread on, hidden units are gated row by row: fewer would divide badly.
 constexpr int64_t kRowsToGateWhole = 2;
 
 // A plan for each window that some layer has, and one more where the passes' memory begins.
@@ -256,13 +256,13 @@ class Pass {
     }
   }
 
-  // Gates hidden units, and rounds them for the matrix that they are multiplied by: row by row where
-  // every thread has some, else vector by vector, so that a single row is divided too, and then
-  // rounded in a stage of its own.
+  // Gates hidden units, and rounds them for the matrix that they are multiplied by: in one stage,
+  // row by row. Where rows are few, or not rounded, they are divided vector by vector, so that a
+  // single one is shared too, and rounded in a stage of its own.
   Rows gated_rows(const Matrix& matrix, int64_t num_rows, Team team) {
     const Rows rows = {units_, units_stride(), num_rows, matrix_scratch_};
     const int64_t per_row = round_up(model_.num_units, kLanes) / kLanes;
-    if (num_rows < kRowsToGateWhole * team.size) {
+    if (!rounds_rows(matrix) || num_rows < kRowsToGateWhole * team.size) {
       team.divide(num_rows * per_row, [&](Range own) { gate(own, per_row); });
       round_rows(matrix, rows, team);
     } else {
@@ -287,8 +287,8 @@ class Pass {
   }
 
   // Adds a projection of rows, its partial results summed over the ranks, to the stream from token
-  // `first` on. What the stream held, equal on every rank, is the first one's to bring to the sum; so
-  // is the bias.
+  // `first` on. What the stream held, equal on every rank, is the first one's to bring to the sum;
+  // so is the bias.
   void add_to_stream(const Matrix& matrix, const Rows& rows, int64_t first, Team team) {
     const int64_t size = model_.hidden_size;
     multiply(matrix, rows, x_ + first * size, size,

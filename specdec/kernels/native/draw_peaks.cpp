@@ -43,8 +43,8 @@ SPECDEC_EXPORT void specdec_peaks(const void* logits, int32_t is_bfloat16, int64
   }
 }
 
-// Logits as products of `num_rows` rows, x [num_rows, in_features], with a head, and their peaks as above, in
-// one parallel region. False where there is no memory for it.
+// Logits as products of `num_rows` rows, x [num_rows, in_features], with a head, and their peaks as
+// above, in one parallel region. False where there is no memory for it.
 SPECDEC_EXPORT bool specdec_multiply_peaks(const Matrix* head, const float* x, int64_t x_stride,
                                            int64_t num_rows, float* logits, int32_t num_threads,
                                            float* values, int64_t* tokens, bool* is_broken) {
@@ -56,7 +56,8 @@ SPECDEC_EXPORT bool specdec_multiply_peaks(const Matrix* head, const float* x, i
   run_team(num_threads, [&](Team team) {
     round_rows(*head, rows, team);
     multiply(*head, rows, logits, num_tokens, Store::kWrite, team);
-    team.for_each(num_rows, [&](int64_t row) { find_peak(logits, row, num_tokens, num_tokens, out); });
+    team.for_each(num_rows,
+                  [&](int64_t row) { find_peak(logits, row, num_tokens, num_tokens, out); });
   });
   return true;
 }

@@ -141,7 +141,7 @@ void multiply_by(const Matrix& matrix, const typename Weights::Input* x, int64_t
                  });
 }
 
-// Rows as BFloat16 takes them, in scratch memory.
+// From one row to the next, as BFloat16 takes them in scratch memory.
 int64_t rounded_stride(const Matrix& matrix) {
   return round_up(matrix.in_features, kLineBytes / sizeof(BFloat16::Input));
 }

@@ -6,12 +6,12 @@
 #include <cstring>
 #include <limits>
 
+#include "lanes.h"
+
 namespace specdec {
 namespace {
 
-constexpr int64_t kAlignment = 64;
-
-int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+int64_t aligned(int64_t bytes) { return round_up(bytes, 64); }
 
 // The bits of the largest magnitude. As integers, NaNs are above infinity and that above the rest.
 uint32_t largest_bits(const float* x, int64_t count) {
@@ -33,24 +33,45 @@ float scale_of(const float* x, int64_t count) {
   return std::max(largest / 127, FLT_MIN);
 }
 
-int32_t sum_of(const int8_t* digits, int64_t count) {
+using Digits = int8_t __attribute__((vector_size(kLanes)));
+
+// To the nearest integers, ties to even.
+SPECDEC_INLINE Floats nearest(Floats values) {
+  for (int lane = 0; lane < kLanes; ++lane) values[lane] = std::nearbyint(values[lane]);
+  return values;
+}
+
+// Writes the first `count` of a vector of integers as digits, and adds them to their sums.
+SPECDEC_INLINE void put(Floats integers, int64_t count, int8_t* digits, Ints& sums) {
+  const Ints values = __builtin_convertvector(integers, Ints);
+  const Digits narrow = __builtin_convertvector(values, Digits);
+  std::memcpy(digits, &narrow, count);
+  sums += values;
+}
+
+int32_t sum_of(Ints lanes) {
   int32_t sum = 0;
-  for (int64_t index = 0; index < count; ++index) sum += digits[index];
+  for (int lane = 0; lane < kLanes; ++lane) sum += lanes[lane];
   return sum;
 }
 
-void fill_one(const float* x, int64_t count, float inverse, int8_t* first) {
-  for (int64_t index = 0; index < count; ++index) {
-    first[index] = static_cast<int8_t>(static_cast<int32_t>(std::nearbyint(x[index] * inverse)));
-  }
-}
-
-void fill_both(const float* x, int64_t count, float inverse, int8_t* first, int8_t* second) {
-  for (int64_t index = 0; index < count; ++index) {
-    const float exact = x[index] * inverse, rounded = std::nearbyint(exact);
-    const float rest = std::nearbyint((exact - rounded) * kStepsOfSecond);
-    first[index] = static_cast<int8_t>(static_cast<int32_t>(rounded));
-    second[index] = static_cast<int8_t>(static_cast<int32_t>(rest));
+// The digits of a row, which are `stride` apart, and what kWeightOffset makes of them.
+template <int kDigits>
+void fill_digits(const float* x, int64_t count, int8_t* digits, int64_t stride, DigitRow& row) {
+  const float inverse = 1 / row.scale;
+  Ints sums[kDigits] = {};
+  const auto fill = [&](Floats values, int64_t index, int64_t num) {
+    const Floats exact = values * inverse, rounded = nearest(exact);
+    put(rounded, num, digits + index, sums[0]);
+    if constexpr (kDigits == 2) {
+      put(nearest((exact - rounded) * kStepsOfSecond), num, digits + stride + index, sums[1]);
+    }
+  };
+  int64_t index = 0;
+  for (; index + kLanes <= count; index += kLanes) fill(load(x + index), index, kLanes);
+  if (index < count) fill(load_part(x + index, count - index), index, count - index);
+  for (int digit = 0; digit < kDigits; ++digit) {
+    row.corrections[digit] = -kWeightOffset * sum_of(sums[digit]);
   }
 }
 
@@ -73,16 +94,12 @@ int64_t DigitRows::bytes(const Matrix& matrix, int64_t num_rows) {
 void DigitRows::fill(int64_t row, const float* x, int64_t in_features) {
   int8_t* const first = digits + row * digits_per_row * stride;
   std::memset(first, 0, digits_per_row * stride);
-  const float scale = scale_of(x, in_features);
-  rows[row] = {scale, {0, 0}};
-  if (std::isnan(scale)) return;
+  rows[row] = {scale_of(x, in_features), {0, 0}};
+  if (std::isnan(rows[row].scale)) return;
   if (digits_per_row == 1) {
-    fill_one(x, in_features, 1 / scale, first);
+    fill_digits<1>(x, in_features, first, stride, rows[row]);
   } else {
-    fill_both(x, in_features, 1 / scale, first, first + stride);
-  }
-  for (int64_t digit = 0; digit < digits_per_row; ++digit) {
-    rows[row].corrections[digit] = -kWeightOffset * sum_of(first + digit * stride, in_features);
+    fill_digits<2>(x, in_features, first, stride, rows[row]);
   }
 }
 

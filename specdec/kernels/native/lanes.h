@@ -37,13 +37,19 @@ SPECDEC_INLINE float sum_of(Floats value) {
   return part[0];
 }
 
-SPECDEC_INLINE float max_of(Floats value) {
-  float largest = value[0];
-  for (int lane = 1; lane < kLanes; ++lane) largest = value[lane] > largest ? value[lane] : largest;
-  return largest;
-}
-
 SPECDEC_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+
+// The largest lane, likewise.
+SPECDEC_INLINE float max_of(Floats value) {
+  float part[kLanes];
+  store(part, value);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int lane = 0; lane < width; ++lane) {
+      part[lane] = part[lane + width] > part[lane] ? part[lane + width] : part[lane];
+    }
+  }
+  return part[0];
+}
 
 // e^x to about 1 ulp: e^x = 2^n e^r with |r| <= ln(2) / 2, and a Taylor-like polynomial of e^r
 // fitted by minimax (Cephes' coefficients). Below -87 it is 0, above 88 it is e^88. NaN is NaN.

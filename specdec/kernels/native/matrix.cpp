@@ -45,8 +45,8 @@ void multiply(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride
 
 }  // namespace specdec
 
-// See `multiply`, of rows that are yet to be rounded; a team of `num_threads`, in a parallel region of
-// its own. False where there is no memory for it.
+// See `multiply`, of rows that are yet to be rounded; a team of `num_threads`, in a parallel region
+// of its own. False where there is no memory for it.
 SPECDEC_EXPORT bool specdec_multiply(const specdec::Matrix* matrix, const float* x,
                                      int64_t x_stride, int64_t num_rows, float* y,
                                      int64_t y_stride, bool adds, int32_t num_threads) {

@@ -54,9 +54,9 @@ void round_rows(const Matrix& matrix, const Rows& rows, Team team);
 
 enum class Store { kWrite, kAdd };
 
-// y = x W^T + bias, or y += that. Every thread of the team calls it, with the same arguments and with
-// the rows complete and rounded; one of them writes each output, and all are written when it returns.
-// y: [rows.count, out_features] with stride y_stride.
+// y = x W^T + bias, or y += that. Every thread of the team calls it, with the same arguments and
+// with the rows complete and rounded; one of them writes each output, and all are written when it
+// returns. y: [rows.count, out_features] with stride y_stride.
 void multiply(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride, Store store,
               Team team);
 

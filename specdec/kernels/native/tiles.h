@@ -132,8 +132,8 @@ class Kernels {
   using Kernel = void (*)(const typename Family::Tile&);
 
   static Kernel of(int64_t rows, int64_t panels) {
-    using Rows = std::make_integer_sequence<int, Family::kMaxRows>;
-    static constexpr Table kSingle = table<1>(Rows{}), kWhole = table<kTilePanels>(Rows{});
+    using Counts = std::make_integer_sequence<int, Family::kMaxRows>;
+    static constexpr Table kSingle = table<1>(Counts{}), kWhole = table<kTilePanels>(Counts{});
     return (panels == 1 ? kSingle : kWhole)[rows - 1];
   }
 

@@ -155,7 +155,9 @@ def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantizat
         shared = Sequences(model, 16, count=2)
         assert all(map(torch.equal, shared.run(*parts), alone))
         decode = shared.run((0, first[-1:], NUM_TOKENS - 1))[0]
+        few = shared.run((1, second[17:20], 17))[0]  # less than what is divided row by row
     assert torch.equal(decode, alone[0][-1:])
+    assert torch.equal(few, alone[1][17:])
 
 
 def test_ranks_agree_on_every_bit_of_hidden_states_in_any_chunks(directory):
