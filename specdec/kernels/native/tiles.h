@@ -96,7 +96,7 @@ struct Ahead {
   }
 
  private:
-  static constexpr int64_t kBytesAhead = 2048;
+  static constexpr int64_t kBytesAhead = 3072;
   static constexpr int64_t kMostParts = 4;  // with more, a step would be too few bytes to divide
 };
 
