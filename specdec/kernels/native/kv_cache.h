@@ -27,19 +27,20 @@ struct KvLayer {
   }
 
   void write_key(int64_t head, int64_t slot, const float* key) const {
-    char* const block = keys(head, slot / block_size);
-    with_format(format, [&](auto constant) {
-      using Kind = Numbers<constant.value>;
-      auto* to = reinterpret_cast<typename Kind::Element*>(block) + slot % block_size;
-      for (int64_t d = 0; d < head_dim; ++d) to[d * block_size] = Kind::narrow(key[d]);
-    });
+    write(keys(head, slot / block_size), slot % block_size, block_size, key);
   }
   void write_value(int64_t head, int64_t slot, const float* value) const {
-    char* const block = values(head, slot / block_size);
+    write(values(head, slot / block_size), slot % block_size * head_dim, 1, value);
+  }
+
+ private:
+  // Inlined, so that values, which lie side by side, are written as vectors.
+  SPECDEC_INLINE void write(char* half_block, int64_t first, int64_t stride,
+                            const float* from) const {
     with_format(format, [&](auto constant) {
       using Kind = Numbers<constant.value>;
-      auto* to = reinterpret_cast<typename Kind::Element*>(block) + slot % block_size * head_dim;
-      for (int64_t d = 0; d < head_dim; ++d) to[d] = Kind::narrow(value[d]);
+      auto* to = reinterpret_cast<typename Kind::Element*>(half_block) + first;
+      for (int64_t d = 0; d < head_dim; ++d) to[d * stride] = Kind::narrow(from[d]);
     });
   }
 };

@@ -27,29 +27,26 @@ SPECDEC_INLINE void store_part(float* to, Floats value, int64_t count) {
 
 SPECDEC_INLINE Floats broadcast(float value) { return value - Floats{}; }
 
-// The sum of all lanes, halves added first: one order, whatever the caller.
-SPECDEC_INLINE float sum_of(Floats value) {
+// All lanes combined, halves first: one order, whatever the caller.
+template <class Combine>
+SPECDEC_INLINE float fold(Floats value, Combine combine) {
   float part[kLanes];
   store(part, value);
   for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) part[lane] += part[lane + width];
+    for (int lane = 0; lane < width; ++lane) part[lane] = combine(part[lane], part[lane + width]);
   }
   return part[0];
+}
+
+SPECDEC_INLINE float sum_of(Floats value) {
+  return fold(value, [](float a, float b) { return a + b; });
+}
+
+SPECDEC_INLINE float max_of(Floats value) {
+  return fold(value, [](float a, float b) { return b > a ? b : a; });
 }
 
 SPECDEC_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
-
-// The largest lane, likewise.
-SPECDEC_INLINE float max_of(Floats value) {
-  float part[kLanes];
-  store(part, value);
-  for (int width = kLanes / 2; width > 0; width /= 2) {
-    for (int lane = 0; lane < width; ++lane) {
-      part[lane] = part[lane + width] > part[lane] ? part[lane + width] : part[lane];
-    }
-  }
-  return part[0];
-}
 
 // e^x to about 1 ulp: e^x = 2^n e^r with |r| <= ln(2) / 2, and a Taylor-like polynomial of e^r
 // fitted by minimax (Cephes' coefficients). Below -87 it is 0, above 88 it is e^88. NaN is NaN.
