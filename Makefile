@@ -9,7 +9,7 @@ PROTOS := $(shell find protos -name '*.proto')
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup protos serve test test-slow test-openapi check docs breaking format lossless bench bench-acceptance bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
+.PHONY: help setup protos serve test test-slow test-openapi check docs breaking format lossless bench bench-acceptance bench-precision bench-sampling bench-drafting bench-structured-output bench-collectives bench-tensor-parallel bench-forward bench-kernels bench-single-stream bench-load bench-verification bench-context bench-overhead bench-memory bench-peers bench-control bench-off bench-service-control test-browser test-prometheus test-chart monitoring cli-reference chart third-party gpu-check clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -95,6 +95,9 @@ bench-drafting: .make/setup ## count what the drafts of each method yield
 
 bench-collectives: .make/setup ## measure what ranks of one node take to add up tensors
 	$(BIN)/python -m benchmarks.collectives $(ARGS)
+
+bench-precision: .make/setup ## measure how far other precisions are from fp32
+	$(BIN)/python -m benchmarks.precision $(ARGS)
 
 bench-tensor-parallel: .make/setup ## measure steps on several ranks against one process
 	$(BIN)/python -m benchmarks.tensor_parallel $(ARGS)

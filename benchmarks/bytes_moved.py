@@ -6,10 +6,9 @@ sequence once. Embeddings are a row a token, and norms a vector: neither counts.
 
 from __future__ import annotations
 
+from benchmarks.step_bench import PRECISIONS
+from specdec.config import DTYPE_BYTES
 from specdec.model_config import ModelConfig
-
-_WEIGHT_BYTES = {"fp32": 4, "bf16": 2, "int8": 1}
-_KV_BYTES = {"fp32": 4, "bf16": 2, "int8": 4}  # int8 weights stand beside fp32 activations and KV
 
 
 def held_bytes(config: ModelConfig, element_bytes: int) -> int:
@@ -19,7 +18,8 @@ def held_bytes(config: ModelConfig, element_bytes: int) -> int:
 
 def weight_bytes(config: ModelConfig, precision: str) -> int:
     """Of the matrices that every pass reads; scales of quantized ones, a number a row, aside."""
-    element_bytes = held_bytes(config, _WEIGHT_BYTES[precision])
+    known = PRECISIONS[precision]
+    element_bytes = 1 if known.quantization else held_bytes(config, DTYPE_BYTES[known.dtype])
     attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
     mlp = 3 * config.hidden_size * config.intermediate_size
     head = config.vocab_size * config.hidden_size
@@ -29,7 +29,7 @@ def weight_bytes(config: ModelConfig, precision: str) -> int:
 def kv_bytes(config: ModelConfig, precision: str, num_tokens: int) -> int:
     """Keys and values of so many tokens, in all layers."""
     heads = 2 * config.num_kv_heads * config.head_dim
-    return num_tokens * config.num_layers * heads * _KV_BYTES[precision]
+    return num_tokens * config.num_layers * heads * DTYPE_BYTES[PRECISIONS[precision].dtype]
 
 
 def pass_bytes(config: ModelConfig, precision: str, num_seqs: int, length: int) -> int:

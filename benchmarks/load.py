@@ -31,6 +31,7 @@ from benchmarks.summary import summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
 from cluster.charts import LineChart, line_charts
+from specdec.config import QUANTIZATION_METHODS
 from specdec.llm_config import LLMConfig
 from specdec.models.store import resolve
 from specdec.tokenizer import Tokenizer
@@ -38,7 +39,7 @@ from specdec.tokenizer import Tokenizer
 _MODEL = "smollm2-135m-instruct"
 _CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 _REQUESTS_EACH = 2
-_QUANTIZATIONS = ("none", "int8")
+_QUANTIZATIONS = ("none", *QUANTIZATION_METHODS)
 
 
 @dataclass(frozen=True)

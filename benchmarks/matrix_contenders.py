@@ -115,7 +115,6 @@ CONTENDERS: Mapping[str, Contender] = {
     "torch float32, oneDNN packed": _contender(_onednn_packed, 4, _FLOAT),
     "torch bfloat16, F.linear": _contender(partial(_linear, _BRAIN), 2, _BRAIN),
     "torch int8, FBGEMM by row": _contender(partial(_ours, "torch", _FLOAT, "int8"), 1, _FLOAT),
-    "torch w8a8, FBGEMM by row": _contender(partial(_ours, "torch", _FLOAT, "w8a8"), 1, _FLOAT),
     "torch int8, scale by batch": _contender(_int8_by_batch, 1, _FLOAT),
 }
 """By name; without `torch` in it, of this project."""

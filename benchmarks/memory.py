@@ -30,12 +30,13 @@ from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import NO_METHOD, Workload
+from specdec.config import QUANTIZATION_METHODS
 from specdec.model_config import ModelConfig
 from specdec.models.store import resolve
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
-_QUANTIZATIONS = ("none", "int8")
+_QUANTIZATIONS = ("none", *QUANTIZATION_METHODS)
 _MAX_TOKENS = 64
 _MAX_MODEL_LEN = 2048
 _MOST_RATIO, _MOST_START_S = 1.5, 25.0
@@ -150,7 +151,8 @@ def measure(options: argparse.Namespace, command: str) -> MemoryReport:
                 _run_load(service, directory, options.prompts, kv)
                 processes = process_memory(service)
     config = ModelConfig.from_directory(directory)
-    weights = weight_bytes(config, "fp32" if options.quantization == "none" else "int8")
+    precision = "fp32" if options.quantization == "none" else options.quantization
+    weights = weight_bytes(config, precision)
     return MemoryReport(
         command=command,
         machine=describe_machine(),

@@ -40,6 +40,8 @@ PRECISIONS: Mapping[str, Precision] = {
         Precision("bf16", "bfloat16"),
         Precision("int8", "float32", "int8"),
         Precision("int8-bf16", "bfloat16", "int8"),  # the rest of the model, and KV, in 16 bits
+        Precision("w8a8", "float32", "w8a8"),
+        Precision("w8a8-bf16", "bfloat16", "w8a8"),
     )
 }
 

@@ -1,9 +1,9 @@
 """Measures what a forward pass costs by its number of rows, and how near it is to the memory floor.
 
-Rows of one sequence's drafts, as verification has them, and of as many sequences; in fp32, bf16 and
-int8. All shapes take turns. The ratio is that of the best times to the best with one row; the
-roofline fraction is the time in which the memory, as measured in the same run, gives the bytes that
-a pass must read, over the best time of the pass.
+Rows of one sequence's drafts, as verification has them, and of as many sequences; in fp32, bf16,
+int8 and w8a8. All shapes take turns. The ratio is that of the best times to the best with one row;
+the roofline fraction is the time in which the memory, as measured in the same run, gives the bytes
+that a pass must read, over the best time of the pass.
 
     python -m benchmarks.verification_cost [--rounds 20] [--output FILE]
 """
@@ -26,7 +26,8 @@ from cluster.charts import LineChart, line_charts
 from specdec.models.store import print_progress, resolve
 
 _MODEL = "smollm2-135m-instruct"
-_PRECISIONS = ("fp32", "bf16", "int8")
+_PRECISIONS = ("fp32", "bf16", "int8", "w8a8")
+_JUDGED = ("fp32", "int8")
 _NUM_ROWS = (1, 2, 4, 8, 16, 32)
 _CONTEXT_TOKENS = 128
 _VERIFIED_ROWS, _MOST_RATIO = 8, 1.6
@@ -116,7 +117,7 @@ def bars(rows: Sequence[CostRow]) -> tuple[Bar, ...]:
     """Verification of 8 rows in fp32 and int8, and fp32's one row against the memory floor."""
     found = []
     for row in rows:
-        if row.kind == "drafts" and row.num_rows == _VERIFIED_ROWS and row.precision != "bf16":
+        if row.kind == "drafts" and row.num_rows == _VERIFIED_ROWS and row.precision in _JUDGED:
             name = f"{row.precision}, {row.num_rows} rows over one row"
             found.append(at_most(name, row.ratio, _MOST_RATIO))
         if row.num_rows == 1 and row.precision == "fp32":

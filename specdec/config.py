@@ -21,7 +21,8 @@ DTYPE_BYTES: Mapping[DTypeName, int] = MappingProxyType({"float32": 4, "bfloat16
 
 QuantizationMethod = Literal["int8", "w8a8"]
 """How linear layers hold matrices, and multiply: `int8` by rows in 16 bits, `w8a8` by rows in 8
-bits, which is faster and for drafts alone. A row's product never depends on the batch."""
+bits, which is faster, coarser, and for native kernels alone. A row's product never depends on the
+batch."""
 
 Kernels = Literal["auto", "native", "torch"]
 """What multiplies on a CPU: `native` is this project's code in C++, compiled when it is first used;
@@ -103,13 +104,13 @@ def require_quantization(method: str | None, field: str = "quantization") -> Non
     if method is not None and method not in QUANTIZATION_METHODS:
         limit = f"one of {', '.join(QUANTIZATION_METHODS)}, or left out"
         raise InvalidValueError(field, method, limit)
-    if method is not None and not has_quantization():
+    if method == "int8" and not has_quantization():
         limit = "left out: it needs FBGEMM, which torch has for x86 with AVX2 alone"
         raise InvalidValueError(field, method, limit)
 
 
 def has_quantization() -> bool:
-    """Whether torch is likely to multiply by 8-bit integers here; a rank asks torch itself.
+    """Whether torch is likely to multiply by int8 matrices here; a rank asks torch itself.
 
     FBGEMM, which does it, is for x86 with AVX2.
     """

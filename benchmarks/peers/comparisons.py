@@ -16,6 +16,7 @@ OURS = {
     "ours bf16": (NO_METHOD, *LOOKUPS),
     "ours int8": (NO_METHOD, *LOOKUPS),
     "ours int8-bf16": (NO_METHOD,),
+    "ours w8a8-bf16": (NO_METHOD,),
 }
 """Our contenders, named by their precision, with what each is measured with."""
 _LEAST_PLAIN = {
@@ -30,6 +31,7 @@ _LEAST_MANY = {
     ("ours fp32", "vllm bf16"): 2.0,
     ("ours bf16", "vllm bf16"): 2.0,
     ("ours int8-bf16", "vllm bf16"): 2.0,
+    ("ours w8a8-bf16", "vllm bf16"): 2.0,
     ("ours fp32", "openvino fp32"): 1.0,
     ("ours int8", "openvino int8"): 1.0,
 }

@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.config import Kernels, QuantizationMethod
 from specdec.errors import InvalidValueError
 from specdec.kernels.native import MatrixFormat, MatrixStruct, PackedMatrix, native_library
-from specdec.layers.quantization import CoarseInt8Matrix, Int8Matrix, quantize_rows
+from specdec.layers.quantization import Int8Matrix, quantize_rows
 
 _BLOCK_ELEMENTS = 2**24
 """Weights that are read at a time where a whole slice need not be in memory unquantized."""
@@ -154,7 +154,8 @@ def make_matrix(
     """A matrix of `shape` [out_features, in_features] from consecutive rows of it on `device`.
 
     blocks: of some rows each, at least one; all in `dtype`, or all in one that it only widens.
-    Raises InvalidValueError where `kernels` is "native" and they cannot be had.
+    Raises InvalidValueError where `kernels` is "native" and they cannot be had, and where
+    `quantization` is "w8a8", which is theirs alone, and they are not taken.
     """
     if library := _library(kernels, device):
         return NativeMatrix(blocks, shape, dtype, quantization, library)
@@ -164,7 +165,8 @@ def make_matrix(
         case "int8":
             return Int8Matrix(blocks, shape)
         case "w8a8":
-            return CoarseInt8Matrix(blocks, shape)
+            limit = "int8 or left out where kernels is torch or nothing compiles C++"
+            raise InvalidValueError("quantization", quantization, limit)
 
 
 def row_blocks(rows: range, in_features: int) -> list[range]:

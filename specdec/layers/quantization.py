@@ -24,8 +24,8 @@ class Int8Matrix:
     Dettmers et al. 2022, LLM.int8(), section 2). The integers of a row are two digits of 8 bits,
     which are rows of one product. Sums are exact in int32, so a row's product is the same bits
     whatever other rows are in the batch, which verification relies on. One digit would round
-    so coarsely that a last bit from elsewhere in the model, as differently shaped attention leaves
-    it, changes what the model says (docs/adr/0007).
+    so coarsely that a last bit from elsewhere in the model, as torch's attention leaves it in
+    differently shaped batches, changes what the model says (docs/adr/0007).
     """
 
     def __init__(self, blocks: Iterable[Tensor], shape: tuple[int, int]) -> None:
@@ -68,13 +68,6 @@ class Int8Matrix:
             digits, 1.0, self._largest + 1, self._packed
         )
         return product
-
-
-class CoarseInt8Matrix(Int8Matrix):
-    """The same with rows of 8-bit integers: one digit, half the work, and for drafts alone."""
-
-    def _product(self, x: Tensor, scales: Tensor) -> Tensor:
-        return self._multiply_digits(x / scales)
 
 
 def quantize_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

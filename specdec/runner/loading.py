@@ -37,7 +37,7 @@ def load_runner(
 ) -> ModelRunner:
     """Loads this rank's share of the target and allocates its KV pool.
 
-    quantization, kernels: as in `load_model`; `w8a8` is for drafts alone.
+    quantization, kernels: as in `load_model`.
     """
     return _load(ModelRunner, directory, dtype, config, group, quantization, device, kernels)
 

@@ -31,10 +31,12 @@ def test_bytes_of_a_pass_are_those_of_the_loaded_matrices(tiny_model_dir):
     head = 0 if "lm_head.weight" in _matrices(tiny_model_dir) else 1
     expected = in_layers + head * config.vocab_size * config.hidden_size
     assert weight_bytes(config, "fp32") == 4 * expected
-    assert weight_bytes(config, "int8") == expected
+    for quantized in ("int8", "int8-bf16", "w8a8", "w8a8-bf16"):
+        assert weight_bytes(config, quantized) == expected
     short = replace(config, checkpoint_dtype="bfloat16")
     assert [weight_bytes(short, each) / expected for each in ("fp32", "bf16", "int8")] == [2, 2, 1]
     assert kv_bytes(config, "fp32", 32) == runner.kv_cache.nbytes
+    assert kv_bytes(config, "w8a8-bf16", 32) == runner.kv_cache.nbytes // 2
     assert pass_bytes(config, "fp32", 2, 16) == 4 * expected + runner.kv_cache.nbytes
 
 

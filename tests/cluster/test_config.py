@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.config import ServeConfig, settings
-from specdec.config import DTYPE_BYTES, EngineConfig
+from specdec.config import DTYPE_BYTES, QUANTIZATION_METHODS, EngineConfig
 from specdec.errors import InvalidValueError
 from specdec.speculative_config import SpeculativeConfig
 from specdec.speculative_keys import read_speculation
@@ -61,9 +61,10 @@ def test_defaults_and_limits_are_those_of_the_engine():
         if field.default not in (dataclasses.MISSING, None) and field.name != "async_scheduling":
             assert getattr(config, field.name) == field.default, field.name
     assert settings()["dtype"].limit.options == ("auto", *DTYPE_BYTES)
-    assert settings()["quantization"].limit.options == ("none", "int8")
+    assert settings()["quantization"].limit.options == ("none", *QUANTIZATION_METHODS)
     assert ServeConfig().quantization_method is None
-    assert ServeConfig(quantization="int8").quantization_method == "int8"
+    for method in QUANTIZATION_METHODS:
+        assert ServeConfig(quantization=method).quantization_method == method
     for extreme in (
         {"max_num_seqs": 4096, "max_num_batched_tokens": 2**20, "max_queue_len": 1_000_000},
         {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue_len": 0, "block_size": 1},
@@ -307,12 +308,22 @@ def test_native_kernels_are_for_cpus():
     assert ServeConfig(device="cuda").kernels == "auto"
 
 
-def test_quantization_is_for_cpus():
-    speculation = SpeculativeConfig("draft_model", quantization="int8")
-    for changes in ({"quantization": "int8"}, {"speculative_config": speculation}):
+@pytest.mark.parametrize("method", QUANTIZATION_METHODS)
+def test_quantization_is_for_cpus(method):
+    speculation = SpeculativeConfig("draft_model", quantization=method)
+    for changes in ({"quantization": method}, {"speculative_config": speculation}):
         with pytest.raises(InvalidValueError, match="it must be left out where device is cuda"):
             ServeConfig(model="tiny", device="cuda", **changes)
     assert ServeConfig(device="cuda").speculative_config == SpeculativeConfig("ngram")
+
+
+def test_rows_of_8_bits_are_for_native_kernels():
+    speculation = SpeculativeConfig("draft_model", quantization="w8a8")
+    for changes in ({"quantization": "w8a8"}, {"speculative_config": speculation}):
+        with pytest.raises(InvalidValueError, match="left out or int8 where kernels is torch"):
+            ServeConfig(model="tiny", kernels="torch", **changes)
+        ServeConfig(model="tiny", **changes)
+    assert ServeConfig(kernels="torch", quantization="int8").quantization_method == "int8"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
+from specdec.config import QUANTIZATION_METHODS
 from specdec.kernels.native import native_library
 from specdec.parallel import TensorParallelGroup
 from specdec.runner import LocalTarget, load_runner
@@ -15,6 +16,7 @@ from tests.specdec.fakes import run_ranks
 
 NUM_TOKENS = 24
 OFF = SpeculationOptions(enabled=False)
+QUANTIZED = QUANTIZATION_METHODS if native_library() else ("int8",)
 
 
 def prompts(count):
@@ -117,7 +119,10 @@ def test_another_seed_gives_other_tokens(tiny_model_dir):
     assert said(1) != said(2)
 
 
-def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(tiny_model_dir):
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(
+    tiny_model_dir, quantization
+):
     requests = [
         request(name, prompt, seed=index, temperature=0.8 * (index % 2))
         for index, (name, prompt) in enumerate(prompts(6).items())
@@ -125,7 +130,7 @@ def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(tiny_
 
     def said(num_draft_tokens, batches):
         config = engine_config(num_draft_tokens)
-        engine = local_engine(tiny_model_dir, config, quantization="int8")
+        engine = local_engine(tiny_model_dir, config, quantization=quantization)
         parts = [run(engine, batch) for batch in batches]
         return {name: each.token_ids for part in parts for name, each in part.items()}
 

@@ -2,6 +2,7 @@
 
 #include "int8_dot.h"
 #include "int8_rows.h"
+#include "lanes.h"
 #include "tiles.h"
 
 namespace specdec {
@@ -23,9 +24,11 @@ struct Int8Tile {
   const uint8_t* weights;
   int64_t panel_bytes;  // from one panel to the next
   int64_t panel_outputs;
-  int64_t quads;  // of inputs
+  int64_t quads, group_quads;  // of inputs; those that share a scale of the row
   Ahead ahead;
-  const DigitRow* rows;
+  const float* row_scales;     // [rows, num_groups]
+  const int32_t* corrections;  // [rows, kDigits, num_groups]
+  int64_t num_groups;
   const int8_t* digits;
   int64_t digit_stride;
   float* y;
@@ -43,15 +46,33 @@ struct Int8Kernels {
 
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {
+    constexpr int kVectors = kPanels * kPanelVectors;
+    Floats totals[kRows][kVectors] = {};
+    for (int64_t group = 0; group < tile.num_groups; ++group) {
+      add_group<kRows, kPanels>(tile, group, totals);
+    }
+    for (int row = 0; row < kRows; ++row) {
+      for (int vector = 0; vector < kVectors; ++vector) {
+        finish(tile, row, vector, totals[row][vector]);
+      }
+    }
+  }
+
+ private:
+  // Adds the products with the inputs of one group: integers, and then floats.
+  template <int kRows, int kPanels>
+  static SPECDEC_INLINE void add_group(const Tile& tile, int64_t group,
+                                       Floats (&totals)[kRows][kPanels * kPanelVectors]) {
     constexpr int kVectors = kPanels * kPanelVectors, kDigitRows = kRows * kDigits;
     Ints sums[kDigitRows][kVectors];
     SPECDEC_UNROLL
     for (int row = 0; row < kDigitRows; ++row) {
-      const int32_t begin = tile.rows[row / kDigits].corrections[row % kDigits];
+      const int32_t begin = tile.corrections[row * tile.num_groups + group];
       SPECDEC_UNROLL
       for (int vector = 0; vector < kVectors; ++vector) sums[row][vector] = begin - Ints{};
     }
-    for (int64_t quad = 0; quad < tile.quads; ++quad) {
+    const int64_t end = std::min((group + 1) * tile.group_quads, tile.quads);
+    for (int64_t quad = group * tile.group_quads; quad < end; ++quad) {
       Ints weights[kVectors];
       SPECDEC_UNROLL
       for (int vector = 0; vector < kVectors; ++vector) {
@@ -74,24 +95,24 @@ struct Int8Kernels {
     }
     SPECDEC_UNROLL
     for (int row = 0; row < kRows; ++row) {
+      const float scale = tile.row_scales[row * tile.num_groups + group];
       SPECDEC_UNROLL
       for (int vector = 0; vector < kVectors; ++vector) {
         Floats sum = to_floats(sums[row * kDigits][vector]);
         if constexpr (kDigits == 2) {
           sum += to_floats(sums[row * kDigits + 1][vector]) * (1 / kStepsOfSecond);
         }
-        finish(tile, row, vector, sum);
+        totals[row][vector] += sum * scale;
       }
     }
   }
 
- private:
   static void finish(const Tile& tile, int row, int vector, Floats sum) {
     const int64_t first =
         vector / kPanelVectors * tile.panel_outputs + vector % kPanelVectors * kLanes;
     const int64_t count = tile.outputs - first;
     float* const y = tile.y + row * tile.y_stride + first;
-    Floats value = sum * (read(tile.scales + first, count) * tile.rows[row].scale);
+    Floats value = sum * read(tile.scales + first, count);
     if (tile.bias) value += read(tile.bias + first, count);
     if (tile.store == Store::kAdd) value += read(y, count);
     write(y, value, count);
@@ -103,6 +124,7 @@ template <int kDigits>
 void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
                     const DigitRows& batch, Range rows, float* y, int64_t y_stride, Store store) {
   using Family = Int8Kernels<kDigits>;
+  const DigitLayout& layout = batch.layout;
   const int64_t first = panels.first_output();
   const int64_t quads = num_steps(matrix);
   const int64_t panel_bytes = quads * kQuad * kPanel;
@@ -112,7 +134,9 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
   tile.panel_bytes = panels.apart * panel_bytes;
   tile.panel_outputs = panels.apart * kPanel;
   tile.quads = quads;
-  tile.digit_stride = batch.stride;
+  tile.group_quads = layout.group / kQuad;
+  tile.num_groups = layout.num_groups;
+  tile.digit_stride = layout.stride;
   tile.y_stride = y_stride;
   tile.outputs = matrix.out_features - first;
   tile.scales = matrix.scales + first;
@@ -121,8 +145,9 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
   for_each_part(rows, Family::kMaxRows, [&](Range part, int64_t index, int64_t count) {
     tile.ahead = Ahead::of(index, count, tile.weights, weights + next.first * panel_bytes, quads,
                            quads, kPanel * kQuad);
-    tile.rows = batch.rows + part.begin;
-    tile.digits = batch.digits + part.begin * kDigits * batch.stride;
+    tile.row_scales = batch.scales + part.begin * layout.num_groups;
+    tile.corrections = batch.corrections + part.begin * kDigits * layout.num_groups;
+    tile.digits = batch.digits + part.begin * kDigits * layout.stride;
     tile.y = y + part.begin * y_stride + first;
     Kernels<Family>::of(part.end - part.begin, panels.count)(tile);
   });
@@ -140,11 +165,11 @@ void multiply_digits(const Matrix& matrix, const DigitRows& batch, int64_t rows,
 }  // namespace
 
 int64_t int8_scratch_bytes(const Matrix& matrix, int64_t rows) {
-  return DigitRows::bytes(matrix, rows);
+  return DigitLayout(matrix).bytes(rows);
 }
 
 void round_to_digits(const Matrix& matrix, const Rows& rows, Range own) {
-  DigitRows batch(matrix, rows.count, rows.scratch);
+  const DigitRows batch(matrix, rows.count, rows.scratch);
   for (int64_t row = own.begin; row < own.end; ++row) {
     batch.fill(row, rows.x + row * rows.stride, matrix.in_features);
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cfloat>
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 
@@ -55,51 +56,83 @@ int32_t sum_of(Ints lanes) {
   return sum;
 }
 
-// The digits of a row, which are `stride` apart, and what kWeightOffset makes of them.
+// Writes the digits of a group of inputs, and their corrections.
 template <int kDigits>
-void fill_digits(const float* x, int64_t count, int8_t* digits, int64_t stride, DigitRow& row) {
-  const float inverse = 1 / row.scale;
+void fill_group(const DigitLayout& layout, const float* x, int64_t count, float scale,
+                int8_t* digits, int32_t* corrections) {
+  const float inverse = 1 / scale;
   Ints sums[kDigits] = {};
   const auto fill = [&](Floats values, int64_t index, int64_t num) {
     const Floats exact = values * inverse, rounded = nearest(exact);
     put(rounded, num, digits + index, sums[0]);
     if constexpr (kDigits == 2) {
-      put(nearest((exact - rounded) * kStepsOfSecond), num, digits + stride + index, sums[1]);
+      put(nearest((exact - rounded) * kStepsOfSecond), num, digits + layout.stride + index,
+          sums[1]);
     }
   };
   int64_t index = 0;
   for (; index + kLanes <= count; index += kLanes) fill(load(x + index), index, kLanes);
   if (index < count) fill(load_part(x + index, count - index), index, count - index);
   for (int digit = 0; digit < kDigits; ++digit) {
-    row.corrections[digit] = -kWeightOffset * sum_of(sums[digit]);
+    corrections[digit * layout.num_groups] = -kWeightOffset * sum_of(sums[digit]);
   }
 }
 
-int64_t digits_of(const Matrix& matrix) { return matrix.format == Format::kInt8 ? 2 : 1; }
+template <int kDigits>
+void fill_row(const DigitRows& batch, int64_t row, const float* x, int64_t in_features) {
+  const DigitLayout& layout = batch.layout;
+  float* const scales = batch.scales + row * layout.num_groups;
+  int32_t* const corrections = batch.corrections + row * kDigits * layout.num_groups;
+  int8_t* const digits = batch.digits + row * kDigits * layout.stride;
+  std::fill_n(corrections, kDigits * layout.num_groups, 0);
+  std::fill_n(digits, kDigits * layout.stride, 0);
+  for (int64_t group = 0; group < layout.num_groups; ++group) {
+    const int64_t first = group * layout.group, count = std::min(layout.group, in_features - first);
+    scales[group] = scale_of(x + first, count);
+    if (std::isnan(scales[group])) continue;
+    fill_group<kDigits>(layout, x + first, count, scales[group], digits + first,
+                        corrections + group);
+  }
+}
+
+constexpr int64_t kW8A8Group = 64;
+
+int64_t group_of(const Matrix& matrix) {
+  return matrix.format == Format::kW8A8 ? kW8A8Group : round_up(matrix.in_features, kQuad);
+}
 
 }  // namespace
 
-DigitRows::DigitRows(const Matrix& matrix, int64_t num_rows, void* scratch)
-    : digits_per_row(digits_of(matrix)),
-      stride(aligned(matrix.in_features)),
-      rows(static_cast<DigitRow*>(scratch)),
-      digits(static_cast<int8_t*>(scratch) +
-             aligned(num_rows * static_cast<int64_t>(sizeof(DigitRow)))) {}
+DigitLayout::DigitLayout(const Matrix& matrix)
+    : digits(matrix.format == Format::kInt8 ? 2 : 1),
+      group(group_of(matrix)),
+      num_groups((matrix.in_features + group - 1) / group),
+      stride(aligned(matrix.in_features)) {}
 
-int64_t DigitRows::bytes(const Matrix& matrix, int64_t num_rows) {
-  return aligned(num_rows * static_cast<int64_t>(sizeof(DigitRow))) +
-         num_rows * digits_of(matrix) * aligned(matrix.in_features);
+int64_t DigitLayout::scales_bytes(int64_t rows) const {
+  return aligned(rows * num_groups * static_cast<int64_t>(sizeof(float)));
 }
 
-void DigitRows::fill(int64_t row, const float* x, int64_t in_features) {
-  int8_t* const first = digits + row * digits_per_row * stride;
-  std::memset(first, 0, digits_per_row * stride);
-  rows[row] = {scale_of(x, in_features), {0, 0}};
-  if (std::isnan(rows[row].scale)) return;
-  if (digits_per_row == 1) {
-    fill_digits<1>(x, in_features, first, stride, rows[row]);
+int64_t DigitLayout::corrections_bytes(int64_t rows) const {
+  return aligned(rows * digits * num_groups * static_cast<int64_t>(sizeof(int32_t)));
+}
+
+int64_t DigitLayout::bytes(int64_t rows) const {
+  return scales_bytes(rows) + corrections_bytes(rows) + rows * digits * stride;
+}
+
+DigitRows::DigitRows(const Matrix& matrix, int64_t rows, void* scratch) : layout(matrix) {
+  auto* memory = static_cast<std::byte*>(scratch);
+  scales = reinterpret_cast<float*>(memory);
+  corrections = reinterpret_cast<int32_t*>(memory += layout.scales_bytes(rows));
+  digits = reinterpret_cast<int8_t*>(memory += layout.corrections_bytes(rows));
+}
+
+void DigitRows::fill(int64_t row, const float* x, int64_t in_features) const {
+  if (layout.digits == 1) {
+    fill_row<1>(*this, row, x, in_features);
   } else {
-    fill_digits<2>(x, in_features, first, stride, rows[row]);
+    fill_row<2>(*this, row, x, in_features);
   }
 }
 

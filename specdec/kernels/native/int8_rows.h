@@ -1,4 +1,4 @@
-// Rows of floats as one or two rows of 8-bit digits.
+// Rows of floats as 8-bit digits.
 #pragma once
 
 #include <cstdint>
@@ -11,22 +11,31 @@ constexpr int64_t kQuad = inputs_per_step(Format::kInt8);  // what one dot produ
 constexpr float kStepsOfSecond = 254;   // in 1 of the first digit: what is left is at most 1/2
 constexpr int32_t kWeightOffset = 128;  // weights are stored as unsigned bytes
 
-struct DigitRow {
-  float scale;             // what 1 in the first digit stands for
-  int32_t corrections[2];  // for each digit, what kWeightOffset has added to its products, negated
+// How a matrix has its rows: kInt8 in two digits and with one scale, kW8A8 in one digit and with a
+// scale for each group of inputs.
+struct DigitLayout {
+  int64_t digits;             // of each input
+  int64_t group, num_groups;  // inputs that share a scale, whole quads; so many in a row
+  int64_t stride;             // from one row of digits to the next
+
+  explicit DigitLayout(const Matrix& matrix);
+
+  int64_t scales_bytes(int64_t rows) const;
+  int64_t corrections_bytes(int64_t rows) const;
+  int64_t bytes(int64_t rows) const;  // in all
 };
 
 // The digits of a batch, in scratch memory.
 struct DigitRows {
-  int64_t digits_per_row, stride;  // from one row of digits to the next
-  DigitRow* rows;                  // [rows]
-  int8_t* digits;                  // [rows, digits_per_row, stride], zeros beyond in_features
+  DigitLayout layout;
+  float* scales;         // [rows, num_groups]: what 1 in the first digit stands for
+  int32_t* corrections;  // [rows, digits, num_groups]: what kWeightOffset has added to the products
+                         // of these digits, negated
+  int8_t* digits;        // [rows, digits, stride], zeros beyond in_features
 
-  DigitRows(const Matrix& matrix, int64_t num_rows, void* scratch);
+  DigitRows(const Matrix& matrix, int64_t rows, void* scratch);
 
-  static int64_t bytes(const Matrix& matrix, int64_t num_rows);
-
-  void fill(int64_t row, const float* x, int64_t in_features);
+  void fill(int64_t row, const float* x, int64_t in_features) const;
 };
 
 }  // namespace specdec

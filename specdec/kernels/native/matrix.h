@@ -1,8 +1,9 @@
 // Matrices held for products with few rows, and those products.
 //
-// Every output is one sum in float32 (for 8-bit weights in int32) over the inputs in a fixed order,
-// whatever the number of rows: a row's result is the same bits alone and in any batch. Rows are
-// rounded first, to bfloat16 or to 8-bit digits, where the format says so.
+// Every output is one sum over the inputs in a fixed order, whatever the number of rows: a row's
+// result is the same bits alone and in any batch. Sums are in float32, in int32 for 8-bit weights,
+// and with kW8A8 in both. Rows are rounded first, to bfloat16 or to 8-bit digits, where the format
+// says so.
 #pragma once
 
 #include <cstdint>

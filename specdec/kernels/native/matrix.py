@@ -57,7 +57,7 @@ class PackedMatrix:
     Every output is one sum in a fixed order, so a row's product is the same bits alone, in any
     batch, and on any number of threads. A sum is in float32, over blocks of 1024 inputs that are
     added up, in BFLOAT16 of rows rounded to that; with 8-bit weights in int32, of rows rounded as
-    docs/adr/0007 says.
+    docs/adr/0007 says, in W8A8 group by group of inputs.
     """
 
     def __init__(self, library: ctypes.CDLL, weights: MatrixFormat, shape: tuple[int, int]) -> None:

@@ -2,11 +2,13 @@
 
 import json
 import shutil
+from itertools import product
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from specdec.config import QUANTIZATION_METHODS
 from specdec.kernels.native import MatrixFormat, native_library
 from specdec.models.decoder import CausalDecoder
 from specdec.models.native_decoder import NativeDecoder
@@ -111,10 +113,13 @@ def test_narrow_types_are_nearer_to_float32_than_torch_is(directory, dtype):
     assert (ours - exact).norm() < (torchs - exact).norm()
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:2], QUANTIZATION_METHODS)],
+)
 @pytest.mark.parametrize("block_size", [4, 16])
-def test_a_row_is_the_same_bits_in_any_chunks(directory, dtype, block_size):
-    model = load(directory, block_size, dtype)
+def test_a_row_is_the_same_bits_in_any_chunks(directory, dtype, quantization, block_size):
+    model = load(directory, block_size, dtype, quantization=quantization)
     (text,) = texts(1)
     whole = Sequences(model, block_size).run((0, text, 0))[0]
     for sizes in ([1, 3, 699], [256, 1, 443], [90] * 7 + [70], [17] * 41 + [3]):
@@ -126,9 +131,10 @@ def test_a_row_is_the_same_bits_in_any_chunks(directory, dtype, block_size):
         assert torch.equal(torch.cat(pieces), whole)
 
 
-def test_a_row_is_the_same_bits_in_any_batch(directory):
+@pytest.mark.parametrize("quantization", [None, *QUANTIZATION_METHODS])
+def test_a_row_is_the_same_bits_in_any_batch(directory, quantization):
     """Beside prefills, decode rows and drafts of others; the drafts right or wrong."""
-    model = load(directory, 16)
+    model = load(directory, 16, quantization=quantization)
     ours, *others = texts(5)
     alone = Sequences(model, 16).run((0, ours, 0))[0]
     together = Sequences(model, 16, count=5)
@@ -143,7 +149,8 @@ def test_a_row_is_the_same_bits_in_any_batch(directory):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "quantization"), [*((dtype, None) for dtype in DTYPES), (torch.float32, "int8")]
+    ("dtype", "quantization"),
+    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:1], QUANTIZATION_METHODS)],
 )
 @pytest.mark.parametrize("count", [2, 3, 7])
 def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantization):

@@ -18,7 +18,10 @@ FLOATS = {
     MatrixFormat.SHORT_FLOAT32: torch.bfloat16,
 }
 STEP_SHARES = {MatrixFormat.INT8: 1 / 254, MatrixFormat.W8A8: 1.0}
-"""How finely a row is rounded, in shares of 1/127 of its largest magnitude."""
+"""How finely inputs are rounded, in shares of 1/127 of the largest of those that share a scale."""
+
+W8A8_GROUP = 64
+"""Inputs of a row that share a scale; in INT8 all of them do."""
 
 SHAPES = [(1, 1), (7, 5), (5, 6), (48, 64), (100, 576), (33, 1536), (300, 2100)]
 """[out, in]: edges of panels and groups of them, of quads, and of blocks of inputs."""
@@ -48,6 +51,13 @@ def packed(weights, shape, library=None):
     integers, scales = quantize_rows(values)
     matrix.pack(0, integers, scales)
     return matrix, integers.double() * scales.double()[:, None]
+
+
+def largest_beside(x, group):
+    """For each input the largest magnitude among the `group` that it is one of."""
+    return torch.cat(
+        [part.abs().amax(1, keepdim=True).expand_as(part) for part in x.split(group, dim=1)], dim=1
+    )
 
 
 def product(matrix, x, base=None):
@@ -94,10 +104,12 @@ def test_float32_that_16_bits_hold_is_multiplied_to_the_same_bits(short):
 def test_digits_are_multiplied(weights, shape):
     matrix, values = packed(weights, shape)
     x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
+    x[:, 0] *= 30
     expected = x.double() @ values.t()
-    step = x.abs().amax(1, keepdim=True) / 127 * STEP_SHARES[weights]
+    steps = largest_beside(x, shape[1] if weights == MatrixFormat.INT8 else W8A8_GROUP) / 127
     # Half a step for each input, and what float32 rounds.
-    limit = 0.501 * step * values.abs().sum(1) + 1e-6 * (expected.abs() + base.abs())
+    limit = 0.501 * STEP_SHARES[weights] * (steps.double() @ values.abs().t())
+    limit += 1e-6 * (expected.abs() + base.abs())
     assert ((product(matrix, x) - expected).abs() <= limit).all()
     assert ((product(matrix, x, base) - (expected + base)).abs() <= limit).all()
 
