@@ -47,22 +47,25 @@ struct Int8Kernels {
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {
     constexpr int kVectors = kPanels * kPanelVectors;
-    Floats totals[kRows][kVectors] = {};
-    for (int64_t group = 0; group < tile.num_groups; ++group) {
-      add_group<kRows, kPanels>(tile, group, totals);
-    }
-    for (int row = 0; row < kRows; ++row) {
-      for (int vector = 0; vector < kVectors; ++vector) {
-        finish(tile, row, vector, totals[row][vector]);
+    const auto finish = [&](int row, int vector, Floats sum) { store(tile, row, vector, sum); };
+    if constexpr (kDigits == 2) {  // all inputs are one group
+      multiply<kRows, kPanels>(tile, 0, finish);
+    } else {
+      Floats totals[kRows][kVectors] = {};
+      const auto add = [&](int row, int vector, Floats sum) { totals[row][vector] += sum; };
+      for (int64_t group = 0; group < tile.num_groups; ++group) {
+        multiply<kRows, kPanels>(tile, group, add);
+      }
+      for (int row = 0; row < kRows; ++row) {
+        for (int vector = 0; vector < kVectors; ++vector) finish(row, vector, totals[row][vector]);
       }
     }
   }
 
  private:
-  // Adds the products with the inputs of one group: integers, and then floats.
-  template <int kRows, int kPanels>
-  static SPECDEC_INLINE void add_group(const Tile& tile, int64_t group,
-                                       Floats (&totals)[kRows][kPanels * kPanelVectors]) {
+  // Calls visit(row, vector, sums) with the products of one group of inputs.
+  template <int kRows, int kPanels, class Visit>
+  static SPECDEC_INLINE void multiply(const Tile& tile, int64_t group, Visit visit) {
     constexpr int kVectors = kPanels * kPanelVectors, kDigitRows = kRows * kDigits;
     Ints sums[kDigitRows][kVectors];
     SPECDEC_UNROLL
@@ -102,12 +105,12 @@ struct Int8Kernels {
         if constexpr (kDigits == 2) {
           sum += to_floats(sums[row * kDigits + 1][vector]) * (1 / kStepsOfSecond);
         }
-        totals[row][vector] += sum * scale;
+        visit(row, vector, sum * scale);
       }
     }
   }
 
-  static void finish(const Tile& tile, int row, int vector, Floats sum) {
+  static void store(const Tile& tile, int row, int vector, Floats sum) {
     const int64_t first =
         vector / kPanelVectors * tile.panel_outputs + vector % kPanelVectors * kLanes;
     const int64_t count = tile.outputs - first;
