@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import ray
 
 from cluster import logs, wire
+from cluster.core_sharing import run_as_model
 from cluster.logs import LogConfig
 from cluster.model_source import ModelSource
 from cluster.profile_messages import is_report
@@ -81,6 +82,7 @@ class _Shard(ABC):
         pool for each thread that asks for work, and lets pools beyond the cores wait asleep.
         """
         assert self._listener is not None, "run before bind"
+        run_as_model()
         try:
             socket = self._listener.accept()
             rank = self._load()

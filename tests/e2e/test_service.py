@@ -1,5 +1,7 @@
 """A client, the ingress, the Router, the shards and back."""
 
+import os
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -258,6 +260,17 @@ def test_idle_threads_of_a_rank_let_go_of_their_cores(service):
     ranks = [each for each in service.descendants() if is_shard(each)]
     assert ranks
     assert all(each.environ()["GOMP_SPINCOUNT"] == "2000" for each in ranks)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="policies are Linux's")
+def test_only_ranks_interrupt_others_when_they_wake(service):
+    policies = {
+        each.pid: (is_shard(each), {os.sched_getscheduler(one.id) for one in each.threads()})
+        for each in service.descendants()
+    }
+    for is_rank, of_threads in policies.values():
+        assert (os.SCHED_OTHER in of_threads) == is_rank
+        assert of_threads <= {os.SCHED_OTHER, os.SCHED_BATCH}
 
 
 def test_ranks_alone_hold_torch(service):
