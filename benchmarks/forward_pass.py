@@ -188,7 +188,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dtype", choices=get_args(DTypeName), default="float32")
-    parser.add_argument("--quantization", choices=("int8",))
+    parser.add_argument("--quantization", choices=("int8",), help="as torch has it too")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--cpu-time", action="store_true", help="of one thread, not of the clock")

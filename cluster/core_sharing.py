@@ -15,23 +15,32 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def starting_batch_work() -> Iterator[None]:
-    """Has processes that this thread starts meanwhile not interrupt others when they wake."""
-    if sys.platform != "linux" or os.sched_getscheduler(0) != os.SCHED_OTHER:
-        yield  # whoever chose another policy meant it for all of it
+    """Has processes that this thread starts meanwhile not interrupt others when they wake.
+
+    Not where the thread has another policy than the usual one: theirs is then the same.
+    """
+    if sys.platform != "linux" or _policy() != os.SCHED_OTHER:
+        yield
         return
-    _schedule(os.SCHED_BATCH)
     try:
+        _schedule(os.SCHED_BATCH)
         yield
     finally:
         _schedule(os.SCHED_OTHER)
 
 
 def run_as_model() -> None:
-    """Has this thread, and those that it starts, be interactive again in a Ray of batch work."""
-    if sys.platform == "linux" and os.sched_getscheduler(0) == os.SCHED_BATCH:
+    """Has this thread, and those that it starts, be no batch work, though its process is."""
+    if sys.platform == "linux" and _policy() == os.SCHED_BATCH:
         _schedule(os.SCHED_OTHER)
 
 
+def _policy() -> int | None:
+    with suppress(OSError):  # sandboxes may refuse both, which costs some speed
+        return os.sched_getscheduler(0)
+    return None
+
+
 def _schedule(policy: int) -> None:
-    with suppress(PermissionError):  # a container may forbid it, which costs some speed
+    with suppress(OSError):
         os.sched_setscheduler(0, policy, os.sched_param(0))

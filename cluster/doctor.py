@@ -60,11 +60,12 @@ def check_torch(seen: Surroundings) -> Finding:
 
 
 def check_kernels(seen: Surroundings) -> Finding:
-    """That the kernels for CPUs compile; without them models run too, by torch's."""
+    """That the kernels for CPUs compile; without them models run too, but in w8a8, by torch's."""
     if not seen.kernels_fault:
         return Finding("ok", "compiled for this processor")
     found = f"torch's only: {seen.kernels_fault[:_MAX_FAULT_CHARS]}"
-    return Finding("warn", found, "install g++ or clang++: without them models run slower on CPUs")
+    advice = "install g++ or clang++: without them models run slower on CPUs, in w8a8 not at all"
+    return Finding("warn", found, advice)
 
 
 def check_ray(seen: Surroundings) -> Finding:

@@ -14,7 +14,6 @@ from typing import Any
 
 import psutil
 
-from cluster.core_sharing import starting_batch_work
 from specdec.machine import available_cpus
 
 _OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
@@ -94,15 +93,14 @@ def start_ray() -> LocalRay:
     import ray  # reads the environment when it is imported
 
     try:
-        with starting_batch_work():
-            ray.init(
-                address="local",
-                num_cpus=available_cpus(),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                log_to_driver=True,  # what the Router and the shards log appears here
-                logging_level=logging.ERROR,
-            )
+        ray.init(
+            address="local",
+            num_cpus=available_cpus(),
+            include_dashboard=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            log_to_driver=True,  # what the Router and the shards log appears here
+            logging_level=logging.ERROR,
+        )
     except BaseException:
         _authenticate(before)
         raise

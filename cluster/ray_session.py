@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from cluster.config import ServeConfig
+from cluster.core_sharing import starting_batch_work
 from cluster.local_ray import LocalRay, prepare_environment, start_ray, stop_ray
 from specdec.errors import SpecdecError
 
@@ -61,7 +62,8 @@ class RaySession:
         if self.is_joined:
             self._join()
         else:
-            self._own_ray = start_ray()
+            with starting_batch_work():
+                self._own_ray = start_ray()
         logging.getLogger("ray.serve").setLevel(logging.ERROR)
         if self._starts_serve:
             self._start_serve()

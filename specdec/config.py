@@ -100,19 +100,16 @@ class DraftLimits:
 
 
 def require_quantization(method: str | None, field: str = "quantization") -> None:
-    """Raises InvalidValueError for a method that there is not, or not on this processor."""
+    """Raises InvalidValueError for a method that there is not."""
     if method is not None and method not in QUANTIZATION_METHODS:
         limit = f"one of {', '.join(QUANTIZATION_METHODS)}, or left out"
         raise InvalidValueError(field, method, limit)
-    if method == "int8" and not has_quantization():
-        limit = "left out: it needs FBGEMM, which torch has for x86 with AVX2 alone"
-        raise InvalidValueError(field, method, limit)
 
 
-def has_quantization() -> bool:
+def has_fbgemm() -> bool:
     """Whether torch is likely to multiply by int8 matrices here; a rank asks torch itself.
 
-    FBGEMM, which does it, is for x86 with AVX2.
+    FBGEMM is for x86 with AVX2.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return False

@@ -73,7 +73,7 @@ class LLMConfig:
         one_of("none", "int8", "w8a8"),
         "How matrices are held and multiplied instead of in dtype, which changes what the model "
         "says: by 8-bit weights with int8, and by activations of 8 bits too with w8a8, which is "
-        "faster yet with long prompts and many requests",
+        "faster yet with long prompts and many requests, and needs native kernels",
     )
     kernels: Literal["auto", "native", "torch"] = setting(
         "auto",
@@ -135,12 +135,13 @@ class LLMConfig:
         AUTO,  # what it stands for depends on the model
         SPECULATION,
         'How to draft, such as {"method": "ngram", "num_speculative_tokens": 3}, or none',
-        "auto, an int8 copy of an alias's model, and ngram for other models",
+        "auto, an int8 copy of an alias's model, and ngram for other and for quantized models",
     )
 
     def __post_init__(self) -> None:
         if isinstance(self.speculative_config, str):  # AUTO
-            default = default_speculation(self.model, resolved_device(self.device))
+            device = resolved_device(self.device)
+            default = default_speculation(self.model, device, self.quantization)
             object.__setattr__(self, "speculative_config", default)
         for key, known in self.settings().items():
             value = getattr(self, key)
@@ -203,7 +204,7 @@ class LLMConfig:
                 limit = f"auto or torch where device is {self.device}: they run on a CPU"
                 raise InvalidValueError("kernels", self.kernels, limit)
         if self.kernels == "torch":
-            limit = "left out or int8 where kernels is torch: native kernels alone multiply so"
+            limit = "left out or int8 where kernels is torch: w8a8 needs native kernels"
             self._refuse_quantization(limit, "w8a8")
         if self.max_num_batched_tokens < self.max_num_seqs:
             limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"

@@ -99,14 +99,17 @@ def _is_speculation(value: object) -> bool:
 SPECULATION = Limit("a mapping, auto, or none to turn speculation off", _is_speculation)
 
 
-def default_speculation(model: str, device: str) -> SpeculativeConfig:
-    """What `auto` stands for: a copy of an alias's model that drafts for it, else n-grams."""
-    from specdec.config import has_quantization
+def default_speculation(model: str, device: str, quantization: str) -> SpeculativeConfig:
+    """What `auto` stands for: an int8 copy of an alias's model that drafts for it, else n-grams.
+
+    quantization: the target's, beside which such a copy would be no quicker unless it is none.
+    """
+    from specdec.config import has_fbgemm
     from specdec.models.store import ALIASES
     from specdec.speculative_config import SpeculativeConfig
 
-    can_quantize = device == "cpu" and has_quantization()
-    if model in ALIASES and ALIASES[model].drafts_for_itself and can_quantize:
+    is_quicker = device == "cpu" and quantization == "none" and has_fbgemm()
+    if model in ALIASES and ALIASES[model].drafts_for_itself and is_quicker:
         return SpeculativeConfig("draft_model", quantization="int8")
     return SpeculativeConfig("ngram")
 

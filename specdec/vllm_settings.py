@@ -45,9 +45,9 @@ def in_our_words(
     settings: dict[str, Any] = {}
     for each in told:
         settings |= each.settings
-    served = settings.get("model", model), settings.get("device", device)
     if any(each.speculation for each in told):
-        settings["speculative_config"] = _speculation(told, *served)
+        served = {"model": model, "device": device, "quantization": "none"} | settings
+        settings["speculative_config"] = _speculation(told, served)
     return settings
 
 
@@ -91,7 +91,7 @@ def _check_always(name: str, value: Any, always: Always) -> None:
     logger.warning("%s is so without being told: %s", name, reason)
 
 
-def _speculation(told: list[_Told], model: str, device: str) -> dict[str, Any] | None:
+def _speculation(told: list[_Told], served: Mapping[str, Any]) -> dict[str, Any] | None:
     """The last speculative_config, with the keys that are told beside it or after it."""
     base = as_mapping(AUTO)
     keys: dict[str, Any] = {}
@@ -105,7 +105,7 @@ def _speculation(told: list[_Told], model: str, device: str) -> dict[str, Any] |
             limit = "left out where speculative_config is none"
             raise InvalidValueError(f"speculative_config.{key}", value, limit)
         return None
-    return {**(_default(keys, model, device) if base == AUTO else base), **keys}
+    return {**(_default(keys, served) if base == AUTO else base), **keys}
 
 
 def _refuse_second(keys: Mapping[str, Any], base: object) -> None:
@@ -115,15 +115,16 @@ def _refuse_second(keys: Mapping[str, Any], base: object) -> None:
             raise InvalidValueError(f"speculative_config.{key}", value, limit)
 
 
-def _default(keys: Mapping[str, Any], model: str, device: str) -> dict[str, Any]:
+def _default(keys: Mapping[str, Any], served: Mapping[str, Any]) -> dict[str, Any]:
     """What auto stands for, as far as the keys leave that open."""
     if _DECIDES_METHOD & keys.keys():
         return {}
     if _LOOKUP_KEYS & keys.keys():
         return {"method": "ngram"}
-    for name, value in (("model", model), ("device", device)):
-        if not isinstance(value, str):
-            raise InvalidValueError(name, value, TEXT.text)
-    default = default_speculation(model, resolved_device(device))
+    model, device, quantization = (served[name] for name in ("model", "device", "quantization"))
+    for name in ("model", "device"):
+        if not isinstance(served[name], str):
+            raise InvalidValueError(name, served[name], TEXT.text)
+    default = default_speculation(model, resolved_device(device), quantization)
     quantization = {"quantization": default.quantization} if default.quantization else {}
     return {"method": default.method, **quantization}

@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 
 from specdec.config import Kernels, QuantizationMethod
-from specdec.errors import InvalidValueError
-from specdec.kernels.native import MatrixFormat, MatrixStruct, PackedMatrix, native_library
+from specdec.errors import InvalidValueError, UnsupportedModelError
+from specdec.kernels.native import (
+    MatrixFormat,
+    MatrixStruct,
+    PackedMatrix,
+    native_library,
+    native_library_fault,
+)
 from specdec.layers.quantization import Int8Matrix, quantize_rows
 
 _BLOCK_ELEMENTS = 2**24
@@ -154,8 +160,9 @@ def make_matrix(
     """A matrix of `shape` [out_features, in_features] from consecutive rows of it on `device`.
 
     blocks: of some rows each, at least one; all in `dtype`, or all in one that it only widens.
-    Raises InvalidValueError where `kernels` is "native" and they cannot be had, and where
-    `quantization` is "w8a8", which is theirs alone, and they are not taken.
+    Raises InvalidValueError where `kernels` is "native" and they cannot be had, and
+    UnsupportedModelError where `quantization` is "w8a8", which is theirs alone, and they are not
+    taken.
     """
     if library := _library(kernels, device):
         return NativeMatrix(blocks, shape, dtype, quantization, library)
@@ -165,8 +172,8 @@ def make_matrix(
         case "int8":
             return Int8Matrix(blocks, shape)
         case "w8a8":
-            limit = "int8 or left out where kernels is torch or nothing compiles C++"
-            raise InvalidValueError("quantization", quantization, limit)
+            fault = native_library_fault() or "not every rank has them, or kernels is torch"
+            raise UnsupportedModelError(f"quantization w8a8 needs native kernels: {fault}")
 
 
 def row_blocks(rows: range, in_features: int) -> list[range]:

@@ -82,7 +82,9 @@ def _pack(blocks: Iterable[Tensor], shape: tuple[int, int]) -> torch.ScriptObjec
     Raises UnsupportedModelError where torch was built without it.
     """
     if not _has_fbgemm():
-        raise UnsupportedModelError("quantization needs FBGEMM, which this build of torch lacks")
+        raise UnsupportedModelError(
+            "quantization int8 needs native kernels, or FBGEMM, which this build of torch lacks"
+        )
     values = torch.empty(shape, dtype=torch.int8)
     scales = torch.empty(shape[0], dtype=torch.float64)
     end = 0

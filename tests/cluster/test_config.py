@@ -32,7 +32,9 @@ def test_auto_drafts_by_lookup_for_a_model_without_a_draft(monkeypatch):
     assert ServeConfig.from_mapping({"speculative_config": "auto", "model": "tiny"}) == (
         ServeConfig(model="tiny")
     )
-    monkeypatch.setattr("specdec.config.has_quantization", lambda: False)
+    for quantization in QUANTIZATION_METHODS:
+        assert ServeConfig(quantization=quantization).speculative_config == ngram
+    monkeypatch.setattr("specdec.config.has_fbgemm", lambda: False)
     assert ServeConfig().speculative_config == ngram
 
 

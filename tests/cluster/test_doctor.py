@@ -56,7 +56,7 @@ def test_what_was_not_looked_at_is_not_judged():
         ("python", {"python_version": (3, 10, 12)}, "fail", "3.10.12 Python 3.11 or newer"),
         ("torch", {"torch": Library(error="OSError: no libc10")}, "fail", "no libc10 make setup"),
         ("torch", {"num_torch_threads": 8}, "warn", "8 threads on 2 cores OMP_NUM_THREADS=2"),
-        ("CPU kernels", {"kernels_fault": "no C++ compiler"}, "warn", "torch's no C++ g++ slower"),
+        ("CPU kernels", {"kernels_fault": "no C++ compiler"}, "warn", "torch's no C++ g++ w8a8"),
         ("ray", {"ray": Library(error="ImportError: ray")}, "fail", "ImportError make setup"),
         ("memory", {"available_memory_bytes": GIB}, "fail", "1.0 GiB free needs 2.7 GiB"),
         ("memory", {"available_memory_bytes": 3 * GIB}, "warn", "3.0 GiB enough"),

@@ -58,6 +58,11 @@ def test_a_later_source_wins_key_by_key():
         ("tiny", {"spec_tokens": 5}, {"method": "ngram", "num_speculative_tokens": 5}),
         (
             "smollm2-135m-instruct",
+            {"num_speculative_tokens": 5, "quantization": "w8a8"},
+            {"method": "ngram", "num_speculative_tokens": 5},
+        ),
+        (
+            "smollm2-135m-instruct",
             {"ngram_prompt_lookup_max": 3},
             {"method": "ngram", "prompt_lookup_max": 3},
         ),

@@ -78,6 +78,10 @@ BY_A_TEMPLATE = {
         {**with_model(settings={"quantization": "int8"}), "workerGroups": {"target": GPU}},
         "leave it out, or set models[0].device to cpu",
     ),
+    "w8a8 by torch": (
+        with_model(settings={"quantization": "w8a8", "kernels": "torch"}),
+        "write int8, or leave models[0].settings.kernels out",
+    ),
     "nowhere to run": (
         {"workerGroups": {"target": {"enabled": False}}},
         "enable one below workerGroups, or write true",

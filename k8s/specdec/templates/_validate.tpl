@@ -34,6 +34,9 @@ What the schema cannot say, since it takes two values to be wrong. Every message
 {{- if and (eq $model.device "cuda") (ne (default "none" $model.settings.quantization) "none") -}}
 {{- fail (printf "%s.settings.quantization: %s runs on a CPU; leave it out, or set %s.device to cpu" $at $model.settings.quantization $at) -}}
 {{- end -}}
+{{- if and (eq (default "auto" $model.settings.kernels) "torch") (eq (default "none" $model.settings.quantization) "w8a8") -}}
+{{- fail (printf "%s.settings.quantization: w8a8 needs native kernels; write int8, or leave %s.settings.kernels out" $at $at) -}}
+{{- end -}}
 {{- end -}}
 {{- if not (hasKey $seen "/") -}}
 {{- fail "models: none has the routePrefix /, where /health and /metrics are looked for; leave it empty for the first" -}}

@@ -24,11 +24,11 @@ struct Int8Tile {
   const uint8_t* weights;
   int64_t panel_bytes;  // from one panel to the next
   int64_t panel_outputs;
-  int64_t quads, group_quads;  // of inputs; those that share a scale of the row
+  int64_t quads;  // of inputs
   Ahead ahead;
-  const float* row_scales;     // [rows, num_groups]
-  const int32_t* corrections;  // [rows, kDigits, num_groups]
-  int64_t num_groups;
+  int64_t num_groups, group_quads;  // of quads that share a scale; in each
+  const float* row_scales;          // [rows, num_groups]
+  const int32_t* corrections;       // [rows, kDigits, num_groups]
   const int8_t* digits;
   int64_t digit_stride;
   float* y;
@@ -47,17 +47,19 @@ struct Int8Kernels {
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {
     constexpr int kVectors = kPanels * kPanelVectors;
-    const auto finish = [&](int row, int vector, Floats sum) { store(tile, row, vector, sum); };
+    const auto put = [&](int row, int vector, Floats sum) { finish(tile, row, vector, sum); };
     if constexpr (kDigits == 2) {  // all inputs are one group
-      multiply<kRows, kPanels>(tile, 0, finish);
+      multiply<kRows, kPanels>(tile, 0, put);
     } else {
       Floats totals[kRows][kVectors] = {};
       const auto add = [&](int row, int vector, Floats sum) { totals[row][vector] += sum; };
       for (int64_t group = 0; group < tile.num_groups; ++group) {
         multiply<kRows, kPanels>(tile, group, add);
       }
+      SPECDEC_UNROLL
       for (int row = 0; row < kRows; ++row) {
-        for (int vector = 0; vector < kVectors; ++vector) finish(row, vector, totals[row][vector]);
+        SPECDEC_UNROLL
+        for (int vector = 0; vector < kVectors; ++vector) put(row, vector, totals[row][vector]);
       }
     }
   }
@@ -110,7 +112,7 @@ struct Int8Kernels {
     }
   }
 
-  static void store(const Tile& tile, int row, int vector, Floats sum) {
+  static void finish(const Tile& tile, int row, int vector, Floats sum) {
     const int64_t first =
         vector / kPanelVectors * tile.panel_outputs + vector % kPanelVectors * kLanes;
     const int64_t count = tile.outputs - first;
@@ -172,7 +174,7 @@ int64_t int8_scratch_bytes(const Matrix& matrix, int64_t rows) {
 }
 
 void round_to_digits(const Matrix& matrix, const Rows& rows, Range own) {
-  const DigitRows batch(matrix, rows.count, rows.scratch);
+  DigitRows batch(matrix, rows.count, rows.scratch);
   for (int64_t row = own.begin; row < own.end; ++row) {
     batch.fill(row, rows.x + row * rows.stride, matrix.in_features);
   }

@@ -1,9 +1,9 @@
 // Products with 8-bit weights, in exact integers (docs/adr/0007 and 0014).
 //
-// A row is scaled so that its largest magnitude is 127, and rounded to integers: the first digit.
-// With kInt8 what rounding left is a second digit, in steps of 1/254. With kW8A8 each group of a few
-// inputs has a scale of its own, and one digit. Digits are multiplied by the weights in int32, which
-// is exact, and scaled back; groups are added up in float32.
+// Inputs are scaled so that their largest magnitude is 127, and rounded to integers: the first digit.
+// With kInt8 all of a row share the scale, and what rounding left is a second digit, in steps of
+// 1/254. With kW8A8 each kW8A8Group of them have a scale of their own, and one digit. Digits are
+// multiplied by the weights in int32, which is exact, and scaled back; groups add up in float32.
 #pragma once
 
 #include "matrix.h"

@@ -95,8 +95,6 @@ void fill_row(const DigitRows& batch, int64_t row, const float* x, int64_t in_fe
   }
 }
 
-constexpr int64_t kW8A8Group = 64;
-
 int64_t group_of(const Matrix& matrix) {
   return matrix.format == Format::kW8A8 ? kW8A8Group : round_up(matrix.in_features, kQuad);
 }
@@ -128,7 +126,7 @@ DigitRows::DigitRows(const Matrix& matrix, int64_t rows, void* scratch) : layout
   digits = reinterpret_cast<int8_t*>(memory += layout.corrections_bytes(rows));
 }
 
-void DigitRows::fill(int64_t row, const float* x, int64_t in_features) const {
+void DigitRows::fill(int64_t row, const float* x, int64_t in_features) {
   if (layout.digits == 1) {
     fill_row<1>(*this, row, x, in_features);
   } else {

@@ -10,13 +10,15 @@ namespace specdec {
 constexpr int64_t kQuad = inputs_per_step(Format::kInt8);  // what one dot product takes
 constexpr float kStepsOfSecond = 254;   // in 1 of the first digit: what is left is at most 1/2
 constexpr int32_t kWeightOffset = 128;  // weights are stored as unsigned bytes
+constexpr int64_t kW8A8Group = 64;      // inputs
 
 // How a matrix has its rows: kInt8 in two digits and with one scale, kW8A8 in one digit and with a
 // scale for each group of inputs.
 struct DigitLayout {
-  int64_t digits;             // of each input
-  int64_t group, num_groups;  // inputs that share a scale, whole quads; so many in a row
-  int64_t stride;             // from one row of digits to the next
+  int64_t digits;      // of each input
+  int64_t group;       // inputs that share a scale, whole quads
+  int64_t num_groups;  // of a row
+  int64_t stride;      // from one row of digits to the next
 
   explicit DigitLayout(const Matrix& matrix);
 
@@ -35,7 +37,7 @@ struct DigitRows {
 
   DigitRows(const Matrix& matrix, int64_t rows, void* scratch);
 
-  void fill(int64_t row, const float* x, int64_t in_features) const;
+  void fill(int64_t row, const float* x, int64_t in_features);
 };
 
 }  // namespace specdec

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.checkpoint import open_checkpoint
-from specdec.errors import InvalidValueError
+from specdec.errors import InvalidValueError, UnsupportedModelError
 from specdec.kernels.native import MatrixFormat, native_library
 from specdec.layers import RowParallelLinear, VocabEmbedding, VocabHead
 from specdec.layers.matrix import FullMatrix, NativeMatrix, make_matrix, row_blocks
@@ -102,8 +102,14 @@ def test_without_a_compiler_auto_takes_torch_s_and_native_is_refused(monkeypatch
     assert isinstance(matrix_of("auto", weight), FullMatrix)
     with pytest.raises(InvalidValueError, match="kernels is 'native'; it must be auto or torch"):
         matrix_of("native", weight)
-    with pytest.raises(InvalidValueError, match="quantization is 'w8a8'; it must be int8 or left"):
+    monkeypatch.setattr("specdec.layers.matrix.native_library_fault", lambda: "no compiler")
+    with pytest.raises(UnsupportedModelError, match="w8a8 needs native kernels: no compiler"):
         matrix_of("auto", weight, quantization="w8a8")
+
+
+def test_w8a8_is_for_native_kernels_alone():
+    with pytest.raises(UnsupportedModelError, match="w8a8 needs native kernels: not every rank"):
+        matrix_of("torch", random_tensor(20, 16), quantization="w8a8")
 
 
 @pytest.mark.parametrize(

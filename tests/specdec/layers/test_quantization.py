@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from specdec.checkpoint import open_checkpoint
-from specdec.config import has_quantization
+from specdec.config import has_fbgemm
 from specdec.errors import InvalidValueError, UnsupportedModelError
 from specdec.layers import RowParallelLinear
 from specdec.layers.matrix import FullMatrix
@@ -115,17 +115,10 @@ def test_which_processors_fbgemm_is_for(monkeypatch, tmp_path, machine, flags, h
         cpu_info.write_text(flags)
     monkeypatch.setattr("specdec.config.platform.machine", lambda: machine)
     monkeypatch.setattr("specdec.config._CPU_INFO", cpu_info)
-    assert has_quantization() is has
+    assert has_fbgemm() is has
 
 
 def test_a_torch_without_fbgemm_cannot_pack(monkeypatch):
     monkeypatch.setattr("specdec.layers.quantization._has_fbgemm", lambda: False)
     with pytest.raises(UnsupportedModelError, match="FBGEMM"):
         Int8Matrix([random_tensor(4, 8)], (4, 8))
-
-
-def test_a_processor_without_fbgemm_is_told(tiny_model_dir, monkeypatch):
-    monkeypatch.setattr("specdec.config.has_quantization", lambda: False)
-    with pytest.raises(InvalidValueError, match="it needs FBGEMM"):
-        open_checkpoint(tiny_model_dir, torch.float32, "int8")
-    assert open_checkpoint(tiny_model_dir, torch.float32, "w8a8").quantization == "w8a8"

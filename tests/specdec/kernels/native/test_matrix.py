@@ -23,8 +23,8 @@ STEP_SHARES = {MatrixFormat.INT8: 1 / 254, MatrixFormat.W8A8: 1.0}
 W8A8_GROUP = 64
 """Inputs of a row that share a scale; in INT8 all of them do."""
 
-SHAPES = [(1, 1), (7, 5), (5, 6), (48, 64), (100, 576), (33, 1536), (300, 2100)]
-"""[out, in]: edges of panels and groups of them, of quads, and of blocks of inputs."""
+SHAPES = [(1, 1), (7, 5), (5, 6), (48, 64), (20, 131), (100, 576), (33, 1536), (300, 2100)]
+"""[out, in]: edges of panels and groups of them, of quads, and of groups and blocks of inputs."""
 
 CASES = [
     (weights, shape)
