@@ -10,7 +10,7 @@ namespace specdec {
 constexpr int64_t kQuad = inputs_per_step(Format::kInt8);  // what one dot product takes
 constexpr float kStepsOfSecond = 254;   // in 1 of the first digit: what is left is at most 1/2
 constexpr int32_t kWeightOffset = 128;  // weights are stored as unsigned bytes
-constexpr int64_t kW8A8Group = 64;      // inputs
+constexpr int64_t kW8A8Group = 64;      // inputs that share a scale
 
 // How a matrix has its rows: kInt8 in two digits and with one scale, kW8A8 in one digit and with a
 // scale for each group of inputs.
