@@ -22,25 +22,14 @@ from tqdm import tqdm
 
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
+from benchmarks.recordings import Judge, continuations
 from benchmarks.report_file import add_output, command_line, write_report
-from benchmarks.step_bench import PRECISIONS, Precision
-from specdec import LLM
-from specdec.dtypes import DTYPES
-from specdec.model_config import ModelConfig
-from specdec.model_input import Chunk, ModelInput
-from specdec.models.loading import Decoder, load_model
+from benchmarks.step_bench import PRECISIONS
 from specdec.models.store import print_progress, resolve
-from specdec.parallel import TensorParallelGroup
-from specdec.sampling_params import SamplingParams
 from specdec.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _REFERENCE = "fp32"
-_BLOCK_SIZE = 16
-_MAX_MODEL_LEN = 2048
-
-Answer = tuple[Sequence[int], Sequence[int]]
-"""Token ids of a prompt, and of what fp32 said to it."""
 
 
 @dataclass(frozen=True)
@@ -70,29 +59,6 @@ class PrecisionReport:
     distances: tuple[Distance, ...]
 
 
-class _Judge:
-    """The model in one precision."""
-
-    def __init__(self, directory: Path, precision: Precision) -> None:
-        self._model: Decoder = load_model(
-            directory,
-            ModelConfig.from_directory(directory),
-            TensorParallelGroup(),
-            dtype=DTYPES[precision.dtype],
-            max_model_len=_MAX_MODEL_LEN,
-            block_size=_BLOCK_SIZE,
-            quantization=precision.quantization,
-        )
-        self._kv_cache = self._model.new_kv_cache(_MAX_MODEL_LEN)
-
-    def log_probs(self, prompt: Sequence[int], answer: Sequence[int]) -> Tensor:
-        """[len(answer), vocab_size], before each token of the answer."""
-        table = list(range(_MAX_MODEL_LEN // _BLOCK_SIZE))
-        batch = ModelInput([Chunk([*prompt, *answer[:-1]], 0, table)], _BLOCK_SIZE)
-        hidden = self._model(batch, self._kv_cache)[len(prompt) - 1 :]
-        return self._model.compute_logits(hidden).float().log_softmax(1)
-
-
 def distance(name: str, expected: Sequence[Tensor], found: Sequence[Tensor]) -> Distance:
     """Of log-probabilities from those of fp32, both [tokens, vocab_size], one pair an answer."""
     divergences, variations, agreeing = [], [], 0
@@ -110,30 +76,23 @@ def distance(name: str, expected: Sequence[Tensor], found: Sequence[Tensor]) -> 
     )
 
 
-@torch.inference_mode()
-def measure(directory: Path, answers: Sequence[Answer]) -> tuple[Distance, ...]:
-    """Of each precision, along what fp32 said."""
+def measure(directory: Path, max_tokens: int) -> tuple[int, int, tuple[Distance, ...]]:
+    """How many answers, how many tokens of them, and each precision along them."""
+    prompts = load_prompts(DEFAULT_PATH, Tokenizer(directory))
+    answers = continuations(directory, prompts, max_tokens)
     expected: list[Tensor] = []
     distances = []
     for name, precision in tqdm(PRECISIONS.items(), "precisions"):
-        judge = _Judge(directory, precision)
-        found = [judge.log_probs(prompt, answer) for prompt, answer in answers]
+        judge = Judge(directory, precision)
+        found = [
+            judge.logits(prompt.token_ids, answer).log_softmax(1)
+            for prompt, answer in zip(prompts, answers, strict=True)
+        ]
         if name == _REFERENCE:
             expected = found
         else:
             distances.append(distance(name, expected, found))
-    return tuple(distances)
-
-
-def _answers(directory: Path, max_tokens: int) -> list[Answer]:
-    prompts = [each.token_ids for each in load_prompts(DEFAULT_PATH, Tokenizer(directory))]
-    params = SamplingParams(temperature=0, max_tokens=max_tokens)
-    with LLM(_MODEL, max_model_len=_MAX_MODEL_LEN, speculative_config="none") as llm:
-        outputs = llm.generate([list(each) for each in prompts], params)
-    return [
-        (prompt, output.outputs[0].token_ids)
-        for prompt, output in zip(prompts, outputs, strict=True)
-    ]
+    return len(answers), sum(map(len, answers)), tuple(distances)
 
 
 def main(given: Sequence[str] | None = None) -> int:
@@ -141,14 +100,14 @@ def main(given: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if given is None else given
     options = _parser().parse_args(given)
     directory = resolve(_MODEL, progress=print_progress)
-    answers = _answers(directory, options.max_tokens)
+    num_answers, num_tokens, distances = measure(directory, options.max_tokens)
     report = PrecisionReport(
         command=command_line("benchmarks.precision", given),
         machine=describe_machine(),
         model=_MODEL,
-        num_answers=len(answers),
-        num_tokens=sum(len(answer) for _, answer in answers),
-        distances=measure(directory, answers),
+        num_answers=num_answers,
+        num_tokens=num_tokens,
+        distances=distances,
     )
     for each in report.distances:
         print(

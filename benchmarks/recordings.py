@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from benchmarks.prompts import BenchmarkPrompt
+from benchmarks.step_bench import PRECISIONS, Precision
 from specdec.config import EngineConfig
+from specdec.dtypes import DTYPES
 from specdec.engine import Engine
 from specdec.model_config import ModelConfig
 from specdec.model_input import Chunk, ModelInput
@@ -50,8 +53,8 @@ class Recording:
 
 def record(directory: Path, prompts: Sequence[BenchmarkPrompt], max_tokens: int) -> list[Recording]:
     """Generates the continuations in fp32, and lets an int8 copy of the model judge them."""
-    outputs = _continuations(directory, prompts, max_tokens)
-    judge = _DraftJudge(directory)
+    outputs = continuations(directory, prompts, max_tokens)
+    judge = Judge(directory, PRECISIONS["int8"])
     return [
         Recording(
             prompt.prompt_id,
@@ -82,10 +85,10 @@ def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _continuations(
+def continuations(
     directory: Path, prompts: Sequence[BenchmarkPrompt], max_tokens: int
 ) -> list[tuple[int, ...]]:
-    """Up to the end-of-sequence token, or `max_tokens`."""
+    """What fp32 says greedily, up to the end-of-sequence token or `max_tokens`."""
     model = ModelConfig.from_directory(directory)
     config = EngineConfig(
         max_model_len=model.max_position_embeddings,
@@ -107,27 +110,31 @@ def _continuations(
     return [tuple(output) for output in outputs]
 
 
-class _DraftJudge:
-    """The draft model, run once over a whole text instead of token by token."""
+class Judge:
+    """The model in some precision, run once over a whole text instead of token by token."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, precision: Precision) -> None:
         model = ModelConfig.from_directory(directory)
         self._model = load_model(
             directory,
             model,
             TensorParallelGroup(),
-            dtype=torch.float32,
+            dtype=DTYPES[precision.dtype],
             max_model_len=model.max_position_embeddings,
             block_size=_BLOCK_SIZE,
-            quantization="int8",
+            quantization=precision.quantization,
         )
         self._cache = self._model.new_kv_cache(model.max_position_embeddings)
 
     @torch.inference_mode()
-    def agrees(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[bool, ...]:
-        """Whether each token of `output` is the likeliest after the tokens before it."""
+    def logits(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
+        """[len(output), vocab_size], after the tokens before each of `output`."""
         token_ids = [*prompt, *output[:-1]]
         chunk = Chunk(token_ids, 0, range(-(-len(token_ids) // _BLOCK_SIZE)))
         hidden = self._model(ModelInput([chunk], _BLOCK_SIZE), self._cache)
-        likeliest = self._model.compute_logits(hidden[-len(output) :]).argmax(-1)
+        return self._model.compute_logits(hidden[-len(output) :])
+
+    def agrees(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[bool, ...]:
+        """Whether each token of `output` is the likeliest after the tokens before it."""
+        likeliest = self.logits(prompt, output).argmax(-1)
         return tuple((likeliest == torch.tensor(output)).tolist())
