@@ -261,6 +261,7 @@ class Engine:
         results = {row.seq_id: row for row in verified.rows}
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         outputs = []
+        grown = []
         for seq, row in self._in_flight.popleft():
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
@@ -270,13 +271,26 @@ class Engine:
             if result is not None and result.has_bad_logits:
                 outputs.extend(self._on_bad_logits(seq, row))
             elif result is not None:
-                outputs.extend(self._append(seq, row, result))
+                last = self._append(seq, row, result)
+                if last is not None:
+                    outputs.append(last)
+                grown.append(seq)
             else:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._counters.num_prefill_chunks += 1
                 self._publish(seq)
         self._drafting.end_step()
-        return outputs
+        return outputs + self._tell(grown)
+
+    def _tell(self, grown: Many[Sequence]) -> list[RequestOutput]:
+        """What is due of those that the step brought tokens to, and that have not ended."""
+        going_on = [seq for seq in grown if seq.status is SequenceStatus.RUNNING]
+        complete = {seq.untold.interval for seq in going_on if seq.untold.is_complete}
+        return [
+            RequestOutput.of(seq, self._choices[seq.request.request_id], seq.untold.take(), None)
+            for seq in going_on
+            if seq.untold.is_due(complete)
+        ]
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
         """Ends a request, of whose KV nothing is published; beside guesses it gets another chance.
@@ -295,10 +309,10 @@ class Engine:
         has_choice = leaves_any(seq.rules, tokens, num_output, self._model.vocab_size, mask)
         return BadLogitsError(num_output) if has_choice else NoTokenLeftError(num_output)
 
-    def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> list[RequestOutput]:
-        """Adds verified tokens up to the one that ends the sequence, if one does.
+    def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> RequestOutput | None:
+        """Adds verified tokens up to the one that ends the sequence; returns its last output then.
 
-        Returns what is to be told by now, if anything is.
+        None where it goes on.
         """
         token_ids = verified.token_ids
         ending, num_kept = None, 0
@@ -327,9 +341,9 @@ class Engine:
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
         seq.untold.add(token_ids[:num_kept], logprobs, num_accepted)
         self._counters.last_batch_size += 1
-        if ending is None and not seq.untold.is_due:
-            return []
-        return [RequestOutput.of(seq, choices, seq.untold.take(), ending)]
+        if ending is None:
+            return None
+        return RequestOutput.of(seq, choices, seq.untold.take(), ending)
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)

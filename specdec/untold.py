@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
+from collections.abc import Set
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -27,11 +28,13 @@ class UntoldTokens:
     """Collects what steps bring, until there are `interval` tokens.
 
     The first ones are due at once, since a reader waits for them; the last are taken by whoever
-    knows that they are.
+    knows that they are. The second ones go with the next that are told of another choice with the
+    same interval: choices that get a token a step are then told together from there on, which costs
+    less than one after another.
     """
 
     interval: int
-    _has_told: bool = False
+    _num_told: int = 0
     _token_ids: list[int] = field(default_factory=list)
     _logprobs: list[Logprobs] = field(default_factory=list)
     _num_steps: int = 0
@@ -51,16 +54,22 @@ class UntoldTokens:
             self._logprobs.append(logprobs)
 
     @property
-    def is_due(self) -> bool:
-        """Whether it is time to tell them."""
-        return not self._has_told or len(self._token_ids) >= self.interval
+    def is_complete(self) -> bool:
+        """Whether there are as many as `interval` asks for."""
+        return len(self._token_ids) >= self.interval
+
+    def is_due(self, complete: Set[int]) -> bool:
+        """Whether it is time to tell them. complete: intervals of the choices that are so now."""
+        if self._num_told == 0 or self.is_complete:
+            return True
+        return self._num_told == 1 and self.interval in complete
 
     def take(self) -> ToldTokens:
         """Everything that was held back; nothing is, from now on."""
         logprobs = Logprobs.join(self._logprobs) if self._logprobs else None
         token_ids, is_drafted = tuple(self._token_ids), tuple(self._is_drafted)
         told = ToldTokens(token_ids, logprobs, self._num_steps, is_drafted)
-        self._has_told = True
+        self._num_told += 1
         self._token_ids.clear()
         self._is_drafted.clear()
         self._logprobs.clear()

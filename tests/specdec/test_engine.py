@@ -1,5 +1,6 @@
 """The engine on a target without a model: exact tokens, exact counts, nothing lost."""
 
+from collections import defaultdict
 from dataclasses import replace
 
 import pytest
@@ -480,6 +481,27 @@ def test_tokens_are_told_in_the_intervals_asked_for(
     assert sum(each.num_steps for each in told) == num_steps
     everything = "".join(each.text for each in told)
     assert everything == Tokenizer(tiny_model_dir).decode(target.continuation(PROMPT, 24))
+
+
+def test_choices_that_begin_one_after_another_are_soon_told_together(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(stream_interval=4), target)
+    told = defaultdict(list)
+    for step, interval in enumerate((None, None, None, 3)):
+        engine.add(replace(request(str(step), PROMPT), stream_interval=interval))
+        note_told(told, step, engine.step())
+    while engine.has_work:
+        step += 1
+        note_told(told, step, engine.step())
+    other = told.pop("3")
+    assert [size for _, size in other] == [1, *[3] * 7, 2]
+    assert [[size for _, size in each[:2]] for each in told.values()] == [[1, 4], [1, 3], [1, 2]]
+    assert [[step for step, _ in each[1:6]] for each in told.values()] == [[5, 9, 13, 17, 21]] * 3
+    assert {size for each in told.values() for _, size in each[2:-1]} == {4}
+
+
+def note_told(told, step, outputs):
+    for output in outputs:
+        told[output.request_id].append((step, len(output.token_ids)))
 
 
 def test_held_back_tokens_outlast_the_loss_of_the_target(tiny_model_dir, target):

@@ -52,8 +52,7 @@ struct FloatKernels {
     for (int64_t step = 0; step < tile.steps; ++step) {
       SPECDEC_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        const int64_t before = panel * tile.panel_elements * sizeof(*tile.weights);
-        __builtin_prefetch(tile.ahead.from + before + step * tile.ahead.stride);
+        tile.ahead.fetch(step, panel * tile.panel_elements * sizeof(*tile.weights));
       }
       SPECDEC_UNROLL
       for (int term = 0; term < Weights::kTerms; ++term) {

@@ -87,7 +87,7 @@ struct Int8Kernels {
       }
       SPECDEC_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        __builtin_prefetch(tile.ahead.from + panel * tile.panel_bytes + quad * tile.ahead.stride);
+        tile.ahead.fetch(quad, panel * tile.panel_bytes);
       }
       SPECDEC_UNROLL
       for (int row = 0; row < kDigitRows; ++row) {

@@ -79,9 +79,24 @@ void for_each_group(int64_t num_panels, int64_t rows, int64_t most_rows, Team te
 // Where it is the only one with its weights, those that it comes to itself in a moment. Else the
 // weights are in the cache after the first tile at the latest, and memory would be idle: a few tiles
 // fetch a part each of the weights that come next, so that the first tile finds them there too.
+//
+// A forward pass reads more weights than caches hold, so those that no other tile wants are fetched
+// past the farther caches where the processor can: what others keep in there stays, as the code and
+// data of the processes that serve the model do.
 struct Ahead {
   const char* from;  // in the first panel
   int64_t stride;    // bytes from one step to the next; the same in each panel
+  bool is_read_once;
+
+  // A line for this step, of the panel that lies so many bytes behind the first one.
+  void fetch(int64_t step, int64_t behind) const {
+    const char* const line = from + behind + step * stride;
+    if (is_read_once) {
+      __builtin_prefetch(line, 0, 0);
+    } else {
+      __builtin_prefetch(line);
+    }
+  }
 
   // Of tile `index` of `count` with the same weights. They begin at `weights` and have num_steps of
   // `bytes` each; what comes next begins at `next` and has num_next of them, or is the same.
@@ -89,10 +104,10 @@ struct Ahead {
                   int64_t num_steps, int64_t num_next, int64_t bytes) {
     const int64_t parts = std::min(count, kMostParts);
     if (count == 1 || next == weights || index >= parts) {
-      return {static_cast<const char*>(weights) + kBytesAhead, bytes};
+      return {static_cast<const char*>(weights) + kBytesAhead, bytes, count == 1};
     }
     const int64_t stride = num_next * bytes / (num_steps * parts);
-    return {static_cast<const char*>(next) + index * num_steps * stride, stride};
+    return {static_cast<const char*>(next) + index * num_steps * stride, stride, false};
   }
 
  private:
