@@ -39,7 +39,7 @@ class Request:
     cache_salt: whose request it is, as far as anybody else must not notice: cached KV and drafts
         from earlier outputs are shared only among requests with the same one.
     stream_interval: of how many new tokens of a choice is told at once; None: as the engine is
-        configured. The first and the last ones never wait.
+        configured. The first and the last ones never wait, and the second ones may be fewer.
     """
 
     request_id: str
