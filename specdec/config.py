@@ -49,7 +49,7 @@ class EngineConfig:
     max_queue_len: most sequences that wait beyond max_num_seqs; one more is refused.
     enable_prefix_caching: whether KV of a prompt's beginning is used again for the next one.
     stream_interval: of how many new tokens of a choice is told at once, where a request does not
-        say; the first and the last ones never wait, and the second ones go with other choices'.
+        say; the first and the last ones never wait, and the second ones may be fewer.
     async_scheduling: whether a step may be handed to the target before the one in flight is
         collected, where nothing is drafted. Its target has to take two.
     """

@@ -260,8 +260,9 @@ class Engine:
     def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
         results = {row.seq_id: row for row in verified.rows}
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
-        outputs = []
-        grown = []
+        outputs: list[RequestOutput] = []
+        held_back: list[Sequence] = []
+        told_intervals: set[int] = set()
         for seq, row in self._in_flight.popleft():
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
@@ -271,25 +272,22 @@ class Engine:
             if result is not None and result.has_bad_logits:
                 outputs.extend(self._on_bad_logits(seq, row))
             elif result is not None:
-                last = self._append(seq, row, result)
-                if last is not None:
-                    outputs.append(last)
-                grown.append(seq)
+                output = self._append(seq, row, result)
+                if output is None:
+                    held_back.append(seq)
+                else:
+                    outputs.append(output)
+                    if len(output.token_ids) >= seq.untold.interval:
+                        told_intervals.add(seq.untold.interval)
             else:
                 seq.num_computed_tokens += len(row.token_ids)
                 self._counters.num_prefill_chunks += 1
                 self._publish(seq)
         self._drafting.end_step()
-        return outputs + self._tell(grown)
-
-    def _tell(self, grown: Many[Sequence]) -> list[RequestOutput]:
-        """What is due of those that the step brought tokens to, and that have not ended."""
-        going_on = [seq for seq in grown if seq.status is SequenceStatus.RUNNING]
-        complete = {seq.untold.interval for seq in going_on if seq.untold.is_complete}
-        return [
+        return outputs + [
             RequestOutput.of(seq, self._choices[seq.request.request_id], seq.untold.take(), None)
-            for seq in going_on
-            if seq.untold.is_due(complete)
+            for seq in held_back
+            if seq.status is SequenceStatus.RUNNING and seq.untold.joins(told_intervals)
         ]
 
     def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
@@ -310,9 +308,9 @@ class Engine:
         return BadLogitsError(num_output) if has_choice else NoTokenLeftError(num_output)
 
     def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> RequestOutput | None:
-        """Adds verified tokens up to the one that ends the sequence; returns its last output then.
+        """Adds verified tokens up to the one that ends the sequence, if one does.
 
-        None where it goes on.
+        Returns what is to be told by now; None where that is held back.
         """
         token_ids = verified.token_ids
         ending, num_kept = None, 0
@@ -341,7 +339,7 @@ class Engine:
         logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
         seq.untold.add(token_ids[:num_kept], logprobs, num_accepted)
         self._counters.last_batch_size += 1
-        if ending is None:
+        if ending is None and not seq.untold.is_due:
             return None
         return RequestOutput.of(seq, choices, seq.untold.take(), ending)
 

@@ -117,7 +117,7 @@ class LLMConfig:
         1,
         whole_number(1, 2**20),
         "New tokens of an answer that a message of a stream waits for, where a request does not "
-        "say; the first and the last do not wait, and the second go with other streams'",
+        "say; the first and the last do not wait, and the second may come sooner, with others'",
     )
     async_scheduling: bool = setting(
         True,

@@ -28,9 +28,9 @@ class UntoldTokens:
     """Collects what steps bring, until there are `interval` tokens.
 
     The first ones are due at once, since a reader waits for them; the last are taken by whoever
-    knows that they are. The second ones go with the next that are told of another choice with the
-    same interval: choices that get a token a step are then told together from there on, which costs
-    less than one after another.
+    knows that they are. The second ones go with the next message of another choice that has as many
+    tokens as the same interval asks for: choices that get a token a step are then told together from
+    there on, which costs less than one after another.
     """
 
     interval: int
@@ -54,15 +54,13 @@ class UntoldTokens:
             self._logprobs.append(logprobs)
 
     @property
-    def is_complete(self) -> bool:
-        """Whether there are as many as `interval` asks for."""
-        return len(self._token_ids) >= self.interval
+    def is_due(self) -> bool:
+        """Whether it is time to tell them, whatever others do."""
+        return self._num_told == 0 or len(self._token_ids) >= self.interval
 
-    def is_due(self, complete: Set[int]) -> bool:
-        """Whether it is time to tell them. complete: intervals of the choices that are so now."""
-        if self._num_told == 0 or self.is_complete:
-            return True
-        return self._num_told == 1 and self.interval in complete
+    def joins(self, told_intervals: Set[int]) -> bool:
+        """Whether they go with what is told of others, as many tokens as these intervals ask for."""
+        return self._num_told == 1 and self.interval in told_intervals
 
     def take(self) -> ToldTokens:
         """Everything that was held back; nothing is, from now on."""

@@ -1,6 +1,7 @@
 """The engine on a target without a model: exact tokens, exact counts, nothing lost."""
 
-from collections import defaultdict
+import itertools
+from collections import defaultdict, deque
 from dataclasses import replace
 
 import pytest
@@ -486,22 +487,19 @@ def test_tokens_are_told_in_the_intervals_asked_for(
 def test_choices_that_begin_one_after_another_are_soon_told_together(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(stream_interval=4), target)
     told = defaultdict(list)
-    for step, interval in enumerate((None, None, None, 3)):
-        engine.add(replace(request(str(step), PROMPT), stream_interval=interval))
-        note_told(told, step, engine.step())
-    while engine.has_work:
-        step += 1
-        note_told(told, step, engine.step())
+    intervals = deque([None, None, None, 3])
+    for step in itertools.count():
+        if intervals:
+            engine.add(replace(request(str(step), PROMPT), stream_interval=intervals.popleft()))
+        for output in engine.step():
+            told[output.request_id].append((step, len(output.token_ids)))
+        if not engine.has_work:
+            break
     other = told.pop("3")
     assert [size for _, size in other] == [1, *[3] * 7, 2]
     assert [[size for _, size in each[:2]] for each in told.values()] == [[1, 4], [1, 3], [1, 2]]
     assert [[step for step, _ in each[1:6]] for each in told.values()] == [[5, 9, 13, 17, 21]] * 3
     assert {size for each in told.values() for _, size in each[2:-1]} == {4}
-
-
-def note_told(told, step, outputs):
-    for output in outputs:
-        told[output.request_id].append((step, len(output.token_ids)))
 
 
 def test_held_back_tokens_outlast_the_loss_of_the_target(tiny_model_dir, target):

@@ -8,6 +8,7 @@ import pytest
 from specdec.errors import InvalidValueError, OverloadedError
 from specdec.finish_reason import FinishReason
 from specdec.sampling_params import SpeculationOptions
+from specdec.step import VerifiedRow
 from specdec.tokenizer import Tokenizer
 from tests.specdec.engines import (
     HashTarget,
@@ -19,6 +20,7 @@ from tests.specdec.engines import (
 )
 
 PROMPT = [11, 12, 13, 14, 11, 12]
+STOP_TOKEN = 7
 LONG_PROMPT = [10 + i % 5 for i in range(40)]
 
 
@@ -179,6 +181,30 @@ def test_a_prompt_is_reported_once(tiny_model_dir, target):
     admissions = [each for step in target.steps for each in step.admitted]
     assert [each.rules.prompt_logprobs for each in admissions] == [2, None, None]
     assert [each.rules.choice for each in admissions] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "ending", [VerifiedRow(1, (STOP_TOKEN,)), VerifiedRow(1, (), has_bad_logits=True)]
+)
+def test_the_first_output_is_the_first_choices_whatever_becomes_of_others(tiny_model_dir, ending):
+    """What is told of the prompt is told with it, and a failure takes nothing back."""
+
+    class Target(HashTarget):
+        def collect(self):
+            output = super().collect()
+            rows = (ending if row.seq_id == ending.seq_id else row for row in output.rows)
+            return replace(output, rows=tuple(rows))
+
+    target = Target(block_size=4, vocab_size=383)
+    engine = make_engine(tiny_model_dir, engine_config(enable_prefix_caching=False), target)
+    engine.add(request("r", PROMPT, n=2, stop_token_ids=(STOP_TOKEN,)))
+    outputs = []
+    while not outputs:
+        outputs = engine.step()
+    first, second = outputs
+    assert (first.choice, len(first.token_ids), first.error) == (0, 1, None)
+    assert second.choice == 1
+    assert second.error is not None or second.finish_reason is FinishReason.STOP
 
 
 def test_texts_are_read_once_for_all_choices(tiny_model_dir, target, monkeypatch):

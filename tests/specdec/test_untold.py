@@ -13,7 +13,7 @@ def logprobs_of(count):
 def test_the_first_tokens_are_due_at_once():
     untold = UntoldTokens(interval=10)
     untold.add([5], None, 0)
-    assert untold.is_due(set())
+    assert untold.is_due
     assert untold.take() == ToldTokens((5,), None, 1, (False,))
     assert untold.take() == ToldTokens()
 
@@ -25,22 +25,23 @@ def test_later_ones_are_due_once_there_are_enough(interval, counts):
     untold.take()
     for index, count in enumerate(counts):
         untold.add(range(count), None, 0)
-        assert untold.is_due(set()) == (index == len(counts) - 1)
+        assert untold.is_due == (index == len(counts) - 1)
     told = untold.take()
     assert (len(told.token_ids), told.num_steps) == (sum(counts), len(counts))
-    assert not untold.is_due({interval})
+    assert not untold.is_due
 
 
 def test_the_second_ones_go_with_those_of_others_and_no_later_ones_do():
     untold = UntoldTokens(interval=4)
     untold.add([0], None, 0)
+    assert not untold.joins({4}), "the first ones wait for nobody"
     untold.take()
     untold.add([1], None, 0)
-    assert not untold.is_due({1, 3, 5})
-    assert untold.is_due({3, 4})
+    assert not untold.joins({1, 3, 5})
+    assert untold.joins({3, 4})
     untold.take()
     untold.add([2, 3, 4], None, 0)
-    assert not untold.is_due({4})
+    assert not untold.joins({4})
 
 
 def test_logprobs_are_joined_in_order():

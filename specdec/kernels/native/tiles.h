@@ -80,9 +80,9 @@ void for_each_group(int64_t num_panels, int64_t rows, int64_t most_rows, Team te
 // weights are in the cache after the first tile at the latest, and memory would be idle: a few tiles
 // fetch a part each of the weights that come next, so that the first tile finds them there too.
 //
-// A forward pass reads more weights than caches hold, so those that no other tile wants are fetched
-// past the farther caches where the processor can: what others keep in there stays, as the code and
-// data of the processes that serve the model do.
+// A forward pass nearly always reads more weights than caches hold, so those that no other tile
+// wants are fetched past the farther caches where the processor can: what others keep in there stays,
+// as the code and data of the processes that serve the model do.
 struct Ahead {
   const char* from;  // in the first panel
   int64_t stride;    // bytes from one step to the next; the same in each panel
