@@ -28,9 +28,9 @@ class UntoldTokens:
     """Collects what steps bring, until there are `interval` tokens.
 
     The first ones are due at once, since a reader waits for them; the last are taken by whoever
-    knows that they are. The second ones go with the next message of another choice that has as many
-    tokens as the same interval asks for: choices that get a token a step are then told together from
-    there on, which costs less than one after another.
+    knows that they are. The second ones go with the next message of another choice that has as
+    many tokens as the same interval asks for: choices that get a token a step are then told
+    together from there on, which costs less than one after another.
     """
 
     interval: int
@@ -59,7 +59,7 @@ class UntoldTokens:
         return self._num_told == 0 or len(self._token_ids) >= self.interval
 
     def joins(self, told_intervals: Set[int]) -> bool:
-        """Whether they go with what is told of others, as many tokens as these intervals ask for."""
+        """Whether they go with others' that have as many tokens as these intervals ask for."""
         return self._num_told == 1 and self.interval in told_intervals
 
     def take(self) -> ToldTokens:

@@ -87,9 +87,10 @@ class Client(Connection):
         The call begins with the first `next`; closing the iterator early ends the generation.
         priority, resume_token_ids, cache_salt: as in `generate`. stream_interval: new tokens of a
         choice that a chunk waits for; the first and the last do not, and the second may be shorter;
-        None: as the service is configured. resume: whether a stream that broke because its replica was lost or stopped goes
-        on with another one, with the tokens that would have come; nothing that has been yielded
-        comes again. With several choices (`params.n`) it never does, and raises.
+        None: as the service is configured. resume: whether a stream that broke because its replica
+        was lost or stopped goes on with another one, with the tokens that would have come; nothing
+        that has been yielded comes again. With several choices (`params.n`) it never does, and
+        raises.
         """
         params = params or SamplingParams()
         request = codec.encode_generate(
