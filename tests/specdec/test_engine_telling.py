@@ -1,4 +1,4 @@
-"""When tokens are told: of one choice, of several together, and which intervals may be asked for."""
+"""When tokens are told, of one choice and of several, and which intervals may be asked for."""
 
 import itertools
 from collections import defaultdict, deque
