@@ -8,21 +8,14 @@ import pytest
 
 from specdec.errors import InvalidValueError
 from specdec.tokenizer import Tokenizer
-from tests.specdec.engines import (
-    HashTarget,
-    ScriptedProposer,
-    engine_config,
-    make_engine,
-    request,
-)
+from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine, request
 
-VOCAB_SIZE = 383
 PROMPT = [11, 12, 13, 14, 11, 12]
 
 
 @pytest.fixture
-def target() -> HashTarget:
-    return HashTarget(block_size=4, vocab_size=VOCAB_SIZE)
+def target():
+    return HashTarget(block_size=4, vocab_size=383)
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
@@ -74,7 +67,7 @@ def test_held_back_tokens_outlast_the_loss_of_the_target(tiny_model_dir, target)
     engine = make_engine(tiny_model_dir, config, target)
     engine.add(request("r", PROMPT))
     told = [output for _ in range(9) for output in engine.step()]
-    engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
+    engine.replace_target(HashTarget(block_size=4, vocab_size=383))
     while engine.has_work:
         told += engine.step()
     assert [len(each.token_ids) for each in told] == [1, 23]
