@@ -79,7 +79,11 @@ class AttentionPlan {
 
  private:
   bool is_divided() const { return most_apart_ > 0; }  // whether any chain is
-  void add_chains(int64_t sequence);
+  int64_t num_pieces() const;
+  int64_t longest_cost() const;
+  void cut_blocks();
+  void add_all_chains(int64_t parts_of_block);
+  void add_chain(int64_t sequence, int64_t kv_head, Range tokens);
   Boundary boundary(int64_t share) const;
   Range segments_of(int64_t share, int64_t chain) const;
   int64_t left_open(int64_t share) const;  // the chain that a share begins and others end, or -1

@@ -220,12 +220,14 @@ class Pass {
     add_to_stream(layer.output, attended, 0, team);
   }
 
-  // Normalises and rotates queries and keys, and puts keys and values into the cache.
+  // Normalises and rotates queries and keys, and puts keys and values into the cache. Head by head:
+  // a thread has most of the heads that it computed, and neighbouring tokens' keys share lines.
   void prepare_heads(const Layer& layer, const KvLayer& kv, Team team) {
-    team.divide(batch_.num_tokens * num_all_heads(), [&](Range own) {
+    team.divide(num_all_heads() * batch_.num_tokens, [&](Range own) {
       for (int64_t i = own.begin; i < own.end; ++i) {
-        const int64_t token = i / num_all_heads(), head = i % num_all_heads();
-        prepare_head(layer, kv, token, head, heads_ + i * model_.head_dim);
+        const int64_t head = i / batch_.num_tokens, token = i % batch_.num_tokens;
+        prepare_head(layer, kv, token, head,
+                     heads_ + token * heads_stride() + head * model_.head_dim);
       }
     });
   }

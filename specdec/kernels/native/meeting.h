@@ -22,6 +22,10 @@ struct Range {
 // another process holds up the stages by what it has begun alone, and passes over those that are
 // done when it is back.
 //
+// Threads may be on cores that share no cache, where a line takes 200 ns from one to the other, as
+// long as many a stage. So all that they tell each other is how many things are done, one number
+// that only grows and that each adds to once in most stages.
+//
 // Waiting threads stay awake for a moment, which nearly always is enough, and then sleep. OpenMP's
 // stay awake for some 15 ms: where other processes want the cores, that keeps from running the very
 // thread that is waited for, at each of the some 300 stages of a forward pass.
@@ -32,20 +36,24 @@ class Meeting {
 
   explicit Meeting(int64_t size) : members_(size) {}
 
-  // Whether the stage that thread `index` comes to is open; if it is over, the thread is past it.
-  bool enter(int64_t index) {
-    uint32_t& stage = members_[index].stage;
-    if (stage_.load(std::memory_order_acquire) == stage) return true;
-    ++stage;
-    return false;
+  // Brings thread `index` to the next stage, of `total` things. Whether that is still open.
+  bool enter(int64_t index, int64_t total) {
+    Member& member = members_[index];
+    ++member.stage;
+    member.end += static_cast<uint32_t>(total);
+    return !is_over(index);
+  }
+
+  // Whether all things of the stage that thread `index` is in are done, and seen by it.
+  bool is_over(int64_t index) const {
+    return has_reached(done_.load(std::memory_order_acquire), members_[index].end);
   }
 
   // Takes, for thread `index` in the stage that it is in, one of the `count` things that are
   // `owner`'s: the first that is left, or the last for another than the owner. Returns its place
   // among them, or -1 when none are left.
   int64_t take(int64_t index, int64_t owner, int64_t count) {
-    const uint32_t stage = members_[index].stage;
-    const uint64_t untaken = uint64_t{stage} << kStageShift;
+    const uint64_t untaken = uint64_t{members_[index].stage} << kStageShift;
     std::atomic<uint64_t>& taken = members_[owner].taken;
     // Whoever changed the word had seen its stage open: having seen that word, so has this thread.
     uint64_t seen = taken.load(std::memory_order_acquire), now;
@@ -55,7 +63,7 @@ class Meeting {
       if (seen >> kStageShift != untaken >> kStageShift) {
         // Of another stage. If this one is over, nothing is left; and if it ends before the word is
         // exchanged, then somebody will have changed the word.
-        if (stage_.load(std::memory_order_relaxed) != stage) return -1;
+        if (is_over(index)) return -1;
         now = untaken;
       }
       first = now & kCountMask, behind = now >> kCountBits & kCountMask;
@@ -66,31 +74,42 @@ class Meeting {
     return owner == index ? first : count - 1 - behind;
   }
 
-  // Thread `index` has done `count` of the stage's `total` things, and goes on to the next stage
-  // once all are done; what was written for them is then seen by all.
-  void finish(int64_t index, int64_t count, int64_t total) {
-    const uint32_t stage = members_[index].stage++;
-    if (count > 0 && done_.fetch_add(count, std::memory_order_acq_rel) + count == total) {
-      done_.store(0, std::memory_order_relaxed);
-      stage_.store(stage + 1, std::memory_order_seq_cst);
-      if (sleepers_.load(std::memory_order_seq_cst) != 0) {
-        syscall(SYS_futex, &stage_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
-      }
-      return;
+  // Thread `index` has done `count` more things of its stage, and what it wrote for them will be seen
+  // by all that see the stage over. Whether it is.
+  bool add(int64_t index, int64_t count) {
+    const auto more = static_cast<uint32_t>(count);
+    if (done_.fetch_add(more, std::memory_order_seq_cst) + more != members_[index].end) return false;
+    if (sleepers_.load(std::memory_order_seq_cst) != 0) {
+      syscall(SYS_futex, &done_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
     }
-    if (await_briefly(stage)) return;
+    return true;
+  }
+
+  // Waits a moment for the end of thread `index`'s stage, less than most things take. Whether it came.
+  bool await_moment(int64_t index) const {
+    for (int i = 0; i < kChecksOfMoment; ++i) {
+      if (is_over(index)) return true;
+      pause();
+    }
+    return false;
+  }
+
+  // Waits for the end of thread `index`'s stage.
+  void await(int64_t index) {
+    if (await_awake(index)) return;
     // No wake-up can be lost: either the last thread sees the sleeper, or the kernel sees that the
     // word has changed.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    while (stage_.load(std::memory_order_seq_cst) == stage) {
-      syscall(SYS_futex, &stage_, FUTEX_WAIT_PRIVATE, stage, nullptr, nullptr, 0);
+    const uint32_t end = members_[index].end;
+    for (uint32_t done; !has_reached(done = done_.load(std::memory_order_seq_cst), end);) {
+      syscall(SYS_futex, &done_, FUTEX_WAIT_PRIVATE, done, nullptr, nullptr, 0);
     }
     sleepers_.fetch_sub(1, std::memory_order_relaxed);
   }
 
  private:
   static constexpr auto kAwake = std::chrono::microseconds(50);
-  static constexpr int kChecksPerYield = 64;
+  static constexpr int kChecksPerYield = 64, kChecksOfMoment = 20;
   static constexpr int kStageShift = 2 * kCountBits;
   static constexpr uint64_t kCountMask = kMostThings;
 
@@ -98,24 +117,33 @@ class Meeting {
     // How many of the thread's things are taken at their beginning, how many at their end, and in
     // which stage: its last 16 bits, which come again after more stages than a pass has.
     alignas(128) std::atomic<uint64_t> taken{0};
-    alignas(128) uint32_t stage = 0;  // where the thread is
+    // Where the thread is, and how many things are done when all of that stage and those before are.
+    alignas(128) uint32_t stage = 0;
+    uint32_t end = 0;
   };
 
-  alignas(128) std::atomic<uint32_t> stage_{0};  // that is open: all before it are done
-  std::atomic<uint32_t> sleepers_{0};
-  alignas(128) std::atomic<int64_t> done_{0};
+  alignas(128) std::atomic<uint32_t> done_{0};  // of all stages; wraps around
+  alignas(128) std::atomic<uint32_t> sleepers_{0};
   alignas(128) std::vector<Member> members_;
 
-  bool await_briefly(uint32_t stage) const {
+  static bool has_reached(uint32_t done, uint32_t end) {
+    return static_cast<int32_t>(done - end) >= 0;
+  }
+
+  static void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+
+  bool await_awake(int64_t index) const {
     const auto end = std::chrono::steady_clock::now() + kAwake;
     do {
       for (int i = 0; i < kChecksPerYield; ++i) {
-        if (stage_.load(std::memory_order_acquire) != stage) return true;
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#elif defined(__aarch64__)
-        asm volatile("yield");
-#endif
+        if (is_over(index)) return true;
+        pause();
       }
       sched_yield();
     } while (std::chrono::steady_clock::now() < end);

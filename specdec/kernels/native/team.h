@@ -30,18 +30,14 @@ struct Team {
       return;
     }
     assert(total <= Meeting::kMostThings);
-    if (total == 0 || !meeting->enter(index)) return;
-    int64_t num_done = 0;
+    if (total == 0 || !meeting->enter(index, total)) return;
     for (int64_t turn = 0; turn < size; ++turn) {
-      const int64_t owner = (index + turn) % size, count = count_of(owner);
-      if (count == 0) continue;  // and leave alone the word that its owner is about to need
-      int64_t thing;
-      while ((thing = meeting->take(index, owner, count)) >= 0) {
-        visit(owner, thing);
-        ++num_done;
-      }
+      // Whether others have left any is for them to say, at a cost: most are about to be through.
+      if (turn == 1 && meeting->await_moment(index)) return;
+      const int64_t num_done = take_all((index + turn) % size, count_of, visit);
+      if (num_done > 0 && meeting->add(index, num_done)) return;
     }
-    meeting->finish(index, num_done, total);
+    meeting->await(index);
   }
 
   // A stage of `count` things, alike in work: calls visit(index).
@@ -62,11 +58,26 @@ struct Team {
 
   // A stage in which all threads are there at once.
   void barrier() const {
-    if (size > 1) meeting->finish(index, 1, size);
+    if (size == 1) return;
+    meeting->enter(index, size);
+    if (!meeting->add(index, 1)) meeting->await(index);
   }
 
  private:
   static constexpr int64_t kPiecesPerThread = 2;
+
+  // Does what is left of an owner's things, and returns how many that were.
+  template <typename CountOf, typename Visit>
+  int64_t take_all(int64_t owner, CountOf count_of, Visit visit) const {
+    const int64_t count = count_of(owner);
+    if (count == 0) return 0;  // and leave alone the word that its owner is about to need
+    int64_t num_done = 0, thing;
+    while ((thing = meeting->take(index, owner, count)) >= 0) {
+      visit(owner, thing);
+      ++num_done;
+    }
+    return num_done;
+  }
 };
 
 // Calls work(team) on `num_threads` threads and returns when all are done.

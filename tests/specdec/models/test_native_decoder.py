@@ -163,8 +163,10 @@ def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantizat
         assert all(map(torch.equal, shared.run(*parts), alone))
         decode = shared.run((0, first[-1:], NUM_TOKENS - 1))[0]
         few = shared.run((1, second[17:20], 17))[0]  # less than what is divided row by row
+        drafts = shared.run((0, first[-8:], NUM_TOKENS - 8))[0]  # attention cuts their block
     assert torch.equal(decode, alone[0][-1:])
     assert torch.equal(few, alone[1][17:])
+    assert torch.equal(drafts, alone[0][-8:])
 
 
 def test_ranks_agree_on_every_bit_of_hidden_states_in_any_chunks(directory):
