@@ -223,9 +223,8 @@ class Pass {
   // Normalises and rotates queries and keys, and puts keys and values into the cache. Head by head:
   // a thread has most of the heads that it computed, and neighbouring tokens' keys share lines.
   void prepare_heads(const Layer& layer, const KvLayer& kv, Team team) {
-    team.divide(num_all_heads() * batch_.num_tokens, [&](Range own) {
-      for (int64_t i = own.begin; i < own.end; ++i) {
-        const int64_t head = i / batch_.num_tokens, token = i % batch_.num_tokens;
+    team.divide_lists(num_all_heads(), batch_.num_tokens, [&](int64_t head, Range tokens) {
+      for (int64_t token = tokens.begin; token < tokens.end; ++token) {
         prepare_head(layer, kv, token, head,
                      heads_ + token * heads_stride() + head * model_.head_dim);
       }
