@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.kernels.native import MatrixStruct, native_library
+from specdec.kernels.native import MatrixStruct, SharedMemory, native_library
 
 DRAW = np.dtype(
     [
@@ -122,6 +122,21 @@ def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
     return logits, peaks
 
 
+def peaks_of_ranks(peaks: Peaks, shared_memory: SharedMemory, first_token: int) -> Peaks:
+    """`whole_peaks` of ranks that share memory. Raises RuntimeError once a peer is lost."""
+    whole = Peaks(peaks.values.clone(), peaks.token_ids.clone(), peaks.is_broken.clone())
+    if not _library().specdec_whole_peaks(
+        shared_memory.reducer,
+        first_token,
+        len(whole),
+        whole.values.data_ptr(),
+        whole.token_ids.data_ptr(),
+        whole.is_broken.data_ptr(),
+    ):
+        shared_memory.check()
+    return whole
+
+
 def _unknown_peaks(num_rows: int) -> Peaks:
     return Peaks(
         torch.empty(num_rows, dtype=torch.float32, device="cpu"),
@@ -191,6 +206,11 @@ def _library() -> Any:
             *(address, address, address),
         ]
         library.specdec_multiply_peaks.restype = ctypes.c_bool
+        library.specdec_whole_peaks.argtypes = [
+            *(address, count, count),
+            *(address, address, address),
+        ]
+        library.specdec_whole_peaks.restype = ctypes.c_bool
         library.specdec_draw.argtypes = [address, flag, count, count, address, count, address]
         library.specdec_draw.restype = None
     return library

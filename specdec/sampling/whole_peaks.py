@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from specdec.kernels.draws import Peaks
+from specdec.kernels.draws import Peaks, peaks_of_ranks
+from specdec.kernels.native import SharedMemory
 from specdec.parallel import TensorParallelGroup
 
 
@@ -16,6 +17,8 @@ def whole_peaks(peaks: Peaks, group: TensorParallelGroup, first_token: int) -> P
     """
     if group.size == 1:
         return peaks
+    if isinstance(group.collectives, SharedMemory):
+        return peaks_of_ranks(peaks, group.collectives, first_token)
     columns = (peaks.values, first_token + peaks.token_ids, peaks.is_broken)
     own = torch.stack([column.double() for column in columns], dim=1)  # which holds each exactly
     values, token_ids, is_broken = group.all_gather(own).unbind(2)  # [size, num_rows] each

@@ -1,7 +1,9 @@
 #include <cstdint>
+#include <vector>
 
 #include "draw_peak.h"
 #include "matrix.h"
+#include "reduce.h"
 #include "scratch.h"
 #include "team.h"
 
@@ -15,12 +17,15 @@ struct Columns {
   bool* is_broken;
 };
 
-template <typename T>
-void find_peak(const T* logits, int64_t row, int64_t stride, int64_t num_tokens, Columns out) {
-  const Peak peak = peak_of(logits + row * stride, num_tokens);
+void put(Peak peak, int64_t row, Columns out) {
   out.values[row] = peak.value;
   out.tokens[row] = peak.token;
   out.is_broken[row] = peak.is_broken != 0;
+}
+
+template <typename T>
+void find_peak(const T* logits, int64_t row, int64_t stride, int64_t num_tokens, Columns out) {
+  put(peak_of(logits + row * stride, num_tokens), row, out);
 }
 
 template <typename T>
@@ -59,6 +64,29 @@ SPECDEC_EXPORT bool specdec_multiply_peaks(const Matrix* head, const float* x, i
     team.for_each(num_rows,
                   [&](int64_t row) { find_peak(logits, row, num_tokens, num_tokens, out); });
   });
+  return true;
+}
+
+// What `whole_peaks` in Python says, of ranks that share memory: those of the whole vocabulary go to
+// `values`, `tokens` and `is_broken`, where this rank's are. False once a peer is lost.
+SPECDEC_EXPORT bool specdec_whole_peaks(Reducer* reducer, int64_t first_token, int64_t num_rows,
+                                        float* values, int64_t* tokens, bool* is_broken) {
+  std::vector<Peak> own, all(num_ranks(reducer) * num_rows);
+  for (int64_t row = 0; row < num_rows; ++row) {
+    own.push_back({values[row], static_cast<int32_t>(first_token + tokens[row]), is_broken[row]});
+  }
+  const int64_t bytes = num_rows * static_cast<int64_t>(sizeof(Peak));
+  if (!all_gather(reducer, own.data(), bytes, all.data(), Team{0, 1})) return false;
+  for (int64_t row = 0; row < num_rows; ++row) {
+    Peak best = all[row];
+    for (int64_t rank = 1; rank < num_ranks(reducer); ++rank) {
+      const Peak peak = all[rank * num_rows + row];
+      const bool is_broken = best.is_broken || peak.is_broken;
+      if (peak.value > best.value) best = peak;  // of equal ones the first rank's: it is lower
+      best.is_broken = is_broken;
+    }
+    put(best, row, {values, tokens, is_broken});
+  }
   return true;
 }
 

@@ -224,6 +224,12 @@ bool all_reduce(Reducer* reducer, float* data, int64_t count, Team team) {
   return reduce(*reducer, kFloat32, data, count, team);
 }
 
+bool all_gather(Reducer* reducer, const void* own, int64_t bytes, void* all, Team team) {
+  return gather(*reducer, static_cast<const char*>(own), bytes, static_cast<char*>(all), team);
+}
+
+int64_t num_ranks(const Reducer* reducer) { return reducer->size; }
+
 }  // namespace specdec
 
 using specdec::Reducer;

@@ -1,4 +1,4 @@
-// Sums over the tensor-parallel ranks of one node, through memory that they share.
+// Collectives of the tensor-parallel ranks of one node, through memory that they share.
 #pragma once
 
 #include <cstdint>
@@ -15,5 +15,10 @@ struct Reducer;  // a rank's view of the shared memory; SharedMemory.reducer in 
 // thread, once a peer has ended or has not come within the reducer's timeout; `data` is then
 // undefined and the reducer of no further use; SharedMemory.check says why.
 bool all_reduce(Reducer* reducer, float* data, int64_t count, Team team);
+
+// Copies own [bytes] of every rank to all [size, bytes], in the same way.
+bool all_gather(Reducer* reducer, const void* own, int64_t bytes, void* all, Team team);
+
+int64_t num_ranks(const Reducer* reducer);
 
 }  // namespace specdec

@@ -4,11 +4,16 @@ import pytest
 import torch
 
 from specdec.kernels.draws import row_peaks
+from specdec.kernels.native import SharedMemory, native_library
+from specdec.parallel import TensorParallelGroup
 from specdec.partition import partition
 from specdec.sampling import whole_peaks
 from tests.specdec.fakes import run_ranks
+from tests.specdec.processes import results, run_processes
 
 NAN, INF = torch.nan, torch.inf
+
+needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -42,22 +47,56 @@ def test_every_rank_knows_which_rows_are_bad(num_ranks, row, left, expected):
     assert run_ranks(num_ranks, of_rank) == [[False, expected]] * num_ranks
 
 
+# The best token of each row is 2, 5, 3 and 1.
+LOGITS = torch.tensor(
+    [
+        [0.0, 1.0, 5.0, 2.0, 5.0, 5.0, 1.0],
+        [-INF, -INF, -INF, -INF, -INF, -7.0, -INF],
+        [NAN, 3.0, -INF, 4.0, 2.0, 4.0, 0.0],
+        [0.1, 0.25, 0.2, -1.0, 0.25, 0.25, 0.0],
+    ]
+)
+BEST = [2, 5, 3, 1], [5.0, -7.0, 4.0, 0.25], [False, False, True, False]
+
+
+def best_of_ranks(group):
+    share = group.share_of(LOGITS.shape[1])
+    own = row_peaks(LOGITS[:, share.start : share.stop])
+    before = own.token_ids.tolist()
+    peaks = whole_peaks(own, group, share.start)
+    assert own.token_ids.tolist() == before
+    return peaks.token_ids.tolist(), peaks.values.tolist(), peaks.is_broken.tolist()
+
+
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 def test_every_rank_knows_the_best_token_and_the_first_of_equals(num_ranks):
-    logits = torch.tensor(
-        [
-            [0.0, 1.0, 5.0, 2.0, 5.0, 5.0, 1.0],
-            [-INF, -INF, -INF, -INF, -INF, -7.0, -INF],
-            [NAN, 3.0, -INF, 4.0, 2.0, 4.0, 0.0],
-            [0.1, 0.25, 0.2, -1.0, 0.25, 0.25, 0.0],
-        ]
-    )
-    shares = partition(7, num_ranks)
+    assert run_ranks(num_ranks, best_of_ranks) == [BEST] * num_ranks
 
-    def of_rank(group):
-        share = shares[group.rank]
-        peaks = whole_peaks(row_peaks(logits[:, share.start : share.stop]), group, share.start)
-        return peaks.token_ids.tolist(), peaks.values.tolist(), peaks.is_broken.tolist()
 
-    expected = [2, 5, 3, 1], [5.0, -7.0, 4.0, 0.25], [False, False, True, False]
-    assert run_ranks(num_ranks, of_rank) == [expected] * num_ranks
+def join(rank, size, directory):
+    memory = SharedMemory(native_library(), rank, size, directory / "address", timeout_s=30.0)
+    return TensorParallelGroup(rank, size, memory)
+
+
+def best_of_sharers(rank, size, directory):
+    return best_of_ranks(join(rank, size, directory))
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_that_share_memory_know_the_same(tmp_path, num_ranks):
+    assert results(run_processes(num_ranks, best_of_sharers, tmp_path)) == [BEST] * num_ranks
+
+
+def lose_a_rank(rank, size, directory):
+    group = join(rank, size, directory)
+    if rank == 1:
+        group.collectives.close()
+        return None
+    with pytest.raises(RuntimeError, match="rank 1 has ended"):
+        best_of_ranks(group)
+
+
+@needs_compiler
+def test_a_rank_that_ends_is_an_error(tmp_path):
+    results(run_processes(2, lose_a_rank, tmp_path))
