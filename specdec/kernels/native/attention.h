@@ -79,7 +79,7 @@ class AttentionPlan {
 
  private:
   bool is_divided() const { return most_apart_ > 0; }  // whether any chain is
-  int64_t num_pieces() const;
+  int64_t count_segments() const;
   int64_t longest_cost() const;
   void cut_blocks();
   void add_all_chains(int64_t parts_of_block);

@@ -1,4 +1,6 @@
 // How the attention of a batch is divided: evenly by cost, between any two segments.
+#include <cassert>
+
 #include "attention.h"
 
 namespace specdec {
@@ -7,9 +9,8 @@ namespace {
 
 constexpr int64_t kCostOfKv = 4;  // reading and unpacking a position costs as much as 4 queries
 constexpr int64_t kSharesPerThread = 4;
-
-constexpr int64_t kFewPieces = 4;  // of a thread: fewer may divide badly
-constexpr int64_t kMostParts = 4;  // of a block of tokens
+constexpr int64_t kFewSegments = 4;  // of a thread: fewer may divide badly
+constexpr int64_t kMostParts = 4;    // of a block of tokens
 
 int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
@@ -23,7 +24,7 @@ AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, int64_t w
       num_threads_(num_threads),
       num_shares_(num_threads > 1 ? num_threads * kSharesPerThread : 1) {
   add_all_chains(1);
-  if (num_threads > 1 && num_pieces() < kFewPieces * num_threads) cut_blocks();
+  if (num_threads > 1 && count_segments() < kFewSegments * num_threads) cut_blocks();
   for (int64_t share = 0; share <= num_shares_; ++share) boundaries_.push_back(boundary(share));
   for (int64_t share = 0; share < num_shares_; ++share) {
     const Boundary begin = boundaries_[share];
@@ -33,15 +34,17 @@ AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, int64_t w
   }
 }
 
-int64_t AttentionPlan::num_pieces() const {
+int64_t AttentionPlan::count_segments() const {
   int64_t count = 0;
   for (const Chain& chain : chains_) count += chain.num_segments;
   return count;
 }
 
-// What the thread with the most pieces has to do, were all alike.
+// What the thread with the most segments has to do, were all alike.
 int64_t AttentionPlan::longest_cost() const {
-  return divide_up(num_pieces(), num_threads_) * (total_cost_ / num_pieces());
+  const int64_t count = count_segments();
+  assert(count > 0);  // a batch has tokens
+  return divide_up(count, num_threads_) * (total_cost_ / count);
 }
 
 // Cuts blocks of tokens, each part of which reads the KV again, where threads are through sooner so:

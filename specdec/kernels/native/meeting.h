@@ -17,14 +17,15 @@ struct Range {
   int64_t begin, end;
 };
 
-// Stage by stage, each thread takes of the things that are to be done until none are left, and then
-// waits until all are done. It does not wait for the other threads: one that has lost its core to
-// another process holds up the stages by what it has begun alone, and passes over those that are
-// done when it is back.
+// Stage by stage, each thread takes of its things until none are left, then of those that others
+// have left, and then waits until all are done. It does not wait for the other threads: one that has
+// lost its core to another process holds up the stages by what it has begun alone, and passes over
+// those that are done when it is back.
 //
 // Threads may be on cores that share no cache, where a line takes 200 ns from one to the other, as
-// long as many a stage. So all that they tell each other is how many things are done, one number
-// that only grows and that each adds to once in most stages.
+// long as many a stage. So what they wait for is one number, that of things done, which only grows
+// and to which each thread adds once in most stages; and they look for what others have left only
+// when those have had a moment to be through.
 //
 // Waiting threads stay awake for a moment, which nearly always is enough, and then sleep. OpenMP's
 // stay awake for some 15 ms: where other processes want the cores, that keeps from running the very
@@ -122,7 +123,8 @@ class Meeting {
     uint32_t end = 0;
   };
 
-  alignas(128) std::atomic<uint32_t> done_{0};  // of all stages; wraps around
+  // Things of all stages; wraps around, so a thread must not be 2^31 of them behind.
+  alignas(128) std::atomic<uint32_t> done_{0};
   alignas(128) std::atomic<uint32_t> sleepers_{0};
   alignas(128) std::vector<Member> members_;
 

@@ -152,7 +152,7 @@ def test_a_row_is_the_same_bits_in_any_batch(directory, quantization):
     ("dtype", "quantization"),
     [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:1], QUANTIZATION_METHODS)],
 )
-@pytest.mark.parametrize("count", [2, 3, 7])
+@pytest.mark.parametrize("count", [2, 3, 5, 7])
 def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantization):
     model = load(directory, 16, dtype, quantization=quantization)
     first, second = texts(2)
@@ -163,10 +163,13 @@ def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantizat
         assert all(map(torch.equal, shared.run(*parts), alone))
         decode = shared.run((0, first[-1:], NUM_TOKENS - 1))[0]
         few = shared.run((1, second[17:20], 17))[0]  # less than what is divided row by row
-        drafts = shared.run((0, first[-8:], NUM_TOKENS - 8))[0]  # attention cuts their block
+        # Attention cuts their blocks, with some number of threads for each number of KV heads.
+        drafts = shared.run((0, first[-20:], NUM_TOKENS - 20))[0]
+        early = shared.run((1, second[:20], 0))[0]
     assert torch.equal(decode, alone[0][-1:])
     assert torch.equal(few, alone[1][17:])
-    assert torch.equal(drafts, alone[0][-8:])
+    assert torch.equal(drafts, alone[0][-20:])
+    assert torch.equal(early, alone[1])
 
 
 def test_ranks_agree_on_every_bit_of_hidden_states_in_any_chunks(directory):
