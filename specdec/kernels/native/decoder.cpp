@@ -15,6 +15,10 @@ namespace {
 // Rows whose hidden units are computed together, so that they stay near the processor.
 constexpr int64_t kMlpRows = 128;
 
+// Tokens of which a head is prepared at once: the keys of as many lie in few lines, and all that was
+// computed for them in a cache.
+constexpr int64_t kHeadTokens = 32;
+
 // From so many rows a thread on, hidden units are gated row by row: fewer would divide badly.
 constexpr int64_t kRowsToGateWhole = 2;
 
@@ -220,10 +224,13 @@ class Pass {
     add_to_stream(layer.output, attended, 0, team);
   }
 
-  // Normalises and rotates queries and keys, and puts keys and values into the cache. Head by head:
-  // a thread has most of the heads that it computed, and neighbouring tokens' keys share lines.
+  // Normalises and rotates queries and keys, and puts keys and values into the cache. Of a few tokens
+  // head by head: a thread has most of the heads that it computed, and their keys share lines.
   void prepare_heads(const Layer& layer, const KvLayer& kv, Team team) {
-    team.divide_lists(num_all_heads(), batch_.num_tokens, [&](int64_t head, Range tokens) {
+    const int64_t num_parts = (batch_.num_tokens + kHeadTokens - 1) / kHeadTokens;
+    team.for_each(num_parts * num_all_heads(), [&](int64_t index) {
+      const int64_t head = index % num_all_heads();
+      const Range tokens = Team{index / num_all_heads(), num_parts}.share(batch_.num_tokens);
       for (int64_t token = tokens.begin; token < tokens.end; ++token) {
         prepare_head(layer, kv, token, head,
                      heads_ + token * heads_stride() + head * model_.head_dim);

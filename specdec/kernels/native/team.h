@@ -56,17 +56,6 @@ struct Team {
     for_each(pieces, [&](int64_t piece) { visit(Team{piece, pieces}.share(count)); });
   }
 
-  // Likewise for lists of `count` small things each: calls visit(list, range), with whole lists where
-  // there are enough for all threads.
-  template <typename Visit>
-  void divide_lists(int64_t num_lists, int64_t count, Visit visit) const {
-    const int64_t fewest = kPiecesPerThread * size;
-    const int64_t parts = std::min(count, (fewest + num_lists - 1) / num_lists);
-    for_each(num_lists * parts, [&](int64_t piece) {
-      visit(piece / parts, Team{piece % parts, parts}.share(count));
-    });
-  }
-
   // A stage in which all threads are there at once.
   void barrier() const {
     if (size == 1) return;
