@@ -2,7 +2,6 @@
 #pragma once
 
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
@@ -10,6 +9,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+
+#include "waiting.h"
 
 namespace specdec {
 
@@ -22,7 +23,7 @@ struct alignas(128) Arrival {
   int64_t claims[2];               // what it takes the collective of an even or odd round to be
 
   bool has_reached(uint32_t wanted) const {
-    return static_cast<int32_t>(round.load(std::memory_order_acquire) - wanted) >= 0;
+    return specdec::has_reached(round.load(std::memory_order_acquire), wanted);
   }
 
   // Publishes all that this rank has written for `reached`. No wake-up can be lost: either the
@@ -36,22 +37,14 @@ struct alignas(128) Arrival {
 
   // Stays awake for a moment in case the rank is about to come; others may have the core.
   bool await_briefly(uint32_t wanted, Clock::duration limit) const {
-    const auto end = Clock::now() + limit;
-    do {
-      for (int i = 0; i < kChecksPerYield; ++i) {
-        if (has_reached(wanted)) return true;
-        pause();
-      }
-      sched_yield();
-    } while (Clock::now() < end);
-    return has_reached(wanted);
+    return await_awake(limit, kChecksPerYield, [&] { return has_reached(wanted); });
   }
 
   // Sleeps until the rank comes, or for `limit`; may return early without reason.
   bool await_asleep(uint32_t wanted, std::chrono::nanoseconds limit) {
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     const uint32_t seen = round.load(std::memory_order_seq_cst);
-    if (static_cast<int32_t>(seen - wanted) < 0) {
+    if (!specdec::has_reached(seen, wanted)) {
       const timespec timeout = {limit.count() / 1'000'000'000, limit.count() % 1'000'000'000};
       syscall(SYS_futex, &round, FUTEX_WAIT, seen, &timeout, nullptr, 0);
     }
@@ -61,15 +54,6 @@ struct alignas(128) Arrival {
 
  private:
   static constexpr int kChecksPerYield = 32;
-
-  // Lets the core do something better than guess that the loop goes on.
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
 };
 
 static_assert(std::atomic<uint32_t>::is_always_lock_free, "shared between processes");

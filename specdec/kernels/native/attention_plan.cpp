@@ -12,8 +12,6 @@ constexpr int64_t kSharesPerThread = 4;
 constexpr int64_t kFewSegments = 4;  // of a thread: fewer may divide badly
 constexpr int64_t kMostParts = 4;    // of a block of tokens
 
-int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
-
 }  // namespace
 
 AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, int64_t window,
@@ -24,7 +22,8 @@ AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, int64_t w
       num_threads_(num_threads),
       num_shares_(num_threads > 1 ? num_threads * kSharesPerThread : 1) {
   add_all_chains(1);
-  if (num_threads > 1 && count_segments() < kFewSegments * num_threads) cut_blocks();
+  const bool has_blocks = batch.num_tokens > batch.num_sequences;  // of more than one token
+  if (has_blocks && num_threads > 1 && count_segments() < kFewSegments * num_threads) cut_blocks();
   for (int64_t share = 0; share <= num_shares_; ++share) boundaries_.push_back(boundary(share));
   for (int64_t share = 0; share < num_shares_; ++share) {
     const Boundary begin = boundaries_[share];

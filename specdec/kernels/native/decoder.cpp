@@ -227,7 +227,7 @@ class Pass {
   // Normalises and rotates queries and keys, and puts keys and values into the cache. Of a few tokens
   // head by head: a thread has most of the heads that it computed, and their keys share lines.
   void prepare_heads(const Layer& layer, const KvLayer& kv, Team team) {
-    const int64_t num_parts = (batch_.num_tokens + kHeadTokens - 1) / kHeadTokens;
+    const int64_t num_parts = divide_up(batch_.num_tokens, kHeadTokens);
     team.for_each(num_parts * num_all_heads(), [&](int64_t index) {
       const int64_t head = index % num_all_heads();
       const Range tokens = Team{index / num_all_heads(), num_parts}.share(batch_.num_tokens);
@@ -269,7 +269,7 @@ class Pass {
   // single one is shared too, and rounded in a stage of its own.
   Rows gated_rows(const Matrix& matrix, int64_t num_rows, Team team) {
     const Rows rows = {units_, units_stride(), num_rows, matrix_scratch_};
-    const int64_t per_row = round_up(model_.num_units, kLanes) / kLanes;
+    const int64_t per_row = divide_up(model_.num_units, kLanes);
     if (!rounds_rows(matrix) || num_rows < kRowsToGateWhole * team.size) {
       team.divide(num_rows * per_row, [&](Range own) { gate(own, per_row); });
       round_rows(matrix, rows, team);

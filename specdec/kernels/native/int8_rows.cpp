@@ -104,7 +104,7 @@ int64_t group_of(const Matrix& matrix) {
 DigitLayout::DigitLayout(const Matrix& matrix)
     : digits(matrix.format == Format::kInt8 ? 2 : 1),
       group(group_of(matrix)),
-      num_groups((matrix.in_features + group - 1) / group),
+      num_groups(divide_up(matrix.in_features, group)),
       stride(aligned(matrix.in_features)) {}
 
 int64_t DigitLayout::scales_bytes(int64_t rows) const {

@@ -10,7 +10,9 @@ namespace specdec {
 
 #define SPECDEC_INLINE inline __attribute__((always_inline))
 
-constexpr int64_t round_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+constexpr int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
+
+constexpr int64_t round_up(int64_t count, int64_t step) { return divide_up(count, step) * step; }
 
 SPECDEC_INLINE Floats load(const float* from) { return load<Floats>(from); }
 

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <linux/futex.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -10,6 +9,8 @@
 #include <chrono>
 #include <cstdint>
 #include <vector>
+
+#include "waiting.h"
 
 namespace specdec {
 
@@ -88,16 +89,12 @@ class Meeting {
 
   // Waits a moment for the end of thread `index`'s stage, less than most things take. Whether it came.
   bool await_moment(int64_t index) const {
-    for (int i = 0; i < kChecksOfMoment; ++i) {
-      if (is_over(index)) return true;
-      pause();
-    }
-    return false;
+    return await_checks(kChecksOfMoment, [&] { return is_over(index); });
   }
 
   // Waits for the end of thread `index`'s stage.
   void await(int64_t index) {
-    if (await_awake(index)) return;
+    if (await_awake(kAwake, kChecksPerYield, [&] { return is_over(index); })) return;
     // No wake-up can be lost: either the last thread sees the sleeper, or the kernel sees that the
     // word has changed.
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
@@ -127,30 +124,6 @@ class Meeting {
   alignas(128) std::atomic<uint32_t> done_{0};
   alignas(128) std::atomic<uint32_t> sleepers_{0};
   alignas(128) std::vector<Member> members_;
-
-  static bool has_reached(uint32_t done, uint32_t end) {
-    return static_cast<int32_t>(done - end) >= 0;
-  }
-
-  static void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-  }
-
-  bool await_awake(int64_t index) const {
-    const auto end = std::chrono::steady_clock::now() + kAwake;
-    do {
-      for (int i = 0; i < kChecksPerYield; ++i) {
-        if (is_over(index)) return true;
-        pause();
-      }
-      sched_yield();
-    } while (std::chrono::steady_clock::now() < end);
-    return false;
-  }
 };
 
 }  // namespace specdec

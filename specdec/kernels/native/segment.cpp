@@ -135,7 +135,7 @@ void SegmentKernel::compute(int64_t segment, const SegmentKv& kv, const SegmentK
 SegmentKv SegmentKernel::locate(int64_t segment) const {
   const Range positions = positions_of(segment), seen = seen_by_any(positions);
   const Range groups = {within(seen, positions).begin / kLanes,
-                        round_up(within(seen, positions).end, kLanes) / kLanes};
+                        divide_up(within(seen, positions).end, kLanes)};
   const bool in_place = kv_.block_size % kLanes == 0;
   SegmentKv found = {in_place ? kv_.format : Format::kFloat32,
                      in_place ? kv_.block_size : kLanes, groups, {}, {}};

@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from specdec.kernels.draws import row_peaks
-from specdec.kernels.native import SharedMemory, native_library
+from specdec.kernels.native import native_library
 from specdec.parallel import TensorParallelGroup
 from specdec.sampling import whole_peaks
 from tests.specdec.fakes import run_ranks
+from tests.specdec.kernels.native.test_shared_memory import join
 from tests.specdec.processes import results, run_processes
 
 NAN, INF = torch.nan, torch.inf
@@ -80,13 +81,8 @@ def test_every_rank_knows_the_best_token_and_the_first_of_equals(num_ranks):
     assert run_ranks(num_ranks, best_of_ranks) == [BEST] * num_ranks
 
 
-def join(rank, size, directory):
-    memory = SharedMemory(native_library(), rank, size, directory / "address", timeout_s=30.0)
-    return TensorParallelGroup(rank, size, memory)
-
-
 def judge_all(rank, size, directory):
-    group = join(rank, size, directory)
+    group = TensorParallelGroup(rank, size, join(rank, size, directory))
     group.collectives.all_gather = None  # it is one call of the kernels
     return best_of_ranks(group), [bad_rows(group, *each.values[:2]) for each in ROWS]
 
@@ -100,7 +96,7 @@ def test_ranks_that_share_memory_know_the_same(tmp_path, num_ranks):
 
 
 def lose_a_rank(rank, size, directory):
-    group = join(rank, size, directory)
+    group = TensorParallelGroup(rank, size, join(rank, size, directory))
     if rank == 1:
         group.collectives.close()
         return None
