@@ -26,18 +26,19 @@ from benchmarks.acceptance_page import page
 from benchmarks.draft_support import Support, Text, expected_acceptance
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
-from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
-from specdec.engine import Engine
-from specdec.model_config import ModelConfig
-from specdec.models.store import resolve
-from specdec.parallel import TensorParallelGroup
-from specdec.proposers import DraftModelProposer
-from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
-from specdec.sampling_params import SamplingParams, SpeculationOptions, VerifierName
-from specdec.sequence import Request
-from specdec.speculative_config import SpeculativeConfig
-from specdec.stats import SpeculationStats
-from specdec.tokenizer import Tokenizer
+from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.quantization import QuantizationMethod
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine.engine import Engine
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.sequences.sequence import Request
+from specdec.speculation.proposers import DraftModelProposer
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions, VerifierName
+from specdec.types.stats import SpeculationStats
+from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 _MODEL = "smollm2-135m-instruct"
 _TEMPERATURES = (0.0, 0.6, 1.0)

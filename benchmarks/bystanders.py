@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from specdec.models.store import print_progress
+from specdec.models.resolve import print_progress
 
 MAX_OTHERS_PERCENT = 10.0
 """Of one core: what strangers may use before a measurement counts as disturbed."""

@@ -7,8 +7,8 @@ sequence once. Embeddings are a row a token, and norms a vector: neither counts.
 from __future__ import annotations
 
 from benchmarks.step_bench import PRECISIONS
-from specdec.config import DTYPE_BYTES
-from specdec.model_config import ModelConfig
+from specdec.config.engine import DTYPE_BYTES
+from specdec.models.config import ModelConfig
 
 
 def held_bytes(config: ModelConfig, element_bytes: int) -> int:

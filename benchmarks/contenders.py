@@ -12,23 +12,24 @@ from benchmarks.methods import NUM_SPECULATIVE_TOKENS, make_method
 from benchmarks.streams import Call, timed_streams
 from benchmarks.timed_runner import TimedRunner
 from benchmarks.workloads import NO_METHOD, Measurement, StreamRecord, Workload
-from specdec.config import DraftLimits, DTypeName, EngineConfig, QuantizationMethod
-from specdec.engine import Engine
-from specdec.model_config import ModelConfig
-from specdec.parallel import TensorParallelGroup
-from specdec.proposers import DraftModelProposer, Proposer, make_proposer
-from specdec.request_output import RequestOutput
-from specdec.runner import (
+from specdec.config.engine import DraftLimits, DTypeName, EngineConfig
+from specdec.config.quantization import QuantizationMethod
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine.engine import Engine
+from specdec.engine.outputs import RequestOutput
+from specdec.models.config import ModelConfig
+from specdec.sequences.sequence import Request
+from specdec.speculation.proposers import DraftModelProposer, Proposer, make_proposer
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions
+from specdec.worker import (
     LocalDraftWorker,
     LocalTarget,
     ModelRunner,
     load_draft_runner,
     load_runner,
 )
-from specdec.sampling_params import SamplingParams, SpeculationOptions
-from specdec.sequence import Request
-from specdec.speculative_config import SpeculativeConfig
-from specdec.tokenizer import Tokenizer
 
 _BLOCK_SIZE = 16
 
@@ -70,7 +71,7 @@ class StepProfile:
 
 
 class EngineContender:
-    """`specdec.engine.Engine` with the model in the same process; an engine for each method.
+    """`specdec.engine.engine.Engine` with the model in the same process; an engine for each method.
 
     No prompt's KV is kept: benchmarks ask the same prompts again, and most peers keep none.
     """

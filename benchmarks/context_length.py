@@ -19,10 +19,10 @@ from benchmarks.bytes_moved import pass_bytes
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
-from cluster.charts import LineChart, line_charts
-from specdec.errors import InvalidValueError
-from specdec.model_config import ModelConfig
-from specdec.models.store import resolve
+from cluster.cli.charts import LineChart, line_charts
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.types.errors import InvalidValueError
 
 _MODEL = "smollm2-135m-instruct"
 _LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8000)

@@ -17,17 +17,11 @@ from tqdm import tqdm
 
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.step_bench import PRECISIONS, StepBench
-from specdec.config import DraftLimits
-from specdec.parallel import TensorParallelGroup
-from specdec.runner import load_draft_runner
-from specdec.sampling_rules import SamplingRules
-from specdec.step import (
-    BlockTableDelta,
-    DraftRow,
-    DraftStep,
-    SequenceAdmission,
-    StepRow,
-)
+from specdec.config.engine import DraftLimits
+from specdec.distributed.group import TensorParallelGroup
+from specdec.types.messages import BlockTableDelta, DraftRow, DraftStep, SequenceAdmission, StepRow
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker import load_draft_runner
 
 MAX_DRAFT_TOKENS = 8
 _TEXT_TOKENS = 256

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from benchmarks.cost_table import MAX_DRAFT_TOKENS, CostTable
 from benchmarks.recordings import Recording
 from benchmarks.replay import Replay
-from specdec.speculative_config import SpeculativeConfig
-from specdec.tokenizer import Tokenizer
+from specdec.config.speculative import SpeculativeConfig
+from specdec.text.tokenizer import Tokenizer
 
 START = 7
 """Where lengths that follow acceptance begin."""

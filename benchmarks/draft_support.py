@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.model_input import Chunk, ModelInput
-from specdec.runner import DraftRunner, ModelRunner
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.worker import DraftRunner, ModelRunner
 
 LISTED = (8, 64, 128, 256, 1024)
 

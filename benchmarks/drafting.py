@@ -28,10 +28,10 @@ from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.recordings import Recording, load, record, save
 from benchmarks.replay import Replay
-from specdec.cache import default_cache_dir
-from specdec.models.store import resolve
-from specdec.speculative_config import SpeculativeConfig
-from specdec.tokenizer import Tokenizer
+from specdec.config.paths import default_cache_dir
+from specdec.config.speculative import SpeculativeConfig
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _DEFAULT_OUTPUT = Path("docs/benchmarks/drafting.json")

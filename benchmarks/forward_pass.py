@@ -28,13 +28,14 @@ from torch import Tensor
 from benchmarks.bystanders import CpuUsage
 from benchmarks.bytes_moved import held_bytes
 from benchmarks.machine import Machine, describe_machine
-from specdec.config import DTypeName, Kernels, QuantizationMethod
-from specdec.dtypes import DTYPES
-from specdec.model_config import ModelConfig
-from specdec.model_input import Chunk, ModelInput
+from specdec.config.engine import DTypeName, Kernels
+from specdec.config.quantization import QuantizationMethod
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.config import ModelConfig
+from specdec.models.dtypes import DTYPES
 from specdec.models.loading import Decoder, load_model
-from specdec.models.store import resolve
-from specdec.parallel import TensorParallelGroup
+from specdec.models.resolve import resolve
 
 _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 8192

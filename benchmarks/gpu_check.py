@@ -27,21 +27,21 @@ from torch import Tensor
 
 from benchmarks.gpu_steps import StepTimes, measure_steps
 from benchmarks.tiny_model import write_tiny_llama
-from specdec.config import DTypeName, EngineConfig
-from specdec.dtypes import DTYPES
-from specdec.engine import Engine
-from specdec.head_shard import HeadShard
+from specdec.config.engine import DTypeName, EngineConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine.engine import Engine
 from specdec.kernels import PagedAttention
-from specdec.model_config import ModelConfig
-from specdec.model_input import Chunk, ModelInput
-from specdec.models.decoder import CausalDecoder
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.config import ModelConfig
+from specdec.models.dtypes import DTYPES
+from specdec.models.llama import CausalDecoder
 from specdec.models.loading import load_model
-from specdec.parallel import TensorParallelGroup
-from specdec.runner import LocalTarget, ModelRunner
-from specdec.sampling_params import SamplingParams
-from specdec.sequence import Request
-from specdec.speculative_config import SpeculativeConfig
-from specdec.tokenizer import Tokenizer
+from specdec.sequences.sequence import Request
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.sampling_params import SamplingParams
+from specdec.types.sharding import HeadShard
+from specdec.worker import LocalTarget, ModelRunner
 
 _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 256

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import torch
 
-from specdec.models.decoder import CausalDecoder
-from specdec.runner import ModelRunner
-from specdec.sampling_rules import SamplingRules
-from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.models.llama import CausalDecoder
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker import ModelRunner
 
 NUM_VERIFIED_ROWS = 8
 

@@ -17,9 +17,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from specdec.model_config import ModelConfig
-from specdec.models.store import resolve
-from specdec.tokenizer import Tokenizer
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _TIMEOUT_S = 30.0

@@ -27,7 +27,7 @@ import torch
 from benchmarks.bystanders import CpuUsage, wait_until_quiet
 from benchmarks.machine import Machine, describe_machine, num_usable_cores
 from benchmarks.matrix_contenders import CONTENDERS, Shape
-from specdec.models.store import print_progress
+from specdec.models.resolve import print_progress
 
 _LAYER: tuple[Shape, ...] = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 """[out_features, in_features]: QKV, attention output, gate and up, down."""

@@ -30,11 +30,11 @@ from benchmarks.service import started_service
 from benchmarks.summary import summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
-from cluster.charts import LineChart, line_charts
-from specdec.config import QUANTIZATION_METHODS
-from specdec.llm_config import LLMConfig
-from specdec.models.store import resolve
-from specdec.tokenizer import Tokenizer
+from cluster.cli.charts import LineChart, line_charts
+from specdec.config.llm import LLMConfig
+from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)

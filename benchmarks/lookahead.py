@@ -22,17 +22,17 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
-from specdec.config import EngineConfig
-from specdec.engine import Engine
-from specdec.model_config import ModelConfig
-from specdec.models.store import resolve
-from specdec.parallel import TensorParallelGroup
-from specdec.runner import LocalTarget, ModelRunner, load_runner
-from specdec.sampling_params import SamplingParams
-from specdec.sequence import Request
-from specdec.speculative_config import SpeculativeConfig
-from specdec.stats import EngineStats
-from specdec.tokenizer import Tokenizer
+from specdec.config.engine import EngineConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine.engine import Engine
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.sequences.sequence import Request
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.sampling_params import SamplingParams
+from specdec.types.stats import EngineStats
+from specdec.worker import LocalTarget, ModelRunner, load_runner
 
 _MODEL = "smollm2-135m-instruct"
 _MAX_LEN = 2048

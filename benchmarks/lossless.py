@@ -33,11 +33,11 @@ from benchmarks.reference import TransformersReference
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.streams import Answer, Call, speculation_options, stream_all
 from benchmarks.ties import Difference, Reference, argmax_differences, first_difference
-from specdec.models.store import resolve
-from specdec.sampling_params import SamplingParams, SpeculationMethod
-from specdec.speculative_config import SpeculativeConfig
-from specdec.stats import SpeculationStats
-from specdec.tokenizer import Tokenizer
+from specdec.config.speculative import SpeculativeConfig
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.sampling_params import SamplingParams, SpeculationMethod
+from specdec.types.stats import SpeculationStats
 
 _MODEL = "smollm2-135m-instruct"
 _MIN_IDENTICAL_SHARE = 0.95

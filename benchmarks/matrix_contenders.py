@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.config import Kernels, QuantizationMethod
-from specdec.layers.matrix import make_matrix
+from specdec.config.engine import Kernels
+from specdec.config.quantization import QuantizationMethod
+from specdec.models.layers.matrix import make_matrix
 
 Shape = tuple[int, int]
 Product = Callable[[Tensor], object]

@@ -30,10 +30,10 @@ from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.summary import Bar, at_most, print_bars
 from benchmarks.workloads import NO_METHOD, Workload
-from specdec.config import QUANTIZATION_METHODS
-from specdec.model_config import ModelConfig
-from specdec.models.store import resolve
-from specdec.tokenizer import Tokenizer
+from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _QUANTIZATIONS = ("none", *QUANTIZATION_METHODS)

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from benchmarks.workloads import NO_METHOD
-from specdec.config import EngineConfig
-from specdec.cost_measurement import measure_verification
-from specdec.goodput import GoodputChooser
-from specdec.speculation import SpeculationPolicy
-from specdec.speculative_config import SpeculativeConfig
-from specdec.step_costs import StepCosts
-from specdec.workers import Target
+from specdec.config.engine import EngineConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.policy.cost_model import StepCosts
+from specdec.speculation.policy.cost_profiler import measure_verification
+from specdec.speculation.policy.goodput import GoodputChooser
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.worker import Target
 
 NUM_SPECULATIVE_TOKENS = 7
 

@@ -31,9 +31,10 @@ from benchmarks.service import started_service
 from benchmarks.steered import STEERED, steer
 from benchmarks.summary import Bar, Row, at_least, print_bars, print_rows, summarize
 from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
-from specdec.client import AdminClient, SpeculationChange
-from specdec.models.store import print_progress, resolve
-from specdec.tokenizer import Tokenizer
+from specdec.client import AdminClient
+from specdec.models.resolve import print_progress, resolve
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.control_changes import SpeculationChange
 
 _MODEL = "smollm2-135m-instruct"
 _PAIRS_A_ROUND = {1: 4, 8: 2, 32: 1}  # by the number of streams

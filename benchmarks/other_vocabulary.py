@@ -28,18 +28,18 @@ from tqdm import tqdm
 
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
-from specdec.config import DraftLimits, EngineConfig
-from specdec.engine import Engine
-from specdec.model_config import ModelConfig
-from specdec.models.store import resolve
-from specdec.parallel import TensorParallelGroup
-from specdec.proposers import DraftModelProposer, DraftVocabulary
-from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
-from specdec.sampling_params import SamplingParams
-from specdec.sequence import Request
-from specdec.speculative_config import SpeculativeConfig
-from specdec.stats import SpeculationStats
-from specdec.tokenizer import Tokenizer
+from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine.engine import Engine
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.sequences.sequence import Request
+from specdec.speculation.proposers import DraftModelProposer, DraftVocabulary
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.sampling_params import SamplingParams
+from specdec.types.stats import SpeculationStats
+from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 _MODEL = "smollm2-135m-instruct"
 _NUM_MERGES = (4_000, 16_000)
@@ -51,8 +51,8 @@ _MAX_MODEL_LEN, _NUM_BLOCKS, _BLOCK_SIZE = 768, 384, 16
 Way = Literal["text", "shared tokens"]
 _WAYS: tuple[Way, ...] = ("text", "shared tokens")
 _CHOOSERS = (
-    "specdec.proposers.other_vocabulary.drafts_text",
-    "specdec.runner.draft_runner.drafts_text",
+    "specdec.speculation.proposers.cross_vocab.proposer.drafts_text",
+    "specdec.worker.draft_worker.drafts_text",
 )
 """Who asks which way to go; the service offers no choice."""
 

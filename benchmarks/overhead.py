@@ -44,9 +44,9 @@ from benchmarks.summary import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import Contender, all_at_once, one_by_one
-from specdec.llm_config import LLMConfig
-from specdec.models.store import print_progress, resolve
-from specdec.tokenizer import Tokenizer
+from specdec.config.llm import LLMConfig
+from specdec.models.resolve import print_progress, resolve
+from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _NUM_STREAMS = (1, 16)

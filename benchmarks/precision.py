@@ -25,8 +25,8 @@ from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.recordings import Judge, continuations
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS
-from specdec.models.store import print_progress, resolve
-from specdec.tokenizer import Tokenizer
+from specdec.models.resolve import print_progress, resolve
+from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _REFERENCE = "fp32"

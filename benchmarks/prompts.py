@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from specdec.errors import InvalidValueError
-from specdec.tokenizer import ChatMessage, Tokenizer
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.chat import ChatMessage
+from specdec.types.errors import InvalidValueError
 
 DEFAULT_PATH = Path(__file__).with_name("prompts.jsonl")
 

@@ -18,17 +18,17 @@ from tqdm import tqdm
 
 from benchmarks.prompts import BenchmarkPrompt
 from benchmarks.step_bench import PRECISIONS, Precision
-from specdec.config import EngineConfig
-from specdec.dtypes import DTYPES
-from specdec.engine import Engine
-from specdec.model_config import ModelConfig
-from specdec.model_input import Chunk, ModelInput
+from specdec.config.engine import EngineConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine.engine import Engine
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.config import ModelConfig
+from specdec.models.dtypes import DTYPES
 from specdec.models.loading import load_model
-from specdec.parallel import TensorParallelGroup
-from specdec.runner import LocalTarget, load_runner
-from specdec.sampling_params import SamplingParams
-from specdec.sequence import Request
-from specdec.tokenizer import Tokenizer
+from specdec.sequences.sequence import Request
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.sampling_params import SamplingParams
+from specdec.worker import LocalTarget, load_runner
 
 _BLOCK_SIZE = 16
 _NUM_BLOCKS = 1024

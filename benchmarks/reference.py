@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.ties import Candidates, Reference
-from specdec.sampling.noise import CHUNK_TOKENS, NoiseKeys, gumbel_noise
+from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
 
 _NUM_CANDIDATES = 8
 

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 
 from benchmarks.cost_table import CostTable
 from benchmarks.recordings import Recording
-from specdec.detokenizer import IncrementalDetokenizer
-from specdec.proposers import DraftRequest, Proposal, make_proposer
-from specdec.sampling_params import SamplingParams
-from specdec.sampling_rules import SamplingRules
-from specdec.sequence import Request, SequenceStatus
-from specdec.sequence import Sequence as EngineSequence
-from specdec.speculative_config import SpeculativeConfig
-from specdec.stats import SpeculationStats
-from specdec.tokenizer import Tokenizer
+from specdec.config.speculative import SpeculativeConfig
+from specdec.sequences.sequence import Request, SequenceStatus
+from specdec.sequences.sequence import Sequence as EngineSequence
+from specdec.speculation.proposers import DraftRequest, Proposal, make_proposer
+from specdec.text.detokenizer import IncrementalDetokenizer
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.sampling_params import SamplingParams
+from specdec.types.sampling_spec import SamplingRules
+from specdec.types.stats import SpeculationStats
 
 _NO_TOKEN = -1
 

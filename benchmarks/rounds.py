@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from benchmarks.bystanders import MAX_OTHERS_PERCENT, CpuUsage, wait_until_quiet
 from benchmarks.workloads import Contender, Measurement, Workload
-from specdec.models.store import print_progress
+from specdec.models.resolve import print_progress
 
 DEFAULT_QUIET_LIMIT_S = 120.0
 _MAX_ATTEMPTS = 3

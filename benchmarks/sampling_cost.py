@@ -26,15 +26,15 @@ from benchmarks.bystanders import CpuUsage, wait_until_quiet
 from benchmarks.machine import Machine, describe_machine, num_usable_cores
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.timed_runner import TimedRunner
-from specdec.config import EngineConfig
-from specdec.models.store import print_progress, resolve
-from specdec.parallel import TensorParallelGroup
-from specdec.runner import ModelRunner, load_runner
+from specdec.config.engine import EngineConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.models.resolve import print_progress, resolve
 from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory, sample
 from specdec.sampling import token_logprobs as read_logprobs
-from specdec.sampling_rules import SamplingRules
-from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
-from specdec.tokenizer import Tokenizer
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker import ModelRunner, load_runner
 
 _MODEL = "smollm2-135m-instruct"
 _NUM_SEQS = 16

@@ -19,8 +19,8 @@ import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 from benchmarks.bystanders import tree_cpu_seconds
-from cluster.config import ServeConfig
-from specdec.models.store import print_progress
+from cluster.config.serve_config import ServeConfig
+from specdec.models.resolve import print_progress
 
 _STOP_TIMEOUT_S = 60.0
 _QUEUE_TIMEOUT_S = 1200.0  # nobody is refused, however slow the machine
@@ -89,7 +89,7 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
 
 def _serve(config: dict[str, Any], connection: Connection) -> None:
     """The child: serves until the parent closes its end, by intent or because it died."""
-    from cluster.service import running_service
+    from cluster.serve.startup import running_service
 
     with running_service(ServeConfig.from_mapping(config), print_progress):
         connection.send("ready")

@@ -25,11 +25,12 @@ from benchmarks.service import started_service
 from benchmarks.steered import STEERED, SteeredContender
 from benchmarks.summary import Row, print_rows, summarize
 from benchmarks.workloads import Contender, Workload
-from cluster.charts import LineChart, line_charts
-from specdec.client import AdminClient, SpeculationChange
-from specdec.models.store import print_progress, resolve
-from specdec.speculative_config import SpeculativeConfig
-from specdec.tokenizer import Tokenizer
+from cluster.cli.charts import LineChart, line_charts
+from specdec.client import AdminClient
+from specdec.config.speculative import SpeculativeConfig
+from specdec.models.resolve import print_progress, resolve
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.control_changes import SpeculationChange
 
 _MODEL = "smollm2-135m-instruct"
 _SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")

@@ -34,10 +34,11 @@ from benchmarks.summary import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, one_by_one
-from cluster.charts import BarChart, bar_charts
-from specdec.config import DTYPE_BYTES, QUANTIZATION_METHODS
-from specdec.models.store import resolve
-from specdec.tokenizer import Tokenizer
+from cluster.cli.charts import BarChart, bar_charts
+from specdec.config.engine import DTYPE_BYTES
+from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")

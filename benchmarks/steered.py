@@ -6,7 +6,8 @@ import time
 
 from benchmarks.contenders import ServiceContender
 from benchmarks.workloads import Measurement, Workload
-from specdec.client import AdminClient, SpeculationChange
+from specdec.client import AdminClient
+from specdec.types.control_changes import SpeculationChange
 
 STEERED = "as steered"
 """The method of a workload whose requests leave the decision to the service."""

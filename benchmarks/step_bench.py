@@ -12,12 +12,13 @@ from tqdm import tqdm
 
 from benchmarks.machine import num_usable_cores
 from benchmarks.timed_runner import TimedRunner
-from specdec.config import DTypeName, EngineConfig, QuantizationMethod
-from specdec.model_config import ModelConfig
-from specdec.parallel import TensorParallelGroup
-from specdec.runner import load_runner
-from specdec.sampling_rules import SamplingRules
-from specdec.step import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.config.engine import DTypeName, EngineConfig
+from specdec.config.quantization import QuantizationMethod
+from specdec.distributed.group import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker import load_runner
 
 _BLOCK_SIZE = 16
 _PREFILL_TOKENS = 256

@@ -15,8 +15,8 @@ from typing import Any
 from tqdm import tqdm
 
 from specdec.client import AsyncClient
-from specdec.sampling_params import SamplingParams, SpeculationMethod, SpeculationOptions
-from specdec.stats import SpeculationStats
+from specdec.types.sampling_params import SamplingParams, SpeculationMethod, SpeculationOptions
+from specdec.types.stats import SpeculationStats
 
 
 @dataclass(frozen=True)

@@ -22,19 +22,20 @@ from tqdm import tqdm
 
 from benchmarks.json_schemas import CASES, SchemaCase
 from benchmarks.machine import describe_machine
-from specdec.config import DraftLimits, EngineConfig
-from specdec.engine import Engine
-from specdec.finish_reason import FinishReason
-from specdec.model_config import ModelConfig
-from specdec.models.store import resolve
-from specdec.parallel import TensorParallelGroup
-from specdec.proposers import DraftModelProposer
-from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
-from specdec.sampling_params import SamplingParams, SpeculationMethod, StructuredOutput
-from specdec.sequence import Request
-from specdec.speculative_config import SpeculativeConfig
-from specdec.structured_output import GrammarCompiler
-from specdec.tokenizer import ChatMessage, Tokenizer
+from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine.engine import Engine
+from specdec.models.config import ModelConfig
+from specdec.models.resolve import resolve
+from specdec.sequences.sequence import Request
+from specdec.speculation.proposers import DraftModelProposer
+from specdec.text.grammar import GrammarCompiler
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.chat import ChatMessage
+from specdec.types.messages import FinishReason
+from specdec.types.sampling_params import SamplingParams, SpeculationMethod, StructuredOutput
+from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 _MODEL = "smollm2-135m-instruct"
 _METHODS: tuple[SpeculationMethod | None, ...] = (None, "ngram", "draft_model")

@@ -10,9 +10,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specdec.goodput import GoodputChooser
-from specdec.speculation import SpeculationControl, SpeculationPolicy, StepDrafts
-from specdec.step_costs import CostTable, StepCosts
+from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.goodput import GoodputChooser
+from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
+from specdec.types.control import SpeculationControl
 
 
 @dataclass

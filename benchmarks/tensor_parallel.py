@@ -32,11 +32,11 @@ from benchmarks.machine import Machine, describe_machine, num_usable_cores
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS, Shape, StepBench
 from benchmarks.summary import Bar, at_most, print_bars
-from cluster.shard_group import BRIEF_SPINNING
-from specdec.kernels.native import native_library
-from specdec.models.store import resolve
-from specdec.parallel import ProcessGroupCollectives, TensorParallelGroup
-from specdec.runner import Rendezvous
+from cluster.workers.worker_group import BRIEF_SPINNING
+from specdec.distributed.group import ProcessGroupCollectives, TensorParallelGroup
+from specdec.kernels.cpu import native_library
+from specdec.models.resolve import resolve
+from specdec.worker import Rendezvous
 
 _MODEL = "smollm2-135m-instruct"
 _SHAPES = (Shape(1), Shape(1, 7), Shape(16), Shape(16, 3))

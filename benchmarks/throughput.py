@@ -40,10 +40,10 @@ from benchmarks.throughput_report import (
 )
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Workload, all_at_once, one_by_one
-from specdec.llm_config import LLMConfig
-from specdec.models.store import print_progress, resolve
-from specdec.speculative_config import SpeculativeConfig
-from specdec.tokenizer import Tokenizer
+from specdec.config.llm import LLMConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.models.resolve import print_progress, resolve
+from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _NUM_STREAMS = 16

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from specdec.runner import ModelRunner
+from specdec.worker import ModelRunner
 
 
 class TimedRunner:

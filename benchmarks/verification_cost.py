@@ -22,8 +22,8 @@ from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
 from benchmarks.summary import Bar, at_least, at_most, print_bars
-from cluster.charts import LineChart, line_charts
-from specdec.models.store import print_progress, resolve
+from cluster.cli.charts import LineChart, line_charts
+from specdec.models.resolve import print_progress, resolve
 
 _MODEL = "smollm2-135m-instruct"
 _PRECISIONS = ("fp32", "bf16", "int8", "w8a8")

@@ -1,5 +1,5 @@
 """`python -m cluster` is the `specdec` command."""
 
-from cluster.cli import main
+from cluster.cli.main import main
 
 main(prog_name="specdec")

@@ -12,10 +12,10 @@ from typing import Any
 
 from ray import serve
 
-from cluster.config import ServeConfig
-from cluster.deployment import make_application
-from cluster.vllm_settings import our_name
-from specdec.errors import InvalidValueError
+from cluster.config.serve_config import ServeConfig
+from cluster.config.vllm_settings import our_name
+from cluster.serve.deployment import make_application
+from specdec.types.errors import InvalidValueError
 
 _OF_SERVE = ("host", "http_port", "grpc_port", "grpc_max_message_mib")
 _OF_OUR_SERVERS = ("tls_cert_file", "tls_key_file")

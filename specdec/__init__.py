@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from specdec.llm import LLM, AsyncLLM
-    from specdec.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+    from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
 
 __all__ = ["LLM", "AsyncLLM", "SamplingParams", "SpeculationOptions", "StructuredOutput"]
 
@@ -22,4 +22,4 @@ def __getattr__(name: str) -> object:
     """Finds what `__all__` lists in the module that has it."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_MODULES.get(name, "specdec.sampling_params")), name)
+    return getattr(import_module(_MODULES.get(name, "specdec.types.sampling_params")), name)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from specdec.models.store import resolve
+from specdec.models.resolve import resolve
 from tests.specdec.tiny import tiny_llama_dir
 
 # More threads gain nothing on models this small, and on busy cores they wait for one another.

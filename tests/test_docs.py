@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from cluster.cli import main
+from cluster.cli.main import main
 from tests.shell_blocks import blocks_of, words_of
 
 ROOT = Path(__file__).parent.parent

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import click
 
-from cluster.cli import main as specdec
-from cluster.cli_sections import SectionedCommand
-from cluster.vllm_words import ALWAYS, NOT_HERE, RENAMED, SAME
-from specdec.speculative_keys import SPECULATION_KEYS
-from specdec.vllm_words import REFUSED_VALUES, VALUES
+from cluster.cli.help import SectionedCommand
+from cluster.cli.main import main as specdec
+from cluster.config.vllm_compat import ALWAYS, NOT_HERE, RENAMED, SAME
+from specdec.config.speculative_keys import SPECULATION_KEYS
+from specdec.config.vllm_compat import REFUSED_VALUES, VALUES
 from tools.made_files import run
 
 PAGE = Path("docs/cli-reference.md")

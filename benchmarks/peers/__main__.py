@@ -42,9 +42,9 @@ from benchmarks.step_bench import PRECISIONS
 from benchmarks.summary import compare_all, print_ratios, print_rows, summarize
 from benchmarks.worker import Worker
 from benchmarks.workloads import NO_METHOD, Contender, Workload, all_at_once, one_by_one
-from specdec.cache import default_cache_dir
-from specdec.models.store import print_progress, resolve
-from specdec.tokenizer import Tokenizer
+from specdec.config.paths import default_cache_dir
+from specdec.models.resolve import print_progress, resolve
+from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
 _SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")

@@ -16,8 +16,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
 
-from specdec.errors import SpecdecError
-from specdec.models.store import ALIASES, fetch_wheel, print_progress
+from specdec.config.model_aliases import ALIASES
+from specdec.models.resolve import fetch_wheel, print_progress
+from specdec.types.errors import SpecdecError
 
 _STAMP = "recipe.txt"
 _NICE = ("nice", "-n", "19")

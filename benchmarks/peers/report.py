@@ -9,7 +9,7 @@ from benchmarks.machine import Machine
 from benchmarks.peers.comparisons import MANY, OURS, many_case, plain_case
 from benchmarks.rounds import Measured
 from benchmarks.summary import Ratio, Row
-from cluster.charts import BarChart, bar_charts
+from cluster.cli.charts import BarChart, bar_charts
 
 _REFERENCE = "ours fp32"
 

@@ -1,7 +1,10 @@
 """The Python client of the gRPC service. Light: it needs neither torch nor the engine."""
 
 from specdec.client.admin_client import AdminClient
-from specdec.client.admin_messages import (
+from specdec.client.async_client import AsyncClient
+from specdec.client.errors import ClientError
+from specdec.client.sync_client import Client
+from specdec.types.control_changes import (
     CONTROL_VALUES,
     DEFAULT_AUDIT_PAGE,
     MAX_AUDIT_PAGE,
@@ -12,16 +15,16 @@ from specdec.client.admin_messages import (
     SpeculationState,
     StateStamp,
 )
-from specdec.client.async_client import AsyncClient
-from specdec.client.errors import ClientError
-from specdec.client.fleet_messages import (
+from specdec.types.counters import Counts, HistogramCounts
+from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
 )
-from specdec.client.messages import (
+from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.responses import (
     Choice,
     Completion,
     ModelInfo,
@@ -32,9 +35,6 @@ from specdec.client.messages import (
     TokenLogprob,
     Usage,
 )
-from specdec.client.sync_client import Client
-from specdec.counts import Counts, HistogramCounts
-from specdec.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
 
 __all__ = [
     "CONTROL_VALUES",

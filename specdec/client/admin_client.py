@@ -9,15 +9,15 @@ from typing import Any
 from protos.specdec.v1 import admin_pb2 as pb
 from protos.specdec.v1.admin_pb2_grpc import AdminServiceStub
 from specdec.client import admin_codec as codec
-from specdec.client.admin_messages import (
+from specdec.client.connection import Connection, Destination
+from specdec.types.control_changes import (
     DEFAULT_AUDIT_PAGE,
     AuditPage,
     SpeculationChange,
     SpeculationState,
 )
-from specdec.client.connection import Connection, Destination
-from specdec.client.fleet_messages import FleetStatistics, ReplicaStatus, ServiceStatus
-from specdec.profile import ProfileOrder, ProfileReport
+from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
+from specdec.types.profile import ProfileOrder, ProfileReport
 
 DEFAULT_ADMIN_TIMEOUT_S = 10.0
 _PROFILE_WRITING_S = 90.0

@@ -9,27 +9,26 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from protos.specdec.v1 import admin_pb2 as pb
-from specdec.client.admin_messages import (
-    AuditEntry,
-    AuditPage,
-    SpeculationChange,
-    SpeculationState,
+from specdec.client.proto_fields import present_fields
+from specdec.types.control import (
+    SPECULATION_MODES,
+    SpeculationControl,
+    SpeculationMode,
+    SpeculationRule,
 )
-from specdec.client.fleet_messages import (
+from specdec.types.control_changes import AuditEntry, AuditPage, SpeculationChange, SpeculationState
+from specdec.types.counters import Counts, HistogramCounts
+from specdec.types.errors import InvalidValueError
+from specdec.types.fleet import (
     DecisionNews,
     FleetStatistics,
     ReplicaReport,
     ReplicaStatus,
     ServiceStatus,
 )
-from specdec.client.proto_fields import present_fields
-from specdec.counts import Counts, HistogramCounts
-from specdec.errors import InvalidValueError
-from specdec.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
-from specdec.sampling_params import SpeculationMethod, VerifierName
-from specdec.speculation_control import SPECULATION_MODES, SpeculationControl, SpeculationMode
-from specdec.speculation_rules import SpeculationRule
-from specdec.stats import SpeculationStats
+from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.sampling_params import SpeculationMethod, VerifierName
+from specdec.types.stats import SpeculationStats
 
 _MODES: Mapping[int, SpeculationMode] = MappingProxyType(
     {

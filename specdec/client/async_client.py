@@ -12,12 +12,12 @@ from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
 from specdec.client import codec
 from specdec.client.connection import AsyncConnection, Destination
-from specdec.client.messages import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.client.output_codec import decode_chunk, decode_completion
 from specdec.client.resumption import TimeLeft, resumed_async
 from specdec.client.sync_client import DEFAULT_TIMEOUT_S
-from specdec.sampling_params import SamplingParams
-from specdec.tokenizer import ChatMessage
+from specdec.types.chat import ChatMessage
+from specdec.types.responses import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
+from specdec.types.sampling_params import SamplingParams
 
 
 class AsyncClient(AsyncConnection):

@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.client.messages import ModelInfo, Prompt, TokenizedInput
 from specdec.client.sampling_codec import (
     METHOD_PREFIX,
     checked_token_ids,
@@ -17,9 +16,10 @@ from specdec.client.sampling_codec import (
     encode_speculation,
     require_int32,
 )
-from specdec.errors import InvalidValueError
-from specdec.sampling_params import SamplingDefaults, SamplingParams
-from specdec.tokenizer import ChatMessage
+from specdec.types.chat import ChatMessage
+from specdec.types.errors import InvalidValueError
+from specdec.types.responses import ModelInfo, Prompt, TokenizedInput
+from specdec.types.sampling_params import SamplingDefaults, SamplingParams
 
 
 def encode_generate(

@@ -14,7 +14,7 @@ import grpc
 import grpc.aio
 
 from specdec.client.errors import client_error
-from specdec.errors import InvalidValueError
+from specdec.types.errors import InvalidValueError
 
 MAX_ATTEMPTS = 4
 """Of a call: the first, and three after pauses of up to 0.2, 0.4 and 0.8 s."""

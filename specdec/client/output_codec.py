@@ -7,7 +7,9 @@ from types import MappingProxyType
 from typing import cast
 
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.client.messages import (
+from specdec.client.sampling_codec import VERIFIER_PREFIX
+from specdec.types.messages import FinishReason
+from specdec.types.responses import (
     Choice,
     Completion,
     PositionLogprobs,
@@ -15,10 +17,8 @@ from specdec.client.messages import (
     TokenLogprob,
     Usage,
 )
-from specdec.client.sampling_codec import VERIFIER_PREFIX
-from specdec.finish_reason import FinishReason
-from specdec.sampling_params import VerifierName
-from specdec.stats import SpeculationStats
+from specdec.types.sampling_params import VerifierName
+from specdec.types.stats import SpeculationStats
 
 _FINISH_REASONS: Mapping[int, FinishReason] = MappingProxyType(
     {

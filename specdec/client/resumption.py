@@ -17,7 +17,7 @@ from grpc import StatusCode
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client.errors import ClientError
-from specdec.client.messages import StreamChunk
+from specdec.types.responses import StreamChunk
 
 RESUME_DELAYS_S = (0.1, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Seconds before each further attempt: half a minute in all, as a replica may take to start."""

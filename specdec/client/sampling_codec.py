@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.errors import InvalidValueError
-from specdec.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions, StructuredOutput
 
 METHOD_PREFIX = "SPECULATION_METHOD_"
 VERIFIER_PREFIX = "VERIFIER_"

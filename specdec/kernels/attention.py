@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from specdec.head_shard import HeadShard
-from specdec.model_input import ModelInput, on_device
+from specdec.kernels.forward_batch import ModelInput, on_device
+from specdec.types.sharding import HeadShard
 
 MAX_SHORT_QUERY_TOKENS = 16
 """Queries up to this length (decode, drafts) share a padded group; longer chunks stand alone."""

@@ -4,13 +4,7 @@ from specdec.llm.arguments import LLMArguments
 from specdec.llm.async_llm import AsyncLLM
 from specdec.llm.llm import LLM
 from specdec.llm.metrics import Counter, Gauge, Histogram, Metric, Vector
-from specdec.llm.outputs import (
-    CompletionOutput,
-    Logprob,
-    OutputKind,
-    RequestOutput,
-    RequestStats,
-)
+from specdec.llm.outputs import CompletionOutput, Logprob, OutputKind, RequestOutput, RequestStats
 from specdec.llm.prompts import TextPrompt, TokensPrompt
 
 __all__ = [

@@ -11,15 +11,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal, TypedDict, cast
 
-from specdec.errors import InvalidValueError
-from specdec.llm_config import LLMConfig
-from specdec.metric_spec import PREFIX
-from specdec.sampling_params import SEED_LIMIT
-from specdec.settings import refuse_unknown
-from specdec.speculative_config import SpeculativeConfig
-from specdec.speculative_keys import AUTO, SPECULATION_KEYS, read_speculation
-from specdec.vllm_settings import in_our_words
-from specdec.vllm_words import IN_PROCESS
+from specdec.config.fields import refuse_unknown
+from specdec.config.llm import LLMConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculative_keys import AUTO, SPECULATION_KEYS, read_speculation
+from specdec.config.vllm_compat import IN_PROCESS, in_our_words
+from specdec.engine.metric_definitions import PREFIX
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import SEED_LIMIT
 
 logger = logging.getLogger(__name__)
 

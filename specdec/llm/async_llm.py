@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self, Unpack, get_args
 
-from specdec.chat_template import Conversation
-from specdec.errors import InvalidValueError
 from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.llm.host import EngineHost
 from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import OutputKind, RequestOutput
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversation, read_prompt
-from specdec.sampling_params import SamplingParams
+from specdec.text.chat_template import Conversation
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import SamplingParams
 
 
 class AsyncLLM(HostedModel):

@@ -5,14 +5,15 @@ from __future__ import annotations
 from importlib.metadata import entry_points
 from typing import Protocol
 
-from specdec.counts import ModelCounts
-from specdec.errors import SpecdecError
-from specdec.llm_config import LLMConfig
-from specdec.memory_plan import MemoryPlan
-from specdec.model_directories import ModelDirectories
-from specdec.proposers import Proposer
-from specdec.speculation import SpeculationControl, SpeculationPolicy
-from specdec.workers import Target
+from specdec.config.llm import LLMConfig
+from specdec.engine.memory_plan import MemoryPlan
+from specdec.engine.model_resolution import ModelDirectories
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.proposers import Proposer
+from specdec.types.control import SpeculationControl
+from specdec.types.counters import ModelCounts
+from specdec.types.errors import SpecdecError
+from specdec.types.worker import Target
 
 GROUP = "specdec.executors"
 """Entry points in it are called with config, directories and plan, and return an Executor."""
@@ -33,7 +34,7 @@ class Executor(Protocol):
         """What drafts as it is configured; None where nothing does."""
 
     def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
-        """See `specdec.measured_policy`; to be called before there is a sequence."""
+        """See `specdec.speculation.policy.factory`; to be called before there is a sequence."""
 
     def lose_target(self) -> None:
         """Called on the engine's thread before `remake_target`, which another one calls."""

@@ -11,11 +11,13 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from specdec.chat_template import Conversation
-from specdec.counts import ModelCounts
-from specdec.engine import Engine
-from specdec.engine_loop import EngineLoop
-from specdec.errors import InvalidValueError, NotReadyError
+from specdec.config.hardware import available_memory_bytes, smallest_gpu_bytes
+from specdec.engine.engine import Engine
+from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.memory_plan import memory_plan
+from specdec.engine.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics, counts_of
+from specdec.engine.model_resolution import resolve_models, with_settled_dtype
+from specdec.engine.request_metrics import AbortedError, RequestObserver, TimedProposer, TimedTarget
 from specdec.llm.arguments import Arguments
 from specdec.llm.executors import make_executor
 from specdec.llm.metrics import LLMReport, Metric, metrics_of
@@ -23,20 +25,22 @@ from specdec.llm.outputs import OutputBuilder, OutputKind, RequestOutput
 from specdec.llm.preparations import Preparations
 from specdec.llm.prompts import PromptParts
 from specdec.llm.stats_log import StatsLog
-from specdec.machine import available_memory_bytes, smallest_gpu_bytes
-from specdec.memory_plan import memory_plan
-from specdec.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics, counts_of
-from specdec.model_directories import resolve_models, with_settled_dtype
-from specdec.models.store import print_progress
-from specdec.request_observer import AbortedError, RequestObserver
-from specdec.sampling_params import SEED_LIMIT, SamplingDefaults, SamplingParams, StructuredOutput
-from specdec.sequence import Request
-from specdec.speculation import SpeculationControl
-from specdec.stats import EngineStats
-from specdec.step_timing import TimedProposer, TimedTarget
-from specdec.structured_output import Grammar, GrammarCompiler
-from specdec.tokenizer import Tokenizer
-from specdec.workers import Target
+from specdec.models.resolve import print_progress
+from specdec.sequences.sequence import Request
+from specdec.text.chat_template import Conversation
+from specdec.text.grammar import Grammar, GrammarCompiler
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.control import SpeculationControl
+from specdec.types.counters import ModelCounts
+from specdec.types.errors import InvalidValueError, NotReadyError
+from specdec.types.sampling_params import (
+    SEED_LIMIT,
+    SamplingDefaults,
+    SamplingParams,
+    StructuredOutput,
+)
+from specdec.types.stats import EngineStats
+from specdec.types.worker import Target
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from typing import Any, Unpack
 
 from tqdm.auto import tqdm
 
-from specdec.chat_template import Conversation
-from specdec.errors import InvalidValueError
 from specdec.llm.arguments import LLMArguments, read_arguments
 from specdec.llm.event_loop_thread import EventLoopThread
 from specdec.llm.host import Call, EngineHost
@@ -19,7 +17,9 @@ from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import RequestOutput
 from specdec.llm.progress import Progress
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
-from specdec.sampling_params import SamplingParams
+from specdec.text.chat_template import Conversation
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams]
 UseTqdm = bool | Callable[..., "tqdm[Any]"]

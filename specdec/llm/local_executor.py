@@ -9,16 +9,22 @@ from typing import TypeVar
 
 import torch
 
-from specdec.counts import ModelCounts
-from specdec.errors import TargetFailedError
-from specdec.llm_config import LLMConfig
-from specdec.measured_policy import make_policy
-from specdec.memory_plan import MemoryPlan
-from specdec.model_directories import ModelDirectories
-from specdec.parallel import TensorParallelGroup
-from specdec.proposers import DraftModelProposer, DraftVocabulary, Proposer, make_proposer
-from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
-from specdec.speculation import SpeculationControl, SpeculationPolicy
+from specdec.config.llm import LLMConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine.memory_plan import MemoryPlan
+from specdec.engine.model_resolution import ModelDirectories
+from specdec.speculation.policy.factory import make_policy
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.proposers import (
+    DraftModelProposer,
+    DraftVocabulary,
+    Proposer,
+    make_proposer,
+)
+from specdec.types.control import SpeculationControl
+from specdec.types.counters import ModelCounts
+from specdec.types.errors import TargetFailedError
+from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 T = TypeVar("T")
 

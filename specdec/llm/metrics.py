@@ -7,10 +7,15 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf
 
-from specdec.counts import Counts, HistogramCounts
-from specdec.engine_metrics import ENGINE_METRICS
-from specdec.metric_spec import MODEL_LABEL, EngineReport, MetricSpec, Reading
-from specdec.stats import EngineStats
+from specdec.engine.metric_definitions import (
+    ENGINE_METRICS,
+    MODEL_LABEL,
+    EngineReport,
+    MetricSpec,
+    Reading,
+)
+from specdec.types.counters import Counts, HistogramCounts
+from specdec.types.stats import EngineStats
 
 _VECTOR = "spec_decode_num_accepted_tokens_per_pos"
 """The one metric whose series are told as one, by position."""

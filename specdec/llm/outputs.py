@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from specdec.request_observer import RequestTimes
-from specdec.request_output import RequestOutput as StepOutput
-from specdec.sampling_params import VerifierName
-from specdec.sequence import Request
-from specdec.stats import SpeculationStats
-from specdec.step import Logprobs
-from specdec.tokenizer import Tokenizer
+from specdec.engine.outputs import RequestOutput as StepOutput
+from specdec.engine.request_metrics import RequestTimes
+from specdec.sequences.sequence import Request
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.messages import Logprobs
+from specdec.types.sampling_params import VerifierName
+from specdec.types.stats import SpeculationStats
 
 OutputKind = Literal["cumulative", "delta", "final_only"]
 """Whether each output of a stream has all so far, or only what is new; or there is only one."""

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, TypeGuard, cast
 
-from specdec.chat_template import Conversation, decoded_arguments
-from specdec.errors import InvalidValueError
-from specdec.settings import refuse_unknown
+from specdec.config.fields import refuse_unknown
+from specdec.text.chat_template import Conversation, decoded_arguments
+from specdec.types.errors import InvalidValueError
 
 
 class TextPrompt(TypedDict, total=False):

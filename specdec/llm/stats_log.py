@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from specdec.stats import EngineStats, SpeculationStats
+from specdec.types.stats import EngineStats, SpeculationStats
 
 logger = logging.getLogger(__name__)
 

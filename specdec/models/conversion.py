@@ -8,7 +8,7 @@ from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
-from specdec.config import DTypeName
+from specdec.config.engine import DTypeName
 
 
 def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: DTypeName) -> None:
@@ -20,7 +20,7 @@ def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: DTypeName) 
     from safetensors.torch import save_file
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from specdec.dtypes import DTYPES
+    from specdec.models.dtypes import DTYPES
 
     with redirect_stderr(io.StringIO()):  # two progress bars of its own, which nobody asked for
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)

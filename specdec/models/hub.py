@@ -13,14 +13,18 @@ from typing import TYPE_CHECKING, Any
 from huggingface_hub import HfApi, errors, snapshot_download
 from tqdm.auto import tqdm
 
-from specdec.errors import ModelNotFoundError
+from specdec.types.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
-    from specdec.models.store import Progress
+    pass
 
     Tqdm = tqdm[Any]
 else:
     Tqdm = tqdm  # generic in its stubs only
+from collections.abc import Callable
+
+Progress = Callable[[str], None]
+
 
 TIMEOUT_S = 10.0
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]

@@ -9,16 +9,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.checkpoint import CPU, open_checkpoint
-from specdec.config import Kernels, QuantizationMethod
-from specdec.errors import UnsupportedModelError
-from specdec.kernels.draws import Peaks
-from specdec.kernels.native import native_library
-from specdec.model_config import ModelConfig
-from specdec.model_input import ModelInput
-from specdec.models.decoder import CausalDecoder
-from specdec.models.native_decoder import native_decoder
-from specdec.parallel import TensorParallelGroup
+from specdec.config.engine import Kernels
+from specdec.config.quantization import QuantizationMethod
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import native_library
+from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.sample import Peaks
+from specdec.models.config import ModelConfig
+from specdec.models.cpu_decoder import native_decoder
+from specdec.models.llama import CausalDecoder
+from specdec.models.weights.checkpoint import CPU, open_checkpoint
+from specdec.types.errors import UnsupportedModelError
 
 logger = logging.getLogger(__name__)
 

@@ -1,5 +1,6 @@
 """Which token a row of logits is defined to be, over a vocabulary that is split by rank."""
 
+from specdec.sampling.argmax import whole_peaks
 from specdec.sampling.distribution import (
     Distribution,
     ListedTokens,
@@ -8,12 +9,11 @@ from specdec.sampling.distribution import (
     highest_probs,
     scale_by_confidence,
 )
+from specdec.sampling.gumbel import NoiseKeys, Stream, uniforms
+from specdec.sampling.logits_processors import LogitEdits, Shaping, apply_token_masks
 from specdec.sampling.logprobs import token_logprobs
-from specdec.sampling.noise import NoiseKeys, Stream, uniforms
 from specdec.sampling.sampler import SamplingBatch, sample
-from specdec.sampling.shaping import LogitEdits, Shaping, apply_token_masks
 from specdec.sampling.token_history import TokenHistory
-from specdec.sampling.whole_peaks import whole_peaks
 
 __all__ = [
     "Distribution",

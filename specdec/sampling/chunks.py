@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.parallel import TensorParallelGroup
-from specdec.sampling.noise import CHUNK_TOKENS
+from specdec.distributed.group import TensorParallelGroup
+from specdec.sampling.gumbel import CHUNK_TOKENS
 
 _LOWEST = torch.finfo(torch.float32).min
 

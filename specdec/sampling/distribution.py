@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.parallel import TensorParallelGroup
+from specdec.distributed.group import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks
-from specdec.sampling.noise import CHUNK_TOKENS, NoiseKeys, uniforms
+from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, uniforms
 from specdec.sampling.sampler import SamplingBatch, draw
-from specdec.sampling.support import support_floors
+from specdec.sampling.truncation import support_floors
 
 _ROWS_PER_SLAB = 64
 

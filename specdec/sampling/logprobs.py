@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from specdec.parallel import TensorParallelGroup
+from specdec.distributed.group import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks
-from specdec.sampling.noise import CHUNK_TOKENS
-from specdec.step import Logprobs
+from specdec.sampling.gumbel import CHUNK_TOKENS
+from specdec.types.messages import Logprobs
 
 
 class _Best(NamedTuple):

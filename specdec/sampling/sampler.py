@@ -18,10 +18,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from specdec.kernels.draws import DRAW, Draws, Peaks, draw_tokens, row_peaks
-from specdec.parallel import TensorParallelGroup
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.sample import DRAW, Draws, Peaks, draw_tokens, row_peaks
 from specdec.sampling.chunks import ScoreChunks, Winners
-from specdec.sampling.noise import (
+from specdec.sampling.gumbel import (
     CHUNK_TOKENS,
     MAX_NOISE,
     MIN_NOISE,
@@ -29,7 +29,7 @@ from specdec.sampling.noise import (
     gumbel_noise,
     largest_noise,
 )
-from specdec.sampling.support import Truncation, min_score, support_floors
+from specdec.sampling.truncation import Truncation, min_score, support_floors
 
 # From so many chunks on it pays to compute first which of them can win.
 _MANY_CHUNKS = 256

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,7 +24,7 @@ class TokenHistory:
     leaves no trace.
     """
 
-    def __init__(self, token_ids: Many[int], num_prompt_tokens: int) -> None:
+    def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
         """token_ids: the prompt and what output there is already."""
         assert len(token_ids) >= num_prompt_tokens, "a prompt must be known from the start"
         self.num_prompt_tokens = num_prompt_tokens
@@ -41,11 +41,11 @@ class TokenHistory:
         return len(self._token_ids)
 
     @property
-    def token_ids(self) -> Many[int]:
+    def token_ids(self) -> Sequence[int]:
         """Prompt and output."""
         return self._token_ids
 
-    def ends_with(self, token_ids: Many[int]) -> bool:
+    def ends_with(self, token_ids: Sequence[int]) -> bool:
         """Whether these are the last tokens of the output."""
         start = len(self) - len(token_ids)
         return start >= self.num_prompt_tokens and self._token_ids[start:] == list(token_ids)
@@ -68,7 +68,7 @@ class TokenHistory:
         self._distinct[place] = token
         self._num_in_output[place] += 1
 
-    def extend(self, token_ids: Many[int]) -> None:
+    def extend(self, token_ids: Sequence[int]) -> None:
         """Adds tokens of output."""
         for token in token_ids:
             self.append(token)
@@ -79,7 +79,7 @@ class TokenHistory:
         while len(self) > length:
             self._pop()
 
-    def follow(self, start: int, token_ids: Many[int], *, is_end: bool) -> None:
+    def follow(self, start: int, token_ids: Sequence[int], *, is_end: bool) -> None:
         """Makes `token_ids` be the tokens from index `start` on.
 
         What is known behind them stays where they change nothing, unless they are the end.

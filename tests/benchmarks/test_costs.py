@@ -11,12 +11,12 @@ from benchmarks.machine import describe_machine
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
 from benchmarks.verification_cost import CostRow, VerificationReport
 from benchmarks.workloads import Measurement, StreamRecord
-from cluster.charts import BarChart, LineChart, bar_charts, line_charts, nice_ceiling
-from specdec.checkpoint import CPU
-from specdec.config import EngineConfig
-from specdec.model_config import ModelConfig
-from specdec.parallel import TensorParallelGroup
-from specdec.runner import load_runner
+from cluster.cli.charts import BarChart, LineChart, bar_charts, line_charts, nice_ceiling
+from specdec.config.engine import EngineConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.models.weights.checkpoint import CPU
+from specdec.worker import load_runner
 
 
 def test_bytes_of_a_pass_are_those_of_the_loaded_matrices(tiny_model_dir):

@@ -11,8 +11,8 @@ from benchmarks.drafting_report import Row, bars, length_bars
 from benchmarks.machine import describe_machine
 from benchmarks.recordings import Recording, load, save
 from benchmarks.replay import Replay
-from specdec.speculative_config import SpeculativeConfig
-from specdec.tokenizer import Tokenizer
+from specdec.config.speculative import SpeculativeConfig
+from specdec.text.tokenizer import Tokenizer
 
 
 @pytest.fixture

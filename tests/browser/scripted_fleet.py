@@ -18,24 +18,24 @@ from typing import Any
 
 import uvicorn
 
-from cluster.admin_access import AdminAccess
-from cluster.control_link import ControlLink
-from cluster.control_plane import ControlPlane
-from cluster.control_store import ControlStore
-from cluster.http import make_app
-from cluster.overrides import OverrideLimits
-from cluster.replica_text import ReplicaText
-from cluster.router import Generation
-from cluster.servicers import AdminServicer
-from cluster.watches import Watches
+from cluster.api.admin_token import AdminAccess
+from cluster.api.grpc.servicers import AdminServicer
+from cluster.api.http.app import make_app
+from cluster.control.client import ControlLink
+from cluster.control.overrides import OverrideLimits
+from cluster.control.plane import ControlPlane
+from cluster.control.stats_stream import Watches
+from cluster.control.store import ControlStore
+from cluster.replica.preprocessor import ReplicaText
+from cluster.replica.router import Generation
 from specdec.client import Counts, DecisionNews, HistogramCounts, ReplicaReport, SpeculationState
-from specdec.errors import InvalidValueError
-from specdec.finish_reason import FinishReason
-from specdec.metrics import FIRST_TOKEN, INTER_TOKEN
-from specdec.model_config import ModelConfig
-from specdec.request_output import RequestOutput
-from specdec.speculation_control import SpeculationControl
-from specdec.stats import SpeculationStats
+from specdec.engine.metrics import FIRST_TOKEN, INTER_TOKEN
+from specdec.engine.outputs import RequestOutput
+from specdec.models.config import ModelConfig
+from specdec.types.control import SpeculationControl
+from specdec.types.errors import InvalidValueError
+from specdec.types.messages import FinishReason
+from specdec.types.stats import SpeculationStats
 from tests.cluster.admin_service import LocalHandle, take_profile
 
 CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=5)

@@ -10,11 +10,11 @@ from typing import Any
 
 import grpc
 
-from cluster.admin_access import AdminAccess
-from cluster.control_link import ControlLink
-from cluster.control_plane import ControlPlane
-from cluster.servicers import AdminServicer, add_admin_service
-from cluster.watches import Watches
+from cluster.api.admin_token import AdminAccess
+from cluster.api.grpc.servicers import AdminServicer, add_admin_service
+from cluster.control.client import ControlLink
+from cluster.control.plane import ControlPlane
+from cluster.control.stats_stream import Watches
 from specdec.client import (
     OperationTime,
     ProfileOrder,

@@ -17,10 +17,10 @@ from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingContext
 
 from benchmarks.synthetic_service import CostCurve, auto_policy
-from cluster.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
-from cluster.config import ServeConfig
-from cluster.replica_load import ReplicaLoad
-from specdec.speculation import StepDrafts
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.load import ReplicaLoad
+from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
+from specdec.speculation.policy.policy import StepDrafts
 from tests.clock import Clock
 
 _LOOK_BACK_S = 12

@@ -10,27 +10,28 @@ from typing import Any
 
 import httpx
 
-from cluster.admin_access import AdminAccess
-from cluster.api_keys import ApiKeys
-from cluster.calls import GenerateCall
-from cluster.config import ServeConfig
-from cluster.control_link import ControlLink
-from cluster.control_plane import ControlPlane
-from cluster.control_store import ControlStore
-from cluster.http import make_app
-from cluster.resources import ReplicaMemory
-from cluster.router import Router
-from cluster.servicers import AdminServicer, InferenceServicer
-from cluster.watches import Watches
+from cluster.api.admin_token import AdminAccess
+from cluster.api.api_keys import ApiKeys
+from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
+from cluster.api.http.app import make_app
+from cluster.config.serve_config import ServeConfig
+from cluster.control.client import ControlLink
+from cluster.control.plane import ControlPlane
+from cluster.control.stats_stream import Watches
+from cluster.control.store import ControlStore
+from cluster.replica.requests import GenerateCall
+from cluster.replica.router import Router
+from cluster.workers.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.engine_loop import EngineLoop
-from specdec.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME
-from specdec.model_directories import ModelDirectories
-from specdec.request_output import RequestOutput
-from specdec.sampling_params import SamplingParams
-from specdec.speculation import SpeculationControl, SpeculationPolicy
-from specdec.speculative_config import SpeculativeConfig
-from specdec.step_timing import TimedProposer, TimedTarget
+from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME
+from specdec.engine.model_resolution import ModelDirectories
+from specdec.engine.outputs import RequestOutput
+from specdec.engine.request_metrics import TimedProposer, TimedTarget
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.types.sampling_params import SamplingParams
 from tests.cluster.admin_service import LocalHandle
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine
 

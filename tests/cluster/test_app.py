@@ -7,10 +7,10 @@ import yaml
 from ray.serve.schema import ServeDeploySchema
 
 from cluster.app import application_settings, build
-from cluster.config import ServeConfig
-from cluster.control_plane import ControlPlaneReplica
-from cluster.deployment import GRPC_SERVICER_FUNCTIONS
-from specdec.errors import InvalidValueError
+from cluster.config.serve_config import ServeConfig
+from cluster.control.plane import ControlPlaneReplica
+from cluster.serve.deployment import GRPC_SERVICER_FUNCTIONS
+from specdec.types.errors import InvalidValueError
 
 CONFIG_FILES = sorted(Path("deploy/serve").glob("*.yaml"))
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 ASK = "import sys, {module}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
-READ = "import pathlib, specdec.tokenizer as t; t.Tokenizer(pathlib.Path({path!r}))"
+READ = "import pathlib, specdec.text.tokenizer as t; t.Tokenizer(pathlib.Path({path!r}))"
 
 
 def run_python(code):
@@ -14,7 +14,9 @@ def run_python(code):
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("module", ["cluster.cli", "cluster.service", "cluster.deployment"])
+@pytest.mark.parametrize(
+    "module", ["cluster.cli.main", "cluster.serve.startup", "cluster.serve.deployment"]
+)
 def test_no_torch_without_a_model(module):
     assert run_python(ASK.format(module=module)) == []
 

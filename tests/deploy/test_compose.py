@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cluster.config import ServeConfig
+from cluster.config.serve_config import ServeConfig
 
 FOLDER = Path("deploy/compose")
 

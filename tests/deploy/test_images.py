@@ -16,8 +16,8 @@ from threading import Thread
 import pytest
 from click.testing import CliRunner
 
-from cluster import cli
-from cluster.local_ray import RAY_ENVIRONMENT
+from cluster.cli import main
+from cluster.workers.ray_runtime import RAY_ENVIRONMENT
 from tests.deploy.dockerfile import copies, environment, of_word, stages
 from tests.specdec.client.certificate import self_signed_certificate
 
@@ -93,7 +93,7 @@ def test_whatever_follows_the_image_it_serves_on_all_interfaces(dockerfile, serv
     specdec, *arguments = entry.listed
     assert specdec == "specdec"
     given = [*arguments, "org/model", "--block-size", "8"]
-    assert CliRunner().invoke(cli.main, given).exit_code == 0
+    assert CliRunner().invoke(main.main, given).exit_code == 0
     [config] = served
     assert (config.host, config.model, config.block_size) == ("0.0.0.0", "org/model", 8)
     assert dockerfile.suffix == ".cpu" or config.device == "cuda"
@@ -105,9 +105,9 @@ def test_whatever_follows_the_image_it_serves_on_all_interfaces(dockerfile, serv
 def served(monkeypatch):
     """The configurations that the service was to be started with."""
     configs = []
-    fake = types.ModuleType("cluster.service")
+    fake = types.ModuleType("cluster.serve.startup")
     fake.serve_forever = lambda config, report, others: configs.append(config)
-    monkeypatch.setitem(sys.modules, "cluster.service", fake)
+    monkeypatch.setitem(sys.modules, "cluster.serve.startup", fake)
     return configs
 
 

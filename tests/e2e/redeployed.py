@@ -10,12 +10,12 @@ import time
 from collections import Counter
 from dataclasses import replace
 
-from cluster.config import ServeConfig
-from cluster.resources import FoundByDriver, memory_per_replica
-from cluster.service import Served, deploy, running_service
+from cluster.config.serve_config import ServeConfig
+from cluster.serve.startup import Served, deploy, running_service
+from cluster.workers.resources import FoundByDriver, memory_per_replica
 from specdec.client import Client, ClientError
-from specdec.model_directories import resolve_models
-from specdec.sampling_params import SamplingParams
+from specdec.engine.model_resolution import resolve_models
+from specdec.types.sampling_params import SamplingParams
 from tests.e2e.conftest import free_ports
 
 NUM_STREAMS = 16

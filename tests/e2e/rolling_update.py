@@ -9,12 +9,12 @@ import threading
 import time
 from dataclasses import replace
 
-from cluster.config import ServeConfig
-from cluster.resources import FoundByDriver, memory_per_replica
-from cluster.service import Served, deploy, running_service
+from cluster.config.serve_config import ServeConfig
+from cluster.serve.startup import Served, deploy, running_service
+from cluster.workers.resources import FoundByDriver, memory_per_replica
 from specdec.client import Client, ClientError
-from specdec.model_directories import resolve_models
-from specdec.sampling_params import SamplingParams
+from specdec.engine.model_resolution import resolve_models
+from specdec.types.sampling_params import SamplingParams
 from tests.e2e.conftest import free_ports
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -50,7 +50,7 @@ def replica_names():
     """Each is made anew with its replica."""
     from ray.util import list_named_actors
 
-    from cluster.deployment import ROUTER
+    from cluster.control.peers import ROUTER
 
     named = list_named_actors(all_namespaces=True)
     return {each["name"] for each in named if f"#{ROUTER}#" in each["name"]}

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from cluster import cli
+from cluster.cli import main
 
 pytestmark = pytest.mark.e2e
 
@@ -16,7 +16,7 @@ def test_every_interface_answers_in_full_under_load(embedded, backend):
     flags = ["--address", embedded.grpc_address] if is_grpc else ["--base-url", embedded.http_url]
     flags += ["--num-prompts", "6", "--random-input-len", "12", "--random-output-len", "8"]
     result = CliRunner().invoke(
-        cli.main,
+        main.main,
         ["bench", "serve", "--backend", backend, *flags, "--max-concurrency", "3", "--json"],
     )
     assert result.exit_code == 0, result.output

@@ -17,11 +17,11 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from cluster.servicers import SERVICE_NAMES
-from cluster.unreadable import MESSAGE
+from cluster.api.grpc.malformed_requests import MESSAGE
+from cluster.api.grpc.servicers import SERVICE_NAMES
 from protos.specdec.v1 import admin_pb2, inference_pb2
 from specdec.client import AdminClient, Client, SpeculationChange
-from specdec.sampling_params import SamplingParams
+from specdec.types.sampling_params import SamplingParams
 from tests.e2e.made_up_messages import MessageMaker
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

@@ -11,9 +11,9 @@ import httpx
 import psutil
 import pytest
 
-from cluster.metric_catalogue import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
+from cluster.observability.metric_definitions import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
 from specdec.client import AdminClient, Client, ClientError, SpeculationChange
-from specdec.sampling_params import SamplingParams
+from specdec.types.sampling_params import SamplingParams
 from tests.cluster.scraped import families, samples
 from tests.e2e.conftest import running_service
 from tests.e2e.prometheus_server import DEPLOY, running_prometheus

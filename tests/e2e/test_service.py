@@ -16,9 +16,9 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from transformers import LlamaForCausalLM
 
 from specdec.client import Client, ClientError
-from specdec.finish_reason import FinishReason
-from specdec.sampling_params import SamplingParams, SpeculationOptions
-from specdec.tokenizer import ChatMessage
+from specdec.types.chat import ChatMessage
+from specdec.types.messages import FinishReason
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 

@@ -5,7 +5,7 @@ import re
 import promql_parser
 import pytest
 
-from cluster.metric_catalogue import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
+from cluster.observability.metric_definitions import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
 from tests.k8s.rendering import example, of_kind, only, ray_templates, render
 from tests.k8s.value_sets import FIRST, KEDA, SECOND, VALUE_SETS
 from tools.monitoring.prometheus_files import FLEET_JOB, REPLICA_JOB

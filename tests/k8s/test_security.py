@@ -6,15 +6,7 @@ import json
 import pytest
 import yaml
 
-from tests.k8s.rendering import (
-    EXAMPLES,
-    cluster,
-    of_kind,
-    only,
-    pod_specs,
-    ray_templates,
-    render,
-)
+from tests.k8s.rendering import EXAMPLES, cluster, of_kind, only, pod_specs, ray_templates, render
 from tests.k8s.value_sets import VALUE_SETS
 
 CASES = {

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from cluster.config import settings
+from cluster.config.serve_config import settings
 from tests.k8s.rendering import CHART, ROOT, parsed
 from tests.k8s.validity import check
 from tools.chart.__main__ import main

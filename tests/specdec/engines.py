@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from pathlib import Path
 
-from specdec.config import DraftLimits, EngineConfig, QuantizationMethod
-from specdec.engine import Engine
-from specdec.errors import SpecdecError
-from specdec.finish_reason import FinishReason
-from specdec.model_config import ModelConfig
-from specdec.parallel import TensorParallelGroup
-from specdec.proposers import (
+from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.quantization import QuantizationMethod
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.engine.engine import Engine
+from specdec.engine.outputs import RequestOutput
+from specdec.models.config import ModelConfig
+from specdec.sequences.sequence import Request
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.proposers import (
     DraftModelProposer,
     DraftRequest,
     DraftVocabulary,
     Proposal,
     Proposer,
 )
-from specdec.request_output import RequestOutput
-from specdec.runner import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
-from specdec.sampling_params import SamplingParams
-from specdec.sequence import Request
-from specdec.speculation import SpeculationPolicy
-from specdec.speculative_config import SpeculativeConfig
-from specdec.step import Logprobs, StepInput, StepRow, VerifiedRow, VerifyOutput
-from specdec.tokenizer import Tokenizer
-from specdec.workers import Target
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.errors import SpecdecError
+from specdec.types.messages import (
+    FinishReason,
+    Logprobs,
+    StepInput,
+    StepRow,
+    VerifiedRow,
+    VerifyOutput,
+)
+from specdec.types.sampling_params import SamplingParams
+from specdec.types.worker import Target
+from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 
 def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
@@ -93,7 +100,7 @@ def make_engine(
     return Engine(config, model, target, Tokenizer(directory), proposer, policy)
 
 
-def request(request_id: str, prompt: Many[int], *, seed: int = 0, **params: object) -> Request:
+def request(request_id: str, prompt: Sequence[int], *, seed: int = 0, **params: object) -> Request:
     values: dict[str, object] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
     return Request(request_id, tuple(prompt), SamplingParams(**{**values, **params}), seed)  # type: ignore[arg-type]
 
@@ -122,7 +129,7 @@ class Transcript:
         self.last = output
 
 
-def run(engine: Engine, requests: Many[Request]) -> dict[str, Transcript]:
+def run(engine: Engine, requests: Sequence[Request]) -> dict[str, Transcript]:
     """Adds all requests and steps until they have ended, checking integrity all along."""
     transcripts = {each.request_id: Transcript() for each in requests}
     for each in requests:
@@ -171,19 +178,19 @@ class HashTarget:
                 verified.append(VerifiedRow(row.seq_id, came, lookahead_token_ids=ahead))
         return VerifyOutput(step.step_id, tuple(verified))
 
-    def continuation(self, prompt: Many[int], count: int) -> list[int]:
+    def continuation(self, prompt: Sequence[int], count: int) -> list[int]:
         """What any engine on this target must generate."""
         tokens = list(prompt)
         for _ in range(count):
             tokens.append(self.next_token(tokens))
         return tokens[len(prompt) :]
 
-    def next_token(self, context: Many[int]) -> int:
+    def next_token(self, context: Sequence[int]) -> int:
         # Of the last three tokens only, and few of them: so lookups find repetitions.
         digest = hashlib.sha256(repr(list(context[-3:])).encode()).digest()
         return digest[0] % 5 + 10
 
-    def _verify(self, context: list[int], drafts: Many[int]) -> tuple[int, ...]:
+    def _verify(self, context: list[int], drafts: Sequence[int]) -> tuple[int, ...]:
         new = [self.next_token(context)]
         for draft in drafts:
             if draft != new[-1]:
@@ -209,7 +216,7 @@ class ScriptedProposer:
         self.released: list[int] = []
         self._proposals: list[Proposal] = []
 
-    def begin(self, requests: Many[DraftRequest]) -> None:
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
         self.num_calls += 1
         self._proposals = [
             Proposal(

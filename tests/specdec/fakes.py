@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from specdec.parallel import TensorParallelGroup
+from specdec.distributed.group import TensorParallelGroup
 
 Result = TypeVar("Result")
 

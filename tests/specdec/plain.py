@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence as Many
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.sampling.noise import CHUNK_TOKENS, NoiseKeys, gumbel_noise
-from specdec.sampling_rules import SamplingRules
+from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
+from specdec.types.sampling_spec import SamplingRules
 
 ROUNDING = 1e-4
 """More than differently shaped forward passes in float32 round the logits of tiny models."""
@@ -20,8 +20,8 @@ ROUNDING = 1e-4
 def shape(
     logits: Tensor,  # [vocab_size]
     rules: SamplingRules,
-    prompt: Many[int],
-    output: Many[int],
+    prompt: Sequence[int],
+    output: Sequence[int],
     grammar_mask: np.ndarray | None = None,
 ) -> Tensor:
     """Everything up to the temperature, as vLLM defines it."""
@@ -39,7 +39,7 @@ def shape(
 
 
 def _forbidden(
-    vocab_size: int, rules: SamplingRules, output: Many[int], grammar_mask: np.ndarray | None
+    vocab_size: int, rules: SamplingRules, output: Sequence[int], grammar_mask: np.ndarray | None
 ) -> set[int]:
     everything, forbidden = set(range(vocab_size)), set()
     if rules.allowed_token_ids is not None:
@@ -70,8 +70,8 @@ def cut(scores: Tensor, rules: SamplingRules) -> Tensor:
 def next_token(
     logits: Tensor,  # [vocab_size]
     rules: SamplingRules,
-    prompt: Many[int],
-    output: Many[int],
+    prompt: Sequence[int],
+    output: Sequence[int],
     grammar_mask: np.ndarray | None = None,
 ) -> int:
     """The token that follows `prompt` and `output`."""

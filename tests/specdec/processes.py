@@ -10,7 +10,7 @@ from typing import Any
 
 # Forked from a process that has imported torch and has never used its threads.
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["torch", "specdec.runner", "tests.specdec.processes"])
+_CONTEXT.set_forkserver_preload(["torch", "specdec.worker", "tests.specdec.processes"])
 
 
 @dataclass(frozen=True)

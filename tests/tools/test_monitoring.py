@@ -10,9 +10,9 @@ import promql_parser
 import pytest
 import yaml
 
-from cluster.admin_cli import set_speculation
-from cluster.config import settings
-from cluster.metric_catalogue import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
+from cluster.cli.admin import set_speculation
+from cluster.config.serve_config import settings
+from cluster.observability.metric_definitions import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
 from tools.made_files import changed_files, write_files
 from tools.monitoring.__main__ import main
 from tools.monitoring.alerts import ALERTS, RUNBOOK

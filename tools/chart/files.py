@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from cluster.config import ServeConfig
+from cluster.config.serve_config import ServeConfig
 from tools.chart.kinds import Values
 from tools.chart.manifests import manifest_yaml
 from tools.chart.models_values import Model, ModelImage
@@ -50,7 +50,7 @@ def chart_yaml() -> str:
 
 def serve_yaml() -> str:
     """What Serve's own gRPC ingress carries, as the service itself says it."""
-    from cluster.deployment import grpc_options  # loads Ray
+    from cluster.serve.deployment import grpc_options  # loads Ray
 
     functions = grpc_options(ServeConfig(ingress="serve")).grpc_servicer_functions
     return _MADE + yaml.safe_dump({"grpc_servicer_functions": functions})

@@ -6,9 +6,9 @@ import re
 from dataclasses import fields
 from typing import Any, get_args, get_origin, get_type_hints
 
-from cluster.config import settings
-from specdec.settings import DIRECTORY, FILE, Limit, Setting
-from specdec.speculative_config import SpeculativeConfig
+from cluster.config.serve_config import settings
+from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
+from specdec.config.speculative import SpeculativeConfig
 
 OF_THE_CHART = {
     "model": "models[].model",

@@ -22,8 +22,8 @@ from grafana_foundation_sdk.models.dashboard import (
 )
 from grafana_foundation_sdk.models.dashboard import Panel as GrafanaPanel
 
-from cluster.metric_catalogue import REPLICA_LABEL
-from specdec.metric_spec import MODEL_LABEL, PREFIX
+from cluster.observability.metric_definitions import REPLICA_LABEL
+from specdec.engine.metric_definitions import MODEL_LABEL, PREFIX
 from tools.monitoring.panels import ROWS, Panel, Unit
 from tools.monitoring.queries import Query
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from cluster.metric_catalogue import LINK_METRICS
+from cluster.observability.metric_definitions import LINK_METRICS
 from tools.monitoring.alerts import ALERTS, Alert
 
 FLEET_JOB, REPLICA_JOB = "specdec", "specdec-replica"

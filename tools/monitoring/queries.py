@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.metric_catalogue import REPLICA_LABEL
-from specdec.metric_spec import MODEL_LABEL, PREFIX
+from cluster.observability.metric_definitions import REPLICA_LABEL
+from specdec.engine.metric_definitions import MODEL_LABEL, PREFIX
 
 WINDOW = "$__rate_interval"
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import certifi
 import yaml
+from specdec.sampling_params import SamplingParams
 
 from specdec.client import Client
-from specdec.sampling_params import SamplingParams
 
 
 class _Tls(ssl.SSLContext):

@@ -7,7 +7,7 @@ import pytest
 
 from specdec.client import Client, ClientError, resumption
 from specdec.client.connection import MAX_ATTEMPTS
-from specdec.sampling_params import SamplingParams
+from specdec.types.sampling_params import SamplingParams
 from tests.specdec.client.fake_service import FakeService, running
 
 

@@ -19,16 +19,16 @@ from specdec.client import (
     Usage,
 )
 from specdec.client.connection import MAX_ATTEMPTS
-from specdec.errors import InvalidValueError
-from specdec.finish_reason import FinishReason
-from specdec.sampling_params import (
+from specdec.types.chat import ChatMessage
+from specdec.types.errors import InvalidValueError
+from specdec.types.messages import FinishReason
+from specdec.types.sampling_params import (
     SamplingDefaults,
     SamplingParams,
     SpeculationOptions,
     StructuredOutput,
 )
-from specdec.stats import SpeculationStats
-from specdec.tokenizer import ChatMessage
+from specdec.types.stats import SpeculationStats
 from tests.specdec.client.certificate import self_signed_certificate
 from tests.specdec.client.fake_service import CHUNKS_OF_TWO_CHOICES, FakeService, running
 
@@ -411,4 +411,10 @@ def test_importing_the_client_loads_no_engine():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     loaded = set(done.stdout.split())
     assert "specdec.client" in loaded
-    assert not loaded & {"torch", "transformers", "numpy", "specdec.engine", "specdec.config"}
+    assert not loaded & {
+        "torch",
+        "transformers",
+        "numpy",
+        "specdec.engine.engine",
+        "specdec.config.engine",
+    }

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.checkpoint import CPU
-from specdec.head_shard import HeadShard
 from specdec.kernels import PagedAttention
-from specdec.model_input import Chunk, ModelInput
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.weights.checkpoint import CPU
+from specdec.types.sharding import HeadShard
 
 BLOCK_SIZE, HEAD_DIM = 4, 8
 (HEADS,) = HeadShard.all_ranks(6, 2, 1)

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from cluster.config import ServeConfig
-from specdec.errors import InvalidValueError
+from cluster.config.serve_config import ServeConfig
+from specdec.config.llm import LLMConfig
+from specdec.config.speculative import SpeculativeConfig
 from specdec.llm.arguments import LLMArguments, read_arguments
-from specdec.llm_config import LLMConfig
-from specdec.speculative_config import SpeculativeConfig
+from specdec.types.errors import InvalidValueError
 
 
 def test_an_llm_that_is_told_nothing():

@@ -9,8 +9,8 @@ from contextlib import aclosing
 import pytest
 
 from specdec import AsyncLLM, SamplingParams
-from specdec.errors import InvalidValueError, NotReadyError, TargetFailedError
-from specdec.runner import LocalTarget
+from specdec.types.errors import InvalidValueError, NotReadyError, TargetFailedError
+from specdec.worker import LocalTarget
 from tests.specdec.llm.models import arguments, metrics_of
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)

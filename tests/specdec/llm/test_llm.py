@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from specdec import LLM, SamplingParams, StructuredOutput
-from specdec.errors import InvalidValueError, NotReadyError
+from specdec.types.errors import InvalidValueError, NotReadyError
 from tests.specdec.llm.models import arguments, metrics_of
 from tests.specdec.tiny import renamed_dtype_dir
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from specdec.errors import InvalidValueError
 from specdec.llm.prompts import PromptParts, read_conversations, read_prompts
+from specdec.types.errors import InvalidValueError
 
 TEXT, TOKENS = PromptParts("a"), PromptParts(None, (1, 2))
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from specdec.model_config import ModelConfig
-from specdec.model_input import Chunk, ModelInput
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.config import ModelConfig
+from specdec.models.cpu_decoder import NativeDecoder
 from specdec.models.loading import load_model
-from specdec.models.native_decoder import NativeDecoder
 
 BLOCK_SIZE = 4
 

@@ -5,11 +5,11 @@ Without transformers, which a rank that is a process would import for seconds.
 
 import torch
 
-from specdec.kernels.native import SharedMemory, native_library
-from specdec.model_config import ModelConfig
-from specdec.model_input import Chunk, ModelInput
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import SharedMemory, native_library
+from specdec.kernels.forward_batch import Chunk, ModelInput
+from specdec.models.config import ModelConfig
 from specdec.models.loading import load_model
-from specdec.parallel import TensorParallelGroup
 
 NUM_TOKENS = 700
 """More than two segments of attention, and no multiple of anything."""

@@ -7,10 +7,10 @@ by an oversight cannot be read or mixed with others.
 import pytest
 import torch
 
-from specdec.errors import UnsupportedModelError
-from specdec.model_config import ModelConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.models.config import ModelConfig
 from specdec.models.loading import load_model
-from specdec.parallel import TensorParallelGroup
+from specdec.types.errors import UnsupportedModelError
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.tiny import tiny_llama_dir
 

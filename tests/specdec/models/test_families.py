@@ -7,11 +7,11 @@ import pytest
 import torch
 import transformers
 
-from specdec.checkpoint import open_checkpoint
-from specdec.kernels.native import native_library
-from specdec.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
-from specdec.models.decoder import CausalDecoder
-from specdec.parallel import TensorParallelGroup
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import native_library
+from specdec.models.config import SUPPORTED_ARCHITECTURES, ModelConfig
+from specdec.models.llama import CausalDecoder
+from specdec.models.weights.checkpoint import open_checkpoint
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import BLOCK_SIZE, in_pass_order, mixed_logits

@@ -10,9 +10,9 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
-from specdec.errors import ModelNotFoundError
 from specdec.models import hub
-from specdec.models.store import resolve
+from specdec.models.resolve import resolve
+from specdec.types.errors import ModelNotFoundError
 
 COMMIT = "0123456789012345678901234567890123456789"
 REPO_ID = "org/tiny"

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
-from specdec.kernels.native import native_library
+from specdec.kernels.cpu import native_library
 from specdec.models import loading
-from specdec.models.native_decoder import NativeDecoder
+from specdec.models.cpu_decoder import NativeDecoder
 from tests.specdec.fakes import run_ranks
 from tests.specdec.models.passes import load
 

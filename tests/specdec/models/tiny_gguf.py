@@ -11,7 +11,7 @@ import gguf
 import torch
 from transformers import LlamaForCausalLM
 
-from specdec.models.store import PackagedModel
+from specdec.config.model_aliases import PackagedModel
 
 MEMBER = "tiny_package/tiny.Q8_0.gguf"
 TENSOR_NAMES = {

@@ -1,9 +1,9 @@
 import pytest
 import torch
 
-from specdec.parallel import TensorParallelGroup
+from specdec.distributed.group import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks
-from specdec.sampling.noise import CHUNK_TOKENS
+from specdec.sampling.gumbel import CHUNK_TOKENS
 
 
 @pytest.mark.parametrize("first_token", [0, 1, 64, 100])

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from specdec.partition import partition
 from specdec.sampling import token_logprobs
+from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
 
 

@@ -5,12 +5,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.kernels.draws import row_peaks
-from specdec.parallel import TensorParallelGroup
-from specdec.partition import partition
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.sample import row_peaks
 from specdec.sampling import SamplingBatch, sample
 from specdec.sampling import sampler as sampler_module
-from specdec.sampling.noise import CHUNK_TOKENS, NoiseKeys, gumbel_noise
+from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
+from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 

@@ -1,0 +1,128 @@
+"""The try-it box: one answer, token by token, each with who it came from.
+
+The page sends JSON and reads server-sent events: `start`, then `tokens` for each step, then `end`,
+or `error` where it ends before its time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Any
+
+from cluster.api.errors import status_of
+from cluster.api.sse import event
+from cluster.replica.requests import GenerateCall, Prompt
+from cluster.replica.router import Generation, Router
+from specdec.config.fields import refuse_unknown
+from specdec.engine.outputs import RequestOutput
+from specdec.text.detokenizer import IncrementalDetokenizer
+from specdec.types.chat import ChatMessage
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
+
+MAX_PROMPT_CHARS = 100_000
+MAX_TOKENS = 4_096
+
+_KEYS = ("prompt", "as_chat", "max_tokens", "temperature", "seed", "speculation")
+_SPECULATION_KEYS = ("enabled", "num_speculative_tokens")
+
+
+def decode_try_it(body: Any) -> GenerateCall:
+    """Reads the JSON that the page sends. Raises InvalidValueError."""
+    _require_object("body", body)
+    refuse_unknown("field", body, _KEYS)
+    max_tokens = body.get("max_tokens")
+    if type(max_tokens) is not int or not 1 <= max_tokens <= MAX_TOKENS:
+        raise InvalidValueError("max_tokens", max_tokens, f"a whole number from 1 to {MAX_TOKENS}")
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=body.get("temperature"),
+        seed=body.get("seed"),
+        speculation=_decode_speculation(body.get("speculation", {})),
+    )
+    prompt = _decode_prompt(body)
+    # Whatever the service's own interval is: here each step is to be seen.
+    return GenerateCall(model="", prompt=prompt, params=params, request_id="", stream_interval=1)
+
+
+def _decode_prompt(body: Mapping[str, Any]) -> Prompt:
+    text, as_chat = body.get("prompt"), body.get("as_chat", True)
+    if not isinstance(text, str) or not 1 <= len(text) <= MAX_PROMPT_CHARS:
+        limit = f"a text of 1 to {MAX_PROMPT_CHARS} characters"
+        raise InvalidValueError("prompt", text if not isinstance(text, str) else len(text), limit)
+    if not isinstance(as_chat, bool):
+        raise InvalidValueError("as_chat", as_chat, "true or false")
+    return (ChatMessage("user", text),) if as_chat else text
+
+
+def _decode_speculation(wanted: Any) -> SpeculationOptions:
+    _require_object("speculation", wanted)
+    refuse_unknown("speculation", wanted, _SPECULATION_KEYS)
+    return SpeculationOptions(**wanted)
+
+
+def _require_object(name: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InvalidValueError(name, value, "a JSON object")
+
+
+async def begin(router: Router, call: GenerateCall) -> AsyncGenerator[bytes, None]:
+    """The events of an answer whose first step has come; closing them aborts the request.
+
+    Raises what the engine has against the request, while there is still a status code to say it
+    with.
+    """
+    generation = await router.generate(call)
+    outputs = generation.outputs
+    first = await anext(outputs)
+    return _events(generation, first, router.text.detokenizer())
+
+
+async def _events(
+    generation: Generation, first: RequestOutput, detokenizer: IncrementalDetokenizer
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(generation.outputs) as outputs:
+        yield event("start", {"request_id": first.request_id, "seed": generation.seed})
+        try:
+            yield _tokens(first, detokenizer)
+            last = first
+            async for last in outputs:
+                yield _tokens(last, detokenizer)
+        except Exception as error:
+            yield event("error", {"message": status_of(error).message})
+        else:
+            yield event("end", _ending(last))
+
+
+def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes:
+    """What a step brought: the text of each token, empty where it is part of a character yet."""
+    texts = []
+    for token_id in output.token_ids:
+        detokenizer.append(token_id)
+        texts.append(detokenizer.take())
+    if output.is_last and texts:
+        texts[-1] += detokenizer.flush()
+    tokens = [
+        {"text": text, "accepted": is_drafted}
+        for text, is_drafted in zip(texts, output.is_drafted, strict=True)
+    ]
+    return event("tokens", {"tokens": tokens, "usage": _usage(output)})
+
+
+def _usage(output: RequestOutput) -> dict[str, Any]:
+    return {
+        "prompt_tokens": output.num_prompt_tokens,
+        "completion_tokens": output.num_output_tokens,
+        **asdict(output.speculation),
+    }
+
+
+def _ending(last: RequestOutput) -> dict[str, Any]:
+    assert last.finish_reason is not None, "an answer without its end"
+    return {
+        "finish_reason": last.finish_reason.value,
+        "verifier": last.verifier,
+        "is_lossless": last.verifier not in LOSSY_VERIFIERS,
+    }

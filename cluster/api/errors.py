@@ -1,0 +1,113 @@
+"""The one map from errors to gRPC and HTTP status codes, and to the words that a client reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from grpc import StatusCode
+
+from specdec.types.errors import (
+    BadLogitsError,
+    DraftFailedError,
+    ForeignPageError,
+    GrammarError,
+    InvalidValueError,
+    ModelNotFoundError,
+    NoTokenLeftError,
+    NotReadyError,
+    OutOfMemoryError,
+    OverloadedError,
+    TargetFailedError,
+    UnauthenticatedError,
+    UnknownModelError,
+    UnsupportedModelError,
+    VersionConflictError,
+)
+
+logger = logging.getLogger(__name__)
+
+OVERLOAD_RETRY_AFTER_S = 1
+"""How long a refused client should wait: a full queue moves on within a step or two."""
+
+INTERNAL_MESSAGE = "internal error; the service's log has the details"
+TARGET_FAILED_MESSAGE = "the model stopped answering and this request is lost; send it again later"
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """`message` replaces the error's own text where that was not written for clients."""
+
+    grpc_code: StatusCode
+    http_code: int
+    message: str | None = None
+    retry_after_s: int | None = None
+
+
+# An error that a request runs into because of how the service was set up, or of what its fields
+# come to together, is in no field; 400 is the HTTP code that Google's API guide gives to
+# FAILED_PRECONDITION.
+_SETUP = _Rule(StatusCode.FAILED_PRECONDITION, 400)
+
+_RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
+    {
+        InvalidValueError: _Rule(StatusCode.INVALID_ARGUMENT, 400),
+        ForeignPageError: _Rule(StatusCode.PERMISSION_DENIED, 403),
+        UnauthenticatedError: _Rule(StatusCode.UNAUTHENTICATED, 401),
+        UnknownModelError: _Rule(StatusCode.NOT_FOUND, 404),
+        VersionConflictError: _Rule(StatusCode.ABORTED, 409),
+        GrammarError: _Rule(StatusCode.FAILED_PRECONDITION, 400),
+        OverloadedError: _Rule(
+            StatusCode.RESOURCE_EXHAUSTED, 429, retry_after_s=OVERLOAD_RETRY_AFTER_S
+        ),
+        NotReadyError: _Rule(StatusCode.UNAVAILABLE, 503),
+        NoTokenLeftError: _SETUP,
+        BadLogitsError: _Rule(StatusCode.INTERNAL, 500),
+        # Its text quotes what a shard raised.
+        TargetFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
+        DraftFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
+        OutOfMemoryError: _SETUP,
+        ModelNotFoundError: _SETUP,
+        UnsupportedModelError: _SETUP,
+        Exception: _Rule(StatusCode.INTERNAL, 500, INTERNAL_MESSAGE),
+    }
+)
+
+
+@dataclass(frozen=True)
+class ErrorStatus:
+    """How an error is reported to a client. `retry_after_s` is None where waiting gains nothing."""
+
+    grpc_code: StatusCode
+    http_code: int
+    message: str
+    retry_after_s: int | None = None
+
+    @property
+    def trailing_metadata(self) -> tuple[tuple[str, str], ...]:
+        """The retry hint as gRPC trailing metadata."""
+        return () if self.retry_after_s is None else (("retry-after-s", str(self.retry_after_s)),)
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The retry hint as an HTTP header."""
+        return {} if self.retry_after_s is None else {"Retry-After": str(self.retry_after_s)}
+
+
+def status_of(error: Exception) -> ErrorStatus:
+    """The status of an error. One whose text clients must not see is logged with its traceback."""
+    rule = next(_RULES[kind] for kind in type(error).__mro__ if kind in _RULES)
+    if rule.message is not None:
+        logger.error("reported as %s", rule.grpc_code.name, exc_info=error)
+    return ErrorStatus(
+        grpc_code=rule.grpc_code,
+        http_code=rule.http_code,
+        message=rule.message or str(error),
+        retry_after_s=_known_retry_s(error) or rule.retry_after_s,
+    )
+
+
+def _known_retry_s(error: Exception) -> int | None:
+    return error.retry_after_s if isinstance(error, OverloadedError) else None

@@ -1,0 +1,89 @@
+"""AdminService's types as JSON, for HTTP and the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from datetime import datetime
+from typing import Any
+
+from specdec.config.fields import refuse_unknown
+from specdec.types.control import SpeculationRule
+from specdec.types.control_changes import SpeculationChange
+from specdec.types.errors import InvalidValueError
+from specdec.types.profile import ProfileOrder
+
+_WORDS: Mapping[type, str] = {str: "a text", bool: "true or false", int: "a whole number"}
+_TYPES: Mapping[str, type] = {
+    "mode": str,
+    "threshold": int,
+    "num_speculative_tokens": int,
+    "method": str,
+    "allow_request_override": bool,
+    "reset": bool,
+    "expected_version": int,
+    "updated_by": str,
+    "reason": str,
+}
+_NEVER_NULL = ("reset", "updated_by", "reason")
+
+
+def to_json(value: Any) -> str:
+    """A dataclass as one JSON object; moments as ISO 8601 texts."""
+    return json.dumps(asdict(value), ensure_ascii=False, default=datetime.isoformat)
+
+
+def read_change(body: bytes) -> SpeculationChange:
+    """Reads a change by the names of its fields. Raises InvalidValueError."""
+    mapping = _read_object(body, SpeculationChange)
+    values = {name: _read_value(name, value) for name, value in mapping.items()}
+    return SpeculationChange(**values)
+
+
+def read_profile_order(body: bytes) -> ProfileOrder:
+    """Reads what to profile; what is left out has its default. Raises InvalidValueError."""
+    return ProfileOrder(**_read_object(body, ProfileOrder))
+
+
+def _read_object(body: bytes, kind: type[SpeculationChange | ProfileOrder]) -> dict[str, Any]:
+    """The values of a JSON object whose names are fields of `kind`."""
+    try:
+        mapping = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValueError("body", f"{len(body)} bytes", "a JSON object") from error
+    if not isinstance(mapping, dict):
+        raise InvalidValueError("body", mapping, "a JSON object")
+    refuse_unknown("field", mapping, [each.name for each in fields(kind)])
+    return mapping
+
+
+def read_rules(value: object) -> tuple[SpeculationRule, ...]:
+    """Rules from plain data: a list of objects. Raises InvalidValueError."""
+    if not isinstance(value, list):
+        raise InvalidValueError("rules", value, "a list of objects")
+    return tuple(_read_rule(f"rules[{index}]", each) for index, each in enumerate(value))
+
+
+def _read_value(name: str, value: Any) -> Any:
+    if value is None and name not in _NEVER_NULL:
+        return None
+    if name == "rules":
+        return read_rules(value)
+    if name == "allowed_verifiers":
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            raise InvalidValueError(name, value, "a list of texts")
+        return tuple(value)
+    expected = _TYPES.get(name)
+    if expected is not None and type(value) is not expected:  # to isinstance, True is an int
+        raise InvalidValueError(name, value, _WORDS[expected])
+    return value
+
+
+def _read_rule(name: str, value: object) -> SpeculationRule:
+    known = [each.name for each in fields(SpeculationRule)]
+    if not isinstance(value, dict) or "min_requests_per_s" not in value:
+        limit = f"an object of {', '.join(known)}, the first of which must be there"
+        raise InvalidValueError(name, value, limit)
+    refuse_unknown(f"field of {name}", value, known)
+    return SpeculationRule(**value)

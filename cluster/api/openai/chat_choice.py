@@ -1,0 +1,158 @@
+"""One choice of a chat's answer: text, tool calls and log-probabilities, whole or as they come."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterable
+
+from cluster.api.openai.chat_schema import (
+    AnsweredFunction,
+    AnsweredToolCall,
+    AnswerMessage,
+    ChatChoice,
+    ChatChunkChoice,
+    Delta,
+    FunctionDelta,
+    ToolCallDelta,
+)
+from cluster.api.openai.logprobs import ChoiceLogprobs, TokenNames, chat_logprobs
+from cluster.api.openai.schema import FinishReason
+from cluster.api.openai.tool_parser import CallBegun, Content, Piece, ToolCallParser
+from specdec.engine.outputs import RequestOutput
+from specdec.types import messages
+
+
+class ChoiceWriter:
+    """Takes the outputs of one choice, and tells them in either way; use one of the two."""
+
+    def __init__(
+        self,
+        index: int,
+        parser: ToolCallParser | None,
+        names: TokenNames | None,
+        *,
+        tells_token_ids: bool,
+        prefix: str = "",
+    ) -> None:
+        """`parser`: None without tools. `names`: None without log-probabilities."""
+        self._index = index
+        self._parser = parser
+        self._names = names
+        self._tells_token_ids = tells_token_ids
+        self._prefix = prefix
+        self._outputs: list[RequestOutput] = []
+
+    def opening(self) -> ChatChunkChoice:
+        """What a stream begins with, before anything is said."""
+        delta = Delta(role="assistant", content=self._prefix)
+        return ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None)
+
+    def chunk(self, output: RequestOutput) -> ChatChunkChoice | None:
+        """What an output adds; None where it is nothing that shows yet."""
+        pieces = self._pieces(output)
+        logprobs = self._logprobs([output])
+        if not (pieces or logprobs or output.finish_reason or self._tells_token_ids):
+            return None
+        choice = ChatChunkChoice(
+            index=self._index,
+            delta=_delta(pieces),
+            logprobs=logprobs,
+            finish_reason=self._finish_reason(output),
+        )
+        if output.finish_reason is not None:
+            choice.stop_reason = output.stop_reason
+        if self._tells_token_ids:
+            choice.token_ids = list(output.token_ids)
+        return choice
+
+    def add(self, output: RequestOutput) -> None:
+        """Keeps an output for `choice`."""
+        self._outputs.append(output)
+
+    def choice(self) -> ChatChoice:
+        """The whole choice, of the outputs that were added."""
+        pieces = [piece for output in self._outputs for piece in self._pieces(output)]
+        last = self._outputs[-1]
+        reason = self._finish_reason(last)
+        assert reason is not None, "a choice without its end"
+        choice = ChatChoice(
+            index=self._index,
+            message=self._message(pieces),
+            logprobs=self._logprobs(self._outputs),
+            finish_reason=reason,
+            stop_reason=last.stop_reason,
+        )
+        if self._tells_token_ids:
+            choice.token_ids = [each for output in self._outputs for each in output.token_ids]
+        return choice
+
+    def _pieces(self, output: RequestOutput) -> list[Piece]:
+        if self._parser is None:
+            return [Content(output.text)] if output.text else []
+        pieces = list(self._parser.feed(output.text))
+        if output.finish_reason is not None:
+            pieces += self._parser.finish()
+        return pieces
+
+    def _message(self, pieces: Iterable[Piece]) -> AnswerMessage:
+        text, calls = self._prefix, list[AnsweredToolCall]()
+        for piece in pieces:
+            match piece:
+                case Content():
+                    text += piece.text
+                case CallBegun():
+                    calls.append(_call(piece.name))
+                case _:
+                    calls[-1].function.arguments += piece.text
+        message = AnswerMessage(role="assistant", content=text if text or not calls else None)
+        message.refusal = None  # set, so that it is told
+        if calls:
+            message.tool_calls = calls
+        return message
+
+    def _logprobs(self, outputs: Iterable[RequestOutput]) -> ChoiceLogprobs | None:
+        if self._names is None:
+            return None
+        told = [each.logprobs for each in outputs if each.logprobs is not None]
+        content = [place for part in told for place in chat_logprobs(part, self._names).content]
+        return ChoiceLogprobs(content=content, refusal=None)
+
+    def _finish_reason(self, output: RequestOutput) -> FinishReason | None:
+        if output.finish_reason is None:
+            return None
+        if output.finish_reason is messages.FinishReason.LENGTH:
+            return "length"
+        has_called = self._parser is not None and self._parser.num_calls > 0
+        return "tool_calls" if has_called else "stop"
+
+
+def _call(name: str) -> AnsweredToolCall:
+    function = AnsweredFunction(name=name, arguments="")
+    return AnsweredToolCall(id=_call_id(), type="function", function=function)
+
+
+def _call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+def _delta(pieces: Iterable[Piece]) -> Delta:
+    """All pieces of one output together."""
+    delta = Delta()
+    calls: dict[int, ToolCallDelta] = {}
+    for piece in pieces:
+        match piece:
+            case Content():
+                delta.content = (delta.content or "") + piece.text
+            case CallBegun():
+                function = FunctionDelta(name=piece.name, arguments="")
+                calls[piece.index] = ToolCallDelta(
+                    index=piece.index, id=_call_id(), type="function", function=function
+                )
+            case _ if piece.index in calls:
+                calls[piece.index].function.arguments += piece.text
+            case _:
+                function = FunctionDelta(arguments=piece.text)
+                calls[piece.index] = ToolCallDelta(index=piece.index, function=function)
+    if calls:
+        delta.tool_calls = list(calls.values())
+    return delta

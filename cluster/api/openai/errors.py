@@ -1,0 +1,227 @@
+"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, get_args
+
+from fastapi import Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from grpc import StatusCode
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from cluster.api.errors import status_of
+from cluster.api.openai.schema import ErrorBody, ErrorDetails, RequestModel
+from specdec.types.errors import InvalidValueError, SpecdecError
+
+INVALID_REQUEST = "invalid_request_error"
+RETRY_AFTER_S = 1
+"""When to come back to a service that is starting, stopping or full: its state changes by then."""
+
+_TYPES: Mapping[int, str] = MappingProxyType(
+    {
+        401: "authentication_error",
+        403: "permission_error",
+        429: "rate_limit_error",
+        500: "server_error",
+        503: "service_unavailable_error",
+        504: "timeout_error",
+    }
+)
+_CODES: Mapping[int, str] = MappingProxyType(
+    {
+        401: "invalid_api_key",
+        404: "model_not_found",
+        429: "rate_limit_exceeded",
+        503: "service_unavailable",
+    }
+)
+_GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType({504: StatusCode.DEADLINE_EXCEEDED})
+_SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
+_SAYS = {"have": "has", "match": "matches"}
+_ASIDE = re.compile(r" after validation, not .*")
+_MAX_NAME_CHARS = 100
+"""Of a name that a client made up: it is compared with all others, and told."""
+_CONTEXT_FIELDS = ("prompt length", "max_tokens")
+
+
+class ApiError(SpecdecError):
+    """A request that is refused before anything of it is run."""
+
+    def __init__(self, status: int, message: str, code: str) -> None:
+        """`status`: of HTTP. `code`: for programs."""
+        self.status = status
+        self.code = code
+        super().__init__(message)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error as a client is told of it. grpc_code: what it counts as in the metrics."""
+
+    status: int
+    details: ErrorDetails
+    grpc_code: StatusCode
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def body(self) -> ErrorBody:
+        """The JSON that is sent."""
+        return ErrorBody(error=self.details)
+
+    def respond(self) -> Response:
+        """The answer to a request of which nothing has been answered yet."""
+        return JSONResponse(self.body.model_dump(), self.status, dict(self.headers))
+
+
+def failure_of(
+    error: Exception,
+    model: type[RequestModel] | None = None,
+    names: Mapping[str, str] = MappingProxyType({}),
+) -> Failure:
+    """What a client is told of an error. What it must not see goes to the log.
+
+    model: of the request's body. names: what the API calls fields that are named otherwise here.
+    """
+    match error:
+        case ApiError():
+            grpc_code = _GRPC_CODES.get(error.status, StatusCode.INVALID_ARGUMENT)
+            details = _details(error.status, str(error), None, error.code)
+            return Failure(error.status, details, grpc_code)
+        case RequestValidationError():
+            error = _validation_error(error, model)
+        case HTTPException():
+            details = _details(error.status_code, str(error.detail), None, None)
+            headers = error.headers or {}
+            return Failure(error.status_code, details, StatusCode.INVALID_ARGUMENT, headers)
+    return _failure_of_ours(error, names)
+
+
+def _failure_of_ours(error: Exception, names: Mapping[str, str]) -> Failure:
+    status = status_of(error)
+    headers = dict(status.headers)
+    if status.http_code == 503:
+        headers.setdefault("Retry-After", str(RETRY_AFTER_S))
+    if status.http_code == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    if not isinstance(error, InvalidValueError):
+        details = _details(status.http_code, status.message, None, _CODES.get(status.http_code))
+        return Failure(status.http_code, details, status.grpc_code, headers)
+    is_too_long = error.field in _CONTEXT_FIELDS and "max_model_len" in error.limit
+    code = "context_length_exceeded" if is_too_long else None
+    param = _renamed(error.field, names)
+    told = InvalidValueError(param, error.value, error.limit)
+    details = _details(status.http_code, str(told), param, code)
+    return Failure(status.http_code, details, status.grpc_code, headers)
+
+
+def _details(status: int, message: str, param: str | None, code: str | None) -> ErrorDetails:
+    kind = _TYPES.get(status, INVALID_REQUEST)
+    return ErrorDetails(message=message, type=kind, param=param, code=code)
+
+
+def _renamed(name: str, names: Mapping[str, str]) -> str:
+    """The longest known beginning of a field's name replaced by the API's."""
+    known = [each for each in names if name == each or name.startswith((f"{each}[", f"{each}."))]
+    if not known:
+        return name
+    longest = max(known, key=len)
+    return names[longest] + name[len(longest) :]
+
+
+def _validation_error(
+    error: RequestValidationError, model: type[RequestModel] | None
+) -> InvalidValueError:
+    """The one of pydantic's findings that is told: of several for a union, the one furthest in."""
+    body = error.body
+    findings = [(_path(each["loc"][1:], body, each["type"]), each) for each in error.errors()]
+    path, finding = max(findings, key=lambda each: len(each[0]))
+    name = _spelled(path)
+    match finding["type"]:
+        case "missing" if not path:
+            return InvalidValueError("body", None, "a JSON object")
+        case "missing":
+            return InvalidValueError(name, None, "given")
+        case "json_invalid":
+            return InvalidValueError("body", "what was sent", "JSON")
+        case "extra_forbidden":
+            return InvalidValueError(name, finding["input"], _why_unknown(path, model))
+        case _:
+            return InvalidValueError(
+                name or "body", _told(finding["input"]), _limit(finding["msg"])
+            )
+
+
+def _told(value: Any) -> Any:
+    """What was sent, or how much where spelling it would take long."""
+    is_long = isinstance(value, list | dict) and len(value) > _MAX_NAME_CHARS
+    return f"{len(value)} entries" if is_long else value
+
+
+def _limit(message: str) -> str:
+    """What completes "it must be ...", of pydantic's "Input should be ...", for instance."""
+    said = _SHOULD.fullmatch(_ASIDE.sub("", message))
+    if said is None:
+        return message
+    what, verb, rest = said.groups()
+    return rest if verb == "be" else f"a {what.lower()} that {_SAYS[verb]} {rest}"
+
+
+def _path(loc: Sequence[Any], body: Any, kind: str) -> tuple[Any, ...]:
+    """Where in the body an error is: pydantic's path without the names of a union's members."""
+    path: list[Any] = []
+    for index, step in enumerate(loc):
+        if _has(body, step):
+            body = body[step]
+            path.append(step)
+        elif kind == "missing" and index == len(loc) - 1:
+            path.append(step)
+    return tuple(path)
+
+
+def _has(body: Any, step: Any) -> bool:
+    if isinstance(body, dict):
+        return step in body
+    return isinstance(body, list) and isinstance(step, int) and step < len(body)
+
+
+def _spelled(path: Iterable[Any]) -> str:
+    """`messages[0].content` for ("messages", 0, "content")."""
+    text = ""
+    for step in path:
+        name = str(step)[:_MAX_NAME_CHARS]
+        text += f"[{step}]" if isinstance(step, int) else f".{name}" if text else name
+    return text
+
+
+def _why_unknown(path: Sequence[Any], model: type[RequestModel] | None) -> str:
+    name = str(path[-1])[:_MAX_NAME_CHARS]
+    models = [*_models_below(model)] if model is not None else []
+    for each in models:
+        if name in each.refused:
+            return each.refused[name]
+    fields = [field for each in models for field in each.model_fields]
+    nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
+    hint = f"; did you mean {nearest[0]}?" if nearest else ""
+    return f"left out: there is no such field{hint}"
+
+
+def _models_below(model: type[BaseModel]) -> list[type[RequestModel]]:
+    """A model and those of its fields, itself first."""
+    found = [model] if issubclass(model, RequestModel) else []
+    for each in model.model_fields.values():
+        for kind in _classes_in(each.annotation):
+            found += [other for other in _models_below(kind) if other not in found]
+    return found
+
+
+def _classes_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [kind for part in get_args(annotation) for kind in _classes_in(part)]

@@ -1,0 +1,119 @@
+"""Measuring a service that runs: `specdec bench`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+import click
+
+from cluster.cli.bench.load_cli import bench_serve
+from cluster.cli.bench.method_plot import svg
+from cluster.cli.bench.methods import MethodReport, MethodResult, compare
+from cluster.cli.bench.prompts import read_prompts
+from cluster.cli.connection_options import client_flags
+from cluster.cli.output import json_flag, progress_bar, show_json
+from specdec.client import Client
+from specdec.client.sync_client import DEFAULT_TIMEOUT_S
+from specdec.types.sampling_params import SamplingParams
+
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+_NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
+_SEED = 0
+
+
+@click.group()
+def bench() -> None:
+    """Measure a service that runs."""
+
+
+bench.add_command(bench_serve)
+
+
+@bench.command(short_help="Compare all loaded speculation methods, and none.")
+@click.argument("prompts_file", type=_FILE)
+@click.option("--num-prompts", type=click.IntRange(min=1), help="Of the file's. Default: all.")
+@click.option(
+    "--max-tokens",
+    type=click.IntRange(min=1),
+    default=128,
+    show_default=True,
+    help="Most tokens of an answer.",
+)
+@click.option(
+    "--temperature",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="From 0 (greedy) to 100.",
+)
+@click.option("--output", type=_NEW_FILE, help="Also write the JSON to this file.")
+@click.option("--plot", type=_NEW_FILE, help="Also draw a bar chart to this file, as SVG.")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="Seconds that one answer may take.",
+)
+@json_flag
+@client_flags
+def methods(
+    prompts_file: Path,
+    num_prompts: int | None,
+    max_tokens: int,
+    temperature: float,
+    output: Path | None,
+    plot: Path | None,
+    timeout_s: float,
+    as_json: bool,
+    address: str,
+    tls_ca_file: Path | None,
+    api_key: str | None,
+) -> None:
+    """Compare all loaded speculation methods, and none, on PROMPTS_FILE.
+
+    PROMPTS_FILE holds JSON lines: texts, or objects with "prompt" or "turns". One request runs at a
+    time.
+
+    Answers that suffix keeps count for it and for what it is combined with: of these two, whichever
+    is asked a prompt later has the earlier one's answer. Restart the service and load suffix alone
+    to see it without.
+    """
+    prompts = read_prompts(prompts_file)[:num_prompts]
+    params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=_SEED)
+    connection = Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key)
+    with connection as client, progress_bar(None, "answer") as advance:
+        report = compare(client, prompts, params, advance)
+    if output is not None:
+        output.write_text(json.dumps(asdict(report)) + "\n", encoding="utf-8")
+    if plot is not None:
+        plot.write_text(svg(report), encoding="utf-8")
+    if as_json:
+        show_json(asdict(report))
+    else:
+        click.echo(_table(report))
+
+
+def _table(report: MethodReport) -> str:
+    heading = (
+        f"{'method':<16}{'tokens/s':>10}{'speed-up':>10}{'acceptance':>12}{'mean length':>13}"
+        f"{'drafts':>8}{'other answers':>15}"
+    )
+    return "\n".join([heading, *map(_line, report.results)])
+
+
+def _line(result: MethodResult) -> str:
+    drafts = f"{'-':>12}{'-':>13}"
+    if result.num_drafts:
+        drafts = f"{result.acceptance_rate:>12.0%}{result.mean_acceptance_length:>13.2f}"
+    return (
+        f"{result.name:<16}{_number(result.tokens_per_s, 1):>10}{_number(result.speedup, 2):>10}"
+        f"{drafts}{result.num_drafts:>8}{result.num_other_answers:>15}"
+    )
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,152 @@
+"""What the records of a run amount to. Names and meanings are those of `vllm bench serve`.
+
+ttft: time to first token, from sending to the first message with tokens. tpot: time per output
+token after that message, (end - first) / (tokens - 1). itl: inter-token latency, from a message
+with tokens to the next of the same answer; one message may bring several tokens. e2el: end-to-end
+latency. All in milliseconds.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal, get_args
+
+from cluster.cli.bench.load import Record
+from specdec.types.stats import SpeculationStats
+
+LatencyName = Literal["ttft", "tpot", "itl", "e2el"]
+LATENCIES: tuple[LatencyName, ...] = get_args(LatencyName)
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Of some values, in their unit. percentiles: by percent, linear between the two nearest."""
+
+    mean: float
+    median: float
+    std: float
+    percentiles: Mapping[float, float]
+
+
+@dataclass(frozen=True)
+class LoadSummary:
+    """One run. A latency is missing where no answer has it.
+
+    duration_s: from the first request sent to the last answer's end. goodput: requests a second
+    that met every objective; None without objectives. max_lateness_s: the longest that a request
+    was sent after it was due; 0 in a closed loop. peak_concurrency: most requests that were open at
+    once. speculation: None where the service does not tell.
+    """
+
+    completed: int
+    failed: int
+    errors: Mapping[str, int]
+    duration_s: float
+    total_input_tokens: int
+    total_output_tokens: int
+    request_throughput: float
+    output_throughput: float
+    total_token_throughput: float
+    request_goodput: float | None
+    peak_concurrency: int
+    max_lateness_s: float
+    latencies_ms: Mapping[LatencyName, Distribution]
+    speculation: SpeculationStats | None
+
+
+def summarize(
+    records: Sequence[Record],
+    percentiles: Sequence[float],
+    objectives_ms: Mapping[LatencyName, float],
+) -> LoadSummary:
+    """objectives_ms: what a request must not exceed to count for goodput."""
+    done = [record for record in records if record.usage is not None]
+    duration_s = max(each.done_s for each in records) - min(each.sent_s for each in records)
+    per_second = 1 / duration_s if duration_s > 0 else 0.0
+    input_tokens = sum(each.usage.prompt_tokens for each in done if each.usage)
+    output_tokens = sum(each.usage.completion_tokens for each in done if each.usage)
+    values = {name: [ms for each in done for ms in latency_ms(each, name)] for name in LATENCIES}
+    good = sum(_is_good(each, objectives_ms) for each in done)
+    return LoadSummary(
+        completed=len(done),
+        failed=len(records) - len(done),
+        errors=Counter(each.error for each in records if each.error is not None),
+        duration_s=duration_s,
+        total_input_tokens=input_tokens,
+        total_output_tokens=output_tokens,
+        request_throughput=len(done) * per_second,
+        output_throughput=output_tokens * per_second,
+        total_token_throughput=(input_tokens + output_tokens) * per_second,
+        request_goodput=good * per_second if objectives_ms else None,
+        peak_concurrency=peak_concurrency(records),
+        max_lateness_s=max(map(_lateness_s, records)),
+        latencies_ms={
+            name: distribution(found, percentiles) for name, found in values.items() if found
+        },
+        speculation=_speculation(done),
+    )
+
+
+def latency_ms(record: Record, name: LatencyName) -> list[float]:
+    """The values of one answer: one, or none where it has too few tokens; of itl one a gap."""
+    if name == "e2el":
+        return [1000 * (record.done_s - record.sent_s)]
+    if not record.heard_s:
+        return []
+    if name == "ttft":
+        return [1000 * (record.heard_s[0] - record.sent_s)]
+    if name == "itl":
+        return [1000 * (after - before) for before, after in pairwise(record.heard_s)]
+    num_tokens = 0 if record.usage is None else record.usage.completion_tokens
+    decoding_s = record.done_s - record.heard_s[0]
+    return [1000 * decoding_s / (num_tokens - 1)] if num_tokens > 1 else []
+
+
+def distribution(values: Sequence[float], percentiles: Sequence[float]) -> Distribution:
+    """Of at least one value; std is that of the values themselves, not of a population's sample."""
+    ordered = sorted(values)
+    return Distribution(
+        mean=statistics.fmean(ordered),
+        median=percentile(ordered, 50),
+        std=statistics.pstdev(ordered),
+        percentiles={percent: percentile(ordered, percent) for percent in percentiles},
+    )
+
+
+def percentile(ordered: Sequence[float], percent: float) -> float:
+    """Of ascending values: by linear interpolation between the nearest ranks, from 0 to 100."""
+    place = (len(ordered) - 1) * percent / 100
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def peak_concurrency(records: Sequence[Record]) -> int:
+    """Most requests that were open at once; one that ends as another begins is not."""
+    changes = [(each.sent_s, 1) for each in records] + [(each.done_s, -1) for each in records]
+    number = peak = 0
+    for _, change in sorted(changes):  # at the same moment, ends come first
+        number += change
+        peak = max(peak, number)
+    return peak
+
+
+def _lateness_s(record: Record) -> float:
+    return 0.0 if record.due_s is None else max(0.0, record.sent_s - record.due_s)
+
+
+def _is_good(record: Record, objectives_ms: Mapping[LatencyName, float]) -> bool:
+    return all(
+        statistics.fmean(values) <= limit
+        for name, limit in objectives_ms.items()
+        if (values := latency_ms(record, name))
+    )
+
+
+def _speculation(done: Sequence[Record]) -> SpeculationStats | None:
+    told = [each.usage.speculation for each in done if each.usage and each.usage.speculation]
+    return SpeculationStats.sum(told) if told else None

@@ -1,0 +1,46 @@
+"""`specdec models`: what can be served by a short name, and fetching it."""
+
+from __future__ import annotations
+
+import click
+
+from cluster.cli.output import json_flag, say, show_json
+
+
+@click.group()
+def models() -> None:
+    """Fetch models, and list those that have a short name."""
+
+
+@models.command("fetch")
+@click.argument("name")
+@json_flag
+def fetch_model(name: str, as_json: bool) -> None:
+    """Fetch the model called NAME, an alias or a Hugging Face Hub id, and print where it is."""
+    from specdec.models.resolve import resolve
+
+    directory = resolve(name, progress=say)
+    if as_json:
+        show_json({"name": name, "directory": str(directory)})
+        return
+    click.echo(directory)
+
+
+@models.command("list")
+@json_flag
+def list_models(as_json: bool) -> None:
+    """List the aliases, and which of them are in the cache."""
+    from specdec.config.model_aliases import ALIASES
+    from specdec.config.paths import default_cache_dir
+    from specdec.models.resolve import packaged_directory
+
+    found = []
+    for name, source in ALIASES.items():
+        place = packaged_directory(name, default_cache_dir())
+        directory = str(place) if place.is_dir() else None
+        size = source.download_bytes
+        found.append({"name": name, "directory": directory, "download_bytes": size})
+        if not as_json:
+            click.echo(f"{name}\t{directory or f'not fetched ({size / 1e6:.0f} MB)'}")
+    if as_json:
+        show_json({"models": found})

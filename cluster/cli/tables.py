@@ -1,0 +1,177 @@
+"""What operators are shown: states, replicas, moments and changes as lines of text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from specdec.types.control_changes import CONTROL_VALUES, AuditPage, SpeculationState
+from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
+from specdec.types.profile import ProfileReport, WorkerProfile
+from specdec.types.sampling_params import VERIFIERS
+
+_SILENT_AFTER_S = 40.0  # an idle replica reports every 30
+
+
+def state_table(state: SpeculationState) -> str:
+    """A line for each value and rule, and one for who changed it."""
+    rows = [
+        [name, _shown(getattr(state.in_force, name)), _origin(name, state)]
+        for name in CONTROL_VALUES
+    ]
+    rules = [_rule_line(state, index) for index in range(len(state.rules))]
+    expiry = [] if state.expires_at is None else [f"until {state.expires_at:%Y-%m-%d %H:%M:%S} UTC"]
+    return "\n".join([*_aligned(rows), *rules, _last_change(state), *expiry])
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return "all" if value == VERIFIERS else ",".join(value)
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "all" if value is None else str(value)
+
+
+def _rule_line(state: SpeculationState, index: int) -> str:
+    rule = state.rules[index]
+    count = rule.num_speculative_tokens
+    parts = [] if rule.mode is None else [f"mode {rule.mode}"]
+    parts += [] if count is None else [f"num_speculative_tokens {count}"]
+    holds = " (holds now)" if index == state.active_rule else ""
+    return f"from {rule.min_requests_per_s:g} requests/s: {', '.join(parts)}{holds}"
+
+
+def _origin(name: str, state: SpeculationState) -> str:
+    value, configured = getattr(state.in_force, name), getattr(state.configured, name)
+    if state.in_force.is_by_rule and _by_rule(name, state):
+        return f"by a rule; configured: {_shown(configured)}"
+    if name in state.overridden:
+        return f"set by an operator; configured: {_shown(configured)}"
+    assert value == configured, "another value than the configured, and nobody's"
+    return "as configured"
+
+
+def _by_rule(name: str, state: SpeculationState) -> bool:
+    if state.active_rule is None:
+        return False
+    return getattr(state.rules[state.active_rule], name, None) is not None
+
+
+def moment_line(fleet: FleetStatistics) -> str:
+    """Time, load, and of each replica what is drafted and why."""
+    reports = [replica.report for replica in fleet.status.replicas]
+    speculation = fleet.totals.speculation
+    drafts = ", ".join(
+        f"{each.replica_id} k={each.num_chosen_tokens} ({each.decision_reason or 'idle'})"
+        for each in reports
+    )
+    decoding, waiting = (
+        sum(getattr(each, name) for each in reports) for name in ("num_decoding", "num_waiting")
+    )
+    return (
+        f"{fleet.at:%H:%M:%S}  {fleet.requests_per_s:.1f} requests/s  {decoding} decoding  "
+        f"{waiting} waiting  acceptance {speculation.acceptance_rate:.0%}  {drafts}"
+    )
+
+
+def audit_table(page: AuditPage) -> str:
+    """A line for each change: version, when, who, what and why."""
+    if not page.entries:
+        return "never changed"
+    return "\n".join(
+        _aligned(
+            [
+                [
+                    str(entry.version),
+                    f"{entry.at:%Y-%m-%d %H:%M:%S} UTC",
+                    entry.updated_by or "-",
+                    json.dumps(dict(entry.change), ensure_ascii=False),
+                    entry.reason,
+                ]
+                for entry in page.entries
+            ]
+        )
+    )
+
+
+def _last_change(state: SpeculationState) -> str:
+    if state.updated_at is None:
+        return "never changed"
+    by = f" by {state.updated_by}" if state.updated_by else ""
+    reason = f": {state.reason}" if state.reason else ""
+    return f"version {state.version}, {state.updated_at:%Y-%m-%d %H:%M:%S} UTC{by}{reason}"
+
+
+def replica_table(answer: ServiceStatus) -> str:
+    """A heading and a line for each replica, and how many were lost."""
+    if not answer.replicas:
+        return "no replica has reported yet"
+    heading = ["replica", "state", "up", "running", "waiting", "decoding", "kv", "speculation"]
+    lines = _aligned([heading, *(_replica_row(replica) for replica in answer.replicas)])
+    if answer.num_lost_replicas:
+        lines.append(f"{answer.num_lost_replicas} lost since the control plane started")
+    return "\n".join(lines)
+
+
+def _replica_row(replica: ReplicaStatus) -> list[str]:
+    report = replica.report
+    version = report.speculation_version
+    return [
+        report.replica_id,
+        _condition(replica),
+        _duration(replica.uptime_s),
+        str(report.num_running),
+        str(report.num_waiting),
+        str(report.num_decoding),
+        f"{report.kv_cache_usage:.0%}",
+        f"{'on' if report.is_speculation_on else 'off'}"
+        + ("" if version is None else f" (version {version})")
+        + (", draft worker away" if report.is_draft_worker_up is False else ""),
+    ]
+
+
+def _condition(replica: ReplicaStatus) -> str:
+    if replica.age_s > _SILENT_AFTER_S:
+        return f"silent for {_duration(replica.age_s)}"
+    return "ready" if replica.report.is_ready else f"not ready: {replica.report.reason}"
+
+
+def profile_table(report: ProfileReport) -> str:
+    """Of each rank: how many steps, where the trace is, and a line for each operation."""
+    heading = f"replica {report.replica_id}, {report.elapsed_s:.1f} s"
+    return "\n\n".join([heading, *map(_worker_table, report.workers)])
+
+
+def _worker_table(worker: WorkerProfile) -> str:
+    where = worker.trace_path or f"no trace: {worker.fault}"
+    heading = f"{worker.worker}, rank {worker.rank}: {worker.num_steps} steps, {where}"
+    columns = ["operation", "calls", "self ms", "total ms", "device ms"]
+    rows = [
+        [each.name, str(each.num_calls), *map(_ms, (each.self_ms, each.total_ms, each.device_ms))]
+        for each in worker.operations
+    ]
+    return "\n".join([heading, *(_aligned([columns, *rows]) if rows else ())])
+
+
+def _ms(value: float) -> str:
+    return f"{value:.2f}"
+
+
+def _duration(seconds: float) -> str:
+    """The two largest units: 42s, 3m05s, 2h07m, 4d01h."""
+    minutes, rest_s = divmod(int(seconds), 60)
+    hours, rest_minutes = divmod(minutes, 60)
+    days, rest_hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{rest_hours:02}h"
+    if hours:
+        return f"{hours}h{rest_minutes:02}m"
+    return f"{minutes}m{rest_s:02}s" if minutes else f"{rest_s}s"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,96 @@
+"""A configuration file that lists several models, each for an application of its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from cluster.config.config_file import read_config_file
+from cluster.config.serve_config import ServeConfig
+from cluster.config.vllm_settings import our_name
+from specdec.types.errors import InvalidValueError
+
+_OF_THE_SERVICE = (
+    "ingress",
+    "host",
+    "grpc_port",
+    "http_port",
+    "grpc_max_message_mib",
+    "tls_cert_file",
+    "tls_key_file",
+    "ray_address",
+    "log_level",
+    "log_format",
+)
+_OF_A_MODEL = ("model", "served_model_name")
+_MAX_NAME_CHARS = 63  # of a DNS label
+
+PATHS_OF_THE_SERVICE = frozenset(
+    {"v1", "tokenize", "detokenize", "dashboard", "metrics", "health", "ready"}
+)
+"""First parts of the paths that a model answers under "/"; no other model's prefix can be one."""
+
+
+def read_models(
+    path: Path, overrides: Mapping[str, Any] = MappingProxyType({})
+) -> tuple[ServeConfig, ...]:
+    """One configuration for each of `models`, or the only one of a file without that.
+
+    What stands beside `models` holds for all of them; `overrides` win over it, and what a model
+    says of itself over both. Raises InvalidValueError.
+    """
+    content = read_config_file(path)
+    if "models" not in content:
+        return (ServeConfig.from_sources(content, overrides),)
+    models = content.pop("models")
+    for each in (content, overrides):
+        _refuse(_OF_A_MODEL, each, "left out beside models, where each says its own")
+    if not isinstance(models, list) or not models or not all(map(_is_mapping, models)):
+        raise InvalidValueError("models", models, "a list of mappings of settings, at least one")
+    for each in models:
+        _refuse(_OF_THE_SERVICE, each, "left out of models: it holds for the whole service")
+    configs = tuple(ServeConfig.from_sources(content, overrides, each) for each in models)
+    _check_together(configs)
+    return configs
+
+
+def application_name(config: ServeConfig) -> str:
+    """What Serve calls the application of a model: its name as a DNS label."""
+    label = re.sub(r"[^a-z0-9]+", "-", config.served_model_name.lower())
+    return label[:_MAX_NAME_CHARS].strip("-") or "model"
+
+
+def check_prefix(config: ServeConfig) -> None:
+    """Raises InvalidValueError for a model whose name as a prefix would hide paths of another's."""
+    if (name := application_name(config)) in PATHS_OF_THE_SERVICE:
+        limit = f"another one where a model has the prefix /: /{name} is a path of its API"
+        raise InvalidValueError("served_model_name", config.served_model_name, limit)
+
+
+def _check_together(configs: tuple[ServeConfig, ...]) -> None:
+    first, *others = configs
+    for each in others:
+        check_prefix(each)
+    if others and first.ingress != "serve":
+        limit = "serve for several models: they share its ports"
+        raise InvalidValueError("ingress", first.ingress, limit)
+    names: dict[str, str] = {}
+    for config in configs:
+        name = application_name(config)
+        if name in names:
+            limit = f"another one than {names[name]!r} of another model, beyond case and signs"
+            raise InvalidValueError("served_model_name", config.served_model_name, limit)
+        names[name] = config.served_model_name
+
+
+def _refuse(names: tuple[str, ...], mapping: Mapping[str, Any], limit: str) -> None:
+    for key, value in mapping.items():
+        if our_name(key) in names:
+            raise InvalidValueError(key, value, limit)
+
+
+def _is_mapping(value: object) -> bool:
+    return isinstance(value, dict) and "models" not in value

@@ -1,0 +1,125 @@
+"""What operators have set, as it is stored, and what it makes of the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from cluster.control.store import StoredSpeculation
+from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.control_changes import CONTROL_VALUES, SpeculationChange, SpeculationState
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import SpeculationMethod, VerifierName
+
+_NO_SPECULATION = SpeculationControl("off", threshold=0, num_speculative_tokens=0)
+_RULES = "rules"
+
+
+@dataclass(frozen=True)
+class OverrideLimits:
+    """What an operator may choose from: the methods that are loaded, and the service's verifier."""
+
+    methods: tuple[SpeculationMethod, ...] = ()
+    verifier: VerifierName = "coupled"
+
+    def check(self, change: SpeculationChange) -> None:
+        """Raises InvalidValueError for what this service lacks."""
+        if change.method is not None and not self.has_method(change.method):
+            several = f"one of those loaded: {', '.join(self.methods)}"
+            limit = several if len(self.methods) > 1 else "left out: one method alone is loaded"
+            raise InvalidValueError("method", change.method, limit)
+        names = change.allowed_verifiers
+        if names is not None and self.verifier not in names:
+            limit = f"a list with {self.verifier} in it, the service's own"
+            raise InvalidValueError("allowed_verifiers", names, limit)
+
+    def has_method(self, method: str) -> bool:
+        """Whether there is a choice, and this is a part of it."""
+        return len(self.methods) > 1 and method in self.methods
+
+    def still_valid(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+        """Without what was set when other things were loaded; it waits for them to return."""
+        left_out = set()
+        if "method" in overrides and not self.has_method(overrides["method"]):
+            left_out.add("method")
+        if self.verifier not in overrides.get("allowed_verifiers", (self.verifier,)):
+            left_out.add("allowed_verifiers")
+        return {name: value for name, value in overrides.items() if name not in left_out}
+
+
+def after_change(
+    before: StoredSpeculation, change: SpeculationChange, now_s: float
+) -> StoredSpeculation:
+    """The version that a change makes of the one before. now_s: seconds since 1970."""
+    kept = {} if change.reset else dict(before.overrides)
+    expires_at_s = None if change.reset else before.expires_at_s
+    if change.ttl_s is not None:
+        expires_at_s = now_s + change.ttl_s if change.ttl_s else None
+    overrides = {**kept, **_plain_values(change)}
+    if not overrides.get(_RULES, True):
+        del overrides[_RULES]
+    return StoredSpeculation(
+        version=before.version + 1,
+        overrides=overrides,
+        updated_at_s=now_s,
+        updated_by=change.updated_by,
+        reason=change.reason,
+        expires_at_s=expires_at_s,
+    )
+
+
+def plain_change(change: SpeculationChange) -> dict[str, Any]:
+    """What a change sets, for the audit log."""
+    plain = _plain_values(change)
+    if change.ttl_s is not None:
+        plain["ttl_s"] = change.ttl_s
+    return {"reset": True, **plain} if change.reset else plain
+
+
+def state_of(
+    stored: StoredSpeculation,
+    configured: SpeculationControl | None,
+    limits: OverrideLimits,
+    active: int | None,
+) -> SpeculationState:
+    """What is wanted with these overrides. active: which of the rules holds."""
+    overrides = limits.still_valid(stored.overrides)
+    if configured is None:  # what was set when the service could draft waits for that time
+        configured, overrides = _NO_SPECULATION, {}
+    rules = tuple(SpeculationRule(**each) for each in overrides.get(_RULES, ()))
+    active = active if active is not None and active < len(rules) else None
+    values = {name: _typed(overrides[name]) for name in CONTROL_VALUES if name in overrides}
+    in_force = replace(configured, **values)
+    return SpeculationState(
+        in_force=in_force if active is None else rules[active].applied_to(in_force),
+        without_rules=in_force,
+        configured=configured,
+        overridden=tuple(name for name in (*CONTROL_VALUES, _RULES) if name in overrides),
+        version=stored.version,
+        updated_at=_moment(stored.updated_at_s) if stored.version else None,
+        updated_by=stored.updated_by,
+        reason=stored.reason,
+        rules=rules,
+        active_rule=active,
+        expires_at=None if stored.expires_at_s is None else _moment(stored.expires_at_s),
+    )
+
+
+def _plain_values(change: SpeculationChange) -> dict[str, Any]:
+    plain = {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in change.values.items()
+    }
+    if change.rules is not None:
+        plain[_RULES] = [asdict(rule) for rule in change.rules]
+    return plain
+
+
+def _typed(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _moment(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)

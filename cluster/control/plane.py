@@ -1,0 +1,313 @@
+"""The one place that knows what operators want of a service, and how its replicas are.
+
+It decides nothing about requests. While it is away, Routers go on as they were last told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cluster.control.history import FleetHistory
+from cluster.control.overrides import OverrideLimits, after_change, plain_change, state_of
+from cluster.control.peers import ServiceCard
+from cluster.control.request_rate import ArrivalRate
+from cluster.control.store import ControlStore, StoredSpeculation, state_dir
+from cluster.control.timeseries import Figures
+from specdec.types.control import SpeculationControl, active_rule
+from specdec.types.control_changes import (
+    DEFAULT_AUDIT_PAGE,
+    MAX_AUDIT_PAGE,
+    AuditEntry,
+    AuditPage,
+    SpeculationChange,
+    SpeculationPreview,
+    SpeculationState,
+    StateStamp,
+)
+from specdec.types.counters import Counts
+from specdec.types.errors import InvalidValueError, VersionConflictError
+from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, ServiceStatus
+
+logger = logging.getLogger(__name__)
+
+SILENCE_LIMIT_S = 90.0
+"""How long a replica may say nothing before it counts as lost; a step may take long."""
+
+OVERDUE_S = 36.0
+"""How old a report may get before its replica no longer counts as ready.
+
+At rest one comes every 30 s; a call may time out, and be made again a second later."""
+
+EXPIRED = "expired"
+"""The reason of a version that was made because a time that an operator had set was over."""
+
+_TICK_S = 1.0
+
+
+@dataclass(frozen=True)
+class _Heard:
+    """A report, how long its replica had run by then, and when it came by the clock here."""
+
+    report: ReplicaReport
+    uptime_s: float
+    heard_at_s: float
+
+    @property
+    def started_at_s(self) -> float:
+        """By the clock here."""
+        return self.heard_at_s - self.uptime_s
+
+    def status(self, now_s: float) -> ReplicaStatus:
+        """As it said last; but not ready, whatever it said, where the next report is overdue."""
+        report, age_s = self.report, now_s - self.heard_at_s
+        if age_s > OVERDUE_S:
+            report = replace(report, is_ready=False, reason=f"nothing heard for {age_s:.0f} s")
+        return ReplicaStatus(report, now_s - self.started_at_s, age_s)
+
+
+class ControlPlane:
+    """Keeps what operators want, tells it to whoever watches, and gathers reports.
+
+    For one event loop. Its methods are coroutines because they are called from other processes.
+    """
+
+    def __init__(
+        self,
+        configured: SpeculationControl | None,
+        store: ControlStore,
+        *,
+        limits: OverrideLimits | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        """`configured` holds where no operator has said otherwise; None: nothing can draft.
+
+        limits: what is loaded. wall_clock: seconds since 1970, for what outlasts this process.
+        """
+        self._configured = configured
+        self._store = store
+        self._limits = limits or OverrideLimits()
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._arrivals = ArrivalRate(clock)
+        self._stored = store.read()
+        self._active_rule: int | None = None
+        self._state = self._present_state()
+        self._changed = asyncio.Event()
+        self._heard: dict[str, _Heard] = {}
+        self._departed = Counts()
+        self._history = FleetHistory()
+        self._num_lost = 0
+        self._ticking: asyncio.Task[None] | None = None
+        self.tick()
+
+    async def speculation(self) -> SpeculationState:
+        """What is wanted of speculation."""
+        self.tick()
+        return self._state
+
+    async def set_speculation(self, change: SpeculationChange) -> SpeculationState:
+        """Stores a change, wakes the watchers, and returns what is in force then.
+
+        Raises VersionConflictError when the state is not of the expected version, and
+        InvalidValueError when the service was started without speculation, or lacks what is named.
+        """
+        self._require_speculation(change)
+        self.tick()
+        before = self._store.read()
+        expected = change.expected_version
+        if expected is not None and expected != before.version:
+            raise VersionConflictError(expected, before.version)
+        after = after_change(before, change, self._wall_clock())
+        if not self._store.replace(after, plain_change(change)):
+            raise VersionConflictError(before.version, self._store.read().version)
+        self._adopt(after)
+        return self._state
+
+    async def preview(self, change: SpeculationChange | None) -> SpeculationPreview:
+        """What a change would mean at the load of the moment; None: what holds already does.
+
+        Raises InvalidValueError as set_speculation does.
+        """
+        after = self._stored
+        if change is not None:
+            self._require_speculation(change)
+            after = after_change(after, change, self._wall_clock())
+        rate = self._arrivals.per_s()
+        rules = state_of(after, self._configured, self._limits, None).rules
+        active = active_rule(rules, rate, self._active_rule if change is None else None)
+        state = state_of(after, self._configured, self._limits, active)
+        num_decoding = sum(each.report.num_decoding for each in self._heard.values())
+        return SpeculationPreview(rate, num_decoding, state.in_force, state.active_rule)
+
+    async def audit_log(self, page_size: int, page_token: str) -> AuditPage:
+        """The latest changes, the newest first. Raises InvalidValueError."""
+        if not 0 <= page_size <= MAX_AUDIT_PAGE:
+            raise InvalidValueError("page_size", page_size, f"from 1 to {MAX_AUDIT_PAGE}, or 0")
+        if page_token and not (page_token.isdecimal() and len(page_token) < 19):
+            raise InvalidValueError("page_token", page_token, "a next_page_token, or empty")
+        count = page_size or DEFAULT_AUDIT_PAGE
+        found = self._store.changes(int(page_token) if page_token else None, count + 1)
+        entries = tuple(
+            AuditEntry(
+                each.version,
+                datetime.fromtimestamp(each.updated_at_s, UTC),
+                each.updated_by,
+                each.reason,
+                each.change,
+            )
+            for each in found[:count]
+        )
+        return AuditPage(entries, str(entries[-1].version) if len(found) > count else "")
+
+    async def watch(self, known: StateStamp | None, timeout_s: float) -> SpeculationState:
+        """The state as soon as its stamp is another, else after `timeout_s` seconds."""
+        self._tick_on()
+        if self._state.stamp == known:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._changed.wait()
+        return self._state
+
+    async def report(self, report: ReplicaReport, uptime_s: float) -> None:
+        """Takes note of what a replica says of itself, unless it has said something later.
+
+        Calls may overtake each other, and what was counted must never become less.
+        """
+        before = self._heard.get(report.replica_id)
+        if before is not None and uptime_s < before.uptime_s:
+            return
+        self._heard[report.replica_id] = _Heard(report, uptime_s, self._clock())
+        self._arrivals.report(report.replica_id, report.counts.num_requests)
+        self.tick()
+        if self._history.is_due(self._wall_clock()):
+            await self.fleet()
+
+    async def leave(self, replica_id: str, *, has_failed: bool) -> None:
+        """Forgets a replica that ends."""
+        if self._forget(replica_id):
+            self._num_lost += has_failed
+
+    async def status(self) -> ServiceStatus:
+        """Every replica heard of lately, and what is wanted of speculation."""
+        now_s = self._clock()
+        self._forget_the_silent(now_s)
+        self.tick()
+        return ServiceStatus(
+            replicas=tuple(
+                each.status(now_s)
+                for each in sorted(self._heard.values(), key=lambda each: each.started_at_s)
+            ),
+            speculation=self._state,
+            num_lost_replicas=self._num_lost,
+        )
+
+    async def fleet(self) -> FleetStatistics:
+        """All replicas at this moment, and what they have done together."""
+        status = await self.status()
+        fleet = FleetStatistics(
+            datetime.fromtimestamp(self._wall_clock(), UTC),
+            status,
+            self._arrivals.per_s(),
+            Counts.sum((self._departed, *(each.report.counts for each in status.replicas))),
+        )
+        if self._history.is_due(fleet.at.timestamp()):
+            self._history.add(fleet)
+        return fleet
+
+    async def history(self, after_s: float) -> tuple[Figures, ...]:
+        """The points of the charts after a time, in seconds since 1970; the oldest first."""
+        return self._history.since(after_s)
+
+    def tick(self) -> None:
+        """Ends what has expired, and judges the rules by the present rate of requests.
+
+        To be called every second while there is either; every call from outside does it too.
+        """
+        expires_at_s = self._stored.expires_at_s
+        if expires_at_s is not None and self._wall_clock() >= expires_at_s:
+            self._expire(expires_at_s)
+        active = active_rule(self._state.rules, self._arrivals.per_s(), self._active_rule)
+        if active != self._active_rule:
+            self._active_rule = active
+            self._announce()
+
+    def _require_speculation(self, change: SpeculationChange) -> None:
+        if self._configured is None:
+            limit = "one that drafts, for speculation to be changed; the service has none"
+            raise InvalidValueError("speculative_config", "none", limit)
+        self._limits.check(change)
+
+    def _tick_on(self) -> None:
+        """Keeps ticking, from the first watcher on. At rest that costs a look at two fields."""
+        if self._ticking is None or self._ticking.done():
+            self._ticking = asyncio.get_running_loop().create_task(self._tick_forever())
+
+    async def _tick_forever(self) -> None:
+        while True:
+            if self._state.rules or self._stored.expires_at_s is not None:
+                self.tick()
+                await asyncio.sleep(_TICK_S)
+            else:
+                await self._changed.wait()
+
+    def _expire(self, expires_at_s: float) -> None:
+        """Makes a version without overrides, unless somebody else was first."""
+        after = StoredSpeculation(self._stored.version + 1, {}, expires_at_s, "", EXPIRED)
+        written = self._store.replace(after, {"reset": True})
+        self._adopt(after if written else self._store.read())
+
+    def _adopt(self, stored: StoredSpeculation) -> None:
+        self._stored, self._active_rule = stored, None
+        self._state = self._present_state()
+        self._active_rule = active_rule(self._state.rules, self._arrivals.per_s(), None)
+        self._announce()
+
+    def _announce(self) -> None:
+        self._state = self._present_state()
+        self._changed.set()  # for those who watch now; who comes later sees the version
+        self._changed = asyncio.Event()
+        logger.info("speculation: %s", self._state)
+
+    def _present_state(self) -> SpeculationState:
+        return state_of(self._stored, self._configured, self._limits, self._active_rule)
+
+    def _forget_the_silent(self, now_s: float) -> None:
+        for replica_id, each in list(self._heard.items()):
+            if now_s - each.heard_at_s > SILENCE_LIMIT_S:
+                self._forget(replica_id)
+                self._num_lost += 1
+
+    def _forget(self, replica_id: str) -> bool:
+        """What it did stays counted. False if it was not known."""
+        heard = self._heard.pop(replica_id, None)
+        self._arrivals.forget(replica_id)
+        if heard is not None:
+            self._departed = self._departed.plus(heard.report.counts)
+        return heard is not None
+
+
+class ControlPlaneReplica(ControlPlane):
+    """The ControlPlane as Ray Serve makes it. Light: its process loads no model and no torch."""
+
+    def __init__(
+        self,
+        configured: SpeculationControl | None,
+        limits: OverrideLimits,
+        directory: Path | None,
+        card: ServiceCard,
+    ) -> None:
+        """directory: where its state is to be, on the node that it runs on; None: the usual one."""
+        super().__init__(configured, ControlStore(state_dir(directory), card.model), limits=limits)
+        self._card = card
+
+    async def card(self) -> ServiceCard:
+        """What the Routers of other applications want to know of this one."""
+        return self._card

@@ -1,0 +1,135 @@
+"""What a replica knows of text: its model's tokenizer, and the grammars that are compiled with it.
+
+Calls come as text and chats, and go to the engine as tokens; no step waits for what is done here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from cluster.replica.encode_limiter import EncodingRoom
+from cluster.replica.requests import Prompt
+from specdec.models.config import ModelConfig
+from specdec.text.chat_template import ChatTemplate, Conversation
+from specdec.text.detokenizer import IncrementalDetokenizer
+from specdec.text.grammar import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
+from specdec.text.tokenizer import Tokenizer, check_token_ids
+from specdec.text.vocab_bytes import TokenBytes
+from specdec.types.chat import ChatMessage
+from specdec.types.errors import OverloadedError
+from specdec.types.sampling_params import StructuredOutput
+
+T = TypeVar("T")
+
+
+class ReplicaText:
+    """From text to tokens and back. Everything is read when it is first asked for."""
+
+    def __init__(self, directory: Path, model: ModelConfig) -> None:
+        """directory: of the target, whose tokens these are. model: its shape."""
+        self._directory = directory
+        self._model = model
+        self._room = EncodingRoom()
+
+    def load(self) -> None:
+        """Reads the tokenizer and starts what compiles grammars; takes seconds. From any thread."""
+        self._grammars.wait_until_ready()
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The target's own."""
+        return Tokenizer(self._directory)
+
+    @cached_property
+    def token_bytes(self) -> TokenBytes:
+        """What each token adds to a text. The first time takes a moment: not on the event loop."""
+        return TokenBytes(self.tokenizer)
+
+    @property
+    def chat_template(self) -> ChatTemplate:
+        """How the model wants conversations to look."""
+        return self.tokenizer.chat_template
+
+    def is_special(self, text: str) -> bool:
+        """Whether a text is the name of a token that is left out of answers."""
+        token_id = self.tokenizer.token_id(text)
+        return token_id is not None and token_id in self.tokenizer.special_token_ids
+
+    def spell(self, token_ids: Sequence[int]) -> list[str]:
+        """Each token as the vocabulary spells it. At once, and from any thread."""
+        return self.tokenizer.token_strings(token_ids)
+
+    def detokenizer(self) -> IncrementalDetokenizer:
+        """Turns the tokens of an answer into text, one by one."""
+        return IncrementalDetokenizer(self.tokenizer)
+
+    async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
+        """The tokens of a prompt; `add_special_tokens` concerns texts only.
+
+        Off the event loop: a text of a million characters takes a second. Raises OverloadedError
+        where too much waits for that.
+        """
+        if isinstance(prompt, str):
+            encode = partial(self.tokenizer.encode, prompt, add_special_tokens)
+            return tuple(await self._in_turn(encode, len(prompt)))
+        if isinstance(prompt, Conversation):
+            encode = partial(self.tokenizer.encode_conversation, prompt)
+        elif isinstance(prompt[0], ChatMessage):
+            encode = partial(self.tokenizer.encode_chat, prompt)
+        else:
+            return prompt
+        return tuple(await self._in_turn(encode, _num_chars(prompt)))
+
+    async def decode(self, token_ids: Sequence[int]) -> str:
+        """The text of some ids, special tokens left out. Raises InvalidValueError for unknown ones.
+
+        Off the event loop, in turn with what is encoded; raises OverloadedError likewise.
+        """
+        check_token_ids("token_ids", token_ids, self._model.vocab_size)
+        return await self._in_turn(partial(self.tokenizer.decode, token_ids), len(token_ids))
+
+    async def _in_turn(self, work: Callable[[], T], num_chars: int) -> T:
+        return await self._room.run(lambda: asyncio.to_thread(work), num_chars)
+
+    async def compile(self, spec: StructuredOutput | None) -> Grammar | None:
+        """The grammar of what a request asks for; None where it asks for none.
+
+        Beside the steps, and without a thread that waits: it may take more than a second. Raises
+        InvalidValueError for what cannot be compiled, and OverloadedError when it takes too long.
+        """
+        if spec is None:
+            return None
+        compiled = asyncio.wrap_future(self._grammars.submit(spec))
+        compiled.add_done_callback(lambda done: done.exception())  # nobody may be waiting any more
+        done, _ = await asyncio.wait([compiled], timeout=COMPILE_TIMEOUT_S)
+        if not done:
+            raise OverloadedError(BUSY)
+        return compiled.result()
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer, self._model.vocab_size, self._model.eos_token_ids)
+
+
+def _num_chars(prompt: Conversation | tuple[ChatMessage, ...]) -> int:
+    """Of all texts in a chat and its tools, names of fields included; any other value is one."""
+    if isinstance(prompt, Conversation):
+        left: list[Any] = [prompt.messages, prompt.tools, prompt.template_kwargs]
+    else:
+        left = [(each.role, each.content) for each in prompt]
+    num_chars = 0
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            num_chars += len(value)
+        elif isinstance(value, Mapping):
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            left += value
+        else:
+            num_chars += 1
+    return num_chars

@@ -1,0 +1,64 @@
+"""One request, timed and traced."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from specdec.engine.metrics import Metrics
+from specdec.engine.outputs import RequestOutput
+from specdec.engine.request_metrics import LEFT, RequestObserver, reason_of
+from specdec.sequences.sequence import Request
+
+if TYPE_CHECKING:  # the packages that make traces are optional
+    from cluster.replica.tracing import RequestTrace
+
+
+class TracedRequest(RequestObserver):
+    """A RequestObserver that tells a trace of the same moments."""
+
+    def __init__(
+        self,
+        request_id: str,
+        metrics: Metrics,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        trace: RequestTrace,
+    ) -> None:
+        """See RequestObserver. trace: goes by the same clock."""
+        super().__init__(request_id, metrics, clock)
+        self._trace = trace
+
+    def on_queued(self, request: Request) -> None:
+        """See RequestObserver."""
+        super().on_queued(request)
+        self._trace.on_queued(request)
+
+    def on_begun(self, at: float) -> None:
+        """See RequestObserver."""
+        super().on_begun(at)
+        self._trace.on_begun(at)
+
+    def on_output(self, output: RequestOutput, at: float) -> None:
+        """See RequestObserver."""
+        is_first = self._first_at is None
+        super().on_output(output, at)
+        if is_first:
+            self._trace.on_first_output(at)
+        if output.finish_reason is not None:
+            self._trace.on_choice_end(output.choice, output.finish_reason.value)
+            if output.is_last:
+                self._trace.end(at, output)
+
+    def on_broken_off(self, error: BaseException | None) -> None:
+        """See RequestObserver."""
+        if not self._has_ended:
+            super().on_broken_off(error)
+            self._trace.end(self._clock(), self._last, reason_of(error))
+
+    def on_refused(self, error: BaseException) -> None:
+        """See RequestObserver."""
+        super().on_refused(error)
+        if not isinstance(error, LEFT):
+            self._trace.end(self._clock(), self._last, reason_of(error))

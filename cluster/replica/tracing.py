@@ -1,0 +1,247 @@
+"""A trace of each request, by OpenTelemetry and its conventions for generative AI.
+
+docs/tracing.md lists the spans. They are made when a request has ended, of a few moments that were
+noted on its way: nothing is done by the token or by the step. Prompts and answers are in none.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from itertools import pairwise
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, SERVICE_NAME, SERVICE_VERSION, Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from cluster.observability.request_context import text_headers
+from cluster.replica.requests import GenerateCall, Prompt
+from specdec.engine.outputs import RequestOutput
+from specdec.sequences.sequence import Request
+from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams
+
+logger = logging.getLogger(__name__)
+
+PROVIDER = "specdec"
+PHASES = ("prepare", "queue", "prefill", "decode")
+"""The children of a request's span, one after another; the first begins when it arrives."""
+
+_W3C = TraceContextTextMapPropagator()
+_FLUSH_S = 3.0
+
+Attributes = dict[str, str | bool | int | float | list[str]]
+
+
+@dataclass
+class StepSeconds:
+    """What the engine has spent so far: drafting, and waiting for the target."""
+
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+
+    def add_draft(self, seconds: float) -> None:
+        """Counts one step's drafting."""
+        self.draft_s += seconds
+
+    def add_verify(self, seconds: float) -> None:
+        """Counts one forward pass with its verification."""
+        self.verify_s += seconds
+
+
+class Tracing:
+    """Begins the traces of one replica, and sends them away in batches, on a thread of its own."""
+
+    def __init__(self, provider: TracerProvider, model: str) -> None:
+        """provider: samples and exports. model: the name that it is served by."""
+        self.steps = StepSeconds()
+        self._provider = provider
+        self._tracer = provider.get_tracer("specdec", version("specdec"))
+        self._model = model
+
+    def begin(
+        self, request_id: str, call: GenerateCall, clock: Callable[[], float]
+    ) -> RequestTrace:
+        """The trace of a request that has just come, by the caller's traceparent if there is one.
+
+        clock: that of all the moments which the trace will be told of.
+        """
+        parent = _W3C.extract(text_headers(_W3C.fields))
+        attributes = _request_attributes(request_id, call, self._model)
+        return RequestTrace(self._tracer, parent, attributes, self.steps, clock)
+
+    def close(self) -> None:
+        """Sends what is left; waits no longer than a few seconds for a collector that is away."""
+        flush = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
+        flush.start()
+        flush.join(_FLUSH_S)
+        if flush.is_alive():
+            logger.warning("the last traces were not sent within %g s", _FLUSH_S)
+
+
+def tracing_to(endpoint: str, model: str, replica: str) -> Tracing:
+    """Sends to a collector by OTLP over gRPC: http:// is without TLS, https:// with it.
+
+    Sampling, headers and batches are set by OpenTelemetry's own environment variables.
+    """
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
+
+    resource = Resource.create(
+        {SERVICE_NAME: "specdec", SERVICE_VERSION: version("specdec"), SERVICE_INSTANCE_ID: replica}
+    )
+    provider = TracerProvider(resource=resource)
+    exporter = OTLPSpanExporter(endpoint=endpoint, insecure=endpoint.startswith("http://"))
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracing(provider, model)
+
+
+@dataclass
+class RequestTrace:
+    """Notes the moments of one request, by `clock`, and makes its spans at the end.
+
+    parent: the caller's span, if there is one. steps: of the engine, as they stand.
+    """
+
+    tracer: Tracer
+    parent: Context
+    attributes: Attributes
+    steps: StepSeconds
+    clock: Callable[[], float]
+    _moments: list[float] = field(default_factory=list)  # when each phase began
+    _spent: list[StepSeconds] = field(default_factory=list)  # of all requests until then
+    _finish_reasons: dict[int, str] = field(default_factory=dict)  # by choice
+
+    def __post_init__(self) -> None:
+        self._epoch_ns = time.time_ns() - _nanoseconds(self.clock())
+        self._begin_phase(self.clock())
+
+    def on_queued(self, request: Request) -> None:
+        """It is tokenized and its grammar compiled, and it goes to the engine."""
+        self.attributes["gen_ai.request.seed"] = request.seed
+        self._begin_phase(self.clock())
+
+    def on_begun(self, at: float) -> None:
+        """It is in a batch for the first time."""
+        self._begin_phase(at)
+
+    def on_first_output(self, at: float) -> None:
+        """Its first token has come, of whichever choice."""
+        while len(self._moments) < len(PHASES) - 1:  # what was not told of took no time
+            self._begin_phase(at)
+        self.attributes["gen_ai.response.time_to_first_chunk"] = at - self._moments[0]
+        self._begin_phase(at)
+
+    def on_choice_end(self, choice: int, finish_reason: str) -> None:
+        """One of its choices has ended."""
+        self._finish_reasons[choice] = finish_reason
+
+    def end(self, at: float, last: RequestOutput | None, error_type: str | None = None) -> None:
+        """Makes the spans. last: the last output, if any. error_type: what went wrong, if that."""
+        if error_type is not None:
+            self.attributes["error.type"] = error_type
+        if self._finish_reasons:
+            reasons = [reason for _, reason in sorted(self._finish_reasons.items())]
+            self.attributes["gen_ai.response.finish_reasons"] = reasons
+        if last is not None:
+            self.attributes |= _usage_attributes(last)
+        operation, served = (
+            self.attributes[f"gen_ai.{name}"] for name in ("operation.name", "response.model")
+        )
+        span = self.tracer.start_span(
+            f"{operation} {served}",
+            self.parent,
+            SpanKind.SERVER,
+            self.attributes,
+            start_time=self._ns(self._moments[0]),
+        )
+        if error_type is not None:
+            span.set_status(StatusCode.ERROR)
+        if span.is_recording():
+            self._make_phases(set_span_in_context(span), at, last)
+        span.end(self._ns(at))
+
+    def _begin_phase(self, at: float) -> None:
+        self._moments.append(at)
+        self._spent.append(StepSeconds(self.steps.draft_s, self.steps.verify_s))
+
+    def _make_phases(self, parent: Context, ended_at: float, last: RequestOutput | None) -> None:
+        """The phases that the request has come to; each ends where the next one begins."""
+        bounds = pairwise([*self._moments, ended_at])
+        spent = pairwise([*self._spent, self.steps])
+        for name, (begin, end), (before, after) in zip(PHASES, bounds, spent, strict=False):
+            attributes = dict(_step_attributes(name, before, after, last))
+            span = self.tracer.start_span(
+                name, parent, attributes=attributes, start_time=self._ns(begin)
+            )
+            span.end(self._ns(end))
+
+    def _ns(self, at: float) -> int:
+        return self._epoch_ns + _nanoseconds(at)
+
+
+def _request_attributes(request_id: str, call: GenerateCall, model: str) -> Attributes:
+    return {
+        "gen_ai.operation.name": "chat" if _is_chat(call.prompt) else "text_completion",
+        "gen_ai.provider.name": PROVIDER,
+        "gen_ai.request.model": call.model or model,
+        "gen_ai.response.model": model,
+        "gen_ai.response.id": request_id,
+        **_sampling_attributes(call.params),
+    }
+
+
+def _is_chat(prompt: Prompt) -> bool:
+    match prompt:
+        case str() | (int(), *_):
+            return False
+        case _:
+            return True
+
+
+def _sampling_attributes(params: SamplingParams) -> Attributes:
+    """What the request says; what it leaves to the model is left out."""
+    said: Mapping[str, float | int | None] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "top_k": params.top_k,
+        "max_tokens": params.max_tokens,
+        "frequency_penalty": params.frequency_penalty or None,
+        "presence_penalty": params.presence_penalty or None,
+        "choice.count": params.n,
+    }
+    return {f"gen_ai.request.{name}": value for name, value in said.items() if value is not None}
+
+
+def _usage_attributes(last: RequestOutput) -> Attributes:
+    return {
+        "gen_ai.usage.input_tokens": last.num_prompt_tokens,
+        "gen_ai.usage.output_tokens": last.num_output_tokens,
+        "specdec.verifier": last.verifier,
+        "specdec.is_lossless": last.verifier not in LOSSY_VERIFIERS,
+    }
+
+
+def _step_attributes(
+    phase: str, before: StepSeconds, after: StepSeconds, last: RequestOutput | None
+) -> Iterator[tuple[str, int | float]]:
+    """What the engine's steps took during a phase, for the whole batch, and what came of drafts."""
+    if phase not in ("prefill", "decode"):
+        return
+    yield "specdec.draft_s", after.draft_s - before.draft_s
+    yield "specdec.verify_s", after.verify_s - before.verify_s
+    if phase == "decode" and last is not None:
+        speculation = last.speculation
+        yield "specdec.num_drafts", speculation.num_drafts
+        yield "specdec.num_draft_tokens", speculation.num_draft_tokens
+        yield "specdec.num_accepted_tokens", speculation.num_accepted_tokens
+        yield "specdec.mean_acceptance_length", speculation.mean_acceptance_length
+
+
+def _nanoseconds(seconds: float) -> int:
+    return int(seconds * 1e9)

@@ -1,0 +1,283 @@
+"""The Router and the ControlPlane as Ray Serve deployments."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from functools import cached_property
+from typing import Any
+
+import ray
+from fastapi import FastAPI
+from ray import serve
+from ray._common.constants import HEAD_NODE_RESOURCE_NAME
+from ray.exceptions import RayTaskError
+from ray.serve.config import gRPCOptions
+from ray.util.placement_group import PlacementGroup
+
+from cluster.api.admin_token import AdminAccess, read_token
+from cluster.api.api_keys import ApiKeys, read_keys
+from cluster.api.grpc import forwarding
+from cluster.api.grpc.forwarding import ForwardedCall
+from cluster.api.grpc.server import EmbeddedIngress
+from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
+from cluster.api.http import forwarding as http_forwarding
+from cluster.api.http.app import make_app
+from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
+from cluster.config.serve_config import ServeConfig
+from cluster.control.client import ControlLink
+from cluster.control.overrides import OverrideLimits
+from cluster.control.peers import CONTROL_PLANE, ROUTER, Applications, ServeDirectory, ServiceCard
+from cluster.control.plane import ControlPlaneReplica
+from cluster.control.stats_stream import Watches
+from cluster.observability import logs
+from cluster.replica.router import Router
+from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
+from cluster.serve.node_memory import node_shares, replica_memory
+from cluster.workers.model_source import log_progress
+from cluster.workers.placement import bundle_labels
+from cluster.workers.resources import (
+    CPUS_PER_ROUTER,
+    FoundByDriver,
+    ReplicaMemory,
+    placement_bundles,
+)
+from specdec.config.hardware import available_memory_bytes
+from specdec.engine.model_resolution import resolve_models
+from specdec.types.errors import InvalidValueError, TargetFailedError
+from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.responses import ModelInfo
+
+GRPC_SERVICER_FUNCTIONS = (
+    "cluster.api.grpc.serve_proxy.restate_answers",
+    "cluster.api.grpc.servicers.add_inference_service",
+    "cluster.api.grpc.servicers.add_admin_service",
+    "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
+)
+"""What a Serve config file lists under `grpc_options`; the first concerns those after it."""
+
+_CLOSE_TIMEOUT_S = 10.0
+"""What a replica has to end its models and servers, when its requests have ended."""
+
+_HEALTH_CHECK_PERIOD_S = 3.0
+# Only the Router rejects: Serve's own bound stands above whatever the engine may queue and run.
+_MAX_ONGOING_REQUESTS = 100_000
+
+
+def _serve_app() -> FastAPI:
+    """The HTTP application on Serve's ingress; Serve builds it beside the replica's object."""
+
+    def get_replica() -> RouterReplica:
+        replica: RouterReplica = serve.get_replica_context().servable_object
+        return replica
+
+    return make_app(lambda: get_replica().router, get_replica, lambda: get_replica().keys)
+
+
+class RouterReplica(InferenceServicer, AdminServicer):
+    """One replica. It is made, and so reachable through Serve, only once the model is warm."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        config: Mapping[str, Any],
+        control_plane: Any,
+        found: FoundByDriver | None,
+    ) -> None:
+        serve_config = ServeConfig.from_mapping(config)
+        logs.configure(serve_config.logs)
+        context = serve.get_replica_context()
+        self._application, self._replica_id = context.app_name, context.replica_id.unique_id
+        self._has_failed = False
+        placement = ray.util.get_current_placement_group()
+        router = await asyncio.to_thread(
+            _make_router, serve_config, placement, self._application, self._replica_id, found
+        )
+        control = ControlLink(control_plane, router.apply_speculation, router.report)
+        keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
+        applications = self._applications(serve_config)
+        InferenceServicer.__init__(self, router, keys, applications)
+        access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
+        watches = Watches(control.fleet)
+        AdminServicer.__init__(self, control, access, watches, self._profile, applications)
+        self._ingress = (
+            EmbeddedIngress(router, self, keys, serve_config)
+            if serve_config.ingress == "embedded"
+            else None
+        )
+        control.start()
+        if self._ingress is not None:
+            await self._ingress.start()
+        await router.start(placement)
+        if self._ingress is not None:
+            await self._ingress.set_ready(True)
+
+    def _applications(self, config: ServeConfig) -> Applications:
+        """The others can be asked for by Serve's ingress alone; our own has a port each."""
+        if config.ingress == "embedded":
+            return Applications(config.served_model_name)
+        return Applications(config.served_model_name, ServeDirectory(self._application).look)
+
+    async def own_model_info(self) -> ModelInfo:
+        """Asked by other applications."""
+        return self.router.model_info("")
+
+    async def answer_call(self, call: ForwardedCall) -> AsyncGenerator[Any, None]:
+        """Asked by other applications: a gRPC call about this one's model."""
+        async with aclosing(forwarding.answer(self, call)) as messages:
+            async for each in messages:
+                yield each
+
+    async def answer_request(
+        self, request: ForwardedRequest
+    ) -> AsyncGenerator[ResponseHead | bytes, None]:
+        """Asked by other applications: an HTTP request about this one's model."""
+        async with aclosing(http_forwarding.answer(self._own_app, request)) as messages:
+            async for each in messages:
+                yield each
+
+    @cached_property
+    def _own_app(self) -> FastAPI:
+        return make_app(lambda: self.router, lambda: self, lambda: self.keys)
+
+    async def check_health(self) -> None:
+        """Asked by Serve; raises once the target is lost for good, and the replica is replaced."""
+        try:
+            await self.router.check_models()
+        except TargetFailedError:
+            self._has_failed = True
+            raise
+        finally:
+            if self._ingress is not None:
+                await self._ingress.set_ready(self.router.is_ready)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve every few seconds; the load that cluster.serve.autoscaling judges."""
+        return {OPEN_REQUESTS: self.router.load_in_requests()}
+
+    async def _profile(self, order: ProfileOrder) -> ProfileReport:
+        """Whoever is asked has it done by the replica that is meant."""
+        if order.replica_id in ("", self._replica_id):
+            return await self.router.profile(order)
+        return await _profile_elsewhere(order, self._application)
+
+    async def profile_if_meant(self, order: ProfileOrder) -> ProfileReport | None:
+        """Asked of every replica by the one that was asked; None from all but one."""
+        if order.replica_id != self._replica_id:
+            return None
+        return await self.router.profile(order)
+
+    async def drain(self, timeout_s: float | None = None) -> None:
+        """Not ready any more; returns when no request runs, within the time that there is.
+
+        timeout_s: None for drain_timeout_s; 0 breaks off, and ends a drain that goes on already.
+        """
+        self.watches.drain()
+        if self._ingress is not None:
+            await self._ingress.set_ready(False)
+        await self.router.drain(timeout_s)
+
+    async def __del__(self) -> None:
+        """Called by Serve when the replica stops, and no call that came by Serve is left."""
+        await self.drain()
+        await self.router.close()  # first, so that open streams end with a reason
+        if self._ingress is not None:
+            await self._ingress.close()
+        await self.control.close(self._replica_id, has_failed=self._has_failed)
+
+
+async def _profile_elsewhere(order: ProfileOrder, application: str) -> ProfileReport:
+    """By the replica that is meant. Raises what it raises; InvalidValueError where there is none.
+
+    A replica that is lost meanwhile does not answer, and is none.
+    """
+    handle = serve.get_deployment_handle(ROUTER, application)
+    asked = handle.broadcast("profile_if_meant", order)
+    for answer in await asked.results_async(return_exceptions=True):
+        if isinstance(answer, ProfileReport):
+            return answer
+        if isinstance(answer, RayTaskError):
+            raise answer.cause from answer
+    limit = "that of a replica, as `specdec status` shows it, or left out"
+    raise InvalidValueError("replica_id", order.replica_id, limit)
+
+
+def _make_router(
+    config: ServeConfig,
+    placement: PlacementGroup,
+    application: str,
+    replica_id: str,
+    found: FoundByDriver | None,
+) -> Router:
+    """Where nobody has looked before, the models are fetched here, and the nodes are asked."""
+    if found is None:
+        shares = node_shares(config, application)
+        directories = resolve_models(config, log_progress)
+        memory = replica_memory(config, placement, shares)
+        return Router(config, directories, memory, replica_id, shares.target)
+    bytes_now = available_memory_bytes() if config.device == "cpu" else found.memory_bytes
+    memory = ReplicaMemory(min(found.memory_bytes, bytes_now))
+    return Router(config, found.directories, memory, replica_id, found.num_sharing)
+
+
+def make_application(config: ServeConfig, found: FoundByDriver | None = None) -> serve.Application:
+    """Both deployments, bound to a configuration, with the resources of a replica declared.
+
+    found: None lets each replica find out on its nodes. Run again with another configuration,
+    Serve replaces one replica after the other. The bundles are packed on as few nodes as they fit;
+    each holds its ranks on one.
+    """
+    replica = serve.ingress(_serve_app)(RouterReplica)
+    deployment = serve.deployment(replica).options(
+        name=ROUTER,
+        ray_actor_options={"num_cpus": CPUS_PER_ROUTER},
+        placement_group_bundles=placement_bundles(config),
+        placement_group_bundle_label_selector=bundle_labels(config),
+        placement_group_strategy="PACK",
+        num_replicas=config.num_replicas if config.max_replicas is None else None,
+        autoscaling_config=autoscaling_config(config),
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        logging_config={"log_level": config.log_level.upper()},
+        graceful_shutdown_timeout_s=config.drain_timeout_s + _CLOSE_TIMEOUT_S,
+        graceful_shutdown_wait_loop_s=0.5,
+    )
+    return deployment.bind(config.to_mapping(), _control_plane(config), found)
+
+
+def _control_plane(config: ServeConfig) -> serve.Application:
+    """One replica, which Serve makes again when it dies. It reserves nothing: it mostly waits.
+
+    It is kept on the head node, where its state is: it looks for its directory there.
+    """
+    speculation = config.speculative_config
+    deployment = serve.deployment(ControlPlaneReplica).options(
+        name=CONTROL_PLANE,
+        ray_actor_options={"num_cpus": 0, "resources": {HEAD_NODE_RESOURCE_NAME: 0.0001}},
+        max_ongoing_requests=_MAX_ONGOING_REQUESTS,
+        health_check_period_s=_HEALTH_CHECK_PERIOD_S,
+        # Calls to it say nothing: a Router reports every second.
+        logging_config={"log_level": config.log_level.upper(), "enable_access_log": False},
+        # The Routers that watch it end too, and nothing in it is lost.
+        graceful_shutdown_timeout_s=1.0,
+        graceful_shutdown_wait_loop_s=0.1,
+    )
+    limits = (
+        OverrideLimits(speculation.methods, speculation.verifier)
+        if speculation
+        else OverrideLimits()
+    )
+    return deployment.bind(
+        speculation.control if speculation else None,
+        limits,
+        config.state_dir,
+        ServiceCard(config.served_model_name, config.fewest_replicas),
+    )
+
+
+def grpc_options(config: ServeConfig) -> gRPCOptions:
+    """What Serve's own gRPC ingress carries."""
+    return gRPCOptions(
+        port=config.grpc_port,
+        grpc_servicer_functions=list(GRPC_SERVICER_FUNCTIONS),
+    )

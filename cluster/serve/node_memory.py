@@ -1,0 +1,89 @@
+"""The memory of the nodes that a replica's models are placed on, asked of those nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util import placement_group_table
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from cluster.config.serve_config import ServeConfig
+from cluster.control.peers import ROUTER, our_applications
+from cluster.workers.placement import nodes_for
+from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE, ReplicaMemory, placement_bundles
+from specdec.config.hardware import available_memory_bytes, smallest_gpu_bytes
+
+_ANSWER_TIMEOUT_S = 120.0
+"""A process has to be started there, and on a GPU to import torch."""
+
+
+@dataclass(frozen=True)
+class NodeShares:
+    """How many replicas there may be on a node of the target, and on one of the draft model."""
+
+    target: int
+    draft: int
+
+
+def replica_memory(
+    config: ServeConfig, placement: PlacementGroup, shares: NodeShares
+) -> ReplicaMemory:
+    """What this replica may take where `placement` has put its models.
+
+    shares: the replicas that divide the memory of a host. Raises what asking another node raises,
+    GetTimeoutError if one does not answer.
+    """
+    nodes = placement_group_table(placement)["bundles_to_node_id"]
+    if config.device == "cuda":
+        shares = NodeShares(1, 1)  # each rank has a GPU of its own
+    target_bytes = _bundle_bytes(config, placement, TARGET_BUNDLE, nodes) // shares.target
+    draft_node = nodes.get(DRAFT_BUNDLE)
+    if draft_node is None or (config.device == "cpu" and draft_node == nodes[TARGET_BUNDLE]):
+        return ReplicaMemory(target_bytes)
+    draft_bytes = _bundle_bytes(config, placement, DRAFT_BUNDLE, nodes) // shares.draft
+    return ReplicaMemory(target_bytes, draft_bytes)
+
+
+def node_shares(config: ServeConfig, own_application: str) -> NodeShares:
+    """Where replicas are spread over all nodes that could hold them, by labels and size.
+
+    Other applications' replicas count as if they were spread over the same nodes: their labels are
+    not known here, nor how many more their load may call for.
+    """
+    num_replicas = config.most_replicas + _num_other_replicas(own_application)
+    nodes, num_bundles = ray.nodes(), len(placement_bundles(config))
+
+    def share(bundle: int) -> int:
+        num_nodes = len(nodes_for(config, bundle, nodes)) if bundle < num_bundles else 0
+        return -(-num_replicas // max(1, num_nodes))
+
+    return NodeShares(share(TARGET_BUNDLE), share(DRAFT_BUNDLE))
+
+
+def _num_other_replicas(own_application: str) -> int:
+    """In whatever state: those that start want room, too."""
+    return sum(
+        sum(application.deployments[ROUTER].replica_states.values())
+        for name, application in our_applications().items()
+        if name != own_application
+    )
+
+
+def _bundle_bytes(
+    config: ServeConfig, placement: PlacementGroup, bundle: int, nodes: dict[int, str]
+) -> int:
+    if config.device == "cpu" and nodes[bundle] == ray.get_runtime_context().get_node_id():
+        return available_memory_bytes()
+    strategy = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle)
+    options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": strategy}
+    if config.device == "cpu":
+        asked = ray.remote(available_memory_bytes).options(**options).remote()
+        return int(ray.get(asked, timeout=_ANSWER_TIMEOUT_S))
+    ranks = int(placement.bundle_specs[bundle]["GPU"])
+    # One call that sees all GPUs of the bundle, and ends before the ranks want them.
+    asked = ray.remote(max_calls=1)(smallest_gpu_bytes).options(num_gpus=ranks, **options).remote()
+    of_smallest = float(ray.get(asked, timeout=_ANSWER_TIMEOUT_S))
+    return int(of_smallest * config.gpu_memory_utilization)

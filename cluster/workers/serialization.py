@@ -1,0 +1,358 @@
+"""Step messages on the wire: a msgpack header and raw little-endian arrays of 32 bits, one a frame.
+
+Nothing but numbers and short strings is ever decoded, so a message can't carry code.
+
+Both ends do this between two forward passes, when no cache holds anything of numpy's: only what is
+rare is an array of it (docs/adr/0013).
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
+from itertools import accumulate, pairwise
+from typing import Any
+
+import msgpack
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.types.messages import (
+    BlockTableDelta,
+    DraftedRow,
+    DraftOutput,
+    DraftProbs,
+    DraftRow,
+    DraftStep,
+    Logprobs,
+    PromptLogprobs,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+    VerifiedRow,
+    VerifyOutput,
+)
+from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling_spec import SamplingRules, Verifier
+
+Frames = list[bytes]
+Numbers = tuple[int, ...]
+
+STOP: Frames = [b"stop"]
+CAUGHT_UP: Frames = [b"caught up"]
+"""What a draft model answers, after its drafts, when it has run a step's chunks too."""
+
+_ERROR = b"error"
+_INT32 = np.dtype("<i4")
+_FLOAT32 = np.dtype("<f4")
+
+
+def encode_step(step: StepInput) -> Frames:
+    """[header, rows [B, 8], tokens, 3 of arrays of rows, deltas [D, 3], block ids]."""
+    header = [
+        step.step_id,
+        step.released,
+        [_encode_admission(each) for each in step.admitted],
+    ]
+    deltas = (
+        (delta.seq_id, delta.start, len(delta.block_ids)) for delta in step.block_table_deltas
+    )
+    return [
+        msgpack.packb(header),
+        _pack(value for row in step.rows for value in _step_row(row)),
+        _pack(token for row in step.rows for token in row.token_ids),
+        *_pack_draft_probs(row.draft_probs for row in step.rows),
+        _pack_arrays((row.grammar_mask for row in step.rows), _INT32),
+        _pack(value for delta in deltas for value in delta),
+        _pack(block for delta in step.block_table_deltas for block in delta.block_ids),
+    ]
+
+
+def decode_step(frames: Sequence[bytes]) -> StepInput:
+    """The inverse of `encode_step`."""
+    header, rows, tokens, listed, probs, masks, deltas, blocks = frames
+    step_id, released, admitted = msgpack.unpackb(header, use_list=False)
+    delta_table = _table(deltas, 3)
+    delta_blocks = _split(_unpack(blocks), [delta[2] for delta in delta_table])
+    return StepInput(
+        step_id=step_id,
+        released=released,
+        admitted=tuple(_admission(*fields) for fields in admitted),
+        block_table_deltas=tuple(
+            BlockTableDelta(seq_id, start, block_ids)
+            for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
+        ),
+        rows=tuple(_decode_step_rows(_table(rows, 8), tokens, listed, probs, masks)),
+    )
+
+
+def encode_draft_step(step: DraftStep) -> Frames:
+    """The frames of `encode_step`, then drafts [N, 5] and the tokens that they begin with."""
+    drafts = (
+        (
+            row.seq_id,
+            row.num_computed_tokens,
+            len(row.token_ids),
+            row.num_draft_tokens,
+            row.first_index,
+        )
+        for row in step.drafts
+    )
+    return [
+        *encode_step(step),
+        _pack(value for draft in drafts for value in draft),
+        _pack(token for row in step.drafts for token in row.token_ids),
+    ]
+
+
+def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
+    """The inverse of `encode_draft_step`."""
+    *common, drafts, tokens = frames
+    step = decode_step(common)
+    table = _table(drafts, 5)
+    row_tokens = _split(_unpack(tokens), [draft[2] for draft in table])
+    return DraftStep(
+        step_id=step.step_id,
+        released=step.released,
+        admitted=step.admitted,
+        block_table_deltas=step.block_table_deltas,
+        rows=step.rows,
+        drafts=tuple(
+            DraftRow(seq_id, computed, token_ids, count, first_index)
+            for (seq_id, computed, _, count, first_index), token_ids in zip(
+                table, row_tokens, strict=True
+            )
+        ),
+    )
+
+
+def encode_output(output: VerifyOutput) -> Frames:
+    """[header, rows [B, 5], tokens, prompts [P, 4], 3 of logprobs of rows and then of prompts].
+
+    A row's tokens are those that came, then those of its lookahead.
+    """
+    rows = (
+        (
+            row.seq_id,
+            len(row.token_ids),
+            len(row.lookahead_token_ids),
+            _logprobs_width(row.logprobs),
+            row.has_bad_logits,
+        )
+        for row in output.rows
+    )
+    prompts = (
+        (each.seq_id, each.start, len(each.logprobs), _logprobs_width(each.logprobs))
+        for each in output.prompt_logprobs
+    )
+    logprobs = [row.logprobs for row in output.rows if row.logprobs is not None]
+    logprobs.extend(each.logprobs for each in output.prompt_logprobs)
+    return [
+        msgpack.packb(output.step_id),
+        _pack(value for row in rows for value in row),
+        _pack(token for row in output.rows for token in row.token_ids + row.lookahead_token_ids),
+        _pack(value for prompt in prompts for value in prompt),
+        _pack_arrays((each.token_ids for each in logprobs), _INT32),
+        _pack_arrays((each.logprobs for each in logprobs), _FLOAT32),
+        _pack_arrays((each.ranks for each in logprobs), _INT32),
+    ]
+
+
+def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
+    """What a target answered."""
+    header, rows, tokens, prompts, *logprobs = frames
+    table, prompt_table = _table(rows, 5), _table(prompts, 4)
+    row_tokens = _split(_unpack(tokens), [row[1] + row[2] for row in table])
+    take = _logprobs_reader(*logprobs)
+    return VerifyOutput(
+        msgpack.unpackb(header),
+        tuple(
+            VerifiedRow(
+                seq_id,
+                token_ids[:count],
+                take(count, width) if width else None,
+                bool(is_bad),
+                token_ids[count:],
+            )
+            for (seq_id, count, _, width, is_bad), token_ids in zip(table, row_tokens, strict=True)
+        ),
+        tuple(
+            PromptLogprobs(seq_id, start, take(count, width))
+            for seq_id, start, count, width in prompt_table
+        ),
+    )
+
+
+def encode_draft_output(output: DraftOutput) -> Frames:
+    """[header, rows [B, 3], tokens, 2 of draft_probs]."""
+    rows = (
+        (
+            row.seq_id,
+            len(row.token_ids),
+            0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
+        )
+        for row in output.rows
+    )
+    return [
+        msgpack.packb(output.step_id),
+        _pack(value for row in rows for value in row),
+        _pack(token for row in output.rows for token in row.token_ids),
+        *_pack_draft_probs(row.draft_probs for row in output.rows),
+    ]
+
+
+def decode_draft_output(frames: Sequence[bytes]) -> DraftOutput:
+    """What a draft model answered."""
+    header, rows, tokens, listed, probs = frames
+    table = _table(rows, 3)
+    row_tokens = _split(_unpack(tokens), [count for _, count, _ in table])
+    row_probs = _decode_draft_probs(((count, width) for _, count, width in table), listed, probs)
+    return DraftOutput(
+        msgpack.unpackb(header),
+        tuple(
+            DraftedRow(seq_id, token_ids, draft_probs)
+            for (seq_id, _, _), token_ids, draft_probs in zip(
+                table, row_tokens, row_probs, strict=True
+            )
+        ),
+    )
+
+
+def encode_error(message: str) -> Frames:
+    """What a rank answers when it could not run a step."""
+    return [_ERROR, message.encode()]
+
+
+def error_in(frames: Sequence[bytes]) -> str | None:
+    """The message of an error reply; None for any other."""
+    return frames[1].decode() if frames[0] == _ERROR else None
+
+
+def _encode_admission(admission: SequenceAdmission) -> list[Any]:
+    grammar = None if admission.grammar is None else _values(admission.grammar)
+    rules = {**_values(admission.rules), "verifier": _values(admission.rules.verifier)}
+    return [admission.seq_id, admission.num_prompt_tokens, rules, admission.token_ids, grammar]
+
+
+def _values(record: SamplingRules | Verifier | StructuredOutput) -> dict[str, Any]:
+    """By field; `asdict` would copy every token that is listed."""
+    return {each.name: getattr(record, each.name) for each in fields(record)}
+
+
+def _admission(
+    seq_id: int,
+    num_prompt_tokens: int,
+    rules: dict[str, Any],
+    token_ids: tuple[int, ...],
+    grammar: dict[str, Any] | None,
+) -> SequenceAdmission:
+    verifier = Verifier(**rules.pop("verifier"))
+    return SequenceAdmission(
+        seq_id,
+        num_prompt_tokens,
+        SamplingRules(**rules, verifier=verifier),
+        token_ids,
+        None if grammar is None else StructuredOutput(**grammar),
+    )
+
+
+def _step_row(row: StepRow) -> tuple[int, ...]:
+    return (
+        row.seq_id,
+        row.num_computed_tokens,
+        len(row.token_ids),
+        row.num_draft_tokens,
+        row.samples,
+        0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
+        0 if row.grammar_mask is None else row.grammar_mask.shape[1],
+        row.num_lookahead_tokens,
+    )
+
+
+def _decode_step_rows(
+    table: list[Numbers], tokens: bytes, listed: bytes, probs: bytes, masks: bytes
+) -> Iterator[StepRow]:
+    row_tokens = _split(_unpack(tokens), [row[2] for row in table])
+    row_probs = _decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
+    take_mask = _reader(masks, _INT32)
+    for row, token_ids, draft_probs in zip(table, row_tokens, row_probs, strict=True):
+        seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead = row
+        mask = take_mask(num_drafts + 1, num_words) if num_words else None
+        yield StepRow(
+            seq_id,
+            computed,
+            token_ids,
+            num_drafts,
+            bool(samples),
+            draft_probs,
+            mask,
+            num_lookahead,
+        )
+
+
+def _pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
+    present = [row for row in rows if row is not None]
+    return [
+        _pack_arrays((row.token_ids for row in present), _INT32),
+        _pack_arrays((row.probs for row in present), _FLOAT32),
+    ]
+
+
+def _decode_draft_probs(
+    shapes: Iterable[tuple[int, int]], listed: bytes, probs: bytes
+) -> Iterator[DraftProbs | None]:
+    """One entry for each shape; None where that is [..., 0]."""
+    take_ids, take_probs = _reader(listed, _INT32), _reader(probs, _FLOAT32)
+    for shape in shapes:
+        yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
+
+
+def _logprobs_width(logprobs: Logprobs | None) -> int:
+    return 0 if logprobs is None else logprobs.token_ids.shape[1]
+
+
+def _logprobs_reader(token_ids: bytes, values: bytes, ranks: bytes) -> Callable[..., Logprobs]:
+    take_ids, take_values = _reader(token_ids, _INT32), _reader(values, _FLOAT32)
+    take_ranks = _reader(ranks, _INT32)
+
+    def take(count: int, width: int) -> Logprobs:
+        return Logprobs(take_ids(count, width), take_values(count, width), take_ranks(count))
+
+    return take
+
+
+def _reader(frame: bytes, dtype: np.dtype[Any]) -> Callable[..., NDArray[Any]]:
+    """Takes arrays of given shapes from a frame, one after another."""
+    position = 0
+
+    def take(*shape: int) -> NDArray[Any]:
+        nonlocal position
+        start, position = position, position + math.prod(shape) * dtype.itemsize
+        return np.frombuffer(memoryview(frame)[start:position], dtype=dtype).reshape(shape)
+
+    return take
+
+
+def _table(frame: bytes, num_columns: int) -> list[Numbers]:
+    values = _unpack(frame)
+    return [values[start : start + num_columns] for start in range(0, len(values), num_columns)]
+
+
+def _pack(values: Iterable[int]) -> bytes:
+    values = tuple(values)
+    return struct.pack(f"<{len(values)}i", *values)
+
+
+def _pack_arrays(arrays: Iterable[NDArray[Any] | None], dtype: np.dtype[Any]) -> bytes:
+    return b"".join(each.astype(dtype).tobytes() for each in arrays if each is not None)
+
+
+def _unpack(frame: bytes) -> Numbers:
+    return struct.unpack(f"<{len(frame) // _INT32.itemsize}i", frame)
+
+
+def _split(values: Numbers, counts: list[int]) -> list[Numbers]:
+    bounds = accumulate(counts, initial=0)
+    return [values[start:end] for start, end in pairwise(bounds)]

@@ -1,0 +1,151 @@
+"""What a setting of the service may be, and how its limits and meaning are told."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from specdec.types.errors import InvalidValueError
+
+_SECRETS = ("token", "key", "secret", "password")
+"""Ends of the names of settings whose values are for nobody else, in whosever words."""
+
+_LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a setting may be.
+
+    text: completes the sentence "it must be ...". accepts: judges a value of whatever type.
+    kind: how a command line reads the setting. options: all there are, where they are few.
+    brief: the text where there is little room; empty where the kind says it all.
+    """
+
+    text: str
+    accepts: Callable[[object], bool]
+    kind: type[int | float | str | bool] = str
+    options: tuple[str, ...] = ()
+    brief: str = ""
+
+
+def whole_number(low: int, high: int) -> Limit:
+    """An int from low to high."""
+
+    def accepts(value: object) -> bool:
+        return type(value) is int and low <= value <= high  # to isinstance, True is an int
+
+    text = f"a whole number from {low} to {high}"
+    return Limit(text, accepts, kind=int, brief=f"{low} to {high}")
+
+
+def one_of(*options: str) -> Limit:
+    """One of a few words."""
+    return Limit(f"one of {', '.join(options)}", lambda value: value in options, options=options)
+
+
+def optional(limit: Limit) -> Limit:
+    """The same, or None."""
+    return replace(limit, accepts=lambda value: value is None or limit.accepts(value))
+
+
+def node_labels(text: str | None) -> dict[str, str]:
+    """The labels in "key=value,key=value"; none of None. Raises ValueError for anything else."""
+    pairs = [] if text is None else [each.strip().partition("=") for each in text.split(",")]
+    if not all(_LABEL.fullmatch(key) and _LABEL.fullmatch(value) for key, _, value in pairs):
+        raise ValueError(text)
+    return {key: value for key, _, value in pairs}
+
+
+def _is_labels(value: object) -> bool:
+    try:
+        return isinstance(value, str) and bool(node_labels(value))
+    except ValueError:
+        return False
+
+
+def _is_positive(value: object) -> bool:
+    return isinstance(value, int | float) and value is not True and 0 < value < math.inf
+
+
+def _is_file(value: object) -> bool:
+    return isinstance(value, Path) and value.is_file()
+
+
+def _is_no_file(value: object) -> bool:
+    return isinstance(value, Path) and (value.is_dir() or not value.exists())
+
+
+def _is_endpoint(value: object) -> bool:
+    if not isinstance(value, str):
+        return False
+    try:
+        parts = urlsplit(value)
+        has_port = parts.port is not None
+    except ValueError:  # brackets of no IPv6 address, or a port that is none
+        return False
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and has_port
+
+
+POSITIVE = Limit("a number above 0", _is_positive, kind=float, brief="above 0")
+NOT_NEGATIVE = Limit(
+    "0 or a number above it",
+    lambda value: _is_positive(value) or (value == 0 and value is not False),
+    kind=float,
+    brief="0 or more",
+)
+SHARE = Limit(
+    "a number above 0, at most 1",
+    lambda value: isinstance(value, float | int) and _is_positive(value) and value <= 1,
+    kind=float,
+    brief="above 0, at most 1",
+)
+TEXT = Limit("a text that is not empty", lambda value: isinstance(value, str) and value != "")
+BOOLEAN = Limit("true or false", lambda value: isinstance(value, bool), kind=bool)
+ENDPOINT = optional(Limit("a URL such as http://localhost:4317", _is_endpoint))
+LABELS = optional(Limit("labels such as key=value or key=value,other=value", _is_labels))
+FILE = optional(Limit("the path of a file that exists", _is_file))
+DIRECTORY = optional(Limit("the path of a directory", _is_no_file))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is known about a field of ServeConfig besides its name and type."""
+
+    limit: Limit
+    meaning: str
+    default: str
+
+    @property
+    def help(self) -> str:
+        """One paragraph: meaning, limit where it is a number's, default."""
+        limit = f" ({self.limit.brief})" if self.limit.brief else ""
+        default = {"True": "yes", "False": "no"}.get(self.default, self.default)
+        return f"{self.meaning}{limit}. Default: {default}."
+
+
+def setting(default: Any, limit: Limit, meaning: str, default_text: str = "") -> Any:
+    """A field of ServeConfig; `default_text` says what a default stands for."""
+    told = Setting(limit, meaning, default_text or str(default))
+    return field(default=default, metadata={"setting": told})
+
+
+def shown_value(name: object, value: object) -> object:
+    """What an error may quote as the value of a setting: no secret."""
+    return "not shown" if str(name).lower().endswith(_SECRETS) else value
+
+
+def refuse_unknown(what: str, names: Iterable[object], known: Iterable[str]) -> None:
+    """Raises InvalidValueError for the first name that is not known, with the nearest one."""
+    known = list(known)
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(str(name), known, n=1, cutoff=0.5)
+            limit = f"a known one; did you mean {nearest[0]}?" if nearest else one_of(*known).text
+            raise InvalidValueError(what, name, limit)

@@ -1,0 +1,220 @@
+"""What model to run, how, and how to draft: what a service and a program of its own are both told.
+
+Each setting says its own limits, default and meaning once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+from specdec.config.fields import (
+    BOOLEAN,
+    DIRECTORY,
+    FILE,
+    POSITIVE,
+    SHARE,
+    TEXT,
+    Setting,
+    one_of,
+    optional,
+    refuse_unknown,
+    setting,
+    whole_number,
+)
+from specdec.config.hardware import resolved_device
+from specdec.config.speculative_keys import AUTO, SPECULATION, default_speculation, read_speculation
+from specdec.types.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from specdec.config.engine import DTypeName
+    from specdec.config.quantization import QuantizationMethod
+    from specdec.config.speculative import SpeculativeConfig
+
+Config = TypeVar("Config", bound="LLMConfig")
+
+_CPU_PREFILL_TOKENS = 64
+"""As many as reach a CPU's best rate: of SmolLM2 in float32, on one thread, a token costs 2.2 ms
+among 64 of them, 2.5 among 32 and 2.6 among 256, for all of which whoever decodes would wait."""
+
+
+@dataclass(frozen=True)
+class LLMConfig:
+    """A model, and how an engine runs it. Made from code or a mapping, and checked all the same.
+
+    Raises InvalidValueError, which names field, value and limit.
+    """
+
+    model: str = setting(
+        "smollm2-135m-instruct",
+        TEXT,
+        "Model to serve, as an alias, a directory, a GGUF file, or a Hugging Face Hub id such as "
+        "org/name or org/name@revision",
+    )
+    tensor_parallel_size: int = setting(1, whole_number(1, 1024), "Shards to divide the model into")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
+        "float32",
+        one_of("auto", "float32", "bfloat16", "float16"),
+        "Data type of weights, activations and KV cache; auto is the one that config.json of "
+        "the model names, or float32 where it names none",
+    )
+    device: Literal["auto", "cpu", "cuda"] = setting(
+        "cpu",
+        one_of("auto", "cpu", "cuda"),
+        "What the models run on: cuda gives each rank a GPU of its own, auto takes that where "
+        "torch finds one",
+    )
+    gpu_memory_utilization: float = setting(
+        0.9, SHARE, "Share of each GPU's memory to take for weights and KV cache"
+    )
+    quantization: Literal["none", "int8", "w8a8"] = setting(
+        "none",
+        one_of("none", "int8", "w8a8"),
+        "How matrices are held and multiplied instead of in dtype, which changes what the model "
+        "says: by 8-bit weights with int8, and by activations of 8 bits too with w8a8, which is "
+        "faster yet with long prompts and many requests, and needs native kernels",
+    )
+    kernels: Literal["auto", "native", "torch"] = setting(
+        "auto",
+        one_of("auto", "native", "torch"),
+        "What multiplies on a CPU: native compiles this project's kernels in C++ when they are "
+        "first used, auto takes them where there is a compiler, and torch's own elsewhere",
+    )
+    generation_config: Literal["auto", "none"] = setting(
+        "auto",
+        one_of("auto", "none"),
+        "What decides on sampling where a request says nothing: the model's generation_config.json "
+        "with auto, neutral values with none",
+    )
+    max_model_len: int | None = setting(
+        None,
+        optional(whole_number(2, 2**24)),
+        "Most tokens of a prompt and its completion together",
+        "the model's",
+    )
+    max_num_seqs: int = setting(64, whole_number(1, 4096), "Most requests that run at once")
+    max_num_batched_tokens: int = setting(
+        256,
+        whole_number(1, 2**20),
+        "Most tokens of one forward pass, no fewer than max_num_seqs",
+    )
+    max_prefill_tokens: int | None = setting(
+        None,
+        optional(whole_number(1, 2**20)),
+        "Most tokens of prompts in a forward pass in which other requests decode, which wait for "
+        "all of it",
+        "64 on a CPU; on a GPU as many as max_num_batched_tokens leaves room for",
+    )
+    block_size: int = setting(16, whole_number(1, 1024), "Tokens in a block of the KV cache")
+    max_queue_len: int = setting(
+        256, whole_number(0, 1_000_000), "Most requests that wait; one more is refused"
+    )
+    enable_prefix_caching: bool = setting(
+        True, BOOLEAN, "Whether the KV of a prompt's beginning is used again for the next one"
+    )
+    stream_interval: int = setting(
+        1,
+        whole_number(1, 2**20),
+        "New tokens of an answer that a message of a stream waits for, where a request does not "
+        "say; the first and the last do not wait, and the second may come sooner, with others'",
+    )
+    async_scheduling: bool = setting(
+        True,
+        BOOLEAN,
+        "Whether the target has its next step at hand before the tokens of the one that runs are "
+        "known, while nothing is drafted; a token that ends its answer is then run on once in vain",
+    )
+    kv_cache_memory_gib: float | None = setting(
+        None,
+        optional(POSITIVE),
+        "Memory for the KV cache, in GiB over all shards",
+        "decided from free memory",
+    )
+    speculative_config: SpeculativeConfig | None = setting(
+        AUTO,  # what it stands for depends on the model
+        SPECULATION,
+        'How to draft, such as {"method": "ngram", "num_speculative_tokens": 3}, or none',
+        "auto, an int8 copy of an alias's model, and ngram for other and for quantized models",
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.speculative_config, str):  # AUTO
+            device = resolved_device(self.device)
+            default = default_speculation(self.model, device, self.quantization)
+            object.__setattr__(self, "speculative_config", default)
+        for key, known in self.settings().items():
+            value = getattr(self, key)
+            if not known.limit.accepts(value):
+                raise InvalidValueError(key, value, known.limit.text)
+        object.__setattr__(self, "device", resolved_device(self.device))
+        self._check_together()
+
+    @classmethod
+    def settings(cls) -> dict[str, Setting]:
+        """Every setting by name, in the order in which they are explained."""
+        return {each.name: each.metadata["setting"] for each in fields(cls)}
+
+    @classmethod
+    def from_mapping(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
+        """Reads plain data, such as `to_mapping` makes; `speculative_config` may be JSON text too.
+
+        File names become absolute, so that they mean the same in a process that works elsewhere.
+        Raises InvalidValueError, also for an unknown key, with the nearest known one.
+        """
+        refuse_unknown("configuration key", mapping, cls.settings())
+        values = dict(mapping)
+        if "speculative_config" in values:
+            values["speculative_config"] = read_speculation(values["speculative_config"])
+        for name, known in cls.settings().items():
+            if known.limit in (FILE, DIRECTORY) and isinstance(values.get(name), str):
+                values[name] = Path(values[name]).absolute()
+        return cls(**values)
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Everything as plain data, to send to another process."""
+        return {
+            name: str(value) if isinstance(value, Path) else value
+            for name, value in asdict(self).items()
+        }
+
+    @property
+    def settled_dtype(self) -> DTypeName:
+        """`dtype`, of a configuration for which `with_settled_dtype` has found out what auto is."""
+        assert self.dtype != "auto", "the checkpoint has not been asked"
+        return self.dtype
+
+    @property
+    def quantization_method(self) -> QuantizationMethod | None:
+        """`quantization` as loading takes it."""
+        return None if self.quantization == "none" else self.quantization
+
+    @property
+    def prefill_limit(self) -> int | None:
+        """`max_prefill_tokens`, decided where it was left open."""
+        if self.max_prefill_tokens is None and self.device == "cpu":
+            return _CPU_PREFILL_TOKENS
+        return self.max_prefill_tokens
+
+    def _check_together(self) -> None:
+        if self.device != "cpu":
+            limit = f"left out where device is {self.device}: it runs on a CPU"
+            self._refuse_quantization(limit, "int8", "w8a8")
+            if self.kernels == "native":
+                limit = f"auto or torch where device is {self.device}: they run on a CPU"
+                raise InvalidValueError("kernels", self.kernels, limit)
+        if self.kernels == "torch":
+            limit = "left out or int8 where kernels is torch: w8a8 needs native kernels"
+            self._refuse_quantization(limit, "w8a8")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            limit = f"at least max_num_seqs ({self.max_num_seqs}), so that all can decode in a step"
+            raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
+
+    def _refuse_quantization(self, limit: str, *methods: QuantizationMethod) -> None:
+        speculation = self.speculative_config
+        of_draft = None if speculation is None else speculation.quantization
+        if self.quantization in methods:
+            raise InvalidValueError("quantization", self.quantization, limit)
+        if of_draft in methods:
+            raise InvalidValueError("speculative_config.quantization", of_draft, limit)

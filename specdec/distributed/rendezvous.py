@@ -1,0 +1,68 @@
+"""Where the ranks of a model meet, and what they exchange tensors by from then on."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from specdec.distributed.group import Collectives, ProcessGroupCollectives, TensorParallelGroup
+from specdec.kernels.cpu import SharedMemory, native_library
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class Rendezvous:
+    """One rank's invitation to its group.
+
+    device: its type. directory: one that all ranks see and nobody else does, empty at first.
+    timeout: for a rank to come, and for each collective later.
+    """
+
+    rank: int
+    size: int
+    device: str
+    directory: Path
+    timeout: timedelta
+
+    def join(self) -> TensorParallelGroup:
+        """Returns when every rank is here. To be called once in a process.
+
+        Ranks on GPUs use NCCL; ranks on the CPUs of one node shared memory where all of them have
+        the native kernels; other ranks Gloo.
+        """
+        if self.size == 1:
+            return TensorParallelGroup()
+        return TensorParallelGroup(self.rank, self.size, self._collectives())
+
+    def _collectives(self) -> Collectives:
+        dist.init_process_group(
+            "gloo" if self.device == "cpu" else "nccl",
+            init_method=f"file://{self.directory / 'rendezvous'}",
+            rank=self.rank,
+            world_size=self.size,
+            timeout=self.timeout,
+        )
+        assert dist.group.WORLD is not None
+        by_process_group = ProcessGroupCollectives(dist.group.WORLD)
+        if self.device != "cpu" or not _can_share_memory(by_process_group):
+            return by_process_group
+        library = native_library()
+        assert library is not None, "kernels that were there a moment ago"
+        address, timeout_s = self.directory / "shared-memory", self.timeout.total_seconds()
+        shared_memory = SharedMemory(library, self.rank, self.size, address, timeout_s)
+        dist.destroy_process_group()
+        return shared_memory
+
+
+def _can_share_memory(group: ProcessGroupCollectives) -> bool:
+    """Whether all ranks are on one node and have the kernels; the same answer on each."""
+    can_share = native_library() is not None and _BOOT_ID.exists()
+    node = uuid.UUID(_BOOT_ID.read_text().strip()).int >> 65 if can_share else -1
+    nodes = group.all_gather(torch.tensor(node))
+    return bool(((nodes == node) & (nodes >= 0)).all())

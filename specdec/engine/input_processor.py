@@ -1,0 +1,195 @@
+"""Makes sequences of a request, once it is found to be one that can be answered."""
+
+from __future__ import annotations
+
+import collections.abc
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.config.engine import MAX_STREAM_INTERVAL, EngineConfig
+from specdec.engine.sampling_resolver import resolve
+from specdec.engine.stop_checker import stop_at
+from specdec.models.config import ModelConfig
+from specdec.sequences.output_buffer import UntoldTokens
+from specdec.sequences.sequence import Request, Sequence
+from specdec.text.detokenizer import IncrementalDetokenizer
+from specdec.text.tokenizer import Tokenizer, check_token_ids
+from specdec.types.errors import GrammarError, InvalidValueError
+from specdec.types.sampling_params import SamplingParams, VerifierName
+from specdec.types.sampling_spec import SamplingRules
+from specdec.types.validation import require_range
+
+MAX_PROMPT_LOGPROBS = 200_000
+"""Most log-probabilities of one prompt. They travel in one message, of 16 bytes each, and a gRPC
+client takes 4 MiB unless told otherwise."""
+
+MAX_ANSWER_LOGPROBS = 200_000
+"""Most log-probabilities of an answer that is sent as one message, for the same reason."""
+
+
+def check_request(request: Request, config: EngineConfig, vocab_size: int) -> None:
+    """Holds a request against the configuration and the vocabulary."""
+    _check_prompt(request, config.max_model_len, vocab_size)
+    _check_prompt_logprobs(request)
+    room = config.max_model_len - len(request.prompt_token_ids)
+    max_tokens = request.params.max_tokens
+    if max_tokens is not None and max_tokens > room:
+        length = len(request.prompt_token_ids)
+        reason = f"at most {room} (max_model_len less the prompt's {length} tokens)"
+        raise InvalidValueError("max_tokens", max_tokens, reason)
+    _check_resumed(request, room if max_tokens is None else max_tokens, vocab_size)
+    if type(request.priority) is not int:  # the queue is sorted by it
+        raise InvalidValueError("priority", request.priority, "a whole number")
+    require_range("stream_interval", request.stream_interval, 1, MAX_STREAM_INTERVAL)
+    method = request.params.speculation.method
+    loaded = config.speculation.methods if config.speculation else ()
+    if method is not None and method not in loaded:
+        reason = f"what is loaded: {' or '.join(loaded) or 'none'}"
+        raise InvalidValueError("speculation.method", method, reason)
+
+
+def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None:
+    """max_tokens: how long each choice can get. A stream, in messages of a step, needs no limit."""
+    asked, num_tokens = params.logprobs, params.n * max_tokens
+    if asked is not None and (1 + asked) * num_tokens > MAX_ANSWER_LOGPROBS:
+        limit = f"so few that {num_tokens} tokens (n times max_tokens) have at most "
+        limit += f"{MAX_ANSWER_LOGPROBS} in all, each token's own included, or be streamed"
+        raise InvalidValueError("logprobs", asked, limit)
+
+
+def _check_prompt(request: Request, max_model_len: int, vocab_size: int) -> None:
+    num_tokens, limit = len(request.prompt_token_ids), max_model_len - 1
+    if num_tokens == 0:
+        raise InvalidValueError("prompt", "", "at least 1 token long")
+    if num_tokens > limit:
+        reason = f"at most {limit} tokens (max_model_len less one)"
+        raise InvalidValueError("prompt length", num_tokens, reason)
+    check_token_ids("prompt", request.prompt_token_ids, vocab_size)
+
+
+def _check_prompt_logprobs(request: Request) -> None:
+    asked, num_tokens = request.params.prompt_logprobs, len(request.prompt_token_ids)
+    if asked is not None and (1 + asked) * num_tokens > MAX_PROMPT_LOGPROBS:
+        limit = f"so few that {num_tokens} tokens have at most {MAX_PROMPT_LOGPROBS} in all"
+        raise InvalidValueError("prompt_logprobs", asked, f"{limit}, each token's own included")
+
+
+def _check_resumed(request: Request, max_tokens: int, vocab_size: int) -> None:
+    resumed = request.resume_token_ids
+    check_token_ids("resume_token_ids", resumed, vocab_size)
+    if resumed and request.params.n > 1:
+        raise InvalidValueError("n", request.params.n, "1 where resume_token_ids are given")
+    if len(resumed) >= max_tokens:
+        limit = f"fewer than the {max_tokens} that the request may generate"
+        raise InvalidValueError("resume_token_ids", f"{len(resumed)} tokens", limit)
+
+
+def leaves_any(
+    rules: SamplingRules,
+    token_ids: collections.abc.Sequence[int],
+    num_output_tokens: int,
+    vocab_size: int,
+    grammar_mask: NDArray[np.int32] | None,
+) -> bool:
+    """Whether a token may follow `token_ids`, of which the last so many are output.
+
+    grammar_mask: int32 [ceil(vocab_size / 32)], as in StepRow; None allows all.
+    """
+    may_come = _allowed(rules, vocab_size)
+    if grammar_mask is not None:
+        bits = np.unpackbits(grammar_mask.view(np.uint8), bitorder="little")
+        may_come &= bits[:vocab_size].astype(bool)
+    for word in rules.bad_words:
+        before = word[:-1]
+        if tuple(token_ids[len(token_ids) - len(before) :]) == before:
+            may_come[word[-1]] = False
+    # A grammar's mask has min_tokens in it: an end that nothing else can replace goes before them.
+    if grammar_mask is None and num_output_tokens < rules.min_tokens:
+        may_come[list(rules.end_token_ids)] = False
+    return bool(may_come.any())
+
+
+def _allowed(rules: SamplingRules, vocab_size: int) -> NDArray[np.bool_]:
+    if rules.allowed_token_ids is None:
+        return np.ones(vocab_size, dtype=bool)
+    allowed = np.zeros(vocab_size, dtype=bool)
+    allowed[list(rules.allowed_token_ids)] = True
+    return allowed
+
+
+class RequestIntake:
+    """Takes requests for one engine, and keeps nothing of them."""
+
+    def __init__(self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
+        self._config = config
+        self._model = model
+        self._tokenizer = tokenizer
+        self._speculation = config.speculation
+
+    def allow_verifiers(self, names: tuple[VerifierName, ...]) -> None:
+        """Refuses requests that name another one, from now on.
+
+        Raises InvalidValueError where the service's own is not among them.
+        """
+        if self._speculation is not None:
+            self._speculation = replace(self._speculation, allowed_verifiers=names)
+
+    def sequences(self, request: Request, first_seq_id: int) -> list[Sequence]:
+        """One for each choice, numbered from `first_seq_id` on. Raises InvalidValueError.
+
+        With a prefix cache the first choice computes the prompt for all.
+        """
+        check_request(request, self._config, self._model.vocab_size)
+        rules = self._rules(request)
+        leader = self._sequence(request, first_seq_id, rules, None)
+        self._replay(leader)
+        shared = leader if self._config.enable_prefix_caching else None
+        others = (
+            self._sequence(request, first_seq_id + choice, rules.of_choice(choice), shared)
+            for choice in range(1, request.params.n)
+        )
+        return [leader, *others]
+
+    def _rules(self, request: Request) -> SamplingRules:
+        return resolve(
+            request.params,
+            request.seed,
+            self._model,
+            self._tokenizer,
+            self._speculation,
+            request.prompt_token_ids,
+        )
+
+    def _sequence(
+        self, request: Request, seq_id: int, rules: SamplingRules, leader: Sequence | None
+    ) -> Sequence:
+        params = request.params
+        detokenizer = IncrementalDetokenizer(
+            self._tokenizer,
+            params.stop,
+            params.skip_special_tokens,
+            includes_stop=params.include_stop_str_in_output,
+            min_tokens=params.min_tokens,
+        )
+        max_tokens = params.settled(self._model.sampling_defaults).max_tokens
+        interval = request.stream_interval
+        untold = UntoldTokens(self._config.stream_interval if interval is None else interval)
+        return Sequence(seq_id, request, rules, detokenizer, max_tokens, leader, untold=untold)
+
+    def _replay(self, seq: Sequence) -> None:
+        """Brings text and grammar to where they were after the tokens that the caller has."""
+        resumed = seq.request.resume_token_ids
+        for index, token in enumerate(resumed):
+            if stop_at(seq, token, self._model.eos_token_ids) is not None:
+                limit = f"unfinished; number {index} ends the text"
+                raise InvalidValueError("resume_token_ids", f"... {token}", limit)
+        if seq.constraint is not None:
+            try:
+                seq.constraint.follow(seq.token_ids)
+            except GrammarError as error:
+                limit = f"output that structured_output allows: {error}"
+                raise InvalidValueError("resume_token_ids", resumed, limit) from error
+        if resumed:
+            seq.detokenizer.take()

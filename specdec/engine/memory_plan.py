@@ -1,0 +1,338 @@
+"""Who gets what of an engine's memory: weights, processes, proposers, and KV of both models.
+
+"auto" is resolved here, before anything is started, so that neither model runs out later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.llm import LLMConfig
+from specdec.engine.model_resolution import Models
+from specdec.models.config import ModelConfig
+from specdec.speculation.proposers import proposer_memory
+from specdec.types.errors import OutOfMemoryError
+from specdec.types.validation import require_range
+
+_MIB, _GIB = 2**20, 2**30
+_PROCESS_BYTES = 350 * _MIB
+"""What a rank takes before it loads anything: the interpreter, torch and Ray (measured)."""
+_CONTROL_PLANE_BYTES = 150 * _MIB
+_GPU_WORKSPACE_BYTES = 2 * _GIB
+"""Left on each GPU for activations, libraries and fragments."""
+
+_MAX_AUTO_KV_BYTES = 2 * _GIB
+_KV_SHARE_OF_FREE_MEMORY = 0.25
+
+
+@dataclass(frozen=True)
+class MemoryPlan:
+    """The limits of the engine and of the draft model, which share a machine's memory."""
+
+    engine: EngineConfig
+    draft: DraftLimits | None
+
+
+@dataclass(frozen=True)
+class _Pool:
+    """The KV of one model.
+
+    num_ranks: that it is divided over. block_bytes: of a block on all of them. blocks_of_longest:
+    of one sequence of max_model_len. most_blocks: that all sequences at once could ever fill.
+    """
+
+    name: str
+    model: ModelConfig
+    num_ranks: int
+    block_bytes: int
+    max_model_len: int
+    blocks_of_longest: int
+    most_blocks: int
+
+
+@dataclass(frozen=True)
+class _NumBlocks:
+    """Of the target's pool and of the draft model's; 0 where none drafts."""
+
+    target: int
+    draft: int
+
+
+def memory_plan(
+    config: LLMConfig,
+    models: Models,
+    available_bytes: int,
+    draft_bytes: int | None = None,
+    *,
+    in_process: bool = False,
+) -> MemoryPlan:
+    """Everything that was left open decided.
+
+    draft_bytes: what the draft model may take where it is on another node than the target.
+    in_process: whether the models run in the caller's process, and not each rank in one of its own
+    beside a service's.
+
+    Where both models share a memory, the draft's pool has as many blocks as the target's, so that
+    whatever runs fits into both, or the fewer that sequences of its own max_model_len can fill.
+    Where each rank has a GPU of its own, each pool has what the fullest of its GPUs bears.
+    Raises InvalidValueError for a context longer than the model's, and OutOfMemoryError when the
+    weights, the processes and the KV pools do not fit in `available_bytes`.
+    """
+    target, draft = _target_pool(config, models), _draft_pool(config, models)
+    if config.device == "cuda":
+        num_blocks = _divide_gpus(config, target, draft, available_bytes, draft_bytes)
+    elif draft is not None and draft_bytes is not None:
+        num_blocks = _divide_hosts(config, models, target, draft, available_bytes, draft_bytes)
+    else:
+        free_bytes = available_bytes - _bytes_without_kv(config, models, in_process)
+        num_blocks = _divide_host(config, target, draft, free_bytes)
+        _check_host(config, target, draft, num_blocks, free_bytes, available_bytes)
+    return MemoryPlan(
+        _engine_config(config, target, num_blocks.target, in_process=in_process),
+        None if draft is None else _draft_limits(config, draft, num_blocks.draft),
+    )
+
+
+def _engine_config(
+    config: LLMConfig, pool: _Pool, num_blocks: int, *, in_process: bool
+) -> EngineConfig:
+    """In the caller's process nothing runs beside the engine that would wait for it."""
+    return EngineConfig(
+        max_model_len=pool.max_model_len,
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_prefill_tokens=config.prefill_limit,
+        max_queue_len=config.max_queue_len,
+        enable_prefix_caching=config.enable_prefix_caching,
+        stream_interval=config.stream_interval,
+        async_scheduling=config.async_scheduling and not in_process,
+        speculation=config.speculative_config,
+    )
+
+
+def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimits:
+    assert config.speculative_config is not None, "a draft model that nobody asked for"
+    return DraftLimits(
+        num_blocks=num_blocks,
+        block_size=config.block_size,
+        max_model_len=pool.max_model_len,
+        max_catch_up_tokens=config.max_num_batched_tokens,
+        enable_prefix_caching=config.enable_prefix_caching,
+        confidence_threshold=config.speculative_config.draft_confidence_threshold,
+    )
+
+
+def _target_pool(config: LLMConfig, models: Models) -> _Pool:
+    model = models.target
+    max_model_len = config.max_model_len or model.max_position_embeddings
+    require_range("max_model_len", max_model_len, 2, model.max_position_embeddings)
+    return _pool(config, "target", model, config.tensor_parallel_size, max_model_len)
+
+
+def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
+    """It may be told of shorter sequences than the target's; never of longer ones."""
+    model, speculation = models.draft, config.speculative_config
+    if model is None or speculation is None:
+        return None
+    max_model_len = min(
+        config.max_model_len or models.target.max_position_embeddings,
+        speculation.max_model_len or model.max_position_embeddings,
+        model.max_position_embeddings,
+    )
+    size = speculation.draft_tensor_parallel_size
+    return _pool(config, "draft model", model, size, max_model_len)
+
+
+def _pool(
+    config: LLMConfig, name: str, model: ModelConfig, num_ranks: int, max_model_len: int
+) -> _Pool:
+    blocks_of_longest = -(-max_model_len // config.block_size)
+    return _Pool(
+        name=name,
+        model=model,
+        num_ranks=num_ranks,
+        block_bytes=config.block_size * model.kv_bytes_per_token(config.settled_dtype, num_ranks),
+        max_model_len=max_model_len,
+        blocks_of_longest=blocks_of_longest,
+        most_blocks=config.max_num_seqs * blocks_of_longest,
+    )
+
+
+def _fill(num_bytes: int, target_bytes: int, draft: _Pool | None) -> _NumBlocks:
+    """As many blocks as `num_bytes` hold, `target_bytes` a block of the target's."""
+    if draft is None:
+        return _NumBlocks(num_bytes // target_bytes, 0)
+    of_both = num_bytes // (target_bytes + draft.block_bytes)
+    if of_both <= draft.most_blocks:
+        return _NumBlocks(of_both, of_both)
+    rest = num_bytes - draft.most_blocks * draft.block_bytes
+    return _NumBlocks(rest // target_bytes, draft.most_blocks)
+
+
+def _divide_host(
+    config: LLMConfig, target: _Pool, draft: _Pool | None, free_bytes: int
+) -> _NumBlocks:
+    """All ranks of both models share one memory: what is configured, else a share of what is free.
+
+    No less than one sequence needs, and no more than could ever be used.
+    """
+    if config.kv_cache_memory_gib is not None:
+        return _fill(int(config.kv_cache_memory_gib * _GIB), target.block_bytes, draft)
+    share = int(min(free_bytes * _KV_SHARE_OF_FREE_MEMORY, _MAX_AUTO_KV_BYTES))
+    found = _fill(max(share, 0), target.block_bytes + _lookup_bytes_per_block(config), draft)
+    num_blocks = min(max(found.target, target.blocks_of_longest), target.most_blocks)
+    return _NumBlocks(num_blocks, 0 if draft is None else min(num_blocks, draft.most_blocks))
+
+
+def _divide_hosts(
+    config: LLMConfig,
+    models: Models,
+    target: _Pool,
+    draft: _Pool,
+    available_bytes: int,
+    draft_bytes: int,
+) -> _NumBlocks:
+    """Each model on a node of its own: the draft's pool is what its node bears of the target's."""
+    free_bytes = available_bytes - _target_bytes_without_kv(config, models)
+    if config.kv_cache_memory_gib is None:
+        num_target_blocks = _divide_host(config, target, None, free_bytes).target
+        most = min(num_target_blocks, draft.most_blocks)
+    else:
+        wanted = _fill(int(config.kv_cache_memory_gib * _GIB), target.block_bytes, draft)
+        num_target_blocks, most = wanted.target, wanted.draft
+    of_target = _NumBlocks(num_target_blocks, 0)
+    _check_host(config, target, None, of_target, free_bytes, available_bytes)
+    draft_free_bytes = draft_bytes - _draft_bytes_without_kv(config, models)
+    num_blocks = min(most, max(0, draft_free_bytes) // draft.block_bytes)
+    if num_blocks < draft.blocks_of_longest:
+        raise OutOfMemoryError(
+            f"the node of the draft model has {draft_bytes / _GIB:.1f} GiB for it, which is too "
+            f"little for its weights and the KV cache of one sequence of {draft.max_model_len} "
+            "tokens; lower speculative_config.max_model_len, or take a smaller model"
+        )
+    return _NumBlocks(num_target_blocks, num_blocks)
+
+
+def _check_host(
+    config: LLMConfig,
+    target: _Pool,
+    draft: _Pool | None,
+    num_blocks: _NumBlocks,
+    free_bytes: int,
+    available_bytes: int,
+) -> None:
+    kv_bytes = num_blocks.target * target.block_bytes
+    longest_bytes = target.blocks_of_longest * target.block_bytes
+    if draft is not None:
+        kv_bytes += num_blocks.draft * draft.block_bytes
+        longest_bytes += draft.blocks_of_longest * draft.block_bytes
+    if num_blocks.target < target.blocks_of_longest:
+        raise OutOfMemoryError(
+            f"the KV cache would have {kv_bytes / _MIB:.1f} MiB; one sequence of max_model_len "
+            f"needs {longest_bytes / _MIB:.1f}: raise kv_cache_memory_gib or lower max_model_len"
+        )
+    missing = kv_bytes + num_blocks.target * _lookup_bytes_per_block(config) - free_bytes
+    if missing > 0:
+        raise OutOfMemoryError(
+            f"weights, processes and KV cache need {(available_bytes + missing) / _GIB:.1f} GiB, "
+            f"and {available_bytes / _GIB:.1f} GiB are free; lower kv_cache_memory_gib or "
+            "max_model_len, or take a smaller model"
+        )
+
+
+def _bytes_without_kv(config: LLMConfig, models: Models, in_process: bool) -> int:
+    """Of a host of both models: weights, processes, and what proposers keep whatever runs."""
+    if in_process:
+        weights = _target_weights(config, models) + _draft_weights(config, models)
+        return weights + _PROCESS_BYTES + _proposer_bytes(config)
+    return _target_bytes_without_kv(config, models) + _draft_bytes_without_kv(config, models)
+
+
+def _target_bytes_without_kv(config: LLMConfig, models: Models) -> int:
+    processes = (config.tensor_parallel_size + 1) * _PROCESS_BYTES + _CONTROL_PLANE_BYTES
+    return _target_weights(config, models) + processes + _proposer_bytes(config)
+
+
+def _draft_bytes_without_kv(config: LLMConfig, models: Models) -> int:
+    speculation = config.speculative_config
+    ranks = 0 if speculation is None else speculation.draft_tensor_parallel_size
+    processes = 0 if models.draft is None else ranks * _PROCESS_BYTES
+    return _draft_weights(config, models) + processes
+
+
+def _target_weights(config: LLMConfig, models: Models) -> int:
+    return models.target.weight_bytes(config.settled_dtype, config.quantization_method)
+
+
+def _draft_weights(config: LLMConfig, models: Models) -> int:
+    speculation = config.speculative_config
+    if models.draft is None or speculation is None:
+        return 0
+    return models.draft.weight_bytes(config.settled_dtype, speculation.quantization)
+
+
+def _proposer_bytes(config: LLMConfig) -> int:
+    memory = proposer_memory(config.speculative_config)
+    return memory.fixed_bytes + config.max_num_seqs * memory.bytes_per_sequence
+
+
+def _lookup_bytes_per_block(config: LLMConfig) -> int:
+    """What lookups keep of the text whose KV fills a block of the target's.
+
+    Sequences that share the KV of a prompt keep its text one by one; what is free beyond the KV
+    pool's share has to do for that.
+    """
+    return config.block_size * proposer_memory(config.speculative_config).bytes_per_token
+
+
+def _divide_gpus(
+    config: LLMConfig,
+    target: _Pool,
+    draft: _Pool | None,
+    available_bytes: int,
+    draft_bytes: int | None,
+) -> _NumBlocks:
+    """Each rank has a memory of its own, so neither model's pool depends on the other's.
+
+    A draft model that cannot hold all that runs drafts for what it can hold.
+    """
+    most = _NumBlocks(target.most_blocks, 0 if draft is None else draft.most_blocks)
+    if config.kv_cache_memory_gib is not None:
+        most = _fill(int(config.kv_cache_memory_gib * _GIB), target.block_bytes, draft)
+    of_target = min(_gpu_blocks(config, target, most.target, available_bytes), target.most_blocks)
+    if draft is None:
+        return _NumBlocks(of_target, 0)
+    draft_bytes = available_bytes if draft_bytes is None else draft_bytes
+    return _NumBlocks(of_target, _gpu_blocks(config, draft, most.draft, draft_bytes))
+
+
+def _gpu_blocks(config: LLMConfig, pool: _Pool, most: int, available_bytes: int) -> int:
+    """What the fullest rank of a model bears, `most` at most."""
+    model = pool.model
+    shards = model.head_shards(pool.num_ranks)
+    kv_share = max(len(shard.kv) for shard in shards) / sum(len(shard.kv) for shard in shards)
+    weight_share = max(len(shard.query) for shard in shards) / model.num_heads  # a little too much
+    block_bytes = int(pool.block_bytes * kv_share)
+    weight_bytes = int(model.weight_bytes(config.settled_dtype) * weight_share)
+    free_bytes = available_bytes - weight_bytes - _GPU_WORKSPACE_BYTES
+    num_blocks = min(most, max(0, free_bytes) // block_bytes)
+    if num_blocks < pool.blocks_of_longest:
+        needed_bytes = pool.blocks_of_longest * block_bytes
+        raise OutOfMemoryError(
+            f"a rank of the {pool.name} may take {available_bytes / _GIB:.1f} GiB of its GPU; "
+            f"weights and workspace leave {max(0, free_bytes) / _GIB:.1f} for the KV cache, of "
+            f"which {num_blocks * block_bytes / _GIB:.2f} are to be used, and one sequence of "
+            f"{pool.max_model_len} tokens needs {needed_bytes / _GIB:.2f}: {_remedy(pool)}"
+        )
+    return num_blocks
+
+
+def _remedy(pool: _Pool) -> str:
+    if pool.name == "target":
+        return "raise tensor_parallel_size or kv_cache_memory_gib, or lower max_model_len"
+    keys = ("draft_tensor_parallel_size", "max_model_len")
+    raised, lowered = (f"speculative_config.{key}" for key in keys)
+    return f"raise {raised} or kv_cache_memory_gib, or lower {lowered}"

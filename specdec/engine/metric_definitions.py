@@ -1,0 +1,283 @@
+"""The metrics of an engine: name, type and labels, meaning, and where values come from.
+
+Names, types and labels are vLLM's where it has the metric, behind a prefix of our own. A service
+exposes them of each replica (`cluster.observability.metric_definitions`), `LLM.get_metrics` of its own engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
+
+from specdec.engine import metrics
+from specdec.types.control import SPECULATION_MODES
+from specdec.types.counters import Counts, HistogramCounts
+from specdec.types.draft_decision import DecisionReason
+
+PREFIX = "specdec:"
+MODEL_LABEL = "model_name"
+
+MetricType = Literal["gauge", "counter", "histogram"]
+Source = TypeVar("Source")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One value of a metric. labels: values of the metric's own labels, in their order."""
+
+    value: float | HistogramCounts
+    labels: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MetricSpec(Generic[Source]):
+    """One metric. read: its values, of what it is about; none where nothing is known.
+
+    name: without the prefix and, of a counter, without `_total`. labels: beside those that say
+    which model and, of a service, which replica.
+    """
+
+    name: str
+    type: MetricType
+    meaning: str
+    read: Callable[[Source], Iterable[Reading]]
+    labels: tuple[str, ...] = ()
+
+    @property
+    def exposed_name(self) -> str:
+        """As it is queried; a histogram's series add _bucket, _sum and _count."""
+        return PREFIX + self.name + ("_total" if self.type == "counter" else "")
+
+
+class EngineReport(Protocol):
+    """How an engine is; `specdec.client.ReplicaReport` says what each of these means."""
+
+    @property
+    def num_running(self) -> int: ...
+    @property
+    def num_waiting(self) -> int: ...
+    @property
+    def num_decoding(self) -> int: ...
+    @property
+    def kv_cache_usage(self) -> float: ...
+    @property
+    def is_speculation_on(self) -> bool: ...
+    @property
+    def num_chosen_tokens(self) -> int: ...
+    @property
+    def estimated_speedup(self) -> float | None: ...
+    @property
+    def estimated_tokens_per_s(self) -> float | None: ...
+    @property
+    def mode(self) -> str: ...
+    @property
+    def counts(self) -> Counts: ...
+
+
+def one(value: float | None) -> tuple[Reading, ...]:
+    """The reading of what may not be known."""
+    return () if value is None else (Reading(value),)
+
+
+def gauge(
+    name: str, meaning: str, read: Callable[[EngineReport], float | None]
+) -> MetricSpec[EngineReport]:
+    """What a report says; no series where that is None."""
+    return MetricSpec(name, "gauge", meaning, lambda report: one(read(report)))
+
+
+def counter(name: str, meaning: str, read: Callable[[Counts], float]) -> MetricSpec[EngineReport]:
+    """One of a report's counts."""
+    return MetricSpec(name, "counter", meaning, lambda report: one(read(report.counts)))
+
+
+def counters(
+    name: str, meaning: str, label: str, read: Callable[[Counts], Mapping[str, float]]
+) -> MetricSpec[EngineReport]:
+    """A counter for each value of one label."""
+
+    def readings(report: EngineReport) -> Iterable[Reading]:
+        return (Reading(count, (value,)) for value, count in read(report.counts).items())
+
+    return MetricSpec(name, "counter", meaning, readings, (label,))
+
+
+def by_method(
+    name: str, meaning: str, read: Callable[[Counts], Mapping[str, tuple[int, ...]]]
+) -> MetricSpec[EngineReport]:
+    """A counter for each method and position."""
+
+    def readings(report: EngineReport) -> Iterable[Reading]:
+        for method, by_position in read(report.counts).items():
+            for position, count in enumerate(by_position):
+                yield Reading(count, (method, str(position)))
+
+    return MetricSpec(name, "counter", meaning, readings, ("method", "position"))
+
+
+def histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
+    """The report's histogram of that name; no series before there is one."""
+
+    def readings(report: EngineReport) -> Iterable[Reading]:
+        counts = report.counts.histograms.get(name)
+        return () if counts is None else (Reading(counts),)
+
+    return MetricSpec(name, "histogram", meaning, readings)
+
+
+def _modes(report: EngineReport) -> Iterable[Reading]:
+    return (Reading(report.mode == each, (each,)) for each in SPECULATION_MODES if report.mode)
+
+
+def _indexed(values: Iterable[int]) -> dict[str, float]:
+    return {str(index): value for index, value in enumerate(values)}
+
+
+def _reasons(counts: Counts) -> dict[str, float]:
+    return {each.value: counts.decisions.get(each.value, 0) for each in DecisionReason}
+
+
+ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
+    # Load.
+    gauge(
+        "num_requests_running",
+        "Requests in the batch; each choice is one.",
+        lambda r: r.num_running,
+    ),
+    gauge(
+        "num_requests_decoding",
+        "Running requests past their prompt; speculation is decided by them.",
+        lambda r: r.num_decoding,
+    ),
+    gauge(
+        "num_requests_waiting",
+        "Requests in the queue; each choice is one.",
+        lambda r: r.num_waiting,
+    ),
+    gauge(
+        "kv_cache_usage_perc",
+        "Part of the KV blocks in use, from 0 to 1.",
+        lambda r: r.kv_cache_usage,
+    ),
+    # Requests and tokens.
+    counter(
+        "requests_received",
+        "Requests that have come; each choice is one.",
+        lambda c: c.num_requests,
+    ),
+    counters(
+        "request_success",
+        "Requests that ended, by why the last choice did.",
+        "finished_reason",
+        lambda c: c.ended,
+    ),
+    counter("engine_steps", "Forward passes of the target.", lambda c: c.num_steps),
+    counter("prompt_tokens", "Tokens of prompts, by choice.", lambda c: c.num_prompt_tokens),
+    counter(
+        "prompt_tokens_cached",
+        "Tokens of prompts whose KV the prefix cache had.",
+        lambda c: c.num_cached_tokens,
+    ),
+    counter("generation_tokens", "Tokens generated.", lambda c: c.num_generated_tokens),
+    counter(
+        "prefill_chunks",
+        "Parts of prompts that left more of the prompt to do.",
+        lambda c: c.num_prefill_chunks,
+    ),
+    counter(
+        "num_preemptions",
+        "Requests that gave up their KV blocks and were computed again.",
+        lambda c: c.num_preemptions,
+    ),
+    # Latencies and sizes.
+    histogram(metrics.FIRST_TOKEN, "From a request's arrival to its first token."),
+    histogram(metrics.INTER_TOKEN, "Between two steps that brought tokens to one choice."),
+    histogram(
+        metrics.END_TO_END, "From a request's arrival to its last token, of whichever choice."
+    ),
+    histogram(metrics.QUEUE_TIME, "From a request's arrival to its first step."),
+    histogram(metrics.PREFILL_TIME, "From a request's first step to its first token."),
+    histogram(metrics.DECODE_TIME, "From a request's first token to its last."),
+    histogram(metrics.PROMPT_TOKENS, "Tokens of a request's prompt."),
+    histogram(metrics.GENERATION_TOKENS, "Tokens generated for a request, all choices together."),
+    histogram(metrics.BATCH_SIZE, "Choices of requests that a step brought tokens to."),
+    histogram(metrics.DRAFT_TIME, "What a step waited for its drafts."),
+    histogram(metrics.VERIFY_TIME, "From handing the target a step to having its answer."),
+    # Drafts.
+    counter(
+        "spec_decode_num_drafts",
+        "Drafts verified, one a step and request.",
+        lambda c: c.speculation.num_drafts,
+    ),
+    counter(
+        "spec_decode_num_draft_tokens",
+        "Draft tokens verified.",
+        lambda c: c.speculation.num_draft_tokens,
+    ),
+    counter(
+        "spec_decode_num_accepted_tokens",
+        "Draft tokens that became output.",
+        lambda c: c.speculation.num_accepted_tokens,
+    ),
+    counter(
+        "spec_decode_num_rejected_tokens",
+        "Draft tokens that did not.",
+        lambda c: c.speculation.num_draft_tokens - c.speculation.num_accepted_tokens,
+    ),
+    counters(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Accepted draft tokens by their position in the draft, from 0.",
+        "position",
+        lambda c: _indexed(c.accepted_by_position),
+    ),
+    by_method(
+        "spec_decode_num_draft_tokens_by_method",
+        "Draft tokens verified, by what made the draft and by position.",
+        lambda c: c.drafted_by_method,
+    ),
+    by_method(
+        "spec_decode_num_accepted_tokens_by_method",
+        "Draft tokens that became output, by what made the draft and by position.",
+        lambda c: c.accepted_by_method,
+    ),
+    counter(
+        "spec_decode_num_lookahead_tokens",
+        "Guesses of lookahead decoding that were run to see what follows them.",
+        lambda c: c.num_lookahead_tokens,
+    ),
+    counter(
+        "spec_decode_num_catch_up_tokens",
+        "Tokens of text that the draft model ran to catch up.",
+        lambda c: c.num_catch_up_tokens,
+    ),
+    # Control of speculation.
+    MetricSpec("speculation_mode", "gauge", "1 for the mode in force, else 0.", _modes, ("mode",)),
+    gauge(
+        "speculation_in_force",
+        "1 while a request that says nothing about it gets drafts, else 0.",
+        lambda r: r.is_speculation_on,
+    ),
+    gauge(
+        "speculation_chosen_tokens",
+        "Draft tokens of a sequence in the latest step.",
+        lambda r: r.num_chosen_tokens,
+    ),
+    counters(
+        "speculation_steps",
+        "Steps by the number of draft tokens that was decided on.",
+        "num_draft_tokens",
+        lambda c: _indexed(c.decided_lengths),
+    ),
+    counters("speculation_decisions", "Steps by the reason of their decision.", "reason", _reasons),
+    gauge(
+        "speculation_estimated_speedup",
+        "Tokens a second over those without drafts, expected at the present batch.",
+        lambda r: r.estimated_speedup,
+    ),
+    gauge(
+        "goodput_tokens_per_second",
+        "Tokens a second expected of the present batch and number of draft tokens.",
+        lambda r: r.estimated_tokens_per_s,
+    ),
+)

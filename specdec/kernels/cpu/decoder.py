@@ -1,0 +1,309 @@
+"""A whole forward pass as one call of the native library: decoder.cpp, seen from Python."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.kernels.cpu.large_memory import large_memory
+from specdec.kernels.cpu.matrix import MatrixStruct
+from specdec.kernels.cpu.shared_memory import SharedMemory
+from specdec.kernels.forward_batch import ModelInput
+from specdec.types.sharding import HeadShard
+
+FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""The numbers of `Format` in matrix.h, for embeddings and KV."""
+
+_DONE, _NEEDS_MEMORY = 0, 2
+"""Of `PassResult` in decoder.h; anything else is that a peer was lost."""
+
+_Address = ctypes.c_void_p
+_AllReduce = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(ctypes.c_float), ctypes.c_int64)
+
+
+class _LayerStruct(ctypes.Structure):
+    _fields_ = (
+        ("qkv", MatrixStruct),
+        ("output", MatrixStruct),
+        ("gate_up", MatrixStruct),
+        ("down", MatrixStruct),
+        ("input_norm", _Address),
+        ("mlp_norm", _Address),
+        ("query_norm", _Address),
+        ("key_norm", _Address),
+        ("window", ctypes.c_int64),
+    )
+
+
+class _EmbeddingStruct(ctypes.Structure):
+    _fields_ = (
+        ("panels", _Address),
+        ("table", _Address),
+        ("format", ctypes.c_int32),
+        ("first_token", ctypes.c_int64),
+        ("num_tokens", ctypes.c_int64),
+    )
+
+
+class _DecoderStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("hidden_size", "num_units", "num_heads")),
+        *((name, ctypes.c_int64) for name in ("num_kv_heads", "heads_per_kv", "first_in_group")),
+        *((name, ctypes.c_int64) for name in ("head_dim", "num_layers")),
+        ("norm_eps", ctypes.c_float),
+        ("rank", ctypes.c_int32),
+        ("embedding", _EmbeddingStruct),
+        ("layers", ctypes.POINTER(_LayerStruct)),
+        ("final_norm", _Address),
+        ("cos", _Address),
+        ("sin", _Address),
+        ("reducer", _Address),
+        ("all_reduce", _AllReduce),
+    )
+
+
+class _BatchStruct(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("num_tokens", "num_sequences", "block_size")),
+        *((name, _Address) for name in ("input_ids", "query_starts")),
+        *((name, _Address) for name in ("context_lens", "block_tables")),
+    )
+
+
+class _KvCacheStruct(ctypes.Structure):
+    _fields_ = (("data", _Address), ("format", ctypes.c_int32), ("num_blocks", ctypes.c_int64))
+
+
+@dataclass(frozen=True)
+class Product:
+    """A packed matrix, whose memory is its owner's, and what is added to its products."""
+
+    matrix: MatrixStruct
+    bias: Tensor | None  # [out_features] float32
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One layer's share of a rank; norms are float32."""
+
+    qkv: Product
+    output: Product
+    gate_up: Product
+    down: Product
+    input_norm: Tensor  # [hidden_size]
+    mlp_norm: Tensor  # [hidden_size]
+    query_norm: Tensor | None  # [head_dim]
+    key_norm: Tensor | None  # [head_dim]
+    window: int | None
+
+
+@dataclass(frozen=True)
+class EmbeddingWeights:
+    """The rows of `tokens`: a table of their own, or a tied head's matrix."""
+
+    tokens: range
+    rows: Tensor | MatrixStruct  # [len(tokens), hidden_size]
+
+
+@dataclass(frozen=True)
+class DecoderWeights:
+    """One rank of a model."""
+
+    embedding: EmbeddingWeights
+    layers: tuple[LayerWeights, ...]
+    final_norm: Tensor  # [hidden_size] float32
+    norm_eps: float
+    cos: Tensor  # [max_positions, head_dim / 2] float32
+    sin: Tensor  # [max_positions, head_dim / 2] float32
+    heads: HeadShard
+    head_dim: int
+    rank: int
+
+
+Reduction = SharedMemory | Callable[[Tensor], object]
+"""How results are summed over the ranks, in place: by the kernels themselves, or by a function."""
+
+
+class DecoderKernel:
+    """The forward pass of one rank. One call at a time: it has memory of its own to compute in."""
+
+    def __init__(
+        self,
+        library: ctypes.CDLL,
+        weights: DecoderWeights,
+        reduction: Reduction | None = None,
+    ) -> None:
+        """reduction: how to sum over the ranks; None for a rank that is alone."""
+        self._forward, self._memory_bytes = _declare(library)
+        self._weights = weights
+        self._reduction = reduction
+        self._failure: BaseException | None = None
+        is_python = not (reduction is None or isinstance(reduction, SharedMemory))
+        self._callback = _AllReduce(self._reduce) if is_python else _AllReduce()
+        self._layers = (_LayerStruct * len(weights.layers))(*map(_layer_struct, weights.layers))
+        self._model = self._decoder_struct()
+        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+
+    def new_kv_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
+        """[num_layers, num_kv_heads, num_blocks, 2, block_size * head_dim], zero.
+
+        A block holds keys as [head_dim, block_size] and values as [block_size, head_dim]. What was
+        never used takes no memory.
+        """
+        weights = self._weights
+        block = (2, block_size * weights.head_dim)
+        shape = (len(weights.layers), len(weights.heads.kv), num_blocks, *block)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        return large_memory().take(num_bytes).view(dtype).view(shape)
+
+    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+        """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size] in float32.
+
+        kv_cache: as `new_kv_cache` makes it. Raises RuntimeError once a peer is lost, or what
+        `reduction` raised.
+        """
+        numbers = _BatchNumbers(batch, max_positions=len(self._weights.cos))
+        kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
+        hidden = torch.empty(numbers.num_tokens, len(self._weights.final_norm), device="cpu")
+        num_threads = torch.get_num_threads()
+
+        def run() -> int:
+            memory = self._memory.data_ptr(), len(self._memory)
+            batch = numbers.struct
+            return self._forward(self._model, batch, kv, *memory, hidden.data_ptr(), num_threads)
+
+        result = run()
+        if result == _NEEDS_MEMORY:
+            num_bytes = self._memory_bytes(self._model, numbers.struct, num_threads)
+            self._memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+            result = run()
+            assert result != _NEEDS_MEMORY
+        if result != _DONE:
+            failure, self._failure = self._failure, None
+            raise failure or RuntimeError("a rank has ended, or kept the others waiting")
+        return hidden
+
+    def _reduce(self, data: ctypes._Pointer[ctypes.c_float], count: int) -> bool:
+        """What C calls. An exception cannot pass through it, and is kept until it has returned."""
+        assert callable(self._reduction)
+        try:
+            self._reduction(torch.from_numpy(np.ctypeslib.as_array(data, (count,))))
+        except BaseException as error:
+            self._failure = error
+            return False
+        return True
+
+    def _decoder_struct(self) -> _DecoderStruct:
+        weights, reduction = self._weights, self._reduction
+        return _DecoderStruct(
+            hidden_size=len(weights.final_norm),
+            num_units=weights.layers[0].down.matrix.in_features,
+            num_heads=len(weights.heads.query),
+            num_kv_heads=len(weights.heads.kv),
+            heads_per_kv=weights.heads.heads_per_kv,
+            first_in_group=weights.heads.first_in_group,
+            head_dim=weights.head_dim,
+            num_layers=len(weights.layers),
+            norm_eps=weights.norm_eps,
+            rank=weights.rank,
+            embedding=_embedding_struct(weights.embedding),
+            layers=self._layers,
+            final_norm=_address(weights.final_norm),
+            cos=_address(weights.cos),
+            sin=_address(weights.sin),
+            reducer=reduction.reducer if isinstance(reduction, SharedMemory) else None,
+            all_reduce=self._callback,
+        )
+
+
+_Function = Callable[..., int]
+
+
+def _declare(library: ctypes.CDLL) -> tuple[_Function, _Function]:
+    """Gives the two functions their types, which ctypes would otherwise guess."""
+    model, batch = ctypes.POINTER(_DecoderStruct), ctypes.POINTER(_BatchStruct)
+    forward = library.specdec_decoder_forward
+    kv, count = ctypes.POINTER(_KvCacheStruct), ctypes.c_int64
+    forward.argtypes = (model, batch, kv, _Address, count, _Address, ctypes.c_int32)
+    forward.restype = ctypes.c_int32
+    memory_bytes = library.specdec_decoder_memory_bytes
+    memory_bytes.argtypes = (model, batch, ctypes.c_int32)
+    memory_bytes.restype = count
+    return forward, memory_bytes
+
+
+def _layer_struct(layer: LayerWeights) -> _LayerStruct:
+    return _LayerStruct(
+        qkv=_matrix_struct(layer.qkv),
+        output=_matrix_struct(layer.output),
+        gate_up=_matrix_struct(layer.gate_up),
+        down=_matrix_struct(layer.down),
+        input_norm=_address(layer.input_norm),
+        mlp_norm=_address(layer.mlp_norm),
+        query_norm=_address(layer.query_norm),
+        key_norm=_address(layer.key_norm),
+        window=layer.window or 0,
+    )
+
+
+def _matrix_struct(product: Product) -> MatrixStruct:
+    struct = MatrixStruct.from_buffer_copy(product.matrix)
+    struct.bias = _address(product.bias)
+    return struct
+
+
+def _embedding_struct(embedding: EmbeddingWeights) -> _EmbeddingStruct:
+    rows, tokens = embedding.rows, embedding.tokens
+    struct = _EmbeddingStruct(first_token=tokens.start, num_tokens=len(tokens))
+    if isinstance(rows, Tensor):
+        struct.table, struct.format = _address(rows), FORMATS[rows.dtype]
+    else:
+        struct.panels, struct.format = rows.panels, rows.format
+    return struct
+
+
+class _BatchNumbers:
+    """A batch as C++ reads it. Owns the memory, with as few objects as will do (docs/adr/0013)."""
+
+    def __init__(self, batch: ModelInput, max_positions: int) -> None:
+        """max_positions: no context may be longer."""
+        numbers, starts, context_lens = array("i"), [0], []
+        assert numbers.itemsize == ctypes.sizeof(ctypes.c_int32)
+        self._tables = []
+        for chunk in batch.chunks:
+            table, end = chunk.block_table, chunk.end
+            if not (isinstance(table, array) and table.typecode == "i"):
+                table = array("i", table)
+            assert end <= min(max_positions, len(table) * batch.block_size)
+            numbers.extend(chunk.token_ids)
+            starts.append(len(numbers))
+            context_lens.append(end)
+            self._tables.append(table)
+        self.num_tokens = starts[-1]
+        numbers.extend(starts)
+        numbers.extend(context_lens)
+        addresses = array("q", [table.buffer_info()[0] for table in self._tables])
+        self._numbers, self._addresses = numbers, addresses
+        first = numbers.buffer_info()[0]
+        context_lens_at = self.num_tokens + len(starts)
+        self.struct = _BatchStruct(
+            self.num_tokens,
+            len(context_lens),
+            batch.block_size,
+            first,
+            first + self.num_tokens * numbers.itemsize,
+            first + context_lens_at * numbers.itemsize,
+            addresses.buffer_info()[0],
+        )
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    assert tensor is None or tensor.is_contiguous()
+    return None if tensor is None else tensor.data_ptr()

@@ -1,0 +1,138 @@
+"""Matrices packed for products with few rows: matrix.cpp and pack.cpp, seen from Python."""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+from specdec.kernels.cpu.large_memory import large_memory
+
+_Address = ctypes.c_void_p
+_Int = ctypes.c_int64
+
+
+class MatrixFormat(IntEnum):
+    """How a matrix holds its weights: `Format` in matrix.h.
+
+    SHORT_FLOAT32 is float32 whose last 16 bits are zero and left out.
+    """
+
+    FLOAT32 = 0
+    BFLOAT16 = 1
+    FLOAT16 = 2
+    INT8 = 3
+    W8A8 = 4
+    SHORT_FLOAT32 = 5
+
+
+_DTYPES = {
+    MatrixFormat.FLOAT32: torch.float32,
+    MatrixFormat.BFLOAT16: torch.bfloat16,
+    MatrixFormat.FLOAT16: torch.float16,
+    MatrixFormat.INT8: torch.int8,
+    MatrixFormat.W8A8: torch.int8,
+    MatrixFormat.SHORT_FLOAT32: torch.bfloat16,
+}
+
+
+class MatrixStruct(ctypes.Structure):
+    """`Matrix` in matrix.h. Whoever made it keeps the memory that it points to."""
+
+    _fields_ = (
+        ("format", ctypes.c_int32),
+        ("out_features", _Int),
+        ("in_features", _Int),
+        ("panels", _Address),
+        ("scales", _Address),
+        ("bias", _Address),
+    )
+
+
+class PackedMatrix:
+    """A matrix [out_features, in_features] in panels, which `pack` fills.
+
+    Every output is one sum in a fixed order, so a row's product is the same bits alone, in any
+    batch, and on any number of threads. A sum is in float32, over blocks of 1024 inputs that are
+    added up, in BFLOAT16 of rows rounded to that; with 8-bit weights in int32, of rows rounded as
+    docs/adr/0007 says, in W8A8 group by group of inputs.
+    """
+
+    def __init__(self, library: ctypes.CDLL, weights: MatrixFormat, shape: tuple[int, int]) -> None:
+        """library: as `native_library` returns it."""
+        assert weights != MatrixFormat.SHORT_FLOAT32 or shape[1] % 2 == 0
+        _declare(library)
+        self.dtype = _DTYPES[weights]
+        self.shape = shape
+        self._library = library
+        self._scales = torch.zeros(shape[0], device="cpu") if self.dtype == torch.int8 else None
+        scales = None if self._scales is None else self._scales.data_ptr()
+        self.struct = MatrixStruct(weights, *shape, None, scales, None)
+        self._panels = large_memory().take(library.specdec_panel_bytes(self.struct))
+        self.struct.panels = self._panels.data_ptr()
+
+    def pack(self, first: int, rows: Tensor, scales: Tensor | None = None) -> None:
+        """Sets the rows from `first` on.
+
+        rows: [R, in_features] in `dtype`; scales: [R] float32, of 8-bit integers.
+        """
+        assert rows.dtype == self.dtype
+        assert rows.shape[1:] == self.shape[1:]
+        assert first + len(rows) <= self.shape[0]
+        rows = rows.contiguous()
+        self._library.specdec_pack_rows(self.struct, rows.data_ptr(), first, len(rows))
+        if self._scales is not None:
+            assert scales is not None
+            self._scales[first : first + len(rows)] = scales
+
+    def multiply(self, x: Tensor, y: Tensor, *, adds: bool = False) -> None:
+        """Writes the products to y, or adds them to it.
+
+        x: [R, in_features], y: [R, out_features], both float32 with rows that are contiguous.
+        """
+        assert x.dtype == y.dtype == torch.float32
+        assert x.stride(-1) == y.stride(-1) == 1
+        assert x.shape[1] == self.shape[1]
+        assert y.shape == (len(x), self.shape[0])
+        has_run = self._library.specdec_multiply(
+            self.struct,
+            x.data_ptr(),
+            x.stride(0),
+            len(x),
+            y.data_ptr(),
+            y.stride(0),
+            adds,
+            torch.get_num_threads(),
+        )
+        if not has_run:
+            raise MemoryError(f"no memory to multiply {len(x)} rows")
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """The rows at `indices` [R] int64, as they were packed, [R, in_features]; not for int8.
+
+        Raises IndexError for one beyond the last.
+        """
+        assert self._scales is None
+        assert indices.dtype == torch.int64
+        indices = indices.contiguous()
+        rows = torch.empty(len(indices), self.shape[1], dtype=self.dtype, device="cpu")
+        if not self._library.specdec_rows_of(
+            self.struct, indices.data_ptr(), len(indices), rows.data_ptr()
+        ):
+            raise IndexError(f"a row is not from 0 to {self.shape[0] - 1}")
+        return rows
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    matrix = ctypes.POINTER(MatrixStruct)
+    library.specdec_panel_bytes.argtypes = (matrix,)
+    library.specdec_panel_bytes.restype = _Int
+    library.specdec_pack_rows.argtypes = (matrix, _Address, _Int, _Int)
+    library.specdec_pack_rows.restype = None
+    library.specdec_rows_of.argtypes = (matrix, _Address, _Int, _Address)
+    library.specdec_rows_of.restype = ctypes.c_bool
+    of_product = (_Address, _Int, _Int, _Address, _Int, ctypes.c_bool, ctypes.c_int32)
+    library.specdec_multiply.argtypes = (matrix, *of_product)
+    library.specdec_multiply.restype = ctypes.c_bool

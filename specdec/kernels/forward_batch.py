@@ -1,0 +1,108 @@
+"""What one forward pass reads: a flat batch of tokens over paged KV."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Indices = NDArray[np.int32]
+
+
+class Chunk(NamedTuple):
+    """The tokens of one sequence that a pass runs.
+
+    start: how many tokens before them have KV. block_table: of the sequence, in order; it reaches
+    to the last of the tokens at least. An array of 32 bits ("i") is read where it is.
+    """
+
+    token_ids: Sequence[int]
+    start: int
+    block_table: Sequence[int] | array[int]
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class ModelInput:
+    """One flat batch of T tokens of B sequences: prefill chunks, decode rows and drafts alike.
+
+    Sequence i owns the tokens cu_seqlens_q[i] to cu_seqlens_q[i+1]; they are the last ones of its
+    context_lens[i] tokens, and its earlier KV is in the blocks that block_tables[i] names. The
+    arrays are the host's, since it plans with them before anything runs on a device. They are made
+    when somebody asks: the native kernels read the chunks.
+    """
+
+    chunks: Sequence[Chunk]  # at least one, and a token each
+    block_size: int
+
+    @cached_property
+    def input_ids(self) -> Indices:
+        """[T]."""
+        return np.array([token for chunk in self.chunks for token in chunk.token_ids], np.int32)
+
+    @cached_property
+    def cu_seqlens_q(self) -> Indices:
+        """[B + 1]."""
+        bounds = np.zeros(len(self.chunks) + 1, np.int32)
+        np.cumsum(self._query_lens, out=bounds[1:])
+        return bounds
+
+    @cached_property
+    def context_lens(self) -> Indices:
+        """[B], the tokens of this pass included."""
+        return np.array([chunk.end for chunk in self.chunks], np.int32)
+
+    @cached_property
+    def positions(self) -> Indices:
+        """[T]."""
+        positions = np.arange(self.num_tokens, dtype=np.int32)
+        positions += np.repeat(self.context_lens - self.cu_seqlens_q[1:], self._query_lens)
+        return positions
+
+    @cached_property
+    def slot_mapping(self) -> Indices:
+        """[T]: block * block_size + offset, where the token's KV is written."""
+        index, offset = np.divmod(self.positions, self.block_size)
+        owners = np.repeat(np.arange(self.num_sequences), self._query_lens)
+        slots: Indices = self.block_tables[owners, index] * np.int32(self.block_size) + offset
+        return slots
+
+    @cached_property
+    def block_tables(self) -> Indices:
+        """[B, M], padded with block 0."""
+        counts = [-(-chunk.end // self.block_size) for chunk in self.chunks]
+        tables = np.zeros((len(self.chunks), max(counts)), np.int32)
+        for row, chunk, count in zip(tables, self.chunks, counts, strict=True):
+            row[:count] = chunk.block_table[:count]
+        return tables
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """T."""
+        return sum(self._query_lens)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.chunks)
+
+    def query_len(self, index: int) -> int:
+        """How many tokens of this pass belong to sequence `index`."""
+        return self._query_lens[index]
+
+    @cached_property
+    def _query_lens(self) -> list[int]:
+        return [len(chunk.token_ids) for chunk in self.chunks]
+
+
+def on_device(indices: Indices, device: torch.device) -> torch.Tensor:
+    """The same numbers in int64, which torch's indexing wants."""
+    return torch.from_numpy(indices).to(device=device, dtype=torch.int64)

@@ -1,0 +1,287 @@
+"""The shape of a decoder, read from a Hugging Face `config.json`.
+
+What the supported architectures differ in is data here: which layers have a bias, whether heads
+are normalised, how far each layer sees, how positions are rotated. A key that is missing means
+what it means to the architecture's configuration class in transformers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from specdec.config.engine import DTYPE_BYTES, DTypeName
+from specdec.config.quantization import QuantizationMethod
+from specdec.models.rope import Rope, read_rope
+from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
+from specdec.types.sampling_params import SamplingDefaults, SamplingParams
+from specdec.types.sharding import HeadShard
+
+_SPELLINGS = {"max_tokens": "max_new_tokens"}
+
+
+def read_sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
+    """The fields that it has and that are not null. Raises UnsupportedModelError for a bad value.
+
+    `do_sample` is not regarded, as vLLM does not regard it: a temperature is asked for by number.
+    """
+    names = {each.name: _SPELLINGS.get(each.name, each.name) for each in fields(SamplingDefaults)}
+    given = {
+        name: generation[spelling]
+        for name, spelling in names.items()
+        if generation.get(spelling) is not None
+    }
+    if given.get("top_k") == -1:  # another way to say all
+        given["top_k"] = 0
+    try:
+        SamplingParams(**given)
+        return SamplingDefaults(**given)
+    except (InvalidValueError, TypeError) as error:
+        raise UnsupportedModelError(f"generation_config.json: {error}") from error
+
+
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "Qwen2ForCausalLM": {
+        "num_key_value_heads": 32,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+    "Qwen3ForCausalLM": {
+        "num_key_value_heads": 32,
+        "head_dim": 128,
+        "sliding_window": 4096,
+        "max_window_layers": 28,
+    },
+}
+"""What a missing key stands for, where that is not zero, false or nothing. Null is not missing."""
+
+SUPPORTED_ARCHITECTURES = tuple(_DEFAULTS)
+
+_REQUIRED_KEYS = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "rms_norm_eps",
+    "max_position_embeddings",
+)
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The shape of a Llama-like decoder.
+
+    checkpoint_dtype: as the file names it, which may be one that no model can be run in.
+    has_qkv_bias, has_output_bias: of attention's input and output projections.
+    has_qk_norm: whether each query and key head is normalised before it is rotated.
+    sliding_windows: for each layer, how many tokens a query sees, itself included; None for all.
+    """
+
+    architecture: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    rope: Rope
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    eos_token_ids: frozenset[int]
+    sampling_defaults: SamplingDefaults
+    has_qkv_bias: bool
+    has_output_bias: bool
+    has_mlp_bias: bool
+    has_qk_norm: bool
+    sliding_windows: tuple[int | None, ...]
+    checkpoint_dtype: str
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            limit = f"a divisor of num_attention_heads ({self.num_heads})"
+            raise _unsupported("num_key_value_heads", self.num_kv_heads, limit)
+        if self.head_dim % 2:
+            raise _unsupported("head_dim", self.head_dim, "even, to be rotated by halves")
+        assert len(self.sliding_windows) == self.num_layers
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> ModelConfig:
+        """Raises ModelNotFoundError without config.json, UnsupportedModelError for its content."""
+        raw = _read_json(directory / "config.json")
+        if raw is None:
+            raise ModelNotFoundError(f"{directory} holds no config.json")
+        generation = _read_json(directory / "generation_config.json") or {}
+        return cls.from_dict(raw, generation)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
+        """Reads the fields of a `config.json` and of a `generation_config.json`."""
+        architecture = (raw.get("architectures") or ["none"])[0]
+        _require_supported(architecture, raw)
+        raw = {**_DEFAULTS[architecture], **raw}
+        eos = generation.get("eos_token_id")
+        eos = raw.get("eos_token_id") if eos is None else eos
+        hidden_size, num_heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
+        return cls(
+            architecture=architecture,
+            vocab_size=_count(raw, "vocab_size"),
+            hidden_size=hidden_size,
+            intermediate_size=_count(raw, "intermediate_size"),
+            num_layers=_count(raw, "num_hidden_layers"),
+            num_heads=num_heads,
+            num_kv_heads=_count(raw, "num_key_value_heads", num_heads),
+            head_dim=_count(raw, "head_dim", hidden_size // num_heads),
+            rms_norm_eps=raw["rms_norm_eps"],
+            rope=read_rope(raw),
+            max_position_embeddings=_count(raw, "max_position_embeddings"),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings")),
+            eos_token_ids=frozenset([eos] if isinstance(eos, int) else eos or ()),
+            sampling_defaults=read_sampling_defaults(generation),
+            has_qkv_bias=_has_qkv_bias(architecture, raw),
+            has_output_bias=architecture != "Qwen2ForCausalLM" and _has_qkv_bias(architecture, raw),
+            has_mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
+            has_qk_norm=architecture == "Qwen3ForCausalLM",
+            sliding_windows=_sliding_windows(architecture, raw),
+            # Under the name that it has in transformers since version 5, or the older one.
+            checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
+        )
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the decoder, a tied head counted once."""
+        vocabularies = 1 if self.tie_word_embeddings else 2
+        embeddings = vocabularies * self.vocab_size * self.hidden_size
+        layer = self._attention_parameters + self._mlp_parameters + 2 * self.hidden_size
+        return self.num_layers * layer + embeddings + self.hidden_size
+
+    @property
+    def _attention_parameters(self) -> int:
+        query, kv = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
+        weights = 2 * (query + kv) * self.hidden_size
+        biases = self.has_qkv_bias * (query + 2 * kv) + self.has_output_bias * self.hidden_size
+        return weights + biases + self.has_qk_norm * 2 * self.head_dim
+
+    @property
+    def _mlp_parameters(self) -> int:
+        biases = self.has_mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        return 3 * self.hidden_size * self.intermediate_size + biases
+
+    def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
+        """Memory of the weights on all ranks together, of which matrices may be quantized.
+
+        An upper bound: native matrices of a float32 model are as short as its checkpoint.
+        """
+        element_bytes = DTYPE_BYTES[dtype]
+        if quantization is None:
+            return self.num_parameters * element_bytes
+        vocabulary = self.vocab_size * self.hidden_size
+        # A tied embedding shares its table with the head only while that is not quantized.
+        table = vocabulary if self.tie_word_embeddings else 0
+        rest = self.num_parameters - self._num_matrix_elements + table
+        return self._num_matrix_elements + rest * element_bytes
+
+    @property
+    def _num_matrix_elements(self) -> int:
+        """Weights of linear layers and the output head: what a quantization applies to."""
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        return self.num_layers * layer + self.vocab_size * self.hidden_size
+
+    def head_shards(self, tensor_parallel_size: int) -> tuple[HeadShard, ...]:
+        """The heads of each rank. More ranks than heads raise InvalidValueError."""
+        return HeadShard.all_ranks(self.num_heads, self.num_kv_heads, tensor_parallel_size)
+
+    def kv_bytes_per_token(self, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
+        """Keys and values of one token over all layers, on all ranks together.
+
+        Some KV heads may be on several ranks. A token that is out of every layer's window keeps its
+        place.
+        """
+        num_kv_heads = sum(len(shard.kv) for shard in self.head_shards(tensor_parallel_size))
+        return 2 * self.num_layers * num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
+
+
+def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
+    if architecture not in SUPPORTED_ARCHITECTURES:
+        supported = ", ".join(SUPPORTED_ARCHITECTURES)
+        raise UnsupportedModelError(f"{architecture} is not supported; supported: {supported}")
+    missing = [name for name in _REQUIRED_KEYS if name not in raw]
+    if missing:
+        raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}")
+    if raw.get("hidden_act", "silu") != "silu":
+        raise _unsupported("hidden_act", raw["hidden_act"], "silu")
+    if (quantization := raw.get("quantization_config")) is not None:
+        from specdec.models.weights.dequantize import (
+            weight_format,  # imports torch, which few processes need
+        )
+
+        weight_format(quantization)
+
+
+def _has_qkv_bias(architecture: str, raw: Mapping[str, Any]) -> bool:
+    match architecture:
+        case "MistralForCausalLM":
+            return False
+        case "Qwen2ForCausalLM":
+            return True
+        case _:
+            return bool(raw.get("attention_bias"))
+
+
+def _sliding_windows(architecture: str, raw: Mapping[str, Any]) -> tuple[int | None, ...]:
+    """The window of each layer, None where it sees everything."""
+    num_layers = _count(raw, "num_hidden_layers")
+    match architecture:
+        case "MistralForCausalLM":
+            if raw.get("layer_types") is not None:
+                raise _unsupported("layer_types", raw["layer_types"], "left out of a Mistral model")
+            has_window = [raw["sliding_window"] is not None] * num_layers
+        case "Qwen2ForCausalLM" | "Qwen3ForCausalLM":
+            has_window = _qwen_layers_with_window(raw, num_layers)
+        case _:
+            has_window = [False] * num_layers
+    return tuple(_count(raw, "sliding_window") if has else None for has in has_window)
+
+
+def _qwen_layers_with_window(raw: Mapping[str, Any], num_layers: int) -> list[bool]:
+    is_used = bool(raw.get("use_sliding_window")) and raw["sliding_window"] is not None
+    types = raw.get("layer_types")
+    if types is None:
+        return [is_used and index >= raw["max_window_layers"] for index in range(num_layers)]
+    allowed = {"full_attention", "sliding_attention"} if is_used else {"full_attention"}
+    if len(types) != num_layers or not allowed.issuperset(types):
+        limit = f"{num_layers} times {' or '.join(sorted(allowed))}"
+        raise _unsupported("layer_types", types, limit)
+    return [each == "sliding_attention" for each in types]
+
+
+def _count(raw: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    value = raw.get(name)
+    value = default if value is None else value
+    if type(value) is not int or value < 1:
+        raise _unsupported(name, value, "a whole number above 0")
+    return value
+
+
+def _unsupported(name: str, value: object, limit: str) -> UnsupportedModelError:
+    return UnsupportedModelError(f"{name} in config.json is {value!r}; it must be {limit}")
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text())
+    except ValueError as error:
+        raise UnsupportedModelError(f"{path} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise UnsupportedModelError(f"{path} is no JSON object")
+    return content

@@ -1,0 +1,147 @@
+"""The decoder in native kernels: a forward pass is one call, whatever is in the batch.
+
+Built from the layers of a `CausalDecoder`, which keep the weights and say what they mean. Hidden
+states and logits are float32 whatever the weights are, and every row is the same bits alone, in any
+batch, and however its text was divided into passes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import SharedMemory, native_library
+from specdec.kernels.cpu.decoder import (
+    DecoderKernel,
+    DecoderWeights,
+    EmbeddingWeights,
+    LayerWeights,
+    Product,
+    Reduction,
+)
+from specdec.kernels.forward_batch import ModelInput
+from specdec.kernels.sample import Peaks, product_peaks
+from specdec.models.layers import RMSNorm
+from specdec.models.layers.matrix import Matrix, NativeMatrix
+from specdec.models.llama import CausalDecoder, DecoderLayer
+
+
+class NativeDecoder:
+    """One rank of the decoder. All calls that compute are collective ones."""
+
+    def __init__(self, model: CausalDecoder, kernel: DecoderKernel) -> None:
+        """kernel: made of the weights of `model`."""
+        self.torch_decoder = model
+        self._kernel = kernel
+        head = model.lm_head.matrix
+        assert isinstance(head, NativeMatrix)
+        self._head = head
+
+    @property
+    def device(self) -> torch.device:
+        return self.torch_decoder.device
+
+    @property
+    def vocab_slice(self) -> range:
+        return self.torch_decoder.vocab_slice
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """See Decoder; whole blocks, in the kernels' own order."""
+        block_size, dtype = self.torch_decoder.attention.block_size, self.torch_decoder.dtype
+        assert num_slots % block_size == 0
+        return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
+
+    def __call__(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+        """See Decoder."""
+        return self.forward(batch, kv_cache)
+
+    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+        """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size]."""
+        return self._kernel.forward(batch, kv_cache)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
+        return self._head.multiply(hidden)
+
+    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+        """The same, and the best of each row among them."""
+        return product_peaks(self._head.native, hidden)
+
+
+def native_decoder(model: CausalDecoder) -> NativeDecoder | None:
+    """The same model in native kernels; None where its matrices are not native."""
+    library = native_library() if _is_native(model) else None
+    if library is None:
+        return None
+    kernel = DecoderKernel(library, _weights(model), _reduction(model.embed_tokens.group))
+    return NativeDecoder(model, kernel)
+
+
+def _reduction(group: TensorParallelGroup) -> Reduction | None:
+    if group.size == 1:
+        return None
+    shared = group.collectives
+    return shared if isinstance(shared, SharedMemory) else group.all_reduce
+
+
+def _is_native(model: CausalDecoder) -> bool:
+    return all(
+        isinstance(linear.matrix, NativeMatrix)
+        for layer in _layers(model)
+        for linear in (
+            layer.attention.qkv_proj,
+            layer.attention.o_proj,
+            layer.mlp.gate_up_proj,
+            layer.mlp.down_proj,
+        )
+    )
+
+
+def _weights(model: CausalDecoder) -> DecoderWeights:
+    cos, sin = model.rotary.tables()
+    return DecoderWeights(
+        embedding=_embedding(model),
+        layers=tuple(map(_layer, _layers(model), model.windows)),
+        final_norm=model.norm.weight.float(),
+        norm_eps=model.norm.eps,
+        cos=cos,
+        sin=sin,
+        heads=model.heads,
+        head_dim=model.head_dim,
+        rank=model.embed_tokens.group.rank,
+    )
+
+
+def _layers(model: CausalDecoder) -> list[DecoderLayer]:
+    return [layer for layer in model.layers if isinstance(layer, DecoderLayer)]
+
+
+def _layer(layer: DecoderLayer, window: int | None) -> LayerWeights:
+    attention, mlp = layer.attention, layer.mlp
+    return LayerWeights(
+        qkv=_product(attention.qkv_proj.matrix, attention.qkv_proj.bias),
+        output=_product(attention.o_proj.matrix, attention.o_proj.bias),
+        gate_up=_product(mlp.gate_up_proj.matrix, mlp.gate_up_proj.bias),
+        down=_product(mlp.down_proj.matrix, mlp.down_proj.bias),
+        input_norm=layer.input_norm.weight.float(),
+        mlp_norm=layer.mlp_norm.weight.float(),
+        query_norm=_norm(attention.query_norm) if attention.has_qk_norm else None,
+        key_norm=_norm(attention.key_norm) if attention.has_qk_norm else None,
+        window=window,
+    )
+
+
+def _product(matrix: Matrix, bias: Tensor | None) -> Product:
+    assert isinstance(matrix, NativeMatrix)
+    return Product(matrix.native, None if bias is None else bias.float())
+
+
+def _norm(norm: RMSNorm) -> Tensor:
+    return norm.weight.float()
+
+
+def _embedding(model: CausalDecoder) -> EmbeddingWeights:
+    weight = model.embed_tokens.weight
+    rows = weight.native if isinstance(weight, NativeMatrix) else weight
+    return EmbeddingWeights(model.vocab_slice, rows)

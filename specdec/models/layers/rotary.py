@@ -1,0 +1,95 @@
+"""Rotary position embedding (Su et al. 2021), in the half-split layout of Hugging Face models."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from specdec.models.rope import DefaultRope, LinearRope, Llama3Rope, Rope, YarnRope
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """The rotation of each token of a batch; made once a forward pass, used by every layer."""
+
+    cos: Tensor  # [T, 1, head_dim]
+    sin: Tensor  # [T, 1, head_dim], its first half negated
+
+    def apply_(self, x: Tensor) -> None:
+        """Rotates x, [T, heads, head_dim], in place."""
+        swapped = x.roll(x.shape[-1] // 2, dims=-1)
+        x.mul_(self.cos).addcmul_(swapped, self.sin)
+
+
+class RotaryEmbedding:
+    """Angles for every position up to `max_positions`, computed in float32."""
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_positions: int,
+        rope: Rope,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._head_dim, self._max_positions, self._rope = head_dim, max_positions, rope
+        cos, sin = self.tables()
+        self._cos = torch.cat((cos, cos), dim=-1)[:, None].to(device=device, dtype=dtype)
+        self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(device=device, dtype=dtype)
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position, each [max_positions, head_dim / 2] in float32.
+
+        They are made on the CPU, so that their bits do not depend on the device.
+        """
+        positions = torch.arange(self._max_positions, device="cpu").float()
+        angles = torch.outer(positions, frequencies(self._rope, self._head_dim))
+        scale = self._rope.attention_factor if isinstance(self._rope, YarnRope) else 1.0
+        return angles.cos() * scale, angles.sin() * scale
+
+    def rotation(self, positions: Tensor) -> Rotation:
+        """positions: [T] int64, each below `max_positions`."""
+        return Rotation(self._cos[positions], self._sin[positions])
+
+
+def frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians a position, [head_dim / 2] float32, the fastest first."""
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
+    plain = 1.0 / rope.theta**exponents
+    match rope:
+        case DefaultRope():
+            return plain
+        case LinearRope():
+            return plain / rope.factor
+        case Llama3Rope():
+            return _llama3(rope, plain)
+        case YarnRope():
+            return _yarn(rope, plain)
+
+
+def _llama3(rope: Llama3Rope, plain: Tensor) -> Tensor:
+    """plain, [head_dim / 2], is blended with its slowed self by the waves in a context."""
+    waves = rope.original_max_position_embeddings * plain / (2 * math.pi)
+    width = rope.high_freq_factor - rope.low_freq_factor
+    kept = ((waves - rope.low_freq_factor) / width).clamp(0, 1)
+    return torch.lerp(plain / rope.factor, plain, kept)
+
+
+def _yarn(rope: YarnRope, plain: Tensor) -> Tensor:
+    """The ramp by parts of section 3.2, over the index of the dimension, as models are trained."""
+    begin, end = (_dimension_with(turns, rope, plain) for turns in (rope.beta_fast, rope.beta_slow))
+    if rope.truncate:
+        begin, end = math.floor(begin), math.ceil(end)
+    begin, end = max(begin, 0), min(end, 2 * len(plain) - 1)
+    steps = torch.arange(len(plain), dtype=torch.float32, device=plain.device)
+    slowed = ((steps - begin) / ((end - begin) or 0.001)).clamp(0, 1)
+    return torch.lerp(plain, plain / rope.factor, slowed)
+
+
+def _dimension_with(turns: float, rope: YarnRope, plain: Tensor) -> float:
+    """Where along `plain`, [head_dim / 2], a frequency makes `turns` in the original context."""
+    wanted_over_fastest = rope.original_max_position_embeddings / (turns * 2 * math.pi)
+    return len(plain) * math.log(wanted_over_fastest) / math.log(rope.theta)

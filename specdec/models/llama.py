@@ -1,0 +1,228 @@
+"""A Llama-like decoder (Touvron et al. 2023), tensor-parallel by construction, on one page.
+
+Mistral (Jiang et al. 2023), Qwen2 and Qwen3 (Yang et al. 2024, 2025) are the same decoder with
+biases, norms or windows that ModelConfig names.
+
+Each rank holds its KV groups' heads, its share of the MLP's hidden units and its slice of the
+vocabulary, and reads only those from the checkpoint. Hidden states are equal on every rank.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels import AttentionPlan, PagedAttention
+from specdec.kernels.forward_batch import ModelInput, on_device
+from specdec.kernels.sample import Peaks, row_peaks
+from specdec.models.config import ModelConfig
+from specdec.models.layers import (
+    ColumnParallelLinear,
+    RMSNorm,
+    RotaryEmbedding,
+    Rotation,
+    RowParallelLinear,
+    VocabEmbedding,
+    VocabHead,
+    WeightPart,
+)
+from specdec.models.weights.checkpoint import CheckpointReader
+from specdec.types.sharding import HeadShard, head_rows
+from specdec.types.validation import require_range
+
+
+class Attention(nn.Module):
+    """Self-attention of this rank's heads over paged KV."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        heads: HeadShard,
+        group: TensorParallelGroup,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.num_kv_heads = len(heads.query), len(heads.kv)
+        self.head_dim = config.head_dim
+        self.has_qk_norm = config.has_qk_norm
+        query_size = config.num_heads * config.head_dim
+        kv_size = config.num_kv_heads * config.head_dim
+        query_rows = head_rows(heads.query, config.head_dim)
+        kv_rows = head_rows(heads.kv, config.head_dim)
+        parts = [
+            WeightPart(f"{prefix}.q_proj", query_size, query_rows, config.has_qkv_bias),
+            WeightPart(f"{prefix}.k_proj", kv_size, kv_rows, config.has_qkv_bias),
+            WeightPart(f"{prefix}.v_proj", kv_size, kv_rows, config.has_qkv_bias),
+        ]
+        self.qkv_proj = ColumnParallelLinear(reader, config.hidden_size, parts)
+        if config.has_qk_norm:
+            size, eps = config.head_dim, config.rms_norm_eps
+            self.query_norm = RMSNorm(reader, f"{prefix}.q_norm.weight", size, eps)
+            self.key_norm = RMSNorm(reader, f"{prefix}.k_norm.weight", size, eps)
+        self.o_proj = RowParallelLinear(
+            reader,
+            f"{prefix}.o_proj",
+            (config.hidden_size, query_size),
+            query_rows,
+            group,
+            has_bias=config.has_output_bias,
+        )
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        residual: Tensor,  # [T, hidden_size]
+        rotation: Rotation,
+        kv_cache: Tensor,  # [num_slots, 2, num_kv_heads, head_dim]
+        attention: PagedAttention,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Returns [T, hidden_size], the residual added."""
+        heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
+        query, kv = heads.split((self.num_heads, 2 * self.num_kv_heads), dim=1)
+        if self.has_qk_norm:
+            key = kv[:, : self.num_kv_heads]
+            query.copy_(self.query_norm(query))
+            key.copy_(self.key_norm(key))
+        rotation.apply_(heads[:, : self.num_heads + self.num_kv_heads])
+        kv = kv.view(len(x), 2, self.num_kv_heads, self.head_dim)
+        attended = attention.run(query, kv, kv_cache, plan)
+        output: Tensor = self.o_proj(attended.flatten(1), residual)
+        return output
+
+
+class MLP(nn.Module):
+    """The gated feed-forward layer, SwiGLU (Shazeer 2020)."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        group: TensorParallelGroup,
+    ) -> None:
+        super().__init__()
+        hidden, intermediate = config.hidden_size, config.intermediate_size
+        units = group.share_of(intermediate)
+        has_bias = config.has_mlp_bias
+        parts = [
+            WeightPart(f"{prefix}.gate_proj", intermediate, units, has_bias),
+            WeightPart(f"{prefix}.up_proj", intermediate, units, has_bias),
+        ]
+        self.gate_up_proj = ColumnParallelLinear(reader, hidden, parts)
+        shape = (hidden, intermediate)
+        self.down_proj = RowParallelLinear(
+            reader, f"{prefix}.down_proj", shape, units, group, has_bias=has_bias
+        )
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """Both [T, hidden_size]; returns the same shape, the residual added."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        output: Tensor = self.down_proj(F.silu(gate).mul_(up), residual)
+        return output
+
+
+class DecoderLayer(nn.Module):
+    """Attention and MLP, each behind a norm and beside a residual."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        prefix: str,
+        heads: HeadShard,
+        group: TensorParallelGroup,
+    ) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_norm = RMSNorm(reader, f"{prefix}.input_layernorm.weight", size, eps)
+        self.attention = Attention(config, reader, f"{prefix}.self_attn", heads, group)
+        self.mlp_norm = RMSNorm(reader, f"{prefix}.post_attention_layernorm.weight", size, eps)
+        self.mlp = MLP(config, reader, f"{prefix}.mlp", group)
+
+    def forward(
+        self,
+        x: Tensor,  # [T, hidden_size]
+        rotation: Rotation,
+        kv_cache: Tensor,
+        attention: PagedAttention,
+        plan: AttentionPlan,
+    ) -> Tensor:
+        """Returns [T, hidden_size]."""
+        x = self.attention(self.input_norm(x), x, rotation, kv_cache, attention, plan)
+        output: Tensor = self.mlp(self.mlp_norm(x), x)
+        return output
+
+
+class CausalDecoder(nn.Module):
+    """One rank of the decoder. All calls that compute are collective ones."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        reader: CheckpointReader,
+        group: TensorParallelGroup,
+        max_model_len: int,
+        block_size: int,
+    ) -> None:
+        """Reads this rank's weights; raises UnsupportedModelError for a checkpoint that differs.
+
+        Raises InvalidValueError for a `max_model_len` beyond what the model was made for.
+        """
+        super().__init__()
+        require_range("max_model_len", max_model_len, 1, config.max_position_embeddings)
+        self.dtype = reader.dtype
+        self.device = reader.device
+        self.windows = config.sliding_windows
+        self.heads = config.head_shards(group.size)[group.rank]
+        self.head_dim = config.head_dim
+        self.vocab_slice = group.share_of(config.vocab_size)
+        vocab_shape = (config.vocab_size, config.hidden_size)
+        embed_name = "model.embed_tokens.weight"
+        head_name = embed_name if config.tie_word_embeddings else "lm_head.weight"
+        self.lm_head = VocabHead(reader, head_name, vocab_shape, self.vocab_slice)
+        table = self.lm_head.table if config.tie_word_embeddings else None
+        if table is None:
+            dtype = reader.exact_dtype(embed_name)
+            table = reader.read(embed_name, vocab_shape, rows=self.vocab_slice, dtype=dtype).clone()
+        self.embed_tokens = VocabEmbedding(table, self.vocab_slice, group, reader.dtype)
+        self.layers = nn.ModuleList(
+            DecoderLayer(config, reader, f"model.layers.{index}", self.heads, group)
+            for index in range(config.num_layers)
+        )
+        self.norm = RMSNorm(reader, "model.norm.weight", config.hidden_size, config.rms_norm_eps)
+        self.rotary = RotaryEmbedding(
+            config.head_dim, max_model_len, config.rope, reader.dtype, reader.device
+        )
+        self.attention = PagedAttention(self.heads, config.head_dim, block_size, reader.device)
+
+    def new_kv_cache(self, num_slots: int) -> Tensor:
+        """[num_layers, num_slots, 2, this rank's KV heads, head_dim], zero: padding reads it."""
+        shape = (len(self.layers), num_slots, 2, len(self.heads.kv), self.head_dim)
+        return torch.zeros(shape, dtype=self.dtype, device=self.device)
+
+    @torch.inference_mode()
+    def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
+        """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size]."""
+        plans = {
+            window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
+        }
+        rotation = self.rotary.rotation(on_device(batch.positions, self.device))
+        x = self.embed_tokens(on_device(batch.input_ids, self.device))
+        for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
+            x = layer(x, rotation, kv_cache[index], self.attention, plans[window])
+        hidden: Tensor = self.norm(x)
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
+        logits: Tensor = self.lm_head(hidden)
+        return logits
+
+    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+        """The same, and the best of each row among them."""
+        logits = self.compute_logits(hidden)
+        return logits, row_peaks(logits)

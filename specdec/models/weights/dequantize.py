@@ -1,0 +1,263 @@
+"""Weights of checkpoints that were quantized elsewhere, as float32 and by the slice.
+
+What a checkpoint calls `x.weight` [out_features, in_features] is stored as several tensors. Each
+class here is one layout, and computes any rows and columns of the weight from the parts of those
+tensors that they need. Which one a checkpoint has is said by its `quantization_config`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.types.errors import UnsupportedModelError
+
+SUPPORTED = "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (float-quantized)"
+
+_AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
+"""Which 4 bits of an integer, lowest first, hold each of the eight columns that it packs."""
+
+
+class StoredTensors(Protocol):
+    """The tensors of a checkpoint by name, none of them read yet."""
+
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a tensor."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor; raises UnsupportedModelError where there is none."""
+        ...
+
+    def short_dtype(self, name: str) -> torch.dtype | None:
+        """What a tensor is stored in, if that is a floating-point type of 16 bits."""
+        ...
+
+    def slice(self, name: str, *window: slice) -> Tensor:
+        """A part of a tensor, as it is stored."""
+        ...
+
+
+class WeightFormat(Protocol):
+    """One layout of quantized weights. `name` is that of a weight, with `.weight` at its end."""
+
+    def holds(self, tensors: StoredTensors, name: str) -> bool:
+        """Whether this weight is quantized; some layers of a checkpoint usually are not."""
+        ...
+
+    def shape(self, tensors: StoredTensors, name: str) -> tuple[int, ...]:
+        """[out_features, in_features]."""
+        ...
+
+    def read(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+        """Those rows and columns in float32, [len(rows), len(cols)]."""
+        ...
+
+
+@dataclass(frozen=True)
+class Awq:
+    """AutoAWQ's gemm layout (Lin et al. 2023): 4 bits, packed along the outputs.
+
+    qweight: int32 [in, out / 8]; qzeros: int32 [in / group, out / 8]; scales: [in / group, out].
+    group_size: inputs that share a scale and a zero point.
+    """
+
+    group_size: int
+
+    def holds(self, tensors: StoredTensors, name: str) -> bool:
+        """See WeightFormat."""
+        return _sibling(name, "qweight") in tensors
+
+    def shape(self, tensors: StoredTensors, name: str) -> tuple[int, ...]:
+        """See WeightFormat."""
+        in_features, packed = tensors.shape(_sibling(name, "qweight"))
+        return packed * 8, in_features
+
+    def read(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+        """See WeightFormat."""
+        _, in_features = self.shape(tensors, name)
+        groups = _groups(cols, self.group_size, in_features)
+        values = self._unpack(tensors, _sibling(name, "qweight"), cols, rows)
+        zeros = self._unpack(tensors, _sibling(name, "qzeros"), groups.held, rows)
+        scales = tensors.slice(_sibling(name, "scales"), _slice(groups.held), _slice(rows)).float()
+        return ((values - zeros[groups.index]) * scales[groups.index]).t()
+
+    def _unpack(self, tensors: StoredTensors, name: str, lines: range, outputs: range) -> Tensor:
+        held = _packed(outputs, 8)
+        packed = tensors.slice(name, _slice(lines), _slice(held))
+        shifts = 4 * torch.tensor(_AWQ_ORDER, dtype=torch.int32)
+        unpacked = (packed[:, :, None] >> shifts & 15).flatten(1)
+        start = outputs.start - 8 * held.start
+        return unpacked[:, start : start + len(outputs)]
+
+
+@dataclass(frozen=True)
+class Gptq:
+    """The layout of AutoGPTQ and GPTQModel (Frantar et al. 2022), packed along the inputs.
+
+    qweight: int32 [in * bits / 32, out]; qzeros: int32 [groups, out * bits / 32]; scales: [groups,
+    out]; g_idx: int32 [in], the group of each input, which activation order permutes.
+    zero_offset: what to add to a stored zero point; version 1 of the layout stores one less.
+    """
+
+    bits: int
+    group_size: int
+    zero_offset: int
+
+    def holds(self, tensors: StoredTensors, name: str) -> bool:
+        """See WeightFormat."""
+        return _sibling(name, "qweight") in tensors
+
+    def shape(self, tensors: StoredTensors, name: str) -> tuple[int, ...]:
+        """See WeightFormat."""
+        packed, out_features = tensors.shape(_sibling(name, "qweight"))
+        return out_features, packed * self._per_integer
+
+    def read(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+        """See WeightFormat."""
+        held = _packed(cols, self._per_integer)
+        packed = tensors.slice(_sibling(name, "qweight"), _slice(held), _slice(rows))
+        values = self._unpack(packed[:, None, :], 1).flatten(0, 1)  # [inputs held, rows]
+        start = cols.start - held.start * self._per_integer
+        index = self._group_index(tensors, name, cols)
+        scales = tensors.slice(_sibling(name, "scales"), slice(None), _slice(rows)).float()
+        shifted = values[start : start + len(cols)] - self._zeros(tensors, name, rows)[index]
+        return (shifted * scales[index]).t()
+
+    @property
+    def _per_integer(self) -> int:
+        return 32 // self.bits
+
+    def _zeros(self, tensors: StoredTensors, name: str, rows: range) -> Tensor:
+        held = _packed(rows, self._per_integer)
+        packed = tensors.slice(_sibling(name, "qzeros"), slice(None), _slice(held))
+        unpacked = self._unpack(packed[:, :, None], 2).flatten(1)
+        start = rows.start - held.start * self._per_integer
+        return unpacked[:, start : start + len(rows)] + self.zero_offset
+
+    def _unpack(self, packed: Tensor, dim: int) -> Tensor:
+        """The integers of `packed`, laid out along its dimension `dim` of size 1."""
+        shape = [1, 1, 1]
+        shape[dim] = self._per_integer
+        shifts = torch.arange(0, 32, self.bits, dtype=torch.int32).view(shape)
+        unpacked: Tensor = packed >> shifts & (2**self.bits - 1)
+        return unpacked
+
+    def _group_index(self, tensors: StoredTensors, name: str, cols: range) -> Tensor:
+        stored = _sibling(name, "g_idx")
+        if stored in tensors:
+            return tensors.slice(stored, _slice(cols)).long()
+        _, in_features = self.shape(tensors, name)
+        return torch.arange(cols.start, cols.stop) // _group_size(self.group_size, in_features)
+
+
+@dataclass(frozen=True)
+class Float8:
+    """8-bit floats with a scale for a whole matrix, for each output, or for each block.
+
+    weight: float8 [out, in]; weight_scale: [1] or none, or [out, 1]; or weight_scale_inv: [out /
+    block[0], in / block[1]], rounded up. Despite its name that is multiplied by, too.
+    """
+
+    block: tuple[int, int] | None
+
+    def holds(self, tensors: StoredTensors, name: str) -> bool:
+        """See WeightFormat."""
+        return _sibling(name, "weight_scale") in tensors or self._inverse(name) in tensors
+
+    def shape(self, tensors: StoredTensors, name: str) -> tuple[int, ...]:
+        """See WeightFormat."""
+        return tensors.shape(name)
+
+    def read(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+        """See WeightFormat."""
+        values = tensors.slice(name, _slice(rows), _slice(cols)).float()
+        return values * self._scales(tensors, name, rows, cols)
+
+    def _scales(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+        """Shaped so that it multiplies [len(rows), len(cols)]."""
+        if self._inverse(name) in tensors:
+            return self._block_scales(tensors, name, rows, cols)
+        stored = _sibling(name, "weight_scale")
+        shape = tensors.shape(stored)
+        if shape in ((), (1,), (1, 1)):
+            return tensors.slice(stored, *[slice(None)] * len(shape)).float().reshape(1, 1)
+        if shape != (tensors.shape(name)[0], 1):
+            raise UnsupportedModelError(f"{stored} has shape {list(shape)}, which is not supported")
+        return tensors.slice(stored, _slice(rows), slice(None)).float()
+
+    def _block_scales(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
+        if self.block is None:
+            raise UnsupportedModelError(
+                f"{self._inverse(name)} needs a weight_block_size in config.json"
+            )
+        out_features, in_features = tensors.shape(name)
+        down = _groups(rows, self.block[0], out_features)
+        across = _groups(cols, self.block[1], in_features)
+        scales = tensors.slice(self._inverse(name), _slice(down.held), _slice(across.held))
+        return scales.float()[down.index][:, across.index]
+
+    def _inverse(self, name: str) -> str:
+        return _sibling(name, "weight_scale_inv")
+
+
+def weight_format(config: Mapping[str, Any] | None) -> WeightFormat | None:
+    """The layout that a `quantization_config` describes; None where there is no such thing.
+
+    Raises UnsupportedModelError, which lists what is supported.
+    """
+    if config is None:
+        return None
+    method, bits = config.get("quant_method"), config.get("bits", config.get("w_bit"))
+    group_size = config.get("group_size", config.get("q_group_size", 128))
+    if method == "awq" and bits == 4 and config.get("version", "gemm").lower() == "gemm":
+        return Awq(group_size)
+    if method == "gptq" and bits in (2, 4, 8):
+        is_newer = config.get("checkpoint_format") == "gptq_v2"
+        return Gptq(bits, group_size, 0 if is_newer else 1)
+    if method == "fp8":
+        block = config.get("weight_block_size")
+        return Float8((block[0], block[1]) if block else None)
+    if method == "compressed-tensors" and config.get("format") == "float-quantized":
+        return Float8(None)
+    described = " ".join(str(part) for part in (method, bits and f"{bits} bits") if part)
+    raise UnsupportedModelError(
+        f"weights quantized by {described or 'an unnamed method'} are not supported; "
+        f"supported: {SUPPORTED}"
+    )
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """held: the groups that some positions lie in. index: which of these each position is in."""
+
+    held: range
+    index: Tensor  # [positions] int64
+
+
+def _groups(positions: range, group_size: int, total: int) -> _Groups:
+    size = _group_size(group_size, total)
+    held = _packed(positions, size)
+    return _Groups(held, torch.arange(positions.start, positions.stop) // size - held.start)
+
+
+def _group_size(group_size: int, total: int) -> int:
+    """-1 stands for one group."""
+    return total if group_size == -1 else group_size
+
+
+def _packed(positions: range, per_unit: int) -> range:
+    """The units of `per_unit` positions that these positions lie in."""
+    return range(positions.start // per_unit, -(-positions.stop // per_unit))
+
+
+def _sibling(name: str, suffix: str) -> str:
+    return name.removesuffix("weight") + suffix
+
+
+def _slice(part: range) -> slice:
+    return slice(part.start, part.stop)

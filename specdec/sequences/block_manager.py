@@ -1,0 +1,174 @@
+"""The pool of KV blocks: which sequence holds which, and whose contents can be used again.
+
+Prefix caching as in vLLM and SGLang: a full block of verified tokens is *published* under a key
+that stands for its tokens and all before them. A later sequence that begins with the same tokens
+takes the block as it is. A published block that nobody holds stays findable until it is needed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+
+BlockKey = bytes
+"""128 bits of BLAKE2b over the key of the block before and the block's own tokens. Before the first
+stands the salt of the sequence."""
+
+
+class BlockManager:
+    """Hands out fixed-size KV blocks. A block that is not published belongs to one sequence."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
+    ) -> None:
+        """`block_size` is in tokens. Without prefix caching nothing is published or found."""
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self._is_caching = enable_prefix_caching
+        # Blocks that nobody holds, the next to be taken first: those without contents, of these
+        # the last one freed, as it is warm; then the published ones, least recently used first.
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._num_holders = [0] * num_blocks
+        self._tables: dict[int, list[int]] = {}
+        self._chains: dict[int, list[BlockKey]] = {}  # by sequence, the keys of its first blocks
+        self._roots: dict[int, BlockKey] = {}  # by sequence, what stands for its salt
+        self._published: dict[BlockKey, int] = {}
+        self._keys: dict[int, BlockKey] = {}  # the inverse of _published
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Blocks that can be taken, those among them whose contents are still findable too."""
+        return len(self._free)
+
+    @property
+    def holders(self) -> frozenset[int]:
+        """The sequences that hold a block."""
+        return frozenset(seq_id for seq_id, table in self._tables.items() if table)
+
+    def block_table(self, seq_id: int) -> list[int]:
+        """The blocks of a sequence in order; empty when it holds none."""
+        return self._tables.get(seq_id, [])
+
+    def attach(self, seq_id: int, token_ids: Sequence[int], salt: str = "") -> int:
+        """Gives a sequence without blocks the published ones of its longest known prefix.
+
+        salt: only sequences with the same one find each other's blocks.
+        Returns how many tokens they hold: whole blocks, and never all of `token_ids`, since the
+        last token has to be run to know what follows it.
+        """
+        assert not self.block_table(seq_id), "attach to a sequence that holds blocks"
+        self._roots[seq_id] = _root(salt)
+        chain: list[BlockKey] = []
+        table: list[int] = []
+        while self._is_caching and (len(table) + 1) * self.block_size < len(token_ids):
+            key = self._next_key(seq_id, chain, token_ids)
+            if key not in self._published:
+                break
+            chain.append(key)
+            table.append(self._published[key])
+        for block in table:
+            self._hold(block)
+        self._tables[seq_id], self._chains[seq_id] = table, chain
+        return len(table) * self.block_size
+
+    def publish(self, seq_id: int, token_ids: Sequence[int], num_tokens: int) -> None:
+        """Makes the full blocks of a sequence's first `num_tokens` tokens findable.
+
+        Their KV must be computed, and the tokens verified. Where another block has the same
+        contents, that one stays the findable one.
+        """
+        if not self._is_caching:
+            return
+        chain = self._chains.setdefault(seq_id, [])
+        table = self.block_table(seq_id)
+        while (len(chain) + 1) * self.block_size <= num_tokens:
+            block, key = table[len(chain)], self._next_key(seq_id, chain, token_ids)
+            chain.append(key)
+            if key not in self._published:
+                self._published[key] = block
+                self._keys[block] = key
+
+    def reserve(self, seq_id: int, num_tokens: int) -> bool:
+        """Extends a sequence's table to hold `num_tokens`; False, and no change, if it can't."""
+        table = self._tables.setdefault(seq_id, [])
+        missing = self._blocks_for(num_tokens) - len(table)
+        if missing > len(self._free):
+            return False
+        table.extend(self._take() for _ in range(missing))
+        return True
+
+    def truncate(self, seq_id: int, num_tokens: int) -> bool:
+        """Gives up the blocks of a sequence that lie wholly past its first `num_tokens`.
+
+        What is published is verified, and stays. Returns whether there were such blocks.
+        """
+        num_published = len(self._chains.get(seq_id, []))
+        assert num_tokens >= num_published * self.block_size, "truncated into verified tokens"
+        num_kept = self._blocks_for(num_tokens)
+        if len(self.block_table(seq_id)) <= num_kept:
+            return False
+        self._keep(seq_id, num_kept)
+        return True
+
+    def release(self, seq_id: int) -> None:
+        """Gives up every block of a sequence; one that holds none is no error."""
+        self._keep(seq_id, 0)
+        self._tables.pop(seq_id, None)
+        self._chains.pop(seq_id, None)
+        self._roots.pop(seq_id, None)
+
+    def clear(self) -> None:
+        """Forgets all that is published, as when the KV behind it is lost. Nobody may hold any."""
+        assert not self.holders, "clear while sequences hold blocks"
+        self._published.clear()
+        self._keys.clear()
+
+    def check_integrity(self) -> None:
+        """Asserts that no block is lost, and that only published blocks are shared."""
+        held = Counter(block for table in self._tables.values() for block in table)
+        for block, count in held.items():
+            assert count == 1 or block in self._keys, "a block without published contents is shared"
+        assert set(self._free) == set(range(self.num_blocks)) - set(held), "blocks lost"
+        assert all(count == held[block] for block, count in enumerate(self._num_holders))
+        assert self._keys == {block: key for key, block in self._published.items()}
+
+    def _next_key(self, seq_id: int, chain: list[BlockKey], token_ids: Sequence[int]) -> BlockKey:
+        before = chain[-1] if chain else self._roots.get(seq_id, _root(""))
+        start = len(chain) * self.block_size
+        tokens = np.asarray(token_ids[start : start + self.block_size], dtype="<i4").tobytes()
+        return blake2b(before + tokens, digest_size=16).digest()
+
+    def _take(self) -> int:
+        """A free block; what it held is not findable any more."""
+        block, _ = self._free.popitem(last=False)
+        key = self._keys.pop(block, None)
+        if key is not None:
+            del self._published[key]
+        self._num_holders[block] = 1
+        return block
+
+    def _keep(self, seq_id: int, num_blocks: int) -> None:
+        table = self._tables.get(seq_id, [])
+        for block in reversed(table[num_blocks:]):  # so that a prefix is lost from its end
+            self._let_go(block)
+        del table[num_blocks:]
+
+    def _hold(self, block: int) -> None:
+        self._free.pop(block, None)
+        self._num_holders[block] += 1
+
+    def _let_go(self, block: int) -> None:
+        self._num_holders[block] -= 1
+        if self._num_holders[block] == 0:
+            self._free[block] = None
+            self._free.move_to_end(block, last=block in self._keys)
+
+    def _blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+def _root(salt: str) -> BlockKey:
+    return blake2b(salt.encode(), digest_size=16).digest()

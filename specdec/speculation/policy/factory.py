@@ -1,0 +1,96 @@
+"""Makes the policy that a configuration asks for, with what its models cost on this machine."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.cost_profiler import (
+    measure_drafting,
+    measure_verification,
+    with_drafting,
+)
+from specdec.speculation.policy.goodput import GoodputChooser
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.types.sampling_params import SpeculationMethod
+from specdec.types.worker import DraftWorker, Target
+
+logger = logging.getLogger(__name__)
+
+MeasureDraft = Callable[[Callable[[DraftWorker], CostTable | None]], CostTable | None]
+"""Returns what measuring the worker finds; None where the worker is lost meanwhile."""
+
+_VERIFICATION_BUDGET_S = 2.0
+_DRAFTING_BUDGET_S = 1.0
+
+
+def make_policy(
+    control: SpeculationControl,
+    config: EngineConfig,
+    target: Target,
+    measure_draft: MeasureDraft | None,
+    draft_limits: DraftLimits | None,
+    is_drafter_available: Callable[[], bool],
+    full_batch: int,
+) -> SpeculationPolicy | None:
+    """None where nothing drafts. With goodput it first measures, for some three seconds.
+
+    `target` and the draft model know of no sequence yet. control: what is in force by now.
+    measure_draft: of a draft model, hands its worker to what is to measure it. full_batch: as many
+    decoding requests as there are meant to be.
+    """
+    speculation = config.speculation
+    if speculation is None:
+        return None
+    rule = speculation.length_rule
+    choosers: Mapping[SpeculationMethod | None, GoodputChooser] = {}
+    if speculation.chosen_policy == "goodput":
+        choosers = _choosers(speculation, config, target, measure_draft, draft_limits)
+    return SpeculationPolicy(
+        control,
+        time.monotonic,
+        table=speculation.batch_size_table,
+        choosers=choosers,
+        max_adaptive_tokens=rule.max_tokens if rule else 0,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        full_batch=full_batch,
+        is_drafter_available=is_drafter_available,
+        catches_up=measure_draft is not None,
+    )
+
+
+def _choosers(
+    speculation: SpeculativeConfig,
+    config: EngineConfig,
+    target: Target,
+    measure_draft: MeasureDraft | None,
+    draft_limits: DraftLimits | None,
+) -> dict[SpeculationMethod | None, GoodputChooser]:
+    """One for each method that may be chosen, and one for all together: their costs differ."""
+    rule = speculation.length_rule
+    most = max(speculation.num_speculative_tokens, rule.max_tokens if rule else 0)
+    clock = time.perf_counter
+    verification = measure_verification(target, config, most, clock, _VERIFICATION_BUDGET_S)
+    whole = verification
+    if measure_draft is not None and draft_limits is not None:
+        measure = partial(
+            measure_drafting,
+            config=config,
+            num_blocks=draft_limits.num_blocks,
+            most=most,
+            clock=clock,
+            budget_s=_DRAFTING_BUDGET_S,
+        )
+        drafting = measure_draft(measure)
+        whole = verification if drafting is None else with_drafting(verification, drafting)
+    logger.info("seconds of a step: %s", whole)
+    by_method: dict[SpeculationMethod | None, CostTable] = {None: whole}
+    for method in speculation.methods:
+        by_method[method] = whole if method == "draft_model" else verification
+    return {method: GoodputChooser(StepCosts(table)) for method, table in by_method.items()}

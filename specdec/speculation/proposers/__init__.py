@@ -1,0 +1,20 @@
+"""Proposers guess the next tokens of a sequence; the target verifies them."""
+
+from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer
+from specdec.speculation.proposers.cross_vocab.draft_vocabulary import DraftVocabulary
+from specdec.speculation.proposers.cross_vocab.vocab_adapter import Translation
+from specdec.speculation.proposers.draft_model import DraftModelProposer
+from specdec.speculation.proposers.memory import ProposerMemory, proposer_memory
+from specdec.speculation.proposers.registry import make_proposer
+
+__all__ = [
+    "DraftModelProposer",
+    "DraftRequest",
+    "DraftVocabulary",
+    "Proposal",
+    "Proposer",
+    "ProposerMemory",
+    "Translation",
+    "make_proposer",
+    "proposer_memory",
+]

@@ -1,0 +1,52 @@
+"""What lies between a draft model's vocabulary and the target's, found once a service."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec.speculation.proposers.cross_vocab.proposer import OtherVocabulary
+from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
+    EqualIds,
+    SameVocabulary,
+    Translation,
+)
+from specdec.speculation.proposers.vocab_mapping import ModelVocabulary, map_vocabularies
+from specdec.text.vocab_bytes import Spelling
+from specdec.text.vocab_map import VocabularyMap
+
+
+@dataclass(frozen=True)
+class DraftVocabulary:
+    """shared: the tokens that both models have; None where the vocabularies are the same.
+
+    draft, target: how their tokenizers spell; None where no text needs to be encoded anew.
+    """
+
+    shared: VocabularyMap | None = None
+    draft: Spelling | None = None
+    target: Spelling | None = None
+
+    @classmethod
+    def between(cls, draft: Path, target: Path) -> DraftVocabulary:
+        """Of the models in two directories.
+
+        Raises UnsupportedModelError for tokenizers that differ and cannot be compared.
+        """
+        if draft == target:
+            return cls()
+        models = [ModelVocabulary.from_directory(each) for each in (draft, target)]
+        if models[0].equals(models[1]):
+            return cls()
+        shared = map_vocabularies(*models)
+        if shared.has_equal_ids:
+            return cls(shared)
+        return cls(shared, *(each.spelling for each in models))
+
+    def new_translation(self) -> Translation:
+        """One that knows of no sequence yet."""
+        if self.shared is None:
+            return SameVocabulary()
+        if self.draft is None or self.target is None:
+            return EqualIds(self.shared)
+        return OtherVocabulary(self.shared, self.draft, self.target)

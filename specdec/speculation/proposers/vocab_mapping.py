@@ -1,0 +1,81 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from specdec.models.config import ModelConfig
+from specdec.text.tokenizer import Tokenizer
+from specdec.text.vocab_bytes import Spelling
+from specdec.text.vocab_map import VocabularyMap
+
+_Text = TypeVar("_Text", bytes, str)
+
+
+@dataclass(frozen=True)
+class ModelVocabulary:
+    """A tokenizer, and how many tokens its model has: often more, padded, and seldom fewer."""
+
+    tokenizer: Tokenizer
+    size: int
+
+    @classmethod
+    def from_directory(cls, directory: Path) -> ModelVocabulary:
+        """Raises UnsupportedModelError where the files make no model or no tokenizer."""
+        return cls(Tokenizer(directory), ModelConfig.from_directory(directory).vocab_size)
+
+    @cached_property
+    def spelling(self) -> Spelling:
+        """Raises UnsupportedModelError for a tokenizer whose tokens cannot be read as bytes."""
+        return Spelling(self.tokenizer)
+
+    def equals(self, other: ModelVocabulary) -> bool:
+        """Whether the same ids stand for the same tokens, padding included."""
+        same_tokens = self.tokenizer.vocabulary == other.tokenizer.vocabulary
+        return self.size == other.size and same_tokens
+
+
+def map_vocabularies(draft: ModelVocabulary, target: ModelVocabulary) -> VocabularyMap:
+    """Pairs tokens of equal text, special ones of equal name, and those that end a text.
+
+    Raises UnsupportedModelError for a tokenizer that is neither byte-level nor SentencePiece-like.
+    """
+    texts, target_texts = draft.spelling, target.spelling
+    has_equal_ids = texts.ordinary == target_texts.ordinary
+    if has_equal_ids:  # then several tokens of one text need not be told apart
+        pairs = {token_id: token_id for token_id in texts.ordinary}
+    else:
+        pairs = _common(texts.ids_by_text(), target_texts.ids_by_text())
+    pairs |= _special_pairs(draft.tokenizer, target.tokenizer)
+    to_target = np.full(draft.size, -1, dtype=np.int32)
+    to_draft = np.full(target.size, -1, dtype=np.int32)
+    for draft_id, target_id in pairs.items():
+        if draft_id < draft.size and target_id < target.size:
+            to_target[draft_id], to_draft[target_id] = target_id, draft_id
+    return VocabularyMap(to_target, to_draft, has_equal_ids)
+
+
+def _special_pairs(draft: Tokenizer, target: Tokenizer) -> dict[int, int]:
+    pairs = _common(_special_ids(draft), _special_ids(target))
+    draft_end, target_end = draft.end_token_id, target.end_token_id
+    if draft_end is None or target_end is None:
+        return pairs
+    if draft_end not in pairs and target_end not in pairs.values():
+        pairs[draft_end] = target_end
+    return pairs
+
+
+def _special_ids(tokenizer: Tokenizer) -> dict[str, int]:
+    special = tokenizer.special_token_ids
+    return {text: token for text, token in tokenizer.vocabulary.items() if token in special}
+
+
+def _common(draft: Mapping[_Text, int], target: Mapping[_Text, int]) -> dict[int, int]:
+    """The target's ids of what both know, by the draft's."""
+    return {draft[text]: target[text] for text in draft.keys() & target.keys()}

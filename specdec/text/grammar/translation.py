@@ -1,0 +1,110 @@
+"""StructuredOutput as llguidance takes it."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import StructuredOutput
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+_JSON: JsonCompileOptions = {
+    # Models that may put whitespace anywhere sometimes write nothing else.
+    "whitespace_flexible": False,
+    "item_separator": ",",
+    "key_separator": ":",
+    # Schemas may bring options of their own; none may switch off what a keyword demands.
+    "lenient": False,
+    "coerce_one_of": False,
+}
+_ANY_OBJECT = '{"type":"object"}'
+
+MAX_GBNF_WORK = 16_000_000
+"""Rules times characters: converting GBNF visits every rule once for each rule, in Python."""
+
+# What is not closed ends with its line, so that every character is looked at once.
+_LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"?|//[^\n]*|/(?:[^/\\\n]|\\.)+/?|#[^\n]*')
+_LARK_BEGINS = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
+
+_PANIC = re.compile(r"panic:.*", re.DOTALL)  # an assertion of llguidance's, as its own limits are
+_INNER_STATE = re.compile(r"<state>.*|<non-verbose/>", re.DOTALL)
+_NOTHING_FITS = re.compile(r"NoExtension(Bias)?(\s*<non-verbose/>)?")
+_GBNF_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
+
+
+def to_llguidance(spec: StructuredOutput) -> str:
+    """The grammar in llguidance's own form; InvalidValueError for what cannot be read.
+
+    A grammar that comes back may still have to be refused: llguidance checks it as it compiles.
+    """
+    if spec.json_schema is not None:
+        return _json_grammar(spec.json_schema)
+    if spec.regex is not None:
+        return LLMatcher.grammar_from_regex(spec.regex)
+    if spec.grammar is not None:
+        return LLMatcher.grammar_from_lark(_lark(spec.grammar))
+    if spec.choice:
+        texts = (json.dumps(text, ensure_ascii=False) for text in spec.choice)
+        return LLMatcher.grammar_from_lark("start: " + " | ".join(texts))
+    return _json_grammar(_ANY_OBJECT)
+
+
+def _json_grammar(schema: str) -> str:
+    try:
+        return LLMatcher.grammar_from_json_schema(_as_object(schema), overrides=_JSON)
+    except ValueError as error:  # not JSON, or nested too deeply
+        raise refusal("json_schema", schema, str(error)) from error
+
+
+def _as_object(schema: str) -> str:
+    """Options can be set on objects alone, but `true` and `false` are schemas too."""
+    return {"true": "{}", "false": '{"not":{}}'}.get(schema.strip(), schema)
+
+
+def _lark(grammar: str) -> str:
+    lark = grammar if _LARK_BEGINS.search(grammar) else _from_gbnf(grammar)
+    if "<" in _LARK_TEXTS.sub("", lark):
+        raise refusal("grammar", grammar, "it names tokens (<...>); it may only describe text")
+    return lark
+
+
+def _from_gbnf(grammar: str) -> str:
+    work = grammar.count("::=") * len(grammar)
+    if work > MAX_GBNF_WORK:
+        limit = f"rules times characters are {work}, above {MAX_GBNF_WORK}; Lark has no such limit"
+        raise refusal("grammar", grammar, limit)
+    try:
+        return gbnf_to_lark(_GBNF_ESCAPE.sub(_plain, grammar))
+    except Exception as error:  # it raises its own error, bare Exceptions, and on depth recursion
+        raise refusal("grammar", grammar, str(error)) from error
+
+
+def _plain(escape: re.Match[str]) -> str:
+    """A character given by its number, in a way that Lark can read too."""
+    digits = escape[1] or escape[2]
+    if digits is None:
+        return escape[0]
+    code = int(digits, 16)
+    if 0xD800 <= code < 0xE000:
+        raise ValueError(f"{escape[0]} is half of a surrogate pair")
+    return f"\\x{code:02x}" if code < 128 else chr(code)
+
+
+def refusal(kind: str, value: object, reason: str) -> InvalidValueError:
+    """The error for a grammar of that kind, with what llguidance has against it."""
+    limit = f"a grammar that can be enforced: {plain_reason(reason)}"
+    return InvalidValueError(f"structured_output.{kind}", value, limit)
+
+
+def plain_reason(reason: str, max_chars: int = 300) -> str:
+    """What llguidance says, on one line, without what only its authors can read."""
+    reason = _PANIC.sub("it is too large", reason)
+    reason = _NOTHING_FITS.sub("no text satisfies it", reason)
+    return " ".join(_INNER_STATE.sub("", reason).split())[:max_chars]

@@ -1,0 +1,162 @@
+"""Compiles grammars in a process of its own first, where they may crash, hang or fill the memory.
+
+llguidance bounds most of what a grammar may cost, but not all: long chains of references overflow
+the native stack, and a few numbers cost minutes and gigabytes. Native code in a thread can neither
+be stopped nor survived. What has passed here is known to compile within these limits.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import asdict
+from threading import Lock
+from typing import IO
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+
+from specdec.text.grammar.translation import plain_reason, to_llguidance
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import StructuredOutput
+
+CPU_LIMIT_S = 1.0
+_WALL_LIMIT_S = 10.0
+_MEMORY_LIMIT_BYTES = 2 * 2**30
+_STACK_LIMIT_BYTES = 2**20
+"""Less than any thread of ours has."""
+
+LIMITS = LLParserLimits(
+    initial_lexer_fuel=1_000_000,
+    step_lexer_fuel=100_000,
+    step_max_items=4_000,
+    max_lexer_states=120_000,
+    max_grammar_size=25_000,
+    verbose_errors=False,
+)
+"""A grammar that needs more is refused, or ends its own request with an error."""
+
+
+class TrialProcess:
+    """A process that tries one grammar after another, and is replaced when one has killed it."""
+
+    def __init__(
+        self, tokenizer_json: str, vocab_size: int, eos_token_ids: Collection[int]
+    ) -> None:
+        """Starts it, and returns at once."""
+        self._setup = json.dumps([tokenizer_json, vocab_size, sorted(eos_token_ids)])
+        self._lock = Lock()
+        self._process = self._start()
+        self._is_ready = False
+
+    def prepare(self) -> None:
+        """Waits until it has read the vocabulary, which else the first grammar would wait for."""
+        with self._lock, suppress(BrokenPipeError):
+            self._wait_until_ready()
+
+    def refuse(self, spec: StructuredOutput) -> str | None:
+        """Why `spec` cannot be compiled within the limits; None if it can."""
+        with self._lock:
+            answer = self._ask(spec)
+            if answer is None:
+                self.close()
+                self._process, self._is_ready = self._start(), False
+                limits = f"{CPU_LIMIT_S:g} s and {_MEMORY_LIMIT_BYTES >> 30} GiB"
+                return f"compiling it takes more than {limits}, or it is nested too deeply"
+        reason: str | None = json.loads(answer)
+        return reason
+
+    def close(self) -> None:
+        """Ends the process."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _start(self) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "specdec.text.grammar.trial"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+        return process
+
+    def _ask(self, spec: StructuredOutput) -> str | None:
+        """Its answer; None if it has died or takes too long."""
+        try:
+            self._wait_until_ready()
+            self._send(json.dumps(asdict(spec)))
+            return self._receive(_WALL_LIMIT_S)
+        except BrokenPipeError:
+            return None
+
+    def _wait_until_ready(self) -> None:
+        if not self._is_ready:
+            self._send(self._setup)
+            self._is_ready = self._receive(timeout_s=60.0) is not None
+
+    def _send(self, line: str) -> None:
+        stream = self._process.stdin
+        assert stream is not None
+        stream.write(line + "\n")
+        stream.flush()
+
+    def _receive(self, timeout_s: float) -> str | None:
+        stream = self._process.stdout
+        assert stream is not None
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream, selectors.EVENT_READ)
+            return (stream.readline() or None) if selector.select(timeout_s) else None
+
+
+def first_matcher(tokenizer: LLTokenizer, spec: StructuredOutput) -> LLMatcher:
+    """A matcher before the first token. A bad grammar gives one in error, or InvalidValueError."""
+    matcher = LLMatcher(tokenizer, to_llguidance(spec), log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # what no text satisfies is noticed only here
+    return matcher
+
+
+def serve(requests: IO[str], answers: IO[str]) -> None:
+    """Reads the vocabulary, then answers a line for each grammar: null, or why it is refused."""
+    tokenizer_json, vocab_size, eos_token_ids = json.loads(requests.readline())
+    tokenizer = LLTokenizer(tokenizer_json, vocab_size, eos_token_ids)
+    _answer(answers, None)
+    for line in requests:
+        fields = json.loads(line)
+        spec = StructuredOutput(**{**fields, "choice": tuple(fields["choice"])})
+        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)  # of processor time; its signal kills
+        reason = _try(tokenizer, spec)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        _answer(answers, reason)
+
+
+def _try(tokenizer: LLTokenizer, spec: StructuredOutput) -> str | None:
+    try:
+        matcher = first_matcher(tokenizer, spec)
+    except InvalidValueError as error:
+        return error.limit
+    return plain_reason(matcher.get_error()) if matcher.is_error() else None
+
+
+def _answer(answers: IO[str], reason: str | None) -> None:
+    answers.write(json.dumps(reason) + "\n")
+    answers.flush()
+
+
+def _limit_resources() -> None:
+    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_LIMIT_BYTES, _MEMORY_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK_LIMIT_BYTES, _STACK_LIMIT_BYTES))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+if __name__ == "__main__":
+    _limit_resources()
+    serve(sys.stdin, sys.stdout)

@@ -1,0 +1,170 @@
+"""What the tokens of a vocabulary stand for, as bytes, however the vocabulary spells them.
+
+Byte-level vocabularies (GPT-2 and most since) spell each byte as one printable character;
+SentencePiece ones spell a space as U+2581, and bytes that are no token of their own as <0x0A>. In
+bytes both can be compared, and joined tokens are joined texts.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from specdec.text.tokenizer import Tokenizer, bytes_of_token
+from specdec.types.errors import UnsupportedModelError
+
+
+class TokenBytes:
+    """What each token adds to a text. A special token is its name. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Reads the whole vocabulary, which takes a fraction of a second."""
+        self._tokenizer = tokenizer
+        try:
+            self._spelling: Spelling | None = Spelling(tokenizer)
+        except UnsupportedModelError:  # neither byte-level nor SentencePiece-like
+            self._spelling = None
+
+    def of(self, token_ids: Sequence[int]) -> list[bytes]:
+        """One for one. Where the vocabulary is of an unknown kind, the token decoded alone."""
+        if self._spelling is None:
+            return [self._tokenizer.decode([each], False).encode() for each in token_ids]
+        return [self._spelling.text((each,)) for each in token_ids]
+
+
+_SPACE_MARK = "\u2581"
+_FALLBACK = re.compile("<0x([0-9A-F]{2})>")
+_BROKEN = re.compile("([\udc80-\udcff]+)")
+_ANCHOR = "\n"
+_MAX_TOKEN_BYTES = 4  # of what spells broken text: a character has at most four
+
+
+class Spelling:
+    """The tokens of one tokenizer as bytes, and text as its tokens wherever in a text it stands."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        """Raises UnsupportedModelError unless it is byte-level or SentencePiece-like."""
+        self._tokenizer = tokenizer
+        raw = json.loads(tokenizer.to_json())
+        self._texts = _token_texts(tokenizer.vocabulary, raw)
+        self.special_ids = tokenizer.special_token_ids
+        self.fallback_ids = _fallback_ids(raw)
+        self._short_ids = {
+            text: token_id
+            for text, token_id in self.ids_by_text().items()
+            if len(text) <= _MAX_TOKEN_BYTES
+        }
+        bare = tokenizer.encode("a", add_special_tokens=False)
+        full = tokenizer.encode("a")
+        self.prefix = tuple(full[: full.index(bare[0])])
+        self.adds_space = self.text(bare).startswith(b" ")
+        self._anchor = tokenizer.encode(_ANCHOR, add_special_tokens=False)
+
+    @property
+    def ordinary(self) -> dict[int, bytes]:
+        """The tokens that are text, with the text."""
+        return {
+            token_id: text
+            for token_id, text in self._texts.items()
+            if text and token_id not in self.special_ids
+        }
+
+    def ids_by_text(self) -> dict[bytes, int]:
+        """The ordinary token of each text; of several no byte fallback, then the lowest."""
+        ranked = sorted(self.ordinary, key=lambda each: (each not in self.fallback_ids, -each))
+        return {self._texts[token_id]: token_id for token_id in ranked}
+
+    def text(self, token_ids: Iterable[int]) -> bytes:
+        """The joined text; a special token is its name, and an id without a token is nothing."""
+        return b"".join(self._texts.get(token_id, b"") for token_id in token_ids)
+
+    def is_text(self, token_id: int) -> bool:
+        """Whether it is a token, and no special one."""
+        return token_id not in self.special_ids and bool(self._texts.get(token_id))
+
+    def length(self, token_id: int) -> int:
+        """Bytes of one token's text."""
+        return len(self._texts.get(token_id, b""))
+
+    def encode_first(self, text: str) -> list[int]:
+        """The tokens of a text's beginning, without the special ones that go before it."""
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def encode_inside(self, text: str) -> list[int]:
+        """The tokens of text that others go before: no space is added."""
+        if not self.adds_space:
+            return self.encode_first(text)
+        token_ids = self.encode_first(_ANCHOR + text)
+        num_anchor = len(self._anchor)
+        if token_ids[:num_anchor] == self._anchor:
+            return token_ids[num_anchor:]
+        return self.encode_first(text)
+
+    def encode_bytes(self, data: bytes) -> list[int]:
+        """Tokens of a broken character, by longest match; bytes without a token are left out."""
+        token_ids, start = [], 0
+        while start < len(data):
+            ends = range(min(len(data), start + _MAX_TOKEN_BYTES), start, -1)
+            end = next((end for end in ends if data[start:end] in self._short_ids), None)
+            if end is not None:
+                token_ids.append(self._short_ids[data[start:end]])
+            start = end or start + 1
+        return token_ids
+
+
+def split_text(data: bytes) -> tuple[list[str | bytes], bytes]:
+    """Divides UTF-8 into text and bytes that are none; then what may be a character's beginning."""
+    decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
+    text = decoder.decode(data)
+    pieces: list[str | bytes] = [
+        piece.encode("utf-8", "surrogateescape") if _BROKEN.match(piece) else piece
+        for piece in _BROKEN.split(text)
+        if piece
+    ]
+    rest, _ = decoder.getstate()
+    return pieces, rest
+
+
+def _token_texts(vocabulary: dict[str, int], raw: Any) -> dict[int, bytes]:
+    decoders = set(_decoder_types(raw["decoder"]))
+    if "ByteLevel" in decoders:
+        return {token_id: bytes_of_token(token) for token, token_id in vocabulary.items()}
+    if decoders & {"Metaspace", "Replace"}:
+        added = {each["content"] for each in raw["added_tokens"]}
+        return {
+            token_id: token.encode() if token in added else _sentencepiece_text(token)
+            for token, token_id in vocabulary.items()
+        }
+    raise UnsupportedModelError(
+        "models whose vocabularies differ can draft for each other only if both tokenizers are "
+        "byte-level or SentencePiece-like, and one is neither"
+    )
+
+
+def _sentencepiece_text(token: str) -> bytes:
+    if match := _FALLBACK.fullmatch(token):
+        return bytes.fromhex(match[1])
+    return token.replace(_SPACE_MARK, " ").encode()
+
+
+def _fallback_ids(raw: Any) -> frozenset[int]:
+    if not raw["model"].get("byte_fallback"):
+        return frozenset()
+    vocabulary = raw["model"]["vocab"]
+    pairs = vocabulary.items() if isinstance(vocabulary, dict) else _unigram_pairs(vocabulary)
+    return frozenset(token_id for token, token_id in pairs if _FALLBACK.fullmatch(token))
+
+
+def _unigram_pairs(vocabulary: Sequence[tuple[str, float]]) -> Iterator[tuple[str, int]]:
+    return ((token, token_id) for token_id, (token, _) in enumerate(vocabulary))
+
+
+def _decoder_types(decoder: Any) -> Iterator[str]:
+    if decoder is None:
+        return
+    yield decoder["type"]
+    for part in decoder.get("decoders", ()):
+        yield from _decoder_types(part)

@@ -1,0 +1,158 @@
+"""What operators say and are told."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from specdec.types.control import (
+    SpeculationControl,
+    SpeculationMode,
+    SpeculationRule,
+    check_rules,
+    is_number,
+)
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import SpeculationMethod, VerifierName
+
+MAX_UPDATED_BY_CHARS = 128
+MAX_REASON_CHARS = 256
+MAX_AUDIT_PAGE = 200
+DEFAULT_AUDIT_PAGE = 50
+
+StateStamp = tuple[int, int | None]
+"""Version and active rule of a state."""
+
+CONTROL_VALUES = (
+    "mode",
+    "threshold",
+    "num_speculative_tokens",
+    "method",
+    "allow_request_override",
+    "allowed_verifiers",
+)
+"""Those of SpeculationControl that an operator sets."""
+
+
+MAX_TTL_S = 30 * 86400.0
+_NEUTRAL = SpeculationControl("auto", threshold=0, num_speculative_tokens=0)
+
+
+@dataclass(frozen=True)
+class SpeculationChange:
+    """A change of what is wanted of speculation. What is None stays as it is.
+
+    The values are those of SpeculationControl. rules: all that there shall be. ttl_s: seconds until
+    everything that operators have set ends; 0 for never. reset: first takes back all that operators
+    have set. expected_version: the version that the change was made for; None changes whatever
+    there is. updated_by, reason: who and why.
+    """
+
+    mode: SpeculationMode | None = None
+    threshold: int | None = None
+    num_speculative_tokens: int | None = None
+    method: SpeculationMethod | None = None
+    allow_request_override: bool | None = None
+    allowed_verifiers: tuple[VerifierName, ...] | None = None
+    rules: tuple[SpeculationRule, ...] | None = None
+    ttl_s: float | None = None
+    reset: bool = False
+    expected_version: int | None = None
+    updated_by: str = ""
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        self.applied_to(_NEUTRAL)
+        check_rules(self.rules or ())
+        if self.ttl_s is not None:
+            _require_ttl(self.ttl_s)
+        if not self.values and self.rules is None and self.ttl_s is None and not self.reset:
+            names = (*CONTROL_VALUES, "rules", "ttl_s")
+            limit = f"one of {', '.join(names)} and reset, or several"
+            raise InvalidValueError("change", {}, limit)
+        _require_line("updated_by", self.updated_by, MAX_UPDATED_BY_CHARS)
+        _require_line("reason", self.reason, MAX_REASON_CHARS)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """What is set of SpeculationControl, by name."""
+        values = {name: getattr(self, name) for name in CONTROL_VALUES}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def applied_to(self, control: SpeculationControl) -> SpeculationControl:
+        """`control` with what is set here instead of its own. Raises InvalidValueError."""
+        return replace(control, **self.values)
+
+
+@dataclass(frozen=True)
+class SpeculationState:
+    """What is wanted of speculation, and who wanted it.
+
+    in_force: an operator's value where there is one, else the configured one; with the rule that
+    holds, if one does. without_rules: the same, rules aside. overridden: names of the values that
+    an operator has set, rules included.
+    version: counts the changes, 0 where none was made; then updated_at is None.
+    active_rule: index of the rule that holds. expires_at: when the overrides end; None for never.
+    """
+
+    in_force: SpeculationControl
+    without_rules: SpeculationControl
+    configured: SpeculationControl
+    overridden: tuple[str, ...]
+    version: int
+    updated_at: datetime | None
+    updated_by: str
+    reason: str
+    rules: tuple[SpeculationRule, ...] = ()
+    active_rule: int | None = None
+    expires_at: datetime | None = None
+
+    @property
+    def stamp(self) -> StateStamp:
+        """What differs between two states that replicas go by differently."""
+        return self.version, self.active_rule
+
+
+@dataclass(frozen=True)
+class SpeculationPreview:
+    """What a change would mean at the load of the moment.
+
+    requests_per_s, num_decoding: over all replicas. in_force: with the rule that would hold, if one
+    would. active_rule: its index.
+    """
+
+    requests_per_s: float
+    num_decoding: int
+    in_force: SpeculationControl
+    active_rule: int | None
+
+
+@dataclass(frozen=True)
+class AuditEntry:
+    """One change: the version that it made, when, who, why, and what was set by name."""
+
+    version: int
+    at: datetime
+    updated_by: str
+    reason: str
+    change: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class AuditPage:
+    """Changes, the newest first. next_page_token: empty where no older one is left."""
+
+    entries: tuple[AuditEntry, ...]
+    next_page_token: str
+
+
+def _require_line(name: str, text: str, max_chars: int) -> None:
+    if len(text) > max_chars or not text.isprintable():
+        raise InvalidValueError(name, text, f"at most {max_chars} printable characters")
+
+
+def _require_ttl(ttl_s: float) -> None:
+    if not is_number(ttl_s) or not 0 <= ttl_s <= MAX_TTL_S:
+        raise InvalidValueError("ttl_s", ttl_s, f"a number of seconds from 0 to {MAX_TTL_S:g}")

@@ -1,0 +1,163 @@
+"""What goes into a call and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from specdec.types.chat import ChatMessage
+from specdec.types.messages import FinishReason
+from specdec.types.sampling_params import SamplingDefaults, VerifierName
+from specdec.types.stats import SpeculationStats
+
+Prompt = str | Sequence[int] | Sequence[ChatMessage]
+"""A text, token ids that are used as they are, or the turns of a conversation."""
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a request took, all choices together, in tokens, and what speculation did for it.
+
+    verifier: what decided which draft tokens were kept. is_lossless: whether that leaves the
+    distribution of the output what it is without speculation.
+    """
+
+    prompt_tokens: int
+    completion_tokens: int
+    speculation: SpeculationStats
+    verifier: VerifierName = "coupled"
+    is_lossless: bool = True
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """A token that could come at some position.
+
+    token: as the vocabulary spells it. logprob: the natural logarithm of its probability, before
+    any sampling parameter.
+    """
+
+    token_id: int
+    token: str
+    logprob: float
+
+
+@dataclass(frozen=True)
+class PositionLogprobs:
+    """What the model thought of one position.
+
+    chosen: the token that is there. rank: how many tokens are at least as likely; 1 is the most
+    likely. best: the most likely tokens, the best first, as many as were asked for.
+    """
+
+    chosen: TokenLogprob
+    rank: int
+    best: tuple[TokenLogprob, ...]
+
+
+@dataclass(frozen=True)
+class StreamChunk:
+    """What one decoding step added to one choice.
+
+    text: whole characters; may lag behind token_ids until the last chunk of the choice.
+    finish_reason: in the last chunk of each choice. stop_reason: there too, the stop string or stop
+        token that ended it; None for an end-of-sequence token and for a limit of length.
+    seed: in the first and the last chunk of all. usage: in the last of all only.
+    choice: index of the choice, from 0.
+    is_drafted: of each of token_ids, whether it was drafted and accepted.
+    logprobs: of token_ids, if asked for. prompt_logprobs: of the prompt's tokens from the second
+        on, if asked for, in the first chunk.
+    """
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None
+    seed: int | None
+    usage: Usage | None
+    choice: int = 0
+    is_drafted: tuple[bool, ...] = ()
+    stop_reason: str | int | None = None
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One completion of the prompt; for its fields see StreamChunk."""
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: tuple[PositionLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A whole answer. The same prompt, parameters and seed give the same one again.
+
+    text, token_ids, finish_reason, stop_reason, logprobs: of the first choice.
+    """
+
+    request_id: str
+    choices: tuple[Choice, ...]
+    seed: int
+    usage: Usage
+    prompt_logprobs: tuple[PositionLogprobs, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.choices[0].finish_reason
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        return self.choices[0].stop_reason
+
+    @property
+    def logprobs(self) -> tuple[PositionLogprobs, ...] | None:
+        return self.choices[0].logprobs
+
+
+@dataclass(frozen=True)
+class TokenizedInput:
+    """An input's token ids and, one for one, their spelling in the vocabulary.
+
+    max_model_len: most tokens that a prompt and its completion may have together.
+    """
+
+    token_ids: tuple[int, ...]
+    tokens: tuple[str, ...]
+    max_model_len: int
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """The model that is loaded.
+
+    max_model_len: most tokens of a prompt and its completion together.
+    speculation_method: None where nothing drafts, and then num_speculative_tokens is 0.
+    sampling_defaults: what holds of sampling where a request says nothing.
+    speculation_methods: all that a request may name, in the order in which they are asked.
+    """
+
+    model: str
+    architecture: str
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    tensor_parallel_size: int
+    speculation_method: str | None
+    num_speculative_tokens: int
+    version: str
+    sampling_defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    speculation_methods: tuple[str, ...] = ()

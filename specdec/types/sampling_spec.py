@@ -1,0 +1,97 @@
+"""TODO."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from specdec.types.sampling_params import (
+    ACCEPTANCE_PRESETS,
+    DEFAULT_TYPICAL_DELTA,
+    DEFAULT_TYPICAL_EPSILON,
+    LOSSY_VERIFIERS,
+    VerifierName,
+)
+
+
+@dataclass(frozen=True)
+class Verifier:
+    """What decides which draft tokens are kept; see SpeculationOptions for its parameters."""
+
+    name: VerifierName = "coupled"
+    epsilon: float = DEFAULT_TYPICAL_EPSILON
+    delta: float = DEFAULT_TYPICAL_DELTA
+    threshold: float = ACCEPTANCE_PRESETS["strict"]
+
+
+@dataclass(frozen=True)
+class SamplingRules:
+    """SamplingParams as the workers need them: token ids for texts, values for defaults.
+
+    bad_words: sequences of tokens of which the last must not follow the others.
+    allowed_token_ids: each once, in ascending order; None allows all.
+    end_token_ids: what must not be drawn before min_tokens.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    choice: int = 0  # index among the n choices of the request
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] | None = None
+    min_tokens: int = 0
+    end_token_ids: tuple[int, ...] = ()
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    verifier: Verifier = Verifier()
+    scale_draft_temperature: bool = False
+
+    @cached_property
+    def is_greedy(self) -> bool:
+        """Whether the best tokens decide everything: the lossless verifiers are then all one."""
+        return self.temperature == 0 and self.verifier.name not in LOSSY_VERIFIERS
+
+    @cached_property
+    def acting_verifier(self) -> VerifierName:
+        """What judges the drafts."""
+        return "coupled" if self.is_greedy else self.verifier.name
+
+    @cached_property
+    def needs_draft_probs(self) -> bool:
+        """Whether drafts have to come with the distributions that they were drawn from."""
+        return self.acting_verifier in ("rejection", "block")
+
+    @cached_property
+    def has_penalties(self) -> bool:
+        """Whether logits depend on which tokens came before, and how often."""
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return penalties != (1, 0, 0)
+
+    @cached_property
+    def needs_tokens(self) -> bool:
+        """Whether the worker has to know the sequence's tokens, those in cached blocks included."""
+        return self.has_penalties or bool(self.bad_words) or self.prompt_logprobs is not None
+
+    @property
+    def without_tokens(self) -> SamplingRules:
+        """What is left where no token can be told apart: temperature and cuts."""
+        return SamplingRules(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            seed=self.seed,
+            choice=self.choice,
+            verifier=self.verifier,
+            scale_draft_temperature=self.scale_draft_temperature,
+        )
+
+    def of_choice(self, choice: int) -> SamplingRules:
+        """Those of another choice: log-probabilities of the prompt come with choice 0 alone."""
+        return replace(self, choice=choice, prompt_logprobs=None)

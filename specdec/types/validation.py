@@ -1,0 +1,114 @@
+"""Checks of what a caller puts into the fields of a frozen dataclass.
+
+Each raises InvalidValueError, which names the field, the value and the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from functools import lru_cache
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from specdec.types.errors import InvalidValueError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+
+def check_types(record: DataclassInstance, prefix: str = "") -> None:
+    """Holds every field against its annotation, and makes tuples of lists, in place.
+
+    prefix: of the fields' names. An int is a float too, a bool neither; of a Literal only the type
+    counts. Annotations may be classes, Literals, tuples of any length, Mappings, and unions.
+    """
+    for name, kinds in _kinds(type(record)).items():
+        value = getattr(record, name)
+        if isinstance(value, list):
+            value = tuple(value)
+            object.__setattr__(record, name, value)
+        if not any(_fits(value, kind) for kind in kinds):
+            limit = f"of type {' or '.join(dict.fromkeys(map(_type_name, kinds)))}"
+            raise InvalidValueError(f"{prefix}{name}", value, limit)
+
+
+def check_text(name: str, text: str | None, max_chars: int) -> None:
+    """For text that is not empty, too long or no Unicode; None passes."""
+    if text is None:
+        return
+    if not 1 <= len(text) <= max_chars:
+        raise InvalidValueError(name, text, f"1 to {max_chars} characters")
+    if any("\ud800" <= char <= "\udfff" for char in text):
+        raise InvalidValueError(name, text, "text without halves of surrogate pairs")
+
+
+def check_texts(name: str, texts: tuple[str, ...], most: int, max_chars: int) -> None:
+    """For too many texts, or one that `check_text` refuses."""
+    if len(texts) > most:
+        raise InvalidValueError(name, texts, f"at most {most} strings")
+    for index, text in enumerate(texts):
+        check_text(f"{name}[{index}]", text, max_chars)
+
+
+def require_choice(name: str, value: str | None, choices: tuple[str, ...]) -> None:
+    """For a value that is not one of the choices; None passes."""
+    if value is not None and value not in choices:
+        raise InvalidValueError(name, value, f"one of {', '.join(choices)}")
+
+
+def require_range(name: str, value: float | None, low: float, high: float) -> None:
+    """For a number that is not from `low` to `high`; None passes."""
+    if value is not None and not low <= value <= high:  # NaN is in no range
+        raise InvalidValueError(name, value, f"from {low} to {high}")
+
+
+def require_count(name: str, count: int, low: int, high: int, unit: str) -> None:
+    """For too few or too many of something that the field has."""
+    if not low <= count <= high:
+        raise InvalidValueError(f"{name} length", count, f"from {low} to {high} {unit}")
+
+
+@lru_cache
+def _kinds(record_type: type[DataclassInstance]) -> dict[str, tuple[Any, ...]]:
+    """What each field may be."""
+    hints = get_type_hints(record_type)
+    return {each.name: _alternatives(hints[each.name]) for each in fields(record_type)}
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _fits(value: object, kind: Any) -> bool:
+    origin, args = get_origin(kind), get_args(kind)
+    if origin is Literal:
+        return isinstance(value, str)
+    if origin is tuple:
+        return isinstance(value, tuple) and _are_all(value, args[0])
+    if origin is Mapping:
+        return isinstance(value, Mapping) and _are_items(value, *args)
+    return _is_type(type(value), kind)
+
+
+def _are_items(items: Mapping[Any, Any], key: type, value: type) -> bool:
+    return _are_all(items.keys(), key) and _are_all(items.values(), value)
+
+
+def _are_all(values: Iterable[object], kind: type) -> bool:
+    """By type, not one by one: there may be as many as a vocabulary has tokens."""
+    return all(_is_type(each, kind) for each in set(map(type, values)))
+
+
+def _is_type(given: type, kind: type) -> bool:
+    if given is bool:
+        return kind is bool
+    return issubclass(given, (int, float) if kind is float else kind)
+
+
+def _type_name(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return "str"
+    if kind is NoneType:
+        return "None"
+    return kind.__name__ if get_origin(kind) is None else str(kind)

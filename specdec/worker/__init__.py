@@ -1,0 +1,23 @@
+"""Runs the models: one rank's workers."""
+
+from specdec.distributed.rendezvous import Rendezvous
+from specdec.kernels.cpu import native_library_fault
+from specdec.worker.base import Runner
+from specdec.worker.draft_worker import DraftRunner
+from specdec.worker.loading import load_draft_runner, load_runner
+from specdec.worker.local import LocalDraftWorker, LocalTarget
+from specdec.worker.profiler import StepProfiler
+from specdec.worker.target_worker import ModelRunner
+
+__all__ = [
+    "DraftRunner",
+    "LocalDraftWorker",
+    "LocalTarget",
+    "ModelRunner",
+    "Rendezvous",
+    "Runner",
+    "StepProfiler",
+    "load_draft_runner",
+    "load_runner",
+    "native_library_fault",
+]

@@ -1,0 +1,39 @@
+"""What the workers of a target and of a draft model have in common."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from specdec.distributed.group import TensorParallelGroup
+from specdec.models.loading import Decoder
+from specdec.sampling import VocabShard
+from specdec.worker.batch_state import SequenceTable
+
+
+class Runner:
+    """One rank of a model, its KV pool, and what it knows of the sequences."""
+
+    def __init__(
+        self,
+        model: Decoder,
+        group: TensorParallelGroup,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+    ) -> None:
+        """Allocates the KV pool: `num_blocks` of `block_size` tokens."""
+        self.model = model
+        self.group = group
+        self.block_size = block_size
+        self.vocab_size = vocab_size
+        self.kv_cache = model.new_kv_cache(num_blocks * block_size)
+        self._sequences = SequenceTable(block_size, self.kv_cache.device, model.vocab_slice)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """This rank's part of the logits after `hidden` [R, hidden_size]; a collective call."""
+        return self.model.compute_logits(hidden)
+
+    @property
+    def _shard(self) -> VocabShard:
+        return VocabShard(self.group, self.model.vocab_slice.start, self.vocab_size)

@@ -1,0 +1,90 @@
+"""The grammars of a draft worker's sequences, so that drafts are what the target may accept."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec.text.grammar import GrammarCompiler, GrammarMatcher
+from specdec.types.errors import GrammarError, SpecdecError
+from specdec.types.messages import SequenceAdmission, StepInput
+
+
+class _Follower:
+    """One sequence's matcher, and the output tokens that it has been through."""
+
+    def __init__(self, matcher: GrammarMatcher, num_prompt_tokens: int) -> None:
+        self.matcher = matcher
+        self._num_prompt_tokens = num_prompt_tokens
+        self._tokens: list[int] = []
+
+    def move_to(self, start: int, token_ids: tuple[int, ...]) -> None:
+        """To behind `token_ids`, which begin at index `start` of the sequence."""
+        begin = max(start - self._num_prompt_tokens, 0)
+        assert begin <= len(self._tokens), (begin, len(self._tokens))
+        output = token_ids[max(self._num_prompt_tokens - start, 0) :]
+        num_kept = begin
+        for known, token in zip(self._tokens[begin:], output, strict=False):
+            if known != token:
+                break
+            num_kept += 1
+        self.matcher.rollback(len(self._tokens) - num_kept)
+        del self._tokens[num_kept:]
+        for token in output[num_kept - begin :]:
+            self.matcher.advance(token)
+            self._tokens.append(token)
+
+
+class DraftGrammars:
+    """Follows the sequences that were admitted with a grammar; the others have no masks.
+
+    It does what it can and fails silently: a draft without a mask is only a worse draft. Every rank
+    does the same, since all of them get the same steps and compile without a time limit.
+    """
+
+    def __init__(self, compiler: GrammarCompiler) -> None:
+        """`compiler` must have no time limit."""
+        self._compiler = compiler
+        self._followers: dict[int, _Follower] = {}
+
+    def update(self, step: StepInput) -> None:
+        """Takes over what a step says of sequences' lives, and compiles what is new."""
+        for seq_id in step.released:
+            self._followers.pop(seq_id, None)
+        for admission in step.admitted:
+            self._admit(admission)
+
+    def move_to(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> None:
+        """Goes to behind `token_ids`, which begin at index `start` of the sequence."""
+        follower = self._followers.get(seq_id)
+        if follower is not None:
+            try:
+                follower.move_to(start, token_ids)
+            except GrammarError:
+                del self._followers[seq_id]
+
+    def is_finished(self, seq_id: int) -> bool:
+        """Whether nothing but an end may come."""
+        follower = self._followers.get(seq_id)
+        return follower is not None and follower.matcher.is_finished
+
+    def mask(self, seq_id: int) -> NDArray[np.int32] | None:
+        """What may come now: int32 [1, num_words]; None allows all."""
+        follower = self._followers.get(seq_id)
+        if follower is None:
+            return None
+        try:
+            return follower.matcher.allowed_mask()[np.newaxis]
+        except GrammarError:
+            del self._followers[seq_id]
+            return None
+
+    def _admit(self, admission: SequenceAdmission) -> None:
+        if admission.grammar is None:
+            return
+        try:
+            matcher = self._compiler.compile(admission.grammar).matcher()
+        except SpecdecError:
+            return
+        self._followers[admission.seq_id] = _Follower(matcher, admission.num_prompt_tokens)
+        self.move_to(admission.seq_id, 0, admission.token_ids)

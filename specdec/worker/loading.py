@@ -1,0 +1,102 @@
+"""Makes a rank's worker from a model directory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels
+from specdec.config.quantization import QuantizationMethod
+from specdec.distributed.group import TensorParallelGroup
+from specdec.models.config import ModelConfig
+from specdec.models.dtypes import DTYPES
+from specdec.models.loading import load_model
+from specdec.models.weights.checkpoint import CPU
+from specdec.text.grammar import GrammarCompiler
+from specdec.text.tokenizer import Tokenizer
+from specdec.text.vocab_map import VocabularyMap
+from specdec.worker.base import Runner
+from specdec.worker.draft_grammars import DraftGrammars
+from specdec.worker.draft_worker import DraftRunner
+from specdec.worker.target_worker import ModelRunner
+
+_AnyRunner = TypeVar("_AnyRunner", bound=Runner)
+
+
+def load_runner(
+    directory: Path,
+    dtype: DTypeName,
+    config: EngineConfig,
+    group: TensorParallelGroup,
+    quantization: QuantizationMethod | None = None,
+    device: torch.device = CPU,
+    kernels: Kernels = "auto",
+) -> ModelRunner:
+    """Loads this rank's share of the target and allocates its KV pool.
+
+    quantization, kernels: as in `load_model`.
+    """
+    return _load(ModelRunner, directory, dtype, config, group, quantization, device, kernels)
+
+
+def load_draft_runner(
+    directory: Path,
+    dtype: DTypeName,
+    limits: DraftLimits,
+    group: TensorParallelGroup,
+    quantization: QuantizationMethod | None = None,
+    device: torch.device = CPU,
+    vocabulary: VocabularyMap | None = None,
+    kernels: Kernels = "auto",
+) -> DraftRunner:
+    """Loads this rank's share of a draft model and allocates its KV pool.
+
+    vocabulary: what it has in common with the target's, None where they are the same.
+    """
+    config = ModelConfig.from_directory(directory)
+    tokenizer, eos_token_ids = Tokenizer(directory), config.eos_token_ids
+    compiler = GrammarCompiler(
+        tokenizer, config.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
+    )
+    kind = partial(
+        DraftRunner,
+        grammars=DraftGrammars(compiler),
+        vocabulary=vocabulary,
+        confidence_threshold=limits.confidence_threshold,
+    )
+    return _load(kind, directory, dtype, limits, group, quantization, device, kernels)
+
+
+def _load(
+    kind: Callable[..., _AnyRunner],
+    directory: Path,
+    dtype: DTypeName,
+    limits: EngineConfig | DraftLimits,
+    group: TensorParallelGroup,
+    quantization: QuantizationMethod | None,
+    device: torch.device,
+    kernels: Kernels,
+) -> _AnyRunner:
+    model_config = ModelConfig.from_directory(directory)
+    model = load_model(
+        directory,
+        model_config,
+        group,
+        dtype=DTYPES[dtype],
+        max_model_len=limits.max_model_len,
+        block_size=limits.block_size,
+        quantization=quantization,
+        device=device,
+        kernels=kernels,
+    )
+    return kind(
+        model,
+        group,
+        num_blocks=limits.num_blocks,
+        block_size=limits.block_size,
+        vocab_size=model_config.vocab_size,
+    )

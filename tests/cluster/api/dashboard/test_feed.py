@@ -1,0 +1,90 @@
+"""What a page is told when it opens, and then."""
+
+import json
+
+import pytest
+
+from cluster.api.admin_token import AdminAccess
+from cluster.api.dashboard import feed
+from cluster.api.grpc.servicers import AdminServicer
+from cluster.control.client import ControlLink
+from cluster.control.plane import ControlPlane
+from cluster.control.stats_stream import MAX_WATCHERS, Watches
+from cluster.control.store import ControlStore
+from specdec.client import ReplicaReport
+from specdec.types.control import SpeculationControl
+from specdec.types.errors import NotReadyError, OverloadedError
+from tests.clock import Clock
+from tests.cluster.admin_service import LocalHandle, take_profile
+
+CONFIGURED = SpeculationControl("auto", threshold=8, num_speculative_tokens=3)
+REPORT = ReplicaReport("a", is_ready=True, num_decoding=2)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+async def handle(tmp_path, clock):
+    store = ControlStore(tmp_path, "tiny")
+    return LocalHandle(ControlPlane(CONFIGURED, store, clock=clock, wall_clock=clock))
+
+
+@pytest.fixture
+async def admin(handle):
+    async def ignore(state):
+        pass
+
+    link = ControlLink(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
+    return AdminServicer(link, AdminAccess(), Watches(link.fleet), take_profile)
+
+
+def parsed(chunk):
+    name, data = chunk.decode().strip().split("\n")
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+async def test_it_begins_with_all_that_is_remembered_and_goes_on_with_what_is_new(
+    handle, admin, clock
+):
+    for _ in range(6):
+        await handle.plane.report(REPORT, 10.0)
+        clock.now_s += 1
+    events = await feed.begin(admin, "tiny")
+    assert parsed(await anext(events)) == ("hello", {"model": "tiny"})
+    name, first = parsed(await anext(events))
+    assert name == "now"
+    assert len(first["figures"]) == 6
+    assert first["status"]["replicas"][0]["report"]["num_decoding"] == 2
+    assert first["status"]["speculation"]["without_rules"]["mode"] == "auto"
+    clock.now_s += 1
+    _, second = parsed(await anext(events))
+    assert len(second["figures"]) == 1
+    assert second["figures"][0]["time_s"] > first["figures"][-1]["time_s"]
+    await events.aclose()
+    assert admin.watches.num_watchers == 0
+
+
+async def test_a_drain_ends_it_in_words(admin):
+    events = await feed.begin(admin, "tiny")
+    await anext(events)
+    await anext(events)
+    admin.watches.drain()
+    name, told = parsed(await anext(events))
+    assert name == "end"
+    assert "draining" in told["message"]
+
+
+async def test_without_a_control_plane_there_is_no_page_to_feed(admin, handle):
+    handle.plane = None
+    with pytest.raises(NotReadyError):
+        await feed.begin(admin, "tiny")
+
+
+async def test_so_many_pages_and_no_more(admin):
+    pages = [await feed.begin(admin, "tiny") for _ in range(MAX_WATCHERS)]
+    with pytest.raises(OverloadedError):
+        await feed.begin(admin, "tiny")
+    assert len(pages) == MAX_WATCHERS

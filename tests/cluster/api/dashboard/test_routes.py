@@ -1,0 +1,147 @@
+"""What the page's files are served with, and what is refused."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from cluster.api.admin_token import AdminAccess
+from cluster.api.dashboard import make_dashboard
+from cluster.api.dashboard.assets import load_assets
+from specdec.types.errors import OverloadedError
+
+TOKEN = "a-token-of-the-operators"
+QUESTION = {"prompt": "Hi", "max_tokens": 4}
+
+
+class RefusingRouter:
+    async def generate(self, call):
+        raise OverloadedError("256 requests wait; try again later")
+
+
+def application(token=None):
+    app = FastAPI()
+    admin = SimpleNamespace(access=AdminAccess(token))
+    app.include_router(make_dashboard(RefusingRouter, lambda: admin))
+    return TestClient(app, base_url="http://service:8000")
+
+
+@pytest.fixture
+def client():
+    return application()
+
+
+def test_the_page_is_there_with_everything_that_it_names(client):
+    page = client.get("/dashboard")
+    assert (page.status_code, page.url.path) == (200, "/dashboard/")
+    named = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
+    assert len(named) > 5
+    assert [client.get(f"/dashboard/{path}").status_code for path in named] == [200] * len(named)
+
+
+def test_modules_import_what_is_there():
+    assets = load_assets()
+    modules = [path for path in assets if path.startswith("js/")]
+    for path in modules:
+        for imported in re.findall(r'from "\./([^"]+)"', assets[path].body.decode()):
+            assert f"js/{imported}" in assets, path
+
+
+def test_nothing_comes_from_elsewhere_and_nothing_runs_inline(client):
+    page = client.get("/dashboard/")
+    policy = dict(
+        rule.split(" ", 1) for rule in page.headers["content-security-policy"].split("; ")
+    )
+    assert policy["default-src"] == "'none'"
+    assert {policy[f"{kind}-src"] for kind in ("script", "style", "img", "connect")} == {"'self'"}
+    for path, asset in load_assets().items():
+        if path.endswith((".html", ".css")):
+            assert not re.search(rb"https?://(?!jfly)", asset.body), path
+    assert " style=" not in page.text
+    assert not re.search(r"<script(?![^>]*\bsrc=)|\son[a-z]+=", page.text)
+    assert page.headers["x-content-type-options"] == "nosniff"
+
+
+def test_a_browser_asks_again_and_is_told_that_nothing_changed(client):
+    first = client.get("/dashboard/js/main.js")
+    assert first.headers["content-type"].startswith("text/javascript")
+    etag = {"if-none-match": first.headers["etag"]}
+    again = client.get("/dashboard/js/main.js", headers=etag)
+    assert (again.status_code, again.content) == (304, b"")
+    assert client.get("/dashboard/css/theme.css", headers=etag).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["nothing", "../http.py", "%2e%2e/routes.py", "js", "js/"])
+def test_what_is_no_file_of_the_page_is_not_found(client, path):
+    assert client.get(f"/dashboard/{path}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({}, 429),
+        ({"sec-fetch-site": "same-origin", "origin": "http://service:8000"}, 429),
+        ({"origin": "http://service:8000"}, 429),
+        ({"origin": "http://elsewhere:8000"}, 403),
+        ({"origin": "null"}, 403),
+        ({"sec-fetch-site": "cross-site"}, 403),
+        ({"sec-fetch-site": "same-site", "origin": "http://service:8000"}, 403),
+    ],
+)
+def test_only_the_page_itself_may_ask(client, headers, status):
+    assert client.post("/dashboard/generate", json=QUESTION, headers=headers).status_code == status
+
+
+def test_a_form_is_not_taken(client):
+    answer = client.post("/dashboard/generate", data={"prompt": "Hi"})
+    assert answer.status_code == 400
+    assert answer.json()["error"]["field"] == "content-type"
+
+
+def test_the_files_are_for_everyone_and_the_rest_for_operators():
+    client = application(token=TOKEN)
+    assert client.get("/dashboard/").status_code == 200
+    assert client.get("/dashboard/events").status_code == 401
+    assert client.post("/dashboard/generate", json=QUESTION).status_code == 401
+    for presented, status in (("wrong", 401), (TOKEN, 429)):
+        headers = {"authorization": f"Bearer {presented}"}
+        answer = client.post("/dashboard/generate", json=QUESTION, headers=headers)
+        assert answer.status_code == status
+        assert TOKEN not in answer.text
+
+
+def test_a_refusal_says_what_and_when_to_try_again(client):
+    answer = client.post("/dashboard/generate", json=QUESTION)
+    assert answer.json()["error"]["message"] == "256 requests wait; try again later"
+    assert answer.headers["retry-after"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": 3}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": None}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"as_chat": "yes"}, "as_chat"),
+        ({"speculation": {"num_speculative_tokens": 33}}, "speculation.num_speculative_tokens"),
+        ({"speculation": {"k": 3}}, "speculation"),
+        ({"speculation": []}, "speculation"),
+        ({"n": 2}, "field"),
+    ],
+)
+def test_a_wrong_field_is_named(client, change, field):
+    answer = client.post("/dashboard/generate", json=QUESTION | change)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["field"] == field
+
+
+@pytest.mark.parametrize("body", [b"{", b"[]", b"\xff"])
+def test_what_is_no_object_is_refused(client, body):
+    headers = {"content-type": "application/json"}
+    answer = client.post("/dashboard/generate", content=body, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["field"] == "body"

@@ -1,0 +1,128 @@
+"""An answer of the try-it box: whose each token is, and what happens when it ends early."""
+
+import json
+
+import pytest
+
+from cluster.api.dashboard import try_it
+from cluster.replica.preprocessor import ReplicaText
+from cluster.replica.router import Generation
+from specdec.engine.outputs import RequestOutput
+from specdec.models.config import ModelConfig
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.errors import InvalidValueError, TargetFailedError
+from specdec.types.messages import FinishReason
+from specdec.types.stats import SpeculationStats
+
+TEXT = "the river, the bridge and a café"
+
+
+class ScriptedRouter:
+    """Answers with given outputs, and knows whether its reader left early."""
+
+    def __init__(self, directory, outputs, error=None):
+        self.text = ReplicaText(directory, ModelConfig.from_directory(directory))
+        self.outputs = outputs
+        self.error = error
+        self.was_left = False
+
+    async def generate(self, call):
+        return Generation(7, self._stream())
+
+    async def _stream(self):
+        try:
+            for output in self.outputs:
+                yield output
+            if self.error is not None:
+                raise self.error
+        except GeneratorExit:
+            self.was_left = True
+            raise
+
+
+def outputs_of(token_ids, sizes):
+    """Steps of so many tokens each, of which the last is always the target's own."""
+    outputs, accepted, drafted = [], 0, 0
+    for step, size in enumerate(sizes):
+        start = sum(sizes[:step])
+        accepted += size - 1
+        drafted += 3
+        is_last = step == len(sizes) - 1
+        outputs.append(
+            RequestOutput(
+                request_id="r",
+                token_ids=tuple(token_ids[start : start + size]),
+                text="",
+                finish_reason=FinishReason.LENGTH if is_last else None,
+                num_prompt_tokens=5,
+                num_output_tokens=start + size,
+                speculation=SpeculationStats(step + 1, drafted, accepted),
+                is_drafted=(True,) * (size - 1) + (False,),
+                is_last=is_last,
+            )
+        )
+    return outputs
+
+
+def call():
+    return try_it.decode_try_it({"prompt": "Hi", "max_tokens": 50})
+
+
+def parsed(chunk):
+    name, data = chunk.decode().strip().split("\n")
+    return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
+
+
+async def test_each_token_says_whose_it_is_and_together_they_are_the_text(tiny_model_dir):
+    token_ids = Tokenizer(tiny_model_dir).encode(TEXT, add_special_tokens=False)
+    sizes = [1, 3, 4, 1, len(token_ids) - 9]
+    router = ScriptedRouter(tiny_model_dir, outputs_of(token_ids, sizes))
+    events = [parsed(chunk) async for chunk in await try_it.begin(router, call())]
+    assert [name for name, _ in events] == ["start", *["tokens"] * 5, "end"]
+    assert events[0][1] == {"request_id": "r", "seed": 7}
+    steps = [data["tokens"] for name, data in events if name == "tokens"]
+    assert [[each["accepted"] for each in step] for step in steps] == [
+        [True] * (size - 1) + [False] for size in sizes
+    ]
+    assert "".join(each["text"] for step in steps for each in step) == TEXT
+    assert events[-2][1]["usage"] == {
+        "prompt_tokens": 5,
+        "completion_tokens": len(token_ids),
+        "num_drafts": 5,
+        "num_draft_tokens": 15,
+        "num_accepted_tokens": len(token_ids) - 5,
+    }
+    assert events[-1][1] == {"finish_reason": "length", "verifier": "coupled", "is_lossless": True}
+
+
+async def test_an_answer_that_breaks_off_says_so_in_words_for_clients(tiny_model_dir):
+    outputs = outputs_of([50, 51], [1, 1])[:1]
+    router = ScriptedRouter(tiny_model_dir, outputs, TargetFailedError("rank 1: secret"))
+    events = [parsed(chunk) async for chunk in await try_it.begin(router, call())]
+    assert [name for name, _ in events] == ["start", "tokens", "error"]
+    assert "secret" not in events[-1][1]["message"]
+
+
+async def test_leaving_ends_the_request(tiny_model_dir):
+    router = ScriptedRouter(tiny_model_dir, outputs_of([50] * 9, [1] * 9))
+    events = await try_it.begin(router, call())
+    assert parsed(await anext(events))[0] == "start"
+    await events.aclose()
+    assert router.was_left
+
+
+async def test_what_the_engine_refuses_is_raised_before_the_first_event(tiny_model_dir):
+    router = ScriptedRouter(tiny_model_dir, [], InvalidValueError("max_tokens", 50, "at most 9"))
+    with pytest.raises(InvalidValueError, match="max_tokens"):
+        await try_it.begin(router, call())
+
+
+def test_speculation_of_the_request_is_handed_on():
+    body = {"prompt": "Hi", "max_tokens": 5, "temperature": 0.5, "seed": 3, "as_chat": False}
+    wanted = {"enabled": True, "num_speculative_tokens": 2}
+    read = try_it.decode_try_it({**body, "speculation": wanted})
+    assert (read.prompt, read.params.temperature, read.params.seed) == ("Hi", 0.5, 3)
+    assert read.params.speculation.enabled is True
+    assert read.params.speculation.num_speculative_tokens == 2
+    assert call().prompt[0].role == "user"
+    assert call().stream_interval == 1, "steps would be told together"

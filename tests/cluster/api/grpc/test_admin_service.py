@@ -1,0 +1,242 @@
+"""AdminService from the Python client to the ControlPlane and back."""
+
+import asyncio
+from datetime import UTC, datetime
+
+import grpc
+import pytest
+
+from cluster.control.plane import ControlPlane
+from cluster.control.store import ControlStore
+from protos.specdec.v1 import admin_pb2 as pb
+from protos.specdec.v1.admin_pb2_grpc import AdminServiceStub
+from specdec.client import (
+    AdminClient,
+    ClientError,
+    Counts,
+    DecisionNews,
+    HistogramCounts,
+    ProfileOrder,
+    ReplicaReport,
+    SpeculationChange,
+)
+from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.stats import SpeculationStats
+from tests.cluster.admin_service import LocalHandle, running_admin_service, take_profile
+
+CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
+REPORT = ReplicaReport(
+    "r1",
+    is_ready=True,
+    num_running=5,
+    num_waiting=1,
+    num_decoding=4,
+    kv_cache_usage=0.25,
+    is_speculation_on=True,
+    speculation_version=0,
+    num_chosen_tokens=3,
+    decision_reason="goodput",
+    decision_changes=(DecisionNews(datetime(2026, 1, 2, tzinfo=UTC), 3, "goodput", 4),),
+    counts=Counts(
+        num_requests=9,
+        num_prompt_tokens=50,
+        num_generated_tokens=100,
+        num_steps=40,
+        speculation=SpeculationStats(10, 30, 20),
+        accepted_by_position=(9, 7, 4),
+        drafted_by_position=(10, 10, 10),
+        decisions={"goodput": 30, "threshold": 10},
+        histograms={
+            "batch_size": HistogramCounts((1, 2.0, 4.0), (3, 0, 5, 1), 31.0),
+            "e2e_request_latency_seconds": HistogramCounts((0.5,), (0, 0), 0.0),
+        },
+    ),
+    estimated_speedup=1.25,
+    estimated_tokens_per_s=80.5,
+    mode="auto",
+    is_draft_worker_up=False,
+)
+
+
+@pytest.fixture
+def handle(tmp_path):
+    return LocalHandle(ControlPlane(CONFIGURED, ControlStore(tmp_path, "tiny")))
+
+
+@pytest.fixture
+def address(handle):
+    with running_admin_service(handle, REPORT) as address:
+        yield address
+
+
+@pytest.fixture
+def client(address):
+    with AdminClient(address) as client:
+        yield client
+
+
+def test_a_change_and_what_it_left_alone(client):
+    before = client.get_speculation()
+    assert before.in_force == before.configured == CONFIGURED
+    assert (before.version, before.updated_at) == (0, None)
+    change = SpeculationChange(
+        mode="on", num_speculative_tokens=5, expected_version=0, updated_by="ann", reason="why"
+    )
+    after = client.set_speculation(change)
+    assert after.in_force == SpeculationControl("on", 32, 5)
+    assert after.overridden == ("mode", "num_speculative_tokens")
+    assert (after.version, after.updated_by, after.reason) == (1, "ann", "why")
+    assert after.updated_at is not None
+    assert client.get_speculation() == after
+    assert client.set_speculation(SpeculationChange(reset=True)).in_force == CONFIGURED
+
+
+def test_status_asks_the_replica_itself(client):
+    status = client.status()
+    [replica] = status.replicas
+    assert replica.report == REPORT
+    assert 0 <= replica.age_s < 5
+    assert status.speculation == client.get_speculation()
+    assert status.num_lost_replicas == 0
+
+
+def test_a_replica_that_knows_no_state_yet(handle):
+    loading = ReplicaReport("r1", is_ready=False, reason="the model is loading")
+    with running_admin_service(handle, loading) as address, AdminClient(address) as client:
+        assert client.status().replicas[0].report == loading
+
+
+def test_a_change_for_another_version_is_aborted(client):
+    with pytest.raises(ClientError, match="expected_version is 3; it must be 0") as error:
+        client.set_speculation(SpeculationChange(mode="off", expected_version=3))
+    assert error.value.code is grpc.StatusCode.ABORTED
+    assert client.get_speculation().version == 0
+
+
+def test_without_a_control_plane_every_call_says_so(client, handle):
+    handle.plane = None
+    calls = (
+        client.get_speculation,
+        client.status,
+        client.replicas,
+        client.audit_log,
+        lambda: next(client.watch()),
+        lambda: client.set_speculation(SpeculationChange(mode="off")),
+    )
+    for call in calls:
+        with pytest.raises(ClientError, match="the control plane does not answer") as error:
+            call()
+        assert error.value.code is grpc.StatusCode.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("request_", "message"),
+    [
+        (pb.SetSpeculationRequest(), "change is {}; it must be one of mode, threshold"),
+        (pb.SetSpeculationRequest(mode=9), "mode is 9; it must be one of auto, on, off"),
+        (pb.SetSpeculationRequest(threshold=-1), "threshold is -1; it must be a whole number"),
+        (pb.SetSpeculationRequest(method="luck"), "method is 'luck'; it must be one of"),
+        (
+            pb.SetSpeculationRequest(rules=pb.SpeculationRules(rules=[pb.SpeculationRule()])),
+            r"rules\[0\] is",
+        ),
+        (pb.SetSpeculationRequest(reset=True, reason="a\nb"), r"reason is 'a\\nb'; it must be at"),
+    ],
+)
+def test_the_service_itself_refuses_what_the_client_would(address, request_, message):
+    with (
+        grpc.insecure_channel(address) as channel,
+        pytest.raises(grpc.RpcError, match=message) as error,
+    ):
+        AdminServiceStub(channel).SetSpeculation(request_, timeout=10)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+def test_everything_that_can_be_set_arrives(client):
+    change = SpeculationChange(
+        allow_request_override=False,
+        allowed_verifiers=("coupled", "block"),
+        rules=(SpeculationRule(0.0, num_speculative_tokens=0), SpeculationRule(9.5, mode="off")),
+        ttl_s=60,
+    )
+    state = client.set_speculation(change)
+    assert state.in_force.allow_request_override is False
+    assert state.in_force.allowed_verifiers == ("coupled", "block")
+    assert (state.rules, state.active_rule) == (change.rules, 0)
+    assert state.in_force.num_speculative_tokens == 0
+    assert state.expires_at > state.updated_at
+    state = client.set_speculation(SpeculationChange(rules=()))
+    assert (state.rules, state.active_rule) == ((), None)
+    page = client.audit_log(page_size=1)
+    assert page.entries[0].change == {"rules": []}
+    [first] = client.audit_log(page_token=page.next_page_token).entries
+    assert first.change["ttl_s"] == 60
+
+
+def test_replicas_are_listed(client):
+    client.status()
+    [replica] = client.replicas()
+    assert replica.report == REPORT
+
+
+def test_statistics_come_again_and_again(client):
+    client.status()
+    moments = client.watch(interval_s=0.2)
+    first, second = next(moments), next(moments)
+    assert first.status.replicas[0].report == REPORT
+    assert first.totals == REPORT.counts
+    assert second.at > first.at
+
+
+def test_a_profile_arrives_as_it_was_taken(client):
+    order = ProfileOrder(num_steps=7, timeout_s=2.5, replica_id="r2")
+    assert client.profile(order) == asyncio.run(take_profile(order))
+    assert client.profile() == asyncio.run(take_profile(ProfileOrder()))
+
+
+def test_a_profile_of_too_many_steps_is_refused(address):
+    with (
+        grpc.insecure_channel(address) as channel,
+        pytest.raises(grpc.RpcError, match="num_steps is 101; it must be") as error,
+    ):
+        AdminServiceStub(channel).Profile(pb.ProfileRequest(num_steps=101), timeout=10)
+    assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+@pytest.mark.parametrize("interval_s", [0.1, 61, -1, float("nan")])
+def test_an_interval_that_cannot_be_is_named(client, interval_s):
+    with pytest.raises(ClientError, match=r"interval_s is .*from 0\.2 to 60") as error:
+        next(client.watch(interval_s))
+    assert error.value.code is grpc.StatusCode.INVALID_ARGUMENT
+
+
+TOKEN = "correct-horse-battery"
+
+
+@pytest.mark.parametrize("presented", [None, "wrong-horse-battery", TOKEN + "x"])
+def test_without_the_token_nothing_is_told_or_changed(handle, presented):
+    with (
+        running_admin_service(handle, REPORT, TOKEN) as address,
+        AdminClient(address, token=presented) as client,
+    ):
+        for call in (
+            client.get_speculation,
+            client.status,
+            client.replicas,
+            client.audit_log,
+            lambda: next(client.watch()),
+            lambda: client.set_speculation(SpeculationChange(mode="off")),
+            client.profile,
+        ):
+            with pytest.raises(ClientError, match="needs the operators' token") as error:
+                call()
+            assert error.value.code is grpc.StatusCode.UNAUTHENTICATED
+
+
+def test_with_the_token_everything_is(handle):
+    with (
+        running_admin_service(handle, REPORT, TOKEN) as address,
+        AdminClient(address, token=TOKEN) as client,
+    ):
+        assert client.set_speculation(SpeculationChange(mode="off")).version == 1
+        assert next(client.watch()).status.speculation.version == 1

@@ -1,0 +1,170 @@
+"""gRPC methods between two servicers, without Ray between them."""
+
+from contextlib import aclosing
+
+import grpc
+import pytest
+
+from cluster.api.api_keys import NoApiKeyError
+from cluster.api.grpc import forwarding
+from cluster.api.grpc.forwarding import ForwardedCall, Guard, by_model, streamed_by_model
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.types.errors import NotReadyError, OverloadedError, UnknownModelError
+
+
+class Context:
+    """As grpc's."""
+
+    def __init__(self):
+        self.code = self.details = None
+        self.trailing = ()
+
+    def invocation_metadata(self):
+        return (("traceparent", "00-1"),)
+
+    def set_code(self, code):
+        self.code = code
+
+    def set_details(self, details):
+        self.details = details
+
+    def set_trailing_metadata(self, metadata):
+        self.trailing = tuple(metadata)
+
+
+def _check(servicer, grpc_context):
+    """Of the real ones: whether the caller's key is theirs."""
+    servicer.num_checked += 1
+    if servicer.is_closed:
+        raise NoApiKeyError
+
+
+def _count(servicer, code):
+    servicer.counted.append(code)
+
+
+_GUARD = Guard(_check, _count)
+
+
+class Servicer:
+    """Answers with its own name, and knows another."""
+
+    def __init__(self, name, other=None, error=None):
+        self.name, self.other, self.error = name, other, error
+        self.applications = self
+        self.metadata = None
+        self.is_closed, self.num_checked, self.num_looks = False, 0, 0
+        self.counted = []
+
+    def is_own(self, model):
+        return model in ("", self.name)
+
+    async def elsewhere(self, model):
+        self.num_looks += 1
+        if self.other is None or model != self.other.name:
+            raise UnknownModelError(model, self.name)
+        return self
+
+    async def stream(self, method, call):
+        """As a Fellow's: the other answers."""
+        assert method == "answer_call"
+        assert isinstance(call, ForwardedCall)
+        if self.other.name == "away":
+            raise NotReadyError("it is away")
+        async with aclosing(forwarding.answer(self.other, call)) as messages:
+            async for each in messages:
+                yield each
+
+    @by_model(pb.DetokenizeResponse, _GUARD)
+    async def Detokenize(self, request, grpc_context):  # noqa: N802 - the name of its RPC
+        self.metadata = grpc_context.invocation_metadata()
+        with forwarding.reporting_to(grpc_context):
+            if self.error is not None:
+                raise self.error
+            return pb.DetokenizeResponse(text=self.name)
+        return pb.DetokenizeResponse()
+
+    @streamed_by_model(_GUARD)
+    async def GenerateStream(self, request, grpc_context):  # noqa: N802
+        with forwarding.reporting_to(grpc_context):
+            for index in range(3):
+                yield pb.GenerateStreamResponse(text=f"{self.name}{index}")
+            if self.error is not None:
+                raise self.error
+
+
+async def detokenized(servicer, model, context):
+    return (await servicer.Detokenize(pb.DetokenizeRequest(model=model), context)).text
+
+
+async def streamed(servicer, model, context):
+    request = pb.GenerateRequest(model=model)
+    return [each.text async for each in servicer.GenerateStream(request, context)]
+
+
+async def test_each_answers_for_its_own_model():
+    a = Servicer("a", Servicer("b"))
+    for model, name in (("", "a"), ("a", "a"), ("b", "b")):
+        assert await detokenized(a, model, Context()) == name
+        assert await streamed(a, model, Context()) == [f"{name}{i}" for i in range(3)]
+    assert a.other.metadata == (("traceparent", "00-1"),)
+
+
+async def test_an_error_over_there_is_the_status_here():
+    a = Servicer("a", Servicer("b", error=OverloadedError("full")))
+    context = Context()
+    assert await detokenized(a, "b", context) == ""
+    assert (context.code, context.details) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
+    assert dict(context.trailing)["retry-after-s"]
+    context = Context()
+    assert len(await streamed(a, "b", context)) == 3
+    assert context.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert a.counted == [], "it counts where it was answered"
+
+
+@pytest.mark.parametrize(
+    ("model", "code"),
+    [("nobody's", grpc.StatusCode.NOT_FOUND), ("away", grpc.StatusCode.UNAVAILABLE)],
+)
+async def test_what_cannot_be_forwarded_has_a_status_too(model, code):
+    a = Servicer("a", Servicer("away"))
+    context = Context()
+    assert await detokenized(a, model, context) == ""
+    assert context.code is code
+    context = Context()
+    assert await streamed(a, model, context) == []
+    assert context.code is code
+    assert a.counted == [code, code]
+
+
+async def test_who_has_no_key_of_ours_has_nobody_looked_for():
+    """And is not told which models there are; for our own the method itself asks."""
+    a = Servicer("a", Servicer("b"))
+    a.is_closed = True
+    for ask in (detokenized, streamed):
+        for model in ("nobody's", "b"):
+            context = Context()
+            await ask(a, model, context)
+            assert context.code is grpc.StatusCode.UNAUTHENTICATED
+            assert "model" not in context.details
+    assert (a.num_checked, a.num_looks) == (4, 0)
+    assert a.counted == [grpc.StatusCode.UNAUTHENTICATED] * 4
+    context = Context()
+    assert await detokenized(a, "a", context) == "a"
+    assert (context.code, a.num_checked) == (None, 4)
+
+
+async def test_a_name_of_any_length_is_not_looked_for():
+    a, context = Servicer("a"), Context()
+    await detokenized(a, "x" * 257, context)
+    assert context.code is grpc.StatusCode.INVALID_ARGUMENT
+    assert a.num_looks == 0
+
+
+async def test_what_was_forwarded_once_is_not_forwarded_again():
+    """Though `b` would say that the model is somebody else's."""
+    b = Servicer("b", Servicer("c"))
+    call = ForwardedCall("Detokenize", pb.DetokenizeRequest(model="c"), ())
+    answer, status = [each async for each in forwarding.answer(b, call)]
+    assert answer.text == "b"
+    assert status.code is None

@@ -1,0 +1,73 @@
+"""Bytes that are no message, on a server of grpc's and on Ray Serve's."""
+
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from ray.serve._private.grpc_util import gRPCGenericServer
+
+from cluster.api.grpc.malformed_requests import MESSAGE
+from cluster.api.grpc.serve_proxy import restate_answers
+from cluster.api.grpc.servicers import add_inference_service
+from protos.specdec.v1 import inference_pb2 as pb
+from protos.specdec.v1.inference_pb2_grpc import InferenceServiceServicer
+
+GENERATE = "/specdec.v1.InferenceService/Generate"
+STREAM = "/specdec.v1.InferenceService/GenerateStream"
+
+
+class Answering(InferenceServiceServicer):
+    async def Generate(self, request, context):  # noqa: N802
+        return pb.GenerateResponse(request_id=request.text)
+
+    async def GenerateStream(self, request, context):  # noqa: N802
+        yield pb.GenerateStreamResponse(request_id=request.text)
+
+
+class Proxy:
+    """As Serve's, with a handler for each method and no application."""
+
+    proxy_router = SimpleNamespace(endpoints={})
+
+    def service_handler_factory(self, service_method, streaming_type):
+        async def call(request, context):
+            return pb.GenerateResponse(request_id=request.text).SerializeToString()
+
+        async def stream(request, context):
+            yield await call(request, context)
+
+        return stream if service_method == STREAM else call
+
+
+def serves_server():
+    server = gRPCGenericServer(Proxy().service_handler_factory)
+    restate_answers(None, server)
+    return server
+
+
+@pytest.fixture(params=[grpc.aio.server, serves_server], ids=["ours", "serve"])
+async def channel(request):
+    server = request.param()
+    add_inference_service(Answering(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield channel
+    await server.stop(0)
+
+
+async def call(channel, method, content):
+    if method == GENERATE:
+        return await channel.unary_unary(method)(content, timeout=10)
+    [answer] = [each async for each in channel.unary_stream(method)(content, timeout=10)]
+    return answer
+
+
+@pytest.mark.parametrize("method", [GENERATE, STREAM])
+async def test_bytes_that_are_no_message_are_the_callers_mistake(channel, method):
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call(channel, method, b"\xff")
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caught.value.details() == MESSAGE
+    answer = await call(channel, method, pb.GenerateRequest(text="hello").SerializeToString())
+    assert pb.GenerateResponse.FromString(answer).request_id == "hello"

@@ -1,0 +1,131 @@
+"""The proxy's server as Serve makes it, with handlers that fail as Serve's do."""
+
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve._private.grpc_util import gRPCGenericServer
+from ray.serve._private.proxy_request_response import gRPCStreamingType
+
+from cluster.api.errors import INTERNAL_MESSAGE
+from cluster.api.grpc.serve_proxy import NOT_STARTED_MESSAGE, restate_answers
+from cluster.control.peers import LOST_MESSAGE, ROUTER
+from protos.specdec.v1 import inference_pb2 as pb
+from protos.specdec.v1.inference_pb2_grpc import (
+    InferenceServiceServicer,
+    InferenceServiceStub,
+    add_InferenceServiceServicer_to_server,
+)
+
+DEAD = "The actor died unexpectedly before finishing this task.\n\tclass_name: ServeReplica"
+CASES = [
+    (grpc.StatusCode.INTERNAL, DEAD, grpc.StatusCode.UNAVAILABLE, LOST_MESSAGE),
+    (grpc.StatusCode.INTERNAL, "KeyError: 'x'", grpc.StatusCode.INTERNAL, INTERNAL_MESSAGE),
+    (
+        grpc.StatusCode.NOT_FOUND,
+        "Application 'specdec' not found. Ping ...",
+        grpc.StatusCode.UNAVAILABLE,
+        NOT_STARTED_MESSAGE,
+    ),
+    (grpc.StatusCode.NOT_FOUND, "no model 'x'", grpc.StatusCode.NOT_FOUND, "no model 'x'"),
+    (grpc.StatusCode.INVALID_ARGUMENT, "top_p", grpc.StatusCode.INVALID_ARGUMENT, "top_p"),
+]
+
+
+class FailingProxy:
+    """As Serve's proxy makes handlers: serialized answers, and the status set on the context."""
+
+    def __init__(self, code, details, routes=(), others=()):
+        """routes: of our applications, by name. others: of somebody else's."""
+        self._code, self._details = code, details
+        self.proxy_router = SimpleNamespace(
+            endpoints={
+                DeploymentID(deployment, name): SimpleNamespace(route=route)
+                for deployment, them in ((ROUTER, routes), ("Theirs", others))
+                for name, route in dict(them).items()
+            }
+        )
+        self.applications = []
+
+    def service_handler_factory(self, service_method, streaming_type):
+        async def call(request, context):
+            self._fail(context)
+            return b""
+
+        async def stream(request, context):
+            yield pb.GenerateStreamResponse(text="so far").SerializeToString()
+            self._fail(context)
+
+        return stream if streaming_type is gRPCStreamingType.UNARY_STREAM else call
+
+    def _fail(self, context):
+        metadata = context.invocation_metadata()
+        self.applications.append([value for key, value in metadata if key == "application"])
+        context.set_code(self._code)
+        context.set_details(self._details)
+
+
+@pytest.fixture
+async def start():
+    """Starts a server of failing handlers, and returns its address."""
+    servers = []
+
+    async def start(proxy):
+        server = gRPCGenericServer(proxy.service_handler_factory)
+        servers.append(server)
+        restate_answers(None, server)
+        add_InferenceServiceServicer_to_server(InferenceServiceServicer(), server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        return f"127.0.0.1:{port}"
+
+    yield start
+    for server in servers:
+        await server.stop(0)
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "told", "words"), CASES, ids=["lost", "bug", "none yet", "model", "value"]
+)
+async def test_what_serve_says_is_told_in_our_words(start, code, details, told, words):
+    async with grpc.aio.insecure_channel(await start(FailingProxy(code, details))) as channel:
+        stub = InferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            await stub.Generate(pb.GenerateRequest())
+        assert (caught.value.code(), caught.value.details()) == (told, words)
+        stream = stub.GenerateStream(pb.GenerateRequest())
+        assert (await stream.read()).text == "so far"
+        with pytest.raises(grpc.RpcError) as caught:
+            await stream.read()
+        assert (caught.value.code(), caught.value.details()) == (told, words)
+
+
+@pytest.mark.parametrize(
+    ("routes", "given", "expected"),
+    [
+        ({"b": "/b", "a": "/a", "first": "/"}, (), ["first"]),
+        ({"b": "/b", "a": "/a"}, (), ["a"]),
+        ({}, (), []),
+        ({"first": "/", "b": "/b"}, (("application", "b"),), ["b"]),
+    ],
+    ids=["the root's", "by name", "none", "as asked"],
+)
+async def test_a_call_without_an_application_goes_to_one(start, routes, given, expected):
+    proxy = FailingProxy(grpc.StatusCode.NOT_FOUND, "no model", routes)
+    async with grpc.aio.insecure_channel(await start(proxy)) as channel:
+        stub = InferenceServiceStub(channel)
+        with pytest.raises(grpc.RpcError):
+            await stub.Generate(pb.GenerateRequest(), metadata=given)
+        with pytest.raises(grpc.RpcError):
+            [_ async for _ in stub.GenerateStream(pb.GenerateRequest(), metadata=given)]
+    assert proxy.applications == [expected, expected]
+
+
+async def test_a_call_without_an_application_does_not_go_to_somebody_elses(start):
+    """Though theirs has the route "/" or the first name."""
+    proxy = FailingProxy(grpc.StatusCode.NOT_FOUND, "no model", {"z": "/z"}, {"a": "/a", "b": "/"})
+    async with grpc.aio.insecure_channel(await start(proxy)) as channel:
+        with pytest.raises(grpc.RpcError):
+            await InferenceServiceStub(channel).Generate(pb.GenerateRequest())
+    assert proxy.applications == [["z"]]

@@ -1,0 +1,68 @@
+"""Who may call which method of InferenceService, on a replica whose target needs no model."""
+
+from types import SimpleNamespace
+
+import pytest
+from grpc import StatusCode
+
+from cluster.api.api_keys import ApiKey, ApiKeys
+from protos.specdec.v1 import inference_pb2 as pb
+from tests.cluster.replica_on_hash_target import running_replica
+
+KEY = "sk-correct-horse"
+SAMPLING = pb.SamplingParams(max_tokens=2, ignore_eos=True, temperature=0)
+REQUESTS = {
+    "Generate": pb.GenerateRequest(text="Ask", sampling=SAMPLING),
+    "GenerateStream": pb.GenerateRequest(text="Ask", sampling=SAMPLING),
+    "Tokenize": pb.TokenizeRequest(text="Ask"),
+    "Detokenize": pb.DetokenizeRequest(token_ids=[5]),
+    "GetModelInfo": pb.GetModelInfoRequest(),
+}
+
+
+@pytest.fixture
+async def replica(tiny_model_dir, tmp_path):
+    async with running_replica(tiny_model_dir, tmp_path) as replica:
+        yield replica
+
+
+async def call(replica, method, key=None):
+    """The status, and the trailing metadata."""
+    said = SimpleNamespace(code=StatusCode.OK, trailing=[])
+    metadata = () if key is None else (("authorization", f"Bearer {key}"),)
+    context = SimpleNamespace(
+        invocation_metadata=lambda: metadata,
+        set_code=lambda code: setattr(said, "code", code),
+        set_details=lambda details: None,
+        set_trailing_metadata=said.trailing.extend,
+    )
+    answer = getattr(replica.servicer, method)(REQUESTS[method], context)
+    if method == "GenerateStream":
+        [each async for each in answer]
+    else:
+        await answer
+    return said.code, dict(said.trailing)
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_every_method_asks_for_a_key_where_there_are_some(replica, method):
+    assert await call(replica, method) == (StatusCode.OK, {})
+    replica.servicer.keys = ApiKeys([ApiKey("ann", KEY)])
+    assert await call(replica, method) == (StatusCode.UNAUTHENTICATED, {})
+    assert await call(replica, method, "sk-wrong-key") == (StatusCode.UNAUTHENTICATED, {})
+    assert await call(replica, method, KEY) == (StatusCode.OK, {})
+
+
+@pytest.mark.parametrize("method", REQUESTS)
+async def test_places_of_a_key_are_given_back(replica, method):
+    replica.servicer.keys = ApiKeys([ApiKey("ann", KEY, max_concurrent_requests=1)])
+    for _ in range(2):
+        assert await call(replica, method, KEY) == (StatusCode.OK, {})
+
+
+async def test_a_key_over_its_rate_is_told_when_to_come_back(replica):
+    replica.servicer.keys = ApiKeys([ApiKey("ann", KEY, requests_per_s=0.1)])
+    assert await call(replica, "Generate", KEY) == (StatusCode.OK, {})
+    refused = StatusCode.RESOURCE_EXHAUSTED, {"retry-after-s": "10"}
+    assert await call(replica, "Generate", KEY) == refused
+    assert await call(replica, "GetModelInfo", KEY) == (StatusCode.OK, {}), "takes no place"

@@ -1,0 +1,247 @@
+"""AdminService over HTTP, down to a ControlPlane in this process."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from cluster.api.admin_token import AdminAccess
+from cluster.api.grpc.servicers import AdminServicer
+from cluster.api.http.admin import MAX_BODY_BYTES
+from cluster.api.http.app import make_app
+from cluster.control.client import ControlLink
+from cluster.control.peers import Applications
+from cluster.control.plane import ControlPlane
+from cluster.control.stats_stream import Watches
+from cluster.control.store import ControlStore
+from specdec.client import Counts, ReplicaReport
+from specdec.types.control import SpeculationControl
+from tests.cluster.admin_service import LocalHandle, take_profile
+
+CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
+REPORT = ReplicaReport("r1", is_ready=True, counts=Counts(num_requests=4))
+URL = "/v1/admin/speculation"
+JSON = {"content-type": "application/json"}
+
+
+async def ignore(state):
+    pass
+
+
+@pytest.fixture
+async def handle(tmp_path):
+    return LocalHandle(ControlPlane(CONFIGURED, ControlStore(tmp_path, "tiny")))
+
+
+@pytest.fixture
+async def admin(handle):
+    link = ControlLink(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
+    return AdminServicer(link, AdminAccess(), Watches(link.fleet), take_profile)
+
+
+@pytest.fixture
+async def http(admin):
+    app = make_app(lambda: SimpleNamespace(), lambda: admin)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+async def test_the_state_with_its_version_as_an_etag(http):
+    response = await http.get(URL)
+    assert (response.status_code, response.headers["etag"]) == (200, '"0"')
+    assert response.json()["in_force"]["threshold"] == 32
+    change = {"mode": "off", "rules": [{"min_requests_per_s": 5, "mode": "on"}], "reason": "why"}
+    response = await http.put(URL, json=change)
+    assert (response.status_code, response.headers["etag"]) == (200, '"1"')
+    state = response.json()
+    assert (state["in_force"]["mode"], state["reason"], state["version"]) == ("off", "why", 1)
+    assert state["rules"][0]["mode"] == "on"
+    assert (await http.get(URL)).json() == state
+
+
+async def test_of_two_writers_one_wins(http):
+    changes = [{"threshold": n, "expected_version": 0} for n in (4, 8)]
+    responses = await asyncio.gather(*(http.put(URL, json=each) for each in changes))
+    assert sorted(each.status_code for each in responses) == [200, 409]
+    [lost] = [each.json()["error"] for each in responses if each.status_code == 409]
+    assert (lost["field"], lost["value"], lost["limit"]) == ("expected_version", 0, 1)
+    assert (
+        await http.put(URL, json={"mode": "on"}, headers={"if-match": '"0"'})
+    ).status_code == 412
+    assert (
+        await http.put(URL, json={"mode": "on"}, headers={"if-match": '"1"'})
+    ).status_code == 200
+    assert (await http.put(URL, json={"reset": True}, headers={"if-match": "*"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"threshold": -1}, "threshold"),
+        ({"threshold": "4"}, "threshold"),
+        ({"threshold": True}, "threshold"),
+        ({"mode": "maybe"}, "mode"),
+        ({"treshold": 4}, "field"),
+        ({}, "change"),
+        ([], "body"),
+        ({"reset": None}, "reset"),
+        ({"rules": {}}, "rules"),
+        ({"rules": [{"mode": "off"}]}, "rules[0]"),
+        ({"rules": [{"min_requests_per_s": 1, "k": 1}]}, "field of rules[0]"),
+        ({"rules": [{"min_requests_per_s": "x", "mode": "off"}]}, "rules[0].min_requests_per_s"),
+        ({"allowed_verifiers": "coupled"}, "allowed_verifiers"),
+        ({"ttl_s": "1"}, "ttl_s"),
+        ({"method": "ngram"}, "method"),
+    ],
+)
+async def test_a_wrong_change_names_field_value_and_limit(http, body, field):
+    response = await http.put(URL, json=body)
+    error = response.json()["error"]
+    assert (response.status_code, error["field"]) == (400, field)
+    assert error["limit"] in error["message"]
+    assert (await http.get(URL)).json()["version"] == 0
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 5000, b" " * (MAX_BODY_BYTES + 1)])
+async def test_a_body_that_is_no_json(http, body):
+    response = await http.put(URL, content=body, headers=JSON)
+    assert (response.status_code, response.json()["error"]["field"]) == (400, "body")
+
+
+@pytest.mark.parametrize("method", ["PUT", "POST"])
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (JSON, 200),
+        ({**JSON, "content-type": "application/json; charset=utf-8"}, 200),
+        ({**JSON, "origin": "http://test", "sec-fetch-site": "same-origin"}, 200),
+        ({**JSON, "origin": "http://elsewhere"}, 403),
+        ({**JSON, "sec-fetch-site": "cross-site"}, 403),
+        ({"content-type": "text/plain"}, 400),
+        ({}, 400),
+    ],
+)
+async def test_another_sites_page_changes_nothing(http, method, headers, status):
+    url = URL if method == "PUT" else f"{URL}/preview"
+    response = await http.request(method, url, content=b'{"mode": "off"}', headers=headers)
+    assert response.status_code == status
+    assert (await http.get(URL)).json()["version"] == (method == "PUT" and status == 200)
+
+
+async def test_a_preview_says_what_a_change_would_mean_and_changes_nothing(http):
+    change = {"num_speculative_tokens": 1, "rules": [{"min_requests_per_s": 0, "mode": "on"}]}
+    preview = (await http.post(f"{URL}/preview", json=change)).json()
+    assert (preview["in_force"]["mode"], preview["active_rule"]) == ("on", 0)
+    assert preview["in_force"]["num_speculative_tokens"] == 1
+    present = (await http.post(f"{URL}/preview", json={})).json()
+    assert (present["in_force"]["mode"], present["active_rule"]) == ("auto", None)
+    assert (await http.get(URL)).json()["version"] == 0
+    wrong = await http.post(f"{URL}/preview", json={"threshold": -1})
+    assert wrong.json()["error"]["field"] == "threshold"
+
+
+@pytest.mark.parametrize("tag", ["3", '"x"', '""', 'W/"1"', '"1" "2"'])
+async def test_an_if_match_that_is_no_etag_of_this(http, tag):
+    response = await http.put(URL, json={"mode": "off"}, headers={"if-match": tag})
+    assert (response.status_code, response.json()["error"]["field"]) == (400, "If-Match")
+
+
+async def test_status_replicas_and_audit_log(http):
+    await http.put(URL, json={"mode": "off", "updated_by": "ann"})
+    status = (await http.get("/v1/admin/status")).json()
+    assert status["replicas"][0]["report"]["replica_id"] == "r1"
+    assert status["speculation"]["version"] == 1
+    replicas = (await http.get("/v1/admin/replicas")).json()["replicas"]
+    assert replicas[0]["report"]["counts"]["num_requests"] == 4
+    log = (await http.get("/v1/admin/audit-log", params={"page_size": 1})).json()
+    assert log["entries"][0]["change"] == {"mode": "off"}
+    assert (log["entries"][0]["updated_by"], log["next_page_token"]) == ("ann", "")
+    wrong = await http.get("/v1/admin/audit-log", params={"page_size": "many"})
+    assert (wrong.status_code, wrong.json()["error"]["field"]) == (400, "page_size")
+
+
+async def test_a_profile(http):
+    response = await http.post("/v1/admin/profile", json={"num_steps": 7})
+    report = response.json()
+    target, draft = report["workers"]
+    assert (response.status_code, report["replica_id"], target["num_steps"]) == (200, "r1", 7)
+    assert (target["trace_path"], draft["trace_path"]) == ("/traces/t.json.gz", "")
+    assert target["operations"][1]["name"] == "aten::mm"
+    assert (await http.post("/v1/admin/profile", json={})).json()["workers"][0]["num_steps"] == 10
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"num_steps": 0}, "num_steps"),
+        ({"num_steps": 101}, "num_steps"),
+        ({"num_steps": True}, "num_steps"),
+        ({"num_steps": None}, "num_steps"),
+        ({"timeout_s": "1"}, "timeout_s"),
+        ({"timeout_s": 301}, "timeout_s"),
+        ({"replica_id": 3}, "replica_id"),
+        ({"steps": 5}, "field"),
+        ([], "body"),
+    ],
+)
+async def test_a_wrong_order_for_a_profile_names_field_value_and_limit(http, body, field):
+    response = await http.post("/v1/admin/profile", json=body)
+    assert (response.status_code, response.json()["error"]["field"]) == (400, field)
+
+
+async def test_events_until_the_replica_drains(http, admin):
+    await http.get("/v1/admin/status")  # the first request of all takes longer
+    asyncio.get_running_loop().call_later(0.5, admin.watches.drain)
+    response = await http.get("/v1/admin/watch", params={"interval_s": 0.2})
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = [each.split("\n") for each in response.text.strip().split("\n\n")]
+    names = [name for name, _ in events]
+    assert names == ["event: stats"] * (len(names) - 1) + ["event: end"]
+    assert len(names) >= 3
+    first = json.loads(events[0][1].removeprefix("data: "))
+    assert first["status"]["speculation"]["version"] == 0
+
+
+async def test_a_wrong_interval_is_told_before_the_first_event(http):
+    response = await http.get("/v1/admin/watch", params={"interval_s": 0.01})
+    assert (response.status_code, response.json()["error"]["field"]) == (400, "interval_s")
+
+
+async def test_a_control_plane_that_is_away(http, handle):
+    handle.plane = None
+    for path in ("speculation", "status", "replicas", "audit-log", "watch"):
+        response = await http.get(f"/v1/admin/{path}")
+        assert response.status_code == 503
+        assert "the control plane does not answer" in response.json()["error"]["message"]
+
+
+async def test_for_operators_alone_another_model_is_looked_for(http, admin):
+    looks = []
+
+    async def look():
+        looks.append(1)
+        return {}
+
+    admin.applications = Applications("tiny", look)
+    told = (await http.get(f"{URL}?model=other")).json()["error"]["message"]
+    assert "tiny" in told
+    admin.access = AdminAccess("correct-horse-battery")
+    response = await http.get(f"{URL}?model=other")
+    assert response.status_code == 401
+    assert "tiny" not in response.text
+    assert len(looks) == 1
+
+
+@pytest.mark.parametrize("path", ["speculation", "status", "replicas", "audit-log", "watch"])
+async def test_the_token_guards_everything(http, admin, path):
+    admin.access = AdminAccess("correct-horse-battery")
+    response = await http.get(f"/v1/admin/{path}")
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+    assert (await http.put(URL, json={"mode": "off"})).status_code == 401
+    assert (await http.post("/v1/admin/profile", json={})).status_code == 401
+    if path != "watch":
+        headers = {"authorization": "Bearer correct-horse-battery"}
+        assert (await http.get(f"/v1/admin/{path}", headers=headers)).status_code == 200

@@ -1,0 +1,41 @@
+from types import SimpleNamespace
+
+import pytest
+from fastapi.testclient import TestClient
+
+from cluster.api.http.app import make_app
+from specdec.types.errors import TargetFailedError
+
+LOST = TargetFailedError("rank 1 failed: secret detail")
+
+
+@pytest.mark.parametrize(
+    ("router", "health", "ready"),
+    [
+        (SimpleNamespace(is_ready=False, failure=None), 200, 503),
+        (SimpleNamespace(is_ready=True, failure=None), 200, 200),
+        (SimpleNamespace(is_ready=False, failure=LOST), 503, 503),
+    ],
+    ids=["loading", "ready", "lost"],
+)
+def test_liveness_and_readiness(router, health, ready):
+    client = TestClient(make_app(lambda: router, lambda: None))
+    assert client.get("/health").status_code == health
+    assert client.get("/ready").status_code == ready
+    assert "secret" not in client.get("/health").text + client.get("/ready").text
+
+
+def test_what_there_is_none_of_is_told_in_the_shape_of_other_errors():
+    client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
+    missing, wrong = client.post("/v1/embeddings"), client.delete("/v1/models")
+    assert (missing.status_code, wrong.status_code) == (404, 405)
+    assert missing.json()["error"]["message"] == "Not Found"
+    assert (wrong.json()["error"]["message"], wrong.headers["allow"]) == (
+        "Method Not Allowed",
+        "GET",
+    )
+
+
+def test_there_is_nothing_else():
+    client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
+    assert [client.get(path).status_code for path in ("/", "/docs", "/redoc")] == [404] * 3

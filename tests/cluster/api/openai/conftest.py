@@ -1,0 +1,60 @@
+"""The API over a real Router whose engine is in this process, on the tiny model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from cluster.api.api_keys import ApiKeys
+from cluster.api.http.app import make_app
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.router import Router
+from cluster.workers.resources import ReplicaMemory
+from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.model_resolution import ModelDirectories
+from specdec.text.tokenizer import Tokenizer
+from tests.specdec.engines import engine_config, local_engine
+
+ALONE = SimpleNamespace(applications=None)
+"""What is asked of an AdminServicer where no other application is."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def router(tiny_model_dir: Path):
+    """One replica, without Ray: n-gram drafts, a context of 512 tokens, room for few requests."""
+    config = ServeConfig(
+        model=str(tiny_model_dir), served_model_name="tiny", max_model_len=512, device="cpu"
+    )
+    router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
+    limits = engine_config(3, max_model_len=512, num_blocks=400, max_queue_len=8)
+    router._loop = EngineLoop(local_engine(tiny_model_dir, limits))  # in place of `start`
+    router.text.load()
+    yield router
+    await router._loop.close()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def http(router: Router):
+    """A client of it, without a network: an answer is there when it is complete."""
+    app = make_app(lambda: router, lambda: ALONE, ApiKeys)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_model_dir: Path) -> Tokenizer:
+    return Tokenizer(tiny_model_dir)
+
+
+def events(response: httpx.Response) -> list[dict]:
+    """What a stream's events say; asserts that the last one is [DONE]."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    said = [each.removeprefix("data: ") for each in response.text.strip().split("\n\n")]
+    assert said[-1] == "[DONE]"
+    return [json.loads(each) for each in said[:-1]]

@@ -1,0 +1,167 @@
+"""Plain completions over HTTP, down to the engine."""
+
+from itertools import pairwise
+
+import pytest
+
+from tests.cluster.api.openai.conftest import events
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+URL = "/v1/completions"
+TEXT = "The river begins"
+ASKED = {"prompt": TEXT, "max_tokens": 8, "temperature": 0, "ignore_eos": True}
+
+
+async def ask(http, **changes):
+    response = await http.post(URL, json={**ASKED, **changes})
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+async def test_a_text_and_its_tokens_are_gone_on_with_alike(http, tokenizer):
+    said = await ask(http, return_token_ids=True)
+    [choice] = said["choices"]
+    assert said["object"] == "text_completion"
+    assert (choice["finish_reason"], len(choice["token_ids"])) == ("length", 8)
+    ids = tokenizer.encode(TEXT)
+    assert choice["prompt_token_ids"] == ids
+    assert (await ask(http, prompt=ids))["choices"][0]["text"] == choice["text"]
+
+
+async def test_several_prompts_have_choices_one_after_the_other(http):
+    texts = ["The river", "The baker", "Every spring"]
+    alone = [(await ask(http, prompt=each, seed=3, temperature=1, n=2)) for each in texts]
+    together = await ask(http, prompt=texts, seed=3, temperature=1, n=2)
+    assert [each["index"] for each in together["choices"]] == [*range(6)]
+    assert [each["text"] for each in together["choices"]] == [
+        each["text"] for one in alone for each in one["choices"]
+    ]
+    totals = [one["usage"]["prompt_tokens"] for one in alone]
+    assert together["usage"]["prompt_tokens"] == sum(totals)
+    assert together["usage"]["completion_tokens"] == 48
+
+
+async def test_equal_prompts_have_different_texts_unless_a_seed_is_given(http):
+    hot = {"prompt": [TEXT, TEXT], "temperature": 1.5, "max_tokens": 16}
+    said = await ask(http, **hot)
+    first, second = (each["text"] for each in said["choices"])
+    assert first != second
+    first, second = (each["text"] for each in (await ask(http, **hot, seed=3))["choices"])
+    assert first == second
+    alone = await ask(http, **{**hot, "prompt": TEXT}, seed=said["seed"])
+    assert alone["choices"][0]["text"] == said["choices"][0]["text"]
+
+
+@pytest.mark.parametrize("prompt", [TEXT, [TEXT, "The baker"]], ids=["one", "two"])
+async def test_a_stream_is_the_completion_in_pieces(http, prompt):
+    whole = await ask(http, prompt=prompt, echo=True, logprobs=1)
+    body = {**ASKED, "prompt": prompt, "echo": True, "logprobs": 1, "stream": True}
+    body["stream_options"] = {"include_usage": True}
+    *chunks, last = events(await http.post(URL, json=body))
+    assert all(each["usage"] is None for each in chunks)
+    for choice in whole["choices"]:
+        parts = [each["choices"][0] for each in chunks]
+        parts = [each for each in parts if each["index"] == choice["index"]]
+        assert "".join(each["text"] for each in parts) == choice["text"]
+        tokens = [token for each in parts for token in each["logprobs"]["tokens"]]
+        assert tokens == choice["logprobs"]["tokens"]
+        assert parts[-1]["finish_reason"] == choice["finish_reason"]
+    assert last["choices"] == []
+    assert last["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
+
+
+async def test_an_echo_tells_the_prompt_with_its_log_probabilities(http, tokenizer):
+    said = await ask(http, echo=True, logprobs=2)
+    plain = await ask(http, logprobs=2)
+    [choice], [unechoed] = said["choices"], plain["choices"]
+    assert choice["text"] == TEXT + unechoed["text"]
+    told, num_prompt = choice["logprobs"], len(tokenizer.encode(TEXT))
+    assert "".join(told["tokens"][:num_prompt]) == TEXT
+    assert told["tokens"][num_prompt:] == unechoed["logprobs"]["tokens"]
+    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+    assert all(each < 0 for each in told["token_logprobs"][1:])
+    assert all(2 <= len(each) <= 3 for each in told["top_logprobs"][1:])
+    offsets = told["text_offset"]
+    assert offsets[0] == 0
+    assert [len(each) for each in told["tokens"]][:-1] == [
+        after - before for before, after in pairwise(offsets)
+    ]
+
+
+async def test_all_choices_echo_the_prompt_alike(http):
+    said = await ask(http, echo=True, logprobs=1, n=2, temperature=1, seed=5)
+    first, second = (each["logprobs"] for each in said["choices"])
+    num_prompt = said["usage"]["prompt_tokens"]
+    assert first["token_logprobs"][:num_prompt] == second["token_logprobs"][:num_prompt]
+    assert first["tokens"][num_prompt:] != second["tokens"][num_prompt:]
+
+
+async def test_a_prompt_can_be_scored_without_an_answer(http):
+    said = await ask(http, max_tokens=0, echo=True, logprobs=1)
+    [choice] = said["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
+    assert len(choice["logprobs"]["tokens"]) == said["usage"]["prompt_tokens"]
+    assert said["usage"]["completion_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"logprobs": 1, "prompt": [TEXT, TEXT]}, "logprobs"),
+        ({"logprobs": 1, "n": 2, "temperature": 1}, "logprobs"),
+        ({"logprobs": 1, "echo": True, "max_tokens": 0, "n": 5}, "logprobs"),
+        ({"logprobs": 1, "echo": True, "stream": True, "n": 5}, "logprobs"),
+        ({"prompt_logprobs": 1, "prompt": [TEXT] * 4}, "prompt_logprobs"),
+    ],
+)
+async def test_log_probabilities_of_all_prompts_choices_and_echoes_count(
+    http, tokenizer, monkeypatch, changes, param
+):
+    num_tokens = len(tokenizer.encode(TEXT))
+    assert 2 * 8 < 20 < 2 * 4 * num_tokens
+    monkeypatch.setattr("cluster.api.openai.completion.MAX_ANSWER_LOGPROBS", 20)
+    await ask(http, logprobs=1)
+    response = await http.post(URL, json={**ASKED, **changes})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+async def test_prompt_logprobs_as_vllm_has_them(http):
+    said = await ask(http, prompt_logprobs=2, echo=True, logprobs=1)
+    [choice] = said["choices"]
+    assert choice["prompt_logprobs"][0] is None
+    assert all(2 <= len(each) <= 3 for each in choice["prompt_logprobs"][1:])
+    ranks = [entry["rank"] for each in choice["prompt_logprobs"][1:] for entry in each.values()]
+    assert 1 in ranks
+
+
+async def test_special_tokens_are_added_unless_not_wanted(http):
+    with_them = await ask(http)
+    without = await ask(http, add_special_tokens=False)
+    assert without["usage"]["prompt_tokens"] <= with_them["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"prompt": ""}, "prompt length"),
+        ({"prompt": []}, "prompt length"),
+        ({"prompt": [[]]}, "prompt[0] length"),
+        ({"prompt": [1, "a"]}, "prompt[1]"),
+        ({"prompt": [9999]}, "prompt[0]"),
+        ({"prompt": [9999], "echo": True}, "prompt[0]"),
+        ({"guided_grammar": "start: ("}, "guided_grammar"),
+        ({"prompt": ["a"] * 129}, "prompt"),
+        ({"prompt": [0.5, {}]}, "prompt[0]"),
+        ({"prompt": [["a"]]}, "prompt[0][0]"),
+        ({"prompt": None}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"suffix": "x"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"messages": []}, "messages"),
+    ],
+)
+async def test_a_wrong_field_is_named(http, changes, param):
+    response = await http.post(URL, json={**ASKED, **changes})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -1,0 +1,90 @@
+"""From messages to what templates render."""
+
+import pytest
+
+from cluster.api.openai.chat_schema import Message
+from cluster.api.openai.conversation import told_in_words, turns
+from cluster.api.openai.tool_format import HERMES, Tool
+from specdec.types.errors import InvalidValueError
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "ask", "arguments": '{"who": 1}'}}
+TOOL = Tool("ask", "Asks.")
+
+
+def message(**fields):
+    return Message.model_validate(fields)
+
+
+def test_roles_and_texts():
+    made = turns(
+        [
+            message(role="developer", content="Be brief"),
+            message(role="user", content=[{"type": "text", "text": "a"}] * 2),
+            message(role="assistant", content=None, tool_calls=[CALL], annotations=[]),
+            message(role="tool", content="bread", tool_call_id="c1"),
+            message(role="assistant", content="Bread", reasoning_content="hm", refusal=None),
+        ]
+    )
+    assert [each["role"] for each in made] == ["system", "user", "assistant", "tool", "assistant"]
+    assert [each["content"] for each in made] == ["Be brief", "a\na", "", "bread", "Bread"]
+    assert made[2]["tool_calls"][0]["function"] == {"name": "ask", "arguments": {"who": 1}}
+    assert made[4]["reasoning_content"] == "hm"
+
+
+def test_arguments_that_are_no_json_stay_as_they_are():
+    call = {**CALL, "function": {"name": "ask", "arguments": "{"}}
+    [made] = turns([message(role="assistant", tool_calls=[call])])
+    assert made["tool_calls"][0]["function"]["arguments"] == "{"
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({"role": "user"}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "text"}]}, "messages[0].content[0].text"),
+        ({"role": "user", "content": "a", "tool_calls": [CALL]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "x" * 1_000_001}, "messages content length"),
+    ],
+)
+def test_a_message_that_is_wrong_is_named(fields, field):
+    with pytest.raises(InvalidValueError) as caught:
+        turns([message(**fields)])
+    assert caught.value.field == field
+
+
+def test_tools_are_told_before_or_in_the_system_message():
+    user = message(role="user", content="Hi")
+    first, second = told_in_words(turns([user]), [TOOL], HERMES)
+    assert (first["role"], second["content"]) == ("system", "Hi")
+    assert '"name": "ask"' in first["content"]
+    system = message(role="system", content="Be brief")
+    told, _ = told_in_words(turns([system, user]), [TOOL], HERMES)
+    assert told["content"] == f"Be brief\n\n{first['content']}"
+
+
+def test_without_tools_nothing_is_added():
+    made = turns([message(role="user", content="Hi")])
+    assert told_in_words(made, [], HERMES) == [{"role": "user", "content": "Hi"}]
+
+
+def test_calls_and_results_are_told_in_words():
+    made = told_in_words(
+        turns(
+            [
+                message(role="assistant", content="Well.", tool_calls=[CALL, CALL]),
+                message(role="tool", content="one"),
+                message(role="tool", content="two"),
+                message(role="user", content="And?"),
+                message(role="tool", content="three"),
+            ]
+        ),
+        [],
+        HERMES,
+    )
+    call = HERMES.write("ask", {"who": 1})
+    assert [each["role"] for each in made] == ["assistant", "user", "user", "user"]
+    assert made[0]["content"] == f"Well.\n{call}\n{call}"
+    result = "<tool_response>\n{}\n</tool_response>"
+    assert made[1]["content"] == f"{result.format('one')}\n{result.format('two')}"
+    assert made[3]["content"] == result.format("three")
+    assert all(set(each) == {"role", "content"} for each in made)

@@ -1,0 +1,99 @@
+"""docs/openai.md says of every field what the schema says."""
+
+import re
+from pathlib import Path
+from typing import Literal, get_args, get_origin
+
+import pytest
+
+from cluster.api.openai.chat_schema import ChatRequest, FunctionDefinition, Message
+from cluster.api.openai.completion_schema import CompletionRequest
+from cluster.api.openai.responses_schema import ResponsesRequest, TextFormat
+from cluster.api.openai.sampling_fields import SamplingFields, Speculation
+from cluster.api.openai.schema import StreamOptions
+from cluster.api.openai.structure import JsonSchemaFormat, ResponseFormat, StructuredOutputs
+from cluster.api.openai.token_schema import DetokenizeRequest, TokenizeRequest
+
+PAGE = Path(__file__).parents[4] / "docs" / "openai.md"
+MODELS = (
+    SamplingFields,
+    StreamOptions,
+    ResponseFormat,
+    JsonSchemaFormat,
+    FunctionDefinition,
+    TextFormat,
+    ChatRequest,
+    Message,
+    CompletionRequest,
+    ResponsesRequest,
+    Speculation,
+    StructuredOutputs,
+    TokenizeRequest,
+    DetokenizeRequest,
+)
+
+
+def own_fields(model):
+    """The fields that a model has beyond those that two interfaces share."""
+    shared = SamplingFields.model_fields if model is not SamplingFields else {}
+    inherits = issubclass(model, SamplingFields)
+    return {k: v for k, v in model.model_fields.items() if not (inherits and k in shared)}
+
+
+def literals(annotation):
+    """The words that a field may be, where these are few."""
+    if get_origin(annotation) is Literal:
+        return [f"`{each}`" for each in get_args(annotation) if isinstance(each, str)]
+    return [each for part in get_args(annotation) for each in literals(part)]
+
+
+def limits(field):
+    told = field.json_schema_extra or {}
+    match told.get("minimum"), told.get("maximum"):
+        case None, None:
+            return ", ".join(literals(field.annotation))
+        case low, None:
+            return f"{low} or more"
+        case low, high:
+            return f"{low} to {high}"
+
+
+def table(model):
+    rows = [
+        f"| `{field.alias or name}` | {limits(field)} | {field.description} |"
+        for name, field in own_fields(model).items()
+    ]
+    return ["| field | limits | meaning |", "|---|---|---|", *rows]
+
+
+def refused_table(model):
+    shared = SamplingFields.refused if model is not SamplingFields else {}
+    own = {name: why for name, why in model.refused.items() if name not in shared}
+    rows = [f"| `{name}` | {why} |" for name, why in own.items()]
+    return ["| refused | it must be |", "|---|---|", *rows] if rows else []
+
+
+def documented(marker):
+    """The lines of the table that follows a marker."""
+    found = re.search(rf"<!-- {marker} -->\n((?:\|.*\n)+)", PAGE.read_text())
+    assert found, f"docs/openai.md has no table after <!-- {marker} -->"
+    return found[1].splitlines()
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_the_page_has_every_field_as_the_schema_has_it(model):
+    assert documented(f"fields of {model.__name__}") == table(model)
+
+
+@pytest.mark.parametrize(
+    "model", [each for each in MODELS if refused_table(each)], ids=lambda model: model.__name__
+)
+def test_the_page_has_every_field_that_is_refused(model):
+    assert documented(f"refused by {model.__name__}") == refused_table(model)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_every_field_has_a_meaning_that_a_table_can_hold(model):
+    for name, field in own_fields(model).items():
+        assert field.description, name
+        assert "|" not in field.description

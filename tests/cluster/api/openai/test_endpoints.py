@@ -1,0 +1,83 @@
+"""What all three ways to generate have in common: errors in the middle, deadlines, counting."""
+
+import json
+from contextlib import aclosing
+
+import pytest
+
+from cluster.api.errors import TARGET_FAILED_MESSAGE
+from cluster.replica.router import Generation, Router
+from specdec.types.errors import TargetFailedError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+CHAT = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Ask the baker"}]})
+COMPLETION = ("/v1/completions", {"prompt": "The river"})
+RESPONSE = ("/v1/responses", {"input": "Ask the baker"})
+ALL = pytest.mark.parametrize(
+    ("path", "body"), [CHAT, COMPLETION, RESPONSE], ids=["chat", "completion", "response"]
+)
+
+
+@pytest.fixture
+def breaking(router, monkeypatch):
+    """The model is lost after its first output."""
+
+    async def generate(call):
+        generation = await Router.generate(router, call)
+
+        async def outputs():
+            async with aclosing(generation.outputs) as real:
+                yield await anext(real)
+            raise TargetFailedError("secret")
+
+        return Generation(generation.seed, outputs())
+
+    monkeypatch.setattr(router, "generate", generate)
+
+
+def num_failures(router):
+    return router.metrics.failed.get("UNAVAILABLE", 0)
+
+
+@ALL
+async def test_an_answer_that_fails_is_an_error(http, router, breaking, path, body):
+    before = num_failures(router)
+    response = await http.post(path, json=body)
+    assert (response.status_code, response.headers["retry-after"]) == (503, "1")
+    assert response.json()["error"]["message"] == TARGET_FAILED_MESSAGE
+    assert num_failures(router) == before + 1
+
+
+@ALL
+async def test_a_stream_that_fails_says_so_in_its_last_event(http, router, breaking, path, body):
+    before = num_failures(router)
+    response = await http.post(path, json={**body, "stream": True})
+    assert response.status_code == 200
+    data = [line[6:] for line in response.text.splitlines() if line.startswith("data: ")]
+    if path == RESPONSE[0]:
+        last = json.loads(data[-1])
+        assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+        error = last["response"]["error"]
+    else:
+        assert data[-1] == "[DONE]"
+        error = json.loads(data[-2])["error"]
+    assert (error["message"], error["code"]) == (TARGET_FAILED_MESSAGE, "service_unavailable")
+    assert "secret" not in response.text
+    assert num_failures(router) == before + 1
+
+
+@ALL
+async def test_a_deadline_ends_an_answer(http, path, body):
+    headers = {"x-request-timeout-s": "0.000001"}
+    response = await http.post(path, json=body, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+@ALL
+async def test_the_id_names_the_answer(http, path, body):
+    headers = {"x-request-id": "mine"}
+    limit = {"max_output_tokens": 1} if path == RESPONSE[0] else {"max_tokens": 1}
+    response = await http.post(path, json={**body, **limit}, headers=headers)
+    assert response.headers["x-request-id"] == "mine"
+    assert response.json()["id"].endswith("mine")

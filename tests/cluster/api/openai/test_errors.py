@@ -1,0 +1,146 @@
+"""What clients are told of errors."""
+
+import pytest
+from fastapi.exceptions import RequestValidationError
+from grpc import StatusCode
+from pydantic import ValidationError
+
+from cluster.api.api_keys import NoApiKeyError
+from cluster.api.openai import field_names
+from cluster.api.openai.chat_schema import ChatRequest
+from cluster.api.openai.completion_schema import CompletionRequest
+from cluster.api.openai.errors import ApiError, failure_of
+from cluster.api.openai.responses_schema import ResponsesRequest
+from cluster.api.openai.token_schema import DetokenizeRequest, TokenizeRequest
+from specdec.types.errors import InvalidValueError, OverloadedError
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+
+
+def told(body):
+    """What is wrong with a chat, as FastAPI finds it."""
+    with pytest.raises(ValidationError) as caught:
+        ChatRequest.model_validate(body)
+    found = [{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()]
+    return failure_of(RequestValidationError(found, body=body), ChatRequest)
+
+
+@pytest.mark.parametrize(
+    ("changes", "param", "message"),
+    [
+        ({"n": "3"}, "n", "n is '3'; it must be a valid integer"),
+        ({"messages": []}, "messages", "it must be a list that has at least 1 item"),
+        ({"messages": "x"}, "messages", "it must be a valid list"),
+        ({"messages": [{}]}, "messages[0].role", "it must be given"),
+        ({"frequncy_penalty": 1}, "frequncy_penalty", "did you mean frequency_penalty?"),
+        ({"xyz": 1}, "xyz", "it must be left out: there is no such field"),
+        ({"documents": []}, "documents", "it must be left out: put them into a message"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "it must be given"),
+        ({"tool_choice": "some"}, "tool_choice", "'none', 'auto' or 'required'"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name",
+            "it must be a string that matches pattern",
+        ),
+        (
+            {"structured_outputs": {"whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
+            "JSON is written without whitespace",
+        ),
+        ({"temperature": float("nan")}, "temperature", "a finite number"),
+    ],
+)
+def test_a_field_that_is_wrong_is_named_with_its_limit(changes, param, message):
+    failure = told({**CHAT, **changes})
+    assert (failure.status, failure.grpc_code) == (400, StatusCode.INVALID_ARGUMENT)
+    assert failure.details.param == param
+    assert message in failure.details.message
+    assert failure.respond().body
+
+
+@pytest.mark.parametrize(
+    ("model", "body"),
+    [
+        (CompletionRequest, {"prompt": [0.5] + [{}] * 500}),
+        (CompletionRequest, {"prompt": [[0.5] * 500] * 100}),
+        (CompletionRequest, {"prompt": "x", "stop": [1] * 500}),
+        (
+            CompletionRequest,
+            {"prompt": "x", "logit_bias": dict.fromkeys(map(str, range(2000)), "")},
+        ),
+        (CompletionRequest, {"prompt": "x", **{f"x{each}": 1 for each in range(500)}}),
+        (ChatRequest, {"messages": [{}] * 500}),
+        (ChatRequest, {**CHAT, "metadata": dict.fromkeys(map(str, range(500)), 1)}),
+        (TokenizeRequest, {"messages": [{"role": "user", "content": [{}] * 500}]}),
+        (DetokenizeRequest, {"tokens": ["x"] * 500}),
+        (ResponsesRequest, {"input": [{}] * 500}),
+    ],
+)
+def test_a_bad_body_costs_few_findings_however_long_it_is(model, body):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(body)
+    assert caught.value.error_count() <= 4
+
+
+def test_an_unknown_name_is_cut():
+    failure = told({**CHAT, "x" * 100_000: 1})
+    assert len(failure.details.message) < 1000
+    assert failure.details.param == "x" * 100
+
+
+def test_a_field_that_is_null_counts_as_left_out():
+    nulls = dict.fromkeys(["n", "stop", "tools", "functions", "audio"])
+    assert ChatRequest.model_validate({**CHAT, **nulls}).n is None
+
+
+@pytest.mark.parametrize(
+    ("field", "param"),
+    [
+        ("logprobs", "top_logprobs"),
+        ("structured_output.json_schema", "response_format.json_schema.schema"),
+        ("structured_output", "structured_outputs"),
+        ("prompt[3]", "messages[3]"),
+        ("temperature", "temperature"),
+        ("logprobs_of_something", "logprobs_of_something"),
+    ],
+)
+def test_fields_are_named_as_the_api_names_them(field, param):
+    failure = failure_of(InvalidValueError(field, 1, "2"), names=field_names.CHAT)
+    assert failure.details.param == param
+    assert failure.details.message == f"{param} is 1; it must be 2"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code", "headers", "grpc_code"),
+    [
+        (
+            ApiError(504, "late", "deadline_exceeded"),
+            504,
+            "timeout_error",
+            "deadline_exceeded",
+            {},
+            StatusCode.DEADLINE_EXCEEDED,
+        ),
+        (
+            OverloadedError("slowly", retry_after_s=2),
+            429,
+            "rate_limit_error",
+            "rate_limit_exceeded",
+            {"Retry-After": "2"},
+            StatusCode.RESOURCE_EXHAUSTED,
+        ),
+        (
+            NoApiKeyError(),
+            401,
+            "authentication_error",
+            "invalid_api_key",
+            {"WWW-Authenticate": "Bearer"},
+            StatusCode.UNAUTHENTICATED,
+        ),
+    ],
+)
+def test_a_refusal_has_status_code_and_headers(error, status, kind, code, headers, grpc_code):
+    failure = failure_of(error)
+    assert (failure.status, failure.headers) == (status, headers)
+    assert (failure.details.type, failure.details.code) == (kind, code)
+    assert failure.grpc_code is grpc_code

@@ -1,0 +1,30 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.api.openai.json_span import JsonSpan
+
+LEAVES = st.none() | st.booleans() | st.integers() | st.text(max_size=8)
+VALUES = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=8,
+).filter(lambda value: isinstance(value, dict | list | str))
+
+
+@given(VALUES, st.text(max_size=5), st.integers(1, 7))
+def test_it_ends_where_the_value_ends_however_the_text_is_cut(value, rest, size):
+    text = json.dumps(value)
+    span, taken = JsonSpan(), 0
+    whole = text + rest
+    for start in range(0, len(whole), size):
+        taken += span.feed(whole[start : start + size])
+    assert (taken, span.is_complete) == (len(text), True)
+
+
+@pytest.mark.parametrize("text", ["{", '{"a": "}', '{"a": [1}', '"\\"', "[[]"])
+def test_what_is_cut_off_is_not_complete(text):
+    span = JsonSpan()
+    assert (span.feed(text), span.is_complete) == (len(text), False)

@@ -1,0 +1,243 @@
+"""What requests pass before anything of them is run, and what errors look like."""
+
+from types import SimpleNamespace
+
+import httpx
+import pytest
+
+from cluster.api.api_keys import ApiKey, ApiKeys
+from cluster.api.errors import INTERNAL_MESSAGE
+from cluster.api.http import forwarding
+from cluster.api.http.app import make_app
+from cluster.api.openai.request_handler import MAX_JSON_DEPTH
+from specdec.types.errors import (
+    NotReadyError,
+    OverloadedError,
+    TargetFailedError,
+    UnknownModelError,
+)
+
+ALONE = SimpleNamespace(applications=None)
+"""What is asked of an AdminServicer where no other application is."""
+
+KEY = "sk-correct-horse"
+URL = "/detokenize"
+BODY = {"tokens": [1]}
+BEARER = {"authorization": f"Bearer {KEY}"}
+
+
+class Failing:
+    """A router of which every call raises, or answers."""
+
+    failure = None
+    config = SimpleNamespace(
+        http_max_body_mib=1, request_timeout_s=5, served_model_name="tiny", ingress="embedded"
+    )
+
+    def __init__(self, error=None):
+        self.error = error
+        self.codes = []
+        self.metrics = SimpleNamespace(count_failure=self.codes.append)
+
+    def check_admission(self, model, num_choices):
+        pass
+
+    async def detokenize(self, call):
+        if self.error is not None:
+            raise self.error
+        return "said"
+
+
+def application(router, keys, admin=ALONE):
+    """With so many keys, kept from one request to the next."""
+    router, keys = router or Failing(), ApiKeys(keys)
+    return make_app(lambda: router, lambda: admin, lambda: keys)
+
+
+def client(router=None, keys=(), admin=ALONE):
+    """Of such an application."""
+    transport = httpx.ASGITransport(application(router, keys, admin))
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+
+def beside(other):
+    """What is asked of an AdminServicer where another application is, with the model `b`."""
+
+    async def elsewhere(model):
+        return SimpleNamespace(stream=stream)
+
+    def stream(method, request):
+        assert method == "answer_request"
+        return forwarding.answer(other, request)
+
+    return SimpleNamespace(applications=SimpleNamespace(elsewhere=elsewhere))
+
+
+async def test_an_id_is_taken_and_given_back_or_made():
+    async with client() as http:
+        named = await http.post(URL, json=BODY, headers={"x-request-id": "my-id"})
+        made = [(await http.post(URL, json=BODY)).headers["x-request-id"] for _ in range(2)]
+        wrong = await http.post(URL, json=BODY, headers={"x-request-id": "x" * 129})
+        failed = await http.post(URL, json={}, headers={"x-request-id": "my-id"})
+    assert (named.headers["x-request-id"], named.json()) == ("my-id", {"prompt": "said"})
+    assert made[0] != made[1]
+    assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "request_id")
+    assert (failed.status_code, failed.headers["x-request-id"]) == (400, "my-id")
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind", "code"),
+    [
+        (OverloadedError("8 wait"), 429, "rate_limit_error", "rate_limit_exceeded"),
+        (NotReadyError("it drains"), 503, "service_unavailable_error", "service_unavailable"),
+        (TargetFailedError("secret"), 503, "service_unavailable_error", "service_unavailable"),
+        (UnknownModelError("a", "b"), 404, "invalid_request_error", "model_not_found"),
+        (RuntimeError("secret"), 500, "server_error", None),
+    ],
+)
+async def test_errors_have_openais_shape(error, status, kind, code):
+    router = Failing(error)
+    async with client(router) as http:
+        response = await http.post(URL, json=BODY)
+    told = response.json()["error"]
+    assert response.status_code == status
+    assert set(told) == {"message", "type", "param", "code"}
+    assert (told["type"], told["param"], told["code"]) == (kind, None, code)
+    assert "secret" not in told["message"]
+    assert ("retry-after" in response.headers) == (status in (429, 503))
+    assert len(router.codes) == 1
+    if status == 500:
+        assert told["message"] == INTERNAL_MESSAGE
+
+
+@pytest.mark.parametrize(
+    ("content", "param"),
+    [
+        (b"", "body"),
+        (b"{", "body"),
+        (b"\xff", "body"),
+        (b"[]", "body"),
+        (b'{"tokens": [' + b"1" * 5000 + b"]}", "body"),
+        (b"[" * (MAX_JSON_DEPTH + 1) + b"]" * (MAX_JSON_DEPTH + 1), "body"),
+        (b"[" * 100_000, "body"),
+        (b'{"tokens": [1], "tokenz": [2]}', "tokenz"),
+        (b'{"tokens": "\\ud83d"}', "body"),
+        (b'{"\\uDE00": 1}', "body"),
+        (b'{"tokens": "\\ud83d\\ude00"}', "tokens"),
+        (b'{"tokens": [1.5]}', "tokens[0]"),
+        (b'{"tokens": ["1"]}', "tokens[0]"),
+        (b"{}", "tokens"),
+    ],
+)
+async def test_a_body_that_is_wrong_is_named(content, param):
+    async with client() as http:
+        headers = {"content-type": "application/json"}
+        response = await http.post(URL, content=content, headers=headers)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == param
+
+
+@pytest.mark.parametrize("is_declared", [True, False])
+async def test_a_body_that_is_too_large_is_refused_before_it_is_read(is_declared):
+    async def parts():
+        for _ in range(40):
+            yield b" " * 2**15
+
+    headers = {"content-type": "application/json"}
+    content = b" " * (2**20 + 1) if is_declared else parts()
+    async with client() as http:
+        response = await http.post(URL, content=content, headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "text/plain"}, 400),
+        ({}, 400),
+        ({"content-type": "application/json", "sec-fetch-site": "cross-site"}, 403),
+        ({"content-type": "application/json", "origin": "http://elsewhere"}, 403),
+    ],
+)
+async def test_another_sites_page_gets_nothing(headers, status):
+    async with client() as http:
+        response = await http.post(URL, content=b'{"tokens": [1]}', headers=headers)
+    assert response.status_code == status
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny"])
+async def test_everything_asks_for_a_key_where_there_are_some(path):
+    async with client(keys=[ApiKey("ann", KEY)]) as http:
+        assert (await http.get(path)).status_code == 401
+        refused = await http.post(URL, json=BODY, headers={"authorization": "Bearer sk-wrong-key"})
+        assert (refused.status_code, refused.headers["www-authenticate"]) == (401, "Bearer")
+        assert refused.json()["error"]["code"] == "invalid_api_key"
+        assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 200
+        assert (await http.get("/health")).status_code != 401
+
+
+async def test_a_key_is_asked_for_before_a_body_is_read():
+    async with client(keys=[ApiKey("ann", KEY)]) as http:
+        assert (await http.post(URL, content=b"{")).status_code == 401
+
+
+async def test_places_of_a_key_are_given_back_after_answers_and_errors():
+    keys = [ApiKey("ann", KEY, max_concurrent_requests=1)]
+    async with client(keys=keys) as http:
+        for body, status in [(BODY, 200), ({}, 400)] * 2:
+            assert (await http.post(URL, json=body, headers=BEARER)).status_code == status
+
+
+async def test_a_key_that_asks_too_often_is_told_when_to_come_back():
+    keys = [ApiKey("ann", KEY, requests_per_s=0.1)]
+    async with client(keys=keys) as http:
+        assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 200
+        response = await http.post(URL, json=BODY, headers=BEARER)
+    assert (response.status_code, response.headers["retry-after"]) == (429, "10")
+
+
+LIMITED = [ApiKey("ann", KEY, requests_per_s=0.1, max_concurrent_requests=1)]
+
+
+async def test_what_is_forwarded_counts_where_it_is_answered():
+    elsewhere = Failing(UnknownModelError("b", "tiny"))
+    other = application(None, [ApiKey("ann", KEY)])
+    async with client(elsewhere, LIMITED, beside(other)) as http:
+        for _ in range(3):
+            assert (await http.post(URL, json=BODY, headers=BEARER)).json() == {"prompt": "said"}
+        elsewhere.error = None
+        assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 200
+        assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 429
+    async with client(Failing(UnknownModelError("b", "tiny")), [], beside(other)) as http:
+        refused = await http.post(URL, json=BODY)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+    limited = application(None, LIMITED)
+    async with client(Failing(UnknownModelError("b", "tiny")), [], beside(limited)) as http:
+        answers = [await http.post(URL, json=BODY, headers=BEARER) for _ in range(2)]
+        assert [each.status_code for each in answers] == [200, 429]
+
+
+@pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "soon"])
+async def test_a_deadline_that_is_none(timeout):
+    chat = {"messages": [{"role": "user", "content": "x"}]}
+    async with client() as http:
+        headers = {"x-request-timeout-s": timeout}
+        response = await http.post("/v1/chat/completions", json=chat, headers=headers)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-s")
+
+
+async def test_the_document_describes_every_route_and_is_for_everyone():
+    async with client(keys=[ApiKey("ann", KEY)]) as http:
+        document = (await http.get("/openapi.json")).json()
+    assert set(document["paths"]) == {
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/models",
+        "/v1/models/{model}",
+        "/tokenize",
+        "/detokenize",
+    }
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatRequest"]["additionalProperties"] is False
+    assert schemas["ChatRequest"]["properties"]["top_p"]["maximum"] == 1

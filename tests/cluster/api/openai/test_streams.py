@@ -1,0 +1,206 @@
+"""Outputs of several prompts as one stream, time that is up, clients that go."""
+
+import asyncio
+from contextlib import aclosing
+
+import pytest
+
+from cluster.api.api_keys import Lease
+from cluster.api.openai.deadline import Deadline
+from cluster.api.openai.errors import ApiError
+from cluster.api.openai.streams import (
+    ClientGoneError,
+    EventStream,
+    Said,
+    answering,
+    chained,
+    event,
+    unless_disconnected,
+)
+from cluster.replica.requests import GenerateCall
+from cluster.replica.router import Generation
+from specdec.types.errors import OverloadedError
+from specdec.types.sampling_params import SamplingParams
+
+
+class Counting:
+    """A router that counts to three for each prompt, and knows who has left."""
+
+    def __init__(self, pause_s=0.0, failing=()):
+        self.pause_s = pause_s
+        self.failing = failing
+        self.open = set()
+
+    async def generate(self, call):
+        if call.prompt in self.failing:
+            raise OverloadedError("full")
+        return Generation(0, self._count(call.prompt))
+
+    async def _count(self, prompt):
+        self.open.add(prompt)
+        try:
+            for number in range(3):
+                await asyncio.sleep(self.pause_s)
+                yield f"{prompt}{number}"
+        finally:
+            self.open.discard(prompt)
+
+
+def calls(*prompts):
+    return [GenerateCall("", prompt, SamplingParams(), "") for prompt in prompts]
+
+
+@pytest.mark.parametrize("prompts", [("a",), ("a", "b", "c")])
+async def test_everything_is_said_in_order_to_each_prompt(prompts):
+    router = Counting()
+    said = [each async for each in answering(router, calls(*prompts), Deadline.after(10))]
+    for index, prompt in enumerate(prompts):
+        outputs = [each.output for each in said if each.prompt == index]
+        assert outputs == [f"{prompt}{number}" for number in range(3)]
+    assert len(said) == 3 * len(prompts)
+
+
+@pytest.mark.parametrize("prompts", [("a",), ("a", "b")])
+async def test_leaving_aborts_all(prompts):
+    router = Counting()
+    async with aclosing(answering(router, calls(*prompts), Deadline.after(10))) as said:
+        await anext(said)
+        assert router.open
+    assert router.open == set()
+
+
+@pytest.mark.parametrize("prompts", [("a",), ("a", "b")])
+async def test_when_the_time_is_up_all_is_aborted(prompts):
+    router = Counting(pause_s=5)
+    with pytest.raises(ApiError, match=r"within 0\.05 s") as caught:
+        [each async for each in answering(router, calls(*prompts), Deadline.after(0.05))]
+    assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
+    assert router.open == set()
+
+
+async def test_the_first_error_ends_all():
+    router = Counting(pause_s=0.01, failing=("b",))
+    with pytest.raises(OverloadedError):
+        [each async for each in answering(router, calls("a", "b"), Deadline.after(10))]
+    assert router.open == set()
+
+
+async def test_chained_closes_what_it_goes_on_with():
+    router = Counting()
+    said = answering(router, calls("a"), Deadline.after(10))
+    first = await anext(said)
+    async with aclosing(chained(first, said)) as all_of_it:
+        assert await anext(all_of_it) == Said(0, "a0")
+        assert await anext(all_of_it) == Said(0, "a1")
+    assert router.open == set()
+
+
+class Connection:
+    """What an ASGI server offers: a client that goes after a while."""
+
+    def __init__(self, leaves_after_s):
+        self.leaves_after_s = leaves_after_s
+        self.sent = []
+
+    async def receive(self):
+        await asyncio.sleep(self.leaves_after_s)
+        return {"type": "http.disconnect"}
+
+    async def send(self, message):
+        self.sent.append(message)
+
+
+async def test_work_ends_when_the_client_goes():
+    was_cancelled = False
+
+    async def work():
+        nonlocal was_cancelled
+        try:
+            await asyncio.sleep(10)
+        except asyncio.CancelledError:
+            was_cancelled = True
+            raise
+
+    with pytest.raises(ClientGoneError):
+        await unless_disconnected(Connection(0.01), work())
+    assert was_cancelled
+
+
+async def test_work_that_is_done_first_is_returned():
+    async def work():
+        return 7
+
+    assert await unless_disconnected(Connection(10), work()) == 7
+
+
+async def test_an_error_of_the_work_is_raised():
+    async def work():
+        raise OverloadedError("full")
+
+    with pytest.raises(OverloadedError):
+        await unless_disconnected(Connection(10), work())
+
+
+@pytest.mark.parametrize("leaves_after_s", [0.02, 10])
+async def test_a_stream_gives_its_lease_back_and_closes_its_source(leaves_after_s):
+    router, given_back = Counting(pause_s=0.02), []
+    said = answering(router, calls("a"), Deadline.after(10))
+    first = await anext(said)
+
+    async def events():
+        async for each in chained(first, said):
+            yield event(each.output)
+
+    response = EventStream(events(), said, Deadline.after(10))
+    response.lease = Lease(lambda: given_back.append(1))
+    connection = Connection(leaves_after_s)
+    await response({"type": "http", "asgi": {}}, connection.receive, connection.send)
+    assert router.open == set()
+    assert given_back == [1]
+    body = b"".join(each.get("body", b"") for each in connection.sent)
+    assert body.startswith(b"data: a0\n\n")
+    assert body.endswith(b"data: a2\n\n") == (leaves_after_s == 10)
+
+
+async def test_a_stream_that_never_began_is_closed_too():
+    router = Counting(pause_s=0.02)
+    said = answering(router, calls("a"), Deadline.after(10))
+    first = await anext(said)
+
+    async def events():
+        async for each in chained(first, said):
+            yield event(each.output)
+
+    async def fail(message):
+        raise OSError("gone")
+
+    response, connection = EventStream(events(), said, Deadline.after(10)), Connection(10)
+    with pytest.raises(OSError, match="gone"):
+        await response({"type": "http", "asgi": {}}, connection.receive, fail)
+    assert router.open == set()
+
+
+async def test_a_client_that_stops_reading_loses_its_place():
+    router, given_back = Counting(), []
+    deadline = Deadline.after(0.02)
+    said = answering(router, calls("a"), deadline)
+    first = await anext(said)
+
+    async def events():
+        async for each in chained(first, said):
+            yield event(each.output)
+
+    async def never(message):
+        await asyncio.sleep(10)
+
+    response = EventStream(events(), said, deadline, grace_s=0.02)
+    response.lease = Lease(lambda: given_back.append(1))
+    async with asyncio.timeout(5):
+        await response({"type": "http", "asgi": {}}, Connection(10).receive, never)
+    assert router.open == set()
+    assert given_back == [1]
+
+
+def test_an_event_may_have_a_name():
+    assert event("{}") == b"data: {}\n\n"
+    assert event("{}", "done") == b"event: done\ndata: {}\n\n"

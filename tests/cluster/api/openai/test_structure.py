@@ -1,0 +1,74 @@
+"""The ways to say what form a text shall have."""
+
+import pytest
+
+from cluster.api.openai.structure import ResponseFormat, StructuredOutputs, structured_output
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import StructuredOutput
+
+SCHEMA = {"type": "integer"}
+TEXT = '{"type": "integer"}'
+
+
+@pytest.mark.parametrize(
+    ("given", "form"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, StructuredOutput(json_object=True)),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+            StructuredOutput(json_schema=TEXT),
+        ),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x"}},
+            StructuredOutput(json_object=True),
+        ),
+    ],
+)
+def test_response_format(given, form):
+    assert ResponseFormat.model_validate(given).to_structure() == form
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "json_schema"},
+        {"type": "text", "json_schema": {"name": "x", "schema": SCHEMA}},
+    ],
+)
+def test_a_schema_goes_with_its_type(given):
+    with pytest.raises(InvalidValueError, match=r"response_format\.json_schema"):
+        ResponseFormat.model_validate(given).to_structure()
+
+
+@pytest.mark.parametrize(
+    ("given", "form"),
+    [
+        ({"json": SCHEMA}, StructuredOutput(json_schema=TEXT)),
+        ({"json": TEXT}, StructuredOutput(json_schema=TEXT)),
+        ({"json_object": True}, StructuredOutput(json_object=True)),
+        ({"regex": "a"}, StructuredOutput(regex="a")),
+        ({"choice": ["a", "b"]}, StructuredOutput(choice=("a", "b"))),
+        ({"grammar": "start: A"}, StructuredOutput(grammar="start: A")),
+    ],
+)
+def test_structured_outputs_and_their_older_spelling(given, form):
+    assert structured_output(StructuredOutputs.model_validate(given), {}) == form
+    [(name, value)] = given.items()
+    if name != "json_object":
+        assert structured_output(None, {f"guided_{name}": value}) == form
+
+
+@pytest.mark.parametrize("given", [{}, {"regex": "a", "choice": ["b"]}, {"json_object": False}])
+def test_it_is_exactly_one_form(given):
+    with pytest.raises(InvalidValueError, match="exactly one"):
+        structured_output(StructuredOutputs.model_validate(given), {})
+
+
+def test_a_form_is_said_once():
+    with pytest.raises(InvalidValueError, match="said once"):
+        structured_output(None, {"guided_regex": "a"}, StructuredOutput(json_object=True))
+
+
+def test_nothing_said_is_any_text():
+    assert structured_output(None, {"guided_regex": None}, None) is None

@@ -1,0 +1,82 @@
+"""Tokens and models over HTTP."""
+
+import pytest
+
+from cluster.replica.encode_limiter import EncodingRoom
+from cluster.replica.preprocessor import ReplicaText
+from specdec.types.errors import OverloadedError
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+TEXT = "The river begins"
+
+
+async def test_a_text_there_and_back(http, tokenizer):
+    answer = (await http.post("/tokenize", json={"prompt": TEXT, "return_token_strs": True})).json()
+    ids = tokenizer.encode(TEXT)
+    assert (answer["tokens"], answer["count"]) == (ids, len(ids))
+    assert answer["token_strs"] == tokenizer.token_strings(ids)
+    assert answer["max_model_len"] == 512
+    back = await http.post("/detokenize", json={"tokens": ids})
+    assert back.json() == {"prompt": TEXT}
+
+
+async def test_a_chat_is_encoded_as_it_would_be_as_a_prompt(http):
+    chat = {"messages": [{"role": "user", "content": "Ask the baker"}]}
+    tool = {"type": "function", "function": {"name": "ask"}}
+    for options in ({}, {"tools": [tool]}, {"add_generation_prompt": False}):
+        counted = (await http.post("/tokenize", json={**chat, **options})).json()
+        asked = {**chat, **options, "max_tokens": 1}
+        said = (await http.post("/v1/chat/completions", json=asked)).json()
+        assert counted["count"] == said["usage"]["prompt_tokens"]
+        assert counted["token_strs"] is None
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {"prompt": "a"}),
+        ("/detokenize", {"tokens": [1]}),
+        ("/v1/completions", {"prompt": "a"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
+    ],
+)
+async def test_nothing_waits_for_a_model_that_is_loading(http, router, monkeypatch, path, body):
+    monkeypatch.setattr(router, "_loop", None)
+    # It is read on the event loop where it is asked for.
+    monkeypatch.delattr(ReplicaText, "tokenizer")
+    assert (await http.post(path, json=body)).status_code == 503
+
+
+async def test_prompts_that_have_no_room_are_refused(http, monkeypatch):
+    async def full(room, work, num_chars):
+        raise OverloadedError("8000000 characters of prompts wait to be encoded")
+
+    monkeypatch.setattr(EncodingRoom, "run", full)
+    response = await http.post("/tokenize", json={"prompt": TEXT})
+    assert (response.status_code, response.headers["retry-after"]) == (429, "1")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "param"),
+    [
+        ("/tokenize", {}, 400, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, 400, "messages"),
+        ("/tokenize", {"prompt": "a", "model": "gpt-9"}, 404, None),
+        ("/detokenize", {"tokens": [9999]}, 400, "tokens[0]"),
+        ("/detokenize", {"tokens": [1], "model": "gpt-9"}, 404, None),
+    ],
+)
+async def test_a_wrong_field_is_named(http, path, body, status, param):
+    response = await http.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (status, param)
+
+
+async def test_the_model_is_listed_and_found(http):
+    listed = (await http.get("/v1/models")).json()
+    assert listed["object"] == "list"
+    [card] = listed["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("tiny", "model", 512)
+    assert (await http.get("/v1/models/tiny")).json() == card
+    missing = await http.get("/v1/models/org/other")
+    assert (missing.status_code, missing.json()["error"]["code"]) == (404, "model_not_found")

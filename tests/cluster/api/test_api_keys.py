@@ -1,0 +1,145 @@
+"""Keys: where they come from, who is let in, and how often."""
+
+import pytest
+import yaml
+
+from cluster.api.api_keys import KEYS_VARIABLE, ApiKey, ApiKeys, NoApiKeyError, read_keys
+from specdec.types.errors import InvalidValueError, OverloadedError
+from tests.clock import Clock
+
+KEY, OTHER = "sk-correct-horse", "sk-battery-staple"
+
+
+def bearer(key):
+    return f"Bearer {key}"
+
+
+def refused(keys, authorization):
+    with pytest.raises((NoApiKeyError, OverloadedError)) as caught:
+        keys.admit(authorization)
+    return caught.value
+
+
+def test_without_keys_everyone_is_let_in():
+    ApiKeys().admit(None).release()
+    ApiKeys().check(None)
+
+
+@pytest.mark.parametrize(
+    "authorization",
+    [None, "", KEY, "Basic " + KEY, "Bearer", "Bearer ", bearer("sk-wrong-one"), bearer("é")],
+)
+def test_who_presents_no_key_is_refused(authorization):
+    keys = ApiKeys([ApiKey("ann", KEY)])
+    error = refused(keys, authorization)
+    assert type(error) is NoApiKeyError
+    with pytest.raises(NoApiKeyError):
+        keys.check(authorization)
+
+
+@pytest.mark.parametrize("authorization", [bearer(KEY), f"bearer  {KEY} "])
+def test_any_of_the_keys_lets_in(authorization):
+    keys = ApiKeys([ApiKey("bob", OTHER), ApiKey("ann", KEY)])
+    keys.admit(authorization)
+    keys.check(authorization)
+
+
+def test_so_many_at_once_and_no_more():
+    keys = ApiKeys([ApiKey("ann", KEY, max_concurrent_requests=2), ApiKey("bob", OTHER)])
+    first, second = (keys.admit(bearer(KEY)) for _ in range(2))
+    error = refused(keys, bearer(KEY))
+    assert (type(error), error.retry_after_s) == (OverloadedError, None)
+    keys.admit(bearer(OTHER))
+    first.release()
+    first.release()  # a second time is no second place
+    keys.admit(bearer(KEY))
+    refused(keys, bearer(KEY))
+    second.release()
+    keys.admit(bearer(KEY))
+
+
+def test_so_many_a_second_and_no_more():
+    clock = Clock()
+    keys = ApiKeys([ApiKey("ann", KEY, requests_per_s=0.5)], clock)
+    keys.admit(bearer(KEY))
+    error = refused(keys, bearer(KEY))
+    assert (type(error), error.retry_after_s) == (OverloadedError, 2)
+    clock.now_s += 1.9
+    refused(keys, bearer(KEY))
+    clock.now_s += 0.2
+    keys.admit(bearer(KEY))
+    refused(keys, bearer(KEY))
+
+
+def test_a_second_of_requests_may_come_at_once():
+    clock = Clock()
+    keys = ApiKeys([ApiKey("ann", KEY, requests_per_s=3)], clock)
+    clock.now_s += 1000
+    for _ in range(3):
+        keys.admit(bearer(KEY))
+    assert refused(keys, bearer(KEY)).retry_after_s == 1
+
+
+def test_keys_come_from_a_file(tmp_path):
+    path = tmp_path / "keys.yaml"
+    entries = [
+        {"name": "ann", "key": KEY, "requests_per_s": 2, "max_concurrent_requests": 4},
+        {"name": "bob", "key": OTHER},
+    ]
+    path.write_text(yaml.safe_dump(entries))
+    assert read_keys("api_key_file", path) == (
+        ApiKey("ann", KEY, 2, 4),
+        ApiKey("bob", OTHER),
+    )
+
+
+def test_keys_come_from_the_environment(monkeypatch):
+    monkeypatch.setenv(KEYS_VARIABLE, f"{KEY}, {OTHER}\n")
+    assert [each.key for each in read_keys("api_key_file", None)] == [KEY, OTHER]
+    monkeypatch.delenv(KEYS_VARIABLE)
+    assert read_keys("api_key_file", None) == ()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        f"name: ann\nkey: {KEY}",
+        f"- {KEY}",
+        f"- {KEY}: ann",
+        f"- {{name: ann, key: {KEY}, rate: 1}}",
+        f"- {{name: ann, key: {KEY}, requests_per_s: 0}}",
+        f"- {{name: ann, key: {KEY}, requests_per_s: .nan}}",
+        f"- {{name: ann, key: {KEY}, max_concurrent_requests: 1.5}}",
+        f"- {{name: ann, key: {KEY}}}\n- {{name: bob, key: {KEY}}}",
+        f"- {{name: ann, key: {KEY}}}\n- {{name: ann, key: {OTHER}}}",
+        "- {name: ann, key: short}",
+        "- {name: ann, key: with a space}",
+        "- {name: ann}",
+        f"- {{key: {KEY}}}",
+    ],
+)
+def test_a_file_that_is_wrong_is_told_without_its_keys(tmp_path, content):
+    path = tmp_path / "keys.yaml"
+    path.write_text(content)
+    with pytest.raises(InvalidValueError) as caught:
+        read_keys("api_key_file", path)
+    for secret in (KEY, OTHER, "short", "with a space"):
+        assert secret not in str(caught.value)
+
+
+def test_no_key_is_ever_shown():
+    assert KEY not in repr(ApiKeys([ApiKey("ann", KEY)])) + repr(ApiKey("ann", KEY))
+
+
+def test_what_somebody_else_counts_takes_neither_place_nor_rate():
+    limits = {"max_concurrent_requests": 1, "requests_per_s": 1.0}
+    keys = ApiKeys([ApiKey("ann", KEY, **limits)], Clock())
+    for _ in range(3):
+        lease = keys.admit(bearer(KEY))
+        lease.undo()
+        lease.undo()  # a second time is no second request
+        lease.release()
+    keys.admit(bearer(KEY)).release()
+    refused(keys, bearer(KEY))

@@ -1,0 +1,122 @@
+"""`specdec bench methods` against a service that answers from a script."""
+
+import json
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import pytest
+from click.testing import CliRunner
+
+from cluster.cli import main
+from cluster.cli.bench.cli import _line
+from cluster.cli.bench.methods import MethodResult, _tokens_per_s
+from protos.specdec.v1 import inference_pb2 as pb
+from tests.specdec.client.fake_service import FakeService, running
+
+
+@pytest.fixture
+def service():
+    with running(FakeService()) as service:
+        yield service
+
+
+@pytest.fixture
+def prompts_file(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    lines = ['"Why?"', '{"prompt": "How?"}', "", '{"id": 3, "turns": ["When?", "And then?"]}']
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture
+def bench(service):
+    def run(*arguments):
+        arguments = ["bench", "methods", "--address", service.address, *map(str, arguments)]
+        return CliRunner().invoke(main.main, arguments)
+
+    return run
+
+
+def is_measured(asked):
+    return isinstance(asked, pb.GenerateRequest) and asked.sampling.max_tokens == 9
+
+
+def way_of(speculation):
+    if speculation.HasField("enabled"):
+        return "on" if speculation.enabled else "off"
+    return pb.SpeculationMethod.Name(speculation.method).removeprefix("SPECULATION_METHOD_")
+
+
+def test_each_prompt_is_asked_in_every_way_and_each_way_comes_first_once(
+    bench, service, prompts_file
+):
+    result = bench(prompts_file, "--max-tokens", "9")
+    assert result.exit_code == 0
+    measured = [each for each in service.requests if is_measured(each)]
+    named = [(each.chat.messages[0].content, way_of(each.speculation)) for each in measured]
+    turns = ["off", "NGRAM", "DRAFT_MODEL", "UNSPECIFIED"]
+    assert named == [
+        (prompt, turns[(first + place) % 4])
+        for first, prompt in enumerate(["Why?", "How?", "When?"])
+        for place in range(4)
+    ]
+
+
+def test_no_way_learns_from_what_another_was_answered(bench, service, prompts_file):
+    assert bench(prompts_file, "--max-tokens", "9").exit_code == 0
+    measured = [each for each in service.requests if is_measured(each)]
+    salts = {way_of(each.speculation): each.cache_salt for each in measured}
+    assert all(salts[way_of(each.speculation)] == each.cache_salt for each in measured)
+    assert len(set(salts.values())) == len(salts) == 4
+    asked = [each for each in service.requests if isinstance(each, pb.GenerateRequest)]
+    prepared = [each for each in asked if each.sampling.max_tokens == 1]
+    assert [each.cache_salt for each in prepared] == [each.cache_salt for each in measured]
+
+
+def test_a_table_for_a_reader_and_json_for_programs(bench, prompts_file, tmp_path):
+    output, plot = tmp_path / "report.json", tmp_path / "report.svg"
+    flags = ["--num-prompts", "2", "--output", output, "--plot", plot]
+    report = json.loads(bench(prompts_file, *flags, "--json").stdout)
+    assert json.loads(output.read_text()) == report
+    assert (report["model"], report["num_prompts"], report["max_tokens"]) == ("tiny", 2, 128)
+    names = ["off", "ngram", "draft_model", "as configured"]
+    assert [each["name"] for each in report["results"]] == names
+    for each in report["results"]:
+        assert each["tokens_per_s"] > 0
+        assert each["speedup"] > 0
+        assert each["num_other_answers"] == 0
+        assert (each["num_drafts"], each["num_tokens"]) == (4, 6)
+        assert (each["acceptance_rate"], each["mean_acceptance_length"]) == (0.5, 2.5)
+    lines = bench(prompts_file).stdout.splitlines()
+    assert [line.split("  ")[0] for line in lines[1:]] == names
+    bars = ElementTree.parse(plot).getroot().findall("{http://www.w3.org/2000/svg}rect")
+    assert len(bars) == 1 + len(names)
+
+
+def test_who_drafted_nothing_has_no_acceptance():
+    nothing = MethodResult("off", 20.0, 1.0, 0.0, 1.0, 0, 12, 0)
+    assert _line(nothing).split() == ["off", "20.0", "1.00", "-", "-", "0", "0"]
+    some = MethodResult("ngram", None, None, 0.5, 2.5, 4, 12, 1)
+    assert _line(some).split() == ["ngram", "-", "-", "50%", "2.50", "4", "1"]
+
+
+def test_an_answer_without_a_token_has_no_rate():
+    usage = SimpleNamespace(completion_tokens=0)
+    answer = SimpleNamespace(chunks=[], usage=usage, total_s=1.0, first_token_s=0.5)
+    assert _tokens_per_s(answer) is None
+
+
+@pytest.mark.parametrize("line", ["Why?", '{"question": "Why?"}', '""', '{"turns": []}', "[1]"])
+def test_a_line_that_is_no_prompt_is_told(bench, service, tmp_path, line):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(f'"Why?"\n{line}\n')
+    result = bench(path)
+    assert result.exit_code == 1
+    assert result.stderr.startswith(f"error: {path} line 2 is ")
+    assert not service.requests
+
+
+def test_a_file_without_prompts_is_refused(bench, tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("\n")
+    assert "it must be JSON lines" in bench(path).stderr

@@ -1,0 +1,150 @@
+"""`specdec chat` against a service in this process."""
+
+import os
+import signal
+import threading
+import time
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from cluster.cli.chat import Conversation, converse, typed_lines
+from cluster.cli.main import main
+from specdec.client import Client
+from specdec.types.sampling_params import SamplingParams
+from tests.specdec.client.fake_service import FakeService, running
+
+
+@pytest.fixture
+def service():
+    with running(FakeService()) as service:
+        yield service
+
+
+@pytest.fixture
+def chat(service):
+    def run(lines, *flags):
+        return CliRunner().invoke(main, ["chat", "--address", service.address, *flags], input=lines)
+
+    return run
+
+
+def turns(request):
+    return [(turn.role, turn.content) for turn in request.chat.messages]
+
+
+def test_each_line_is_answered_and_remembered(chat, service):
+    result = chat("Why?\n\nAnd then?\n")
+    assert (result.exit_code, result.stdout) == (0, "Blue sky\nBlue sky\n")
+    assert [line[:9] for line in result.stderr.splitlines()] == ["3 tokens,"] * 2
+    assert "acceptance rate 50%, mean acceptance length 2.50" in result.stderr
+    first, second = service.requests
+    assert turns(first) == [("user", "Why?")]
+    assert turns(second) == [("user", "Why?"), ("assistant", "Blue sky"), ("user", "And then?")]
+
+
+def test_instructions_come_first_and_a_new_beginning_keeps_them(chat, service):
+    chat("one\n/system Be kind.\ntwo\n/reset\nthree\n/system\nfour\n", "--system", "Be brief.")
+    instructions = [turns(request)[0] for request in service.requests]
+    assert instructions == [
+        ("system", "Be brief."),
+        ("system", "Be kind."),
+        ("system", "Be kind."),
+        ("user", "three"),
+    ]
+    assert [len(turns(request)) for request in service.requests] == [2, 4, 2, 3]
+
+
+def test_statistics_are_of_all_answers(chat):
+    result = chat("one\n/stats\n/reset\ntwo\n/stats\n")
+    stats = [line for line in result.stderr.splitlines() if "answer(s)" in line]
+    assert [line[:21] for line in stats] == ["1 answer(s), 3 tokens", "2 answer(s), 6 tokens"]
+    assert stats[1].endswith("acceptance rate 50%, mean acceptance length 2.50")
+    assert "0 answer(s), 0 tokens, 0.0 tokens/s" in chat("/stats\n").stderr
+
+
+def test_leaving_by_a_command_and_asking_for_an_unknown_one(chat, service):
+    result = chat("/exeunt\n/exit\nWhy?\n")
+    assert result.exit_code == 0
+    assert "/exeunt is no command" in result.stderr
+    assert "/system TEXT" in result.stderr
+    assert service.requests == []
+
+
+def test_the_flags_are_those_of_generate(chat, service):
+    flags = "--temperature 0.5 --seed 7 --max-tokens 9 --no-speculation --min-p 0.5 --regex a+"
+    chat("Why?\n", *flags.split())
+    [request] = service.requests
+    assert (request.sampling.temperature, request.sampling.seed) == (0.5, 7)
+    assert (request.sampling.min_p, request.sampling.structured_output.regex) == (0.5, "a+")
+    assert request.speculation.enabled is False
+
+
+def test_a_refusal_ends_a_script(chat, service):
+    service.error = (grpc.StatusCode.INVALID_ARGUMENT, "prompt length is 99; it must be less")
+    result = chat("Why?\nAnd then?\n")
+    assert result.exit_code == 1
+    assert result.stderr == "error: prompt length is 99; it must be less\n"
+    assert len(service.requests) == 1
+
+
+def test_a_refusal_does_not_end_a_talk_and_was_never_said(service, capsys):
+    def refused_once():
+        service.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
+        yield "one"
+        service.error = None
+        yield "two"
+
+    with Client(service.address) as client:
+        conversation = Conversation(client, SamplingParams())
+        converse(conversation, refused_once(), survives_errors=True)
+    assert "error: the queue is full" in capsys.readouterr().err
+    assert turns(service.requests[1]) == [("user", "two")]
+
+
+def interrupt_once_it_hangs(service):
+    assert service.is_hanging.wait(30)
+    time.sleep(0.5)  # for the first chunk, which is on its way, to be shown
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.fixture
+def ctrl_c():
+    """Python's own reaction to Ctrl-C, which a process in the background is without."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_stops_the_answer_not_the_talk(service, capsys):
+    service.hangs, service.num_chunks_before_error = True, 1
+    with Client(service.address) as client:
+        conversation = Conversation(client, SamplingParams())
+        threading.Thread(target=interrupt_once_it_hangs, args=(service,)).start()
+        conversation.ask("one")
+        assert service.ended.wait(5), "the call went on"
+        service.hangs = False
+        conversation.ask("two")
+    assert turns(service.requests[1]) == [
+        ("user", "one"),
+        ("assistant", "Blue"),
+        ("user", "two"),
+    ]
+    output = capsys.readouterr()
+    assert output.out == "Blue\nBlue sky\n"
+    assert output.err.startswith("stopped\n")
+
+
+def test_at_the_prompt_ctrl_c_drops_a_line_and_ctrl_d_leaves(capsys):
+    typed = iter(["one", KeyboardInterrupt(), "two", EOFError(), "three"])
+
+    def read(prompt):
+        item = next(typed)
+        if isinstance(item, BaseException):
+            raise item
+        return item
+
+    assert list(typed_lines(read)) == ["one", "two"]
+    assert "Ctrl-D or /exit leaves" in capsys.readouterr().err

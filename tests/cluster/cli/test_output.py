@@ -1,0 +1,29 @@
+"""What goes to a terminal, and what does not go anywhere else."""
+
+import io
+import sys
+
+from cluster.cli.output import progress_bar
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_is_for_terminals_and_gone_in_the_end(monkeypatch):
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with progress_bar(3, "request", "at most 2 at once") as advance:
+        advance()
+        assert "at most 2 at once:   0%" in terminal.getvalue()
+        assert "0/3" in terminal.getvalue()
+    assert terminal.getvalue().endswith("\r")
+
+
+def test_elsewhere_nothing_is_drawn(monkeypatch):
+    pipe = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", pipe)
+    with progress_bar(3, "request") as advance:
+        advance()
+    assert pipe.getvalue() == ""

@@ -1,0 +1,280 @@
+"""`specdec serve`: what its flags make of the configuration, vLLM's among them."""
+
+import re
+import sys
+import types
+
+import pytest
+from click.testing import CliRunner
+
+from cluster.api.api_keys import KEYS_VARIABLE, read_keys
+from cluster.cli import main
+from cluster.config.sections import OTHER, SECTIONS
+from cluster.config.serve_config import ServeConfig, settings
+from cluster.config.vllm_compat import ALWAYS, NOT_HERE, RENAMED
+from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculative_keys import SPECULATION_KEYS
+from specdec.types.errors import OutOfMemoryError
+
+
+def run_cli(*arguments, **options):
+    return CliRunner().invoke(main.main, arguments, **options)
+
+
+def fails_with(result, line):
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == f"error: {line}\n"
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """Replaces the service; the configurations that it was started with."""
+    configs = []
+    fake = types.ModuleType("cluster.serve.startup")
+    fake.serve_forever = lambda config, report, others: configs.extend([config, *others])
+    monkeypatch.setitem(sys.modules, "cluster.serve.startup", fake)
+    return configs
+
+
+def test_serve_with_defaults(served):
+    assert run_cli("serve").exit_code == 0
+    assert served == [ServeConfig()]
+
+
+def test_serve_has_a_flag_for_each_setting():
+    text = run_cli("serve", "--help").stdout
+    for name in settings():
+        assert re.search(rf"--{name.replace('_', '-')}[ ,]", text), name
+
+
+def test_flags_win_over_the_file(served, tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: tiny\ngrpc_port: 9001\nstep_timeout_s: 5\n")
+    flags = ["--grpc-port", "9002", "--speculative-config", "none", "--kv-cache-memory-gib", "0.5"]
+    result = run_cli("serve", "--config", str(path), *flags)
+    assert result.exit_code == 0
+    assert served == [
+        ServeConfig(
+            model="tiny",
+            grpc_port=9002,
+            step_timeout_s=5,
+            kv_cache_memory_gib=0.5,
+            speculative_config=None,
+        )
+    ]
+
+
+def test_a_file_may_list_several_models(served, tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("ingress: serve\nmodels:\n  - {model: a/one}\n  - {model: a/two}\n")
+    assert run_cli("serve", "--config", str(path), "--block-size", "8").exit_code == 0
+    assert [each.model for each in served] == ["a/one", "a/two"]
+    assert {each.block_size for each in served} == {8}
+    told = "model is 'a/b'; it must be left out beside models, where each says its own"
+    fails_with(run_cli("serve", "--config", str(path), "--model", "a/b"), told)
+    fails_with(run_cli("serve", "a/b", "--config", str(path)), told)
+
+
+def test_serve_reads_speculation_as_json(served):
+    run_cli("serve", "--speculative-config", '{"method": "ngram", "num_speculative_tokens": 5}')
+    assert served[0].speculative_config.num_speculative_tokens == 5
+
+
+def test_serve_refuses_what_is_out_of_its_limits(served):
+    result = run_cli("serve", "--grpc-port", "70000")
+    fails_with(result, "grpc_port is 70000; it must be a whole number from 1 to 65535")
+    assert served == []
+
+
+def test_serve_warns(served):
+    result = run_cli("serve", "--host", "0.0.0.0")
+    assert result.exit_code == 0
+    assert result.stderr == (
+        "warning: 0.0.0.0 can be reached from other machines, and TLS is off\n"
+    )
+
+
+def test_serve_warns_of_every_model_but_once(served, tmp_path):
+    path, token = tmp_path / "serve.yaml", tmp_path / "token"
+    token.write_text("correct-horse-battery\n")
+    models = f"  - {{model: a/one, admin_token_file: {token}}}\n  - {{model: a/two}}\n"
+    path.write_text(f"ingress: serve\nmodels:\n{models}")
+    first, second = run_cli("serve", "--config", str(path)).stderr.splitlines()
+    assert first.startswith("warning: one: Ray Serve's gRPC ingress listens")
+    assert second.startswith("warning: two: ")
+    assert second.endswith("lets whoever reaches it steer the service")
+    path.write_text("ingress: serve\nmodels: [{model: a/one}, {model: a/two}]\n")
+    [told] = run_cli("serve", "--config", str(path)).stderr.splitlines()
+    assert told.startswith("warning: Ray Serve's gRPC ingress")
+
+
+def test_a_service_that_does_not_come_up(served, monkeypatch):
+    def fail(config, report, others):
+        report("starting")
+        raise OutOfMemoryError("2 GiB needed, 1 GiB free")
+
+    monkeypatch.setattr(sys.modules["cluster.serve.startup"], "serve_forever", fail)
+    result = run_cli("serve")
+    assert result.exit_code == 1
+    assert result.stderr == "starting\nerror: 2 GiB needed, 1 GiB free\n"
+
+
+# the help
+
+
+def test_every_setting_stands_under_one_heading():
+    placed = [name for members in SECTIONS.values() for name in members]
+    assert sorted(placed) == sorted(settings())
+    assert f"{OTHER}:" not in run_cli("serve", "--help").stdout
+
+
+def test_the_help_has_the_headings_in_their_order():
+    text = run_cli("serve", "--help").stdout
+    places = [text.index(f"\n{heading}:\n") for heading in SECTIONS]
+    assert places == sorted(places)
+
+
+# flags of vLLM
+
+
+def test_the_model_may_stand_alone(served):
+    assert run_cli("serve", "tiny").exit_code == 0
+    assert served == [ServeConfig(model="tiny")]
+    assert run_cli("serve", "tiny", "--model", "other").exit_code == 2
+
+
+def test_flags_under_the_names_of_vllm(served):
+    flags = "-tp 2 --port 8001 --dtype half --generation-config vllm --max-num-seqs 8"
+    assert run_cli("serve", "tiny", *flags.split()).exit_code == 0
+    assert served == [
+        ServeConfig(
+            model="tiny",
+            tensor_parallel_size=2,
+            http_port=8001,
+            dtype="float16",
+            generation_config="none",
+            max_num_seqs=8,
+        )
+    ]
+
+
+def test_underscores_are_dashes_in_the_name_of_a_flag(served):
+    run_cli("serve", "--max_model_len", "99", "--served_model_name=my_model")
+    assert served == [ServeConfig(max_model_len=99, served_model_name="my_model")]
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (
+            "--speculative-model ./small --num-speculative-tokens 5 "
+            "--speculative-draft-tensor-parallel-size 2 --speculative-max-model-len 99 "
+            "--speculative-disable-by-batch-size 8 --speculative-model-quantization int8",
+            SpeculativeConfig(
+                "draft_model",
+                5,
+                model="./small",
+                draft_tensor_parallel_size=2,
+                max_model_len=99,
+                speculation_threshold=8,
+                quantization="int8",
+            ),
+        ),
+        (
+            "--speculative-model [ngram] --ngram-prompt-lookup-max 5 --ngram-prompt-lookup-min 3",
+            SpeculativeConfig("ngram", prompt_lookup_min=3, prompt_lookup_max=5),
+        ),
+        ("--spec-method suffix --spec-tokens 7", SpeculativeConfig("suffix", 7)),
+        (
+            "--spec-method ngram --spec-decoding-acceptance-method typical_acceptance_sampler "
+            "--typical-acceptance-sampler-posterior-threshold 0.1 "
+            "--typical-acceptance-sampler-posterior-alpha 0.2",
+            SpeculativeConfig("ngram", verifier="typical", typical_epsilon=0.1, typical_delta=0.2),
+        ),
+    ],
+)
+def test_speculation_key_by_key(served, flags, expected):
+    assert run_cli("serve", *flags.split()).exit_code == 0
+    assert served[0].speculative_config == expected
+
+
+def test_every_key_of_speculation_has_its_flag():
+    text = run_cli("serve", "--help").stdout
+    for name in [*SPECULATION_KEYS, *RENAMED]:
+        assert re.search(rf"--{name.replace('_', '-')}[ ,\n]", text), name
+
+
+@pytest.mark.parametrize("name", ALWAYS)
+def test_what_is_so_anyway_may_be_said_and_nothing_else(served, name):
+    flag, value = f"--{name.replace('_', '-')}", ALWAYS[name].value
+    right, wrong = ([flag, str(value)], [flag, "7"])
+    if isinstance(value, bool):
+        right, wrong = [flag], [f"--no-{flag[2:]}"]
+        right, wrong = (right, wrong) if value else (wrong, right)
+    assert run_cli("serve", *right).exit_code == 0
+    assert served == [ServeConfig()]
+    result = run_cli("serve", *wrong)
+    assert result.exit_code == 1
+    assert ALWAYS[name].reason in result.stderr
+
+
+@pytest.mark.parametrize("name", NOT_HERE)
+def test_what_is_not_here_is_refused_with_what_to_write(served, name):
+    flag = f"--{name.replace('_', '-')}"
+    result = run_cli("serve", flag, "4")
+    assert result.exit_code == 2
+    assert f"{flag} of vLLM must be {NOT_HERE[name]}" in " ".join(result.stderr.split())
+    assert served == []
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--quantization", "awq"], "a checkpoint that is quantized says so itself"),
+        (["--quantization", "fp8"], "a checkpoint that is quantized says so itself"),
+    ],
+)
+def test_words_of_vllm_that_mean_nothing_here(served, flags, reason):
+    result = run_cli("serve", *flags)
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+# keys
+
+
+@pytest.fixture
+def no_keys(monkeypatch):
+    monkeypatch.setenv(KEYS_VARIABLE, "from-before")
+
+
+def test_keys_of_the_command_do_not_reach_the_ray_of_somebody_else(served, no_keys):
+    """Whose processes have another environment: the service would be open to all."""
+    joining = ["--ray-address", "auto", "--ingress", "serve"]
+    result = run_cli("serve", "--api-key", "first-key", *joining)
+    assert (result.exit_code, served) == (2, [])
+    assert "keys have to be in an api_key_file" in result.stderr
+
+
+def test_keys_reach_the_replicas_through_the_environment(served, no_keys):
+    result = run_cli("serve", "--api-key", "first-key", "--api-key", "second-key")
+    assert [each.key for each in read_keys("api_key_file", None)] == ["first-key", "second-key"]
+    assert "other users of this machine can see --api-key" in result.stderr
+    assert "first-key" not in result.stderr
+    assert "first-key" not in str(served[0].to_mapping())
+
+
+@pytest.mark.parametrize("key", ["short", "a key with spaces", "a,key,with,commas", " "])
+def test_a_key_that_is_none_is_refused_and_not_shown(served, no_keys, key):
+    result = run_cli("serve", "--api-key", key)
+    assert result.exit_code == 1
+    assert "not shown" in result.stderr
+    assert key.strip() == "" or key not in result.stderr
+    assert served == []
+
+
+def test_keys_come_from_one_place(served, no_keys, tmp_path):
+    path = tmp_path / "keys.yaml"
+    path.write_text("[{name: a, key: long-enough}]")
+    flags = ["--api-key-file", str(path), "--api-key", "another-key"]
+    assert run_cli("serve", *flags).exit_code == 2

@@ -1,0 +1,39 @@
+"""Files that are a configuration, and files that are none."""
+
+import pytest
+
+from cluster.config.config_file import read_config_file
+from specdec.types.errors import InvalidValueError
+
+
+def test_keys_and_values_are_as_they_stand(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: tiny\nunknown: {deep: [1, 2.5, null]}\n")
+    assert read_config_file(path) == {"model": "tiny", "unknown": {"deep": [1, 2.5, None]}}
+
+
+def test_an_empty_file_says_nothing(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.touch()
+    assert read_config_file(path) == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "limit"),
+    [
+        (b"- 1\n", "a mapping of settings"),
+        (b"model: [\n", "a YAML file that can be read"),
+        (b"model: \xff\n", "a YAML file that can be read"),
+        (b"model: !!python/name:os.system\n", "a YAML file that can be read"),
+        (None, "a YAML file that can be read"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path, content, limit):
+    path = tmp_path / "serve.yaml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InvalidValueError) as caught:
+        read_config_file(path)
+    assert caught.value.field == "configuration file"
+    assert caught.value.limit.startswith(limit)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,126 @@
+"""A configuration file with a list of models."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+
+from cluster.api.http.app import make_app
+from cluster.config.multi_model import (
+    PATHS_OF_THE_SERVICE,
+    application_name,
+    check_prefix,
+    read_models,
+)
+from cluster.config.serve_config import ServeConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.types.errors import InvalidValueError
+
+
+@pytest.fixture
+def read(tmp_path):
+    """Reads a file of this text."""
+
+    def read(text, **overrides):
+        path = tmp_path / "serve.yaml"
+        path.write_text(text)
+        return read_models(path, overrides)
+
+    return read
+
+
+def test_without_a_list_there_is_one(read):
+    assert read("model: tiny\nmax_num_seqs: 8\n") == (ServeConfig(model="tiny", max_num_seqs=8),)
+
+
+def test_each_has_what_all_have_and_what_it_says_itself(read):
+    text = """
+ingress: serve
+drain_timeout_s: 30
+block_size: 8
+models:
+  - model: org/big
+    served_model_name: big
+    block_size: 32
+  - model: org/small
+"""
+    big, small = read(text, max_num_seqs=4)
+    assert (big.served_model_name, small.served_model_name) == ("big", "small")
+    assert (big.block_size, small.block_size) == (32, 8)
+    for each in (big, small):
+        assert (each.drain_timeout_s, each.max_num_seqs, each.ingress) == (30, 4, "serve")
+
+
+def test_the_words_of_vllm_are_taken_in_all_places(read):
+    text = """
+ingress: serve
+port: 8800
+models:
+  - {model: org/big, dtype: half, num_speculative_tokens: 5}
+  - model: org/small
+"""
+    big, small = read(text, speculative_config={"method": "ngram"})
+    assert (big.dtype, small.dtype) == ("float16", "float32")
+    assert big.http_port == small.http_port == 8800
+    assert big.speculative_config == SpeculativeConfig("ngram", num_speculative_tokens=5)
+    assert small.speculative_config == SpeculativeConfig("ngram")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("models: []", "a list of mappings"),
+        ("models: {model: a}", "a list of mappings"),
+        ("models: [a, b]", "a list of mappings"),
+        ("models: [{models: []}]", "a list of mappings"),
+        ("model: a\nmodels: [{model: b}]", "model is 'a'; it must be left out beside models"),
+        ("served_model_name: a\nmodels: [{model: b}]", "left out beside models"),
+        ("models: [{model: a}, {model: b}]", "serve for several models"),
+        ("ingress: serve\nmodels: [{model: x/a}, {model: y/a}]", "another one than 'a'"),
+        ("ingress: serve\nmodels: [{model: x/a.b}, {model: x/A_B}]", "another one than 'a.b'"),
+        ("ingress: serve\nmodels: [{model: a}, {model: x/V1}]", "/v1 is a path of its API"),
+        ("models: [{model: a, http_port: 1}]", "left out of models"),
+        ("models: [{model: a, port: 1}]", "port is 1; it must be left out of models"),
+        ("models: [{model: a, max-logprobs: 1}]", "max-logprobs"),
+        ("models: [{model: a, ray_address: auto}]", "left out of models"),
+        ("models: [{modle: a}]", "did you mean model"),
+    ],
+)
+def test_what_is_wrong_with_a_list_is_told(read, text, told):
+    with pytest.raises(InvalidValueError, match=told):
+        read(text)
+
+
+def paths_of(routes):
+    for route in routes:
+        included = getattr(route, "original_router", None)
+        yield from [route.path] if included is None else paths_of(included.routes)
+
+
+def test_no_path_of_the_service_can_be_the_prefix_of_a_model():
+    app = make_app(lambda: SimpleNamespace(), lambda: SimpleNamespace())
+    paths = set(paths_of(app.routes))
+    assert {"/v1/models", "/ready", "/openapi.json"} <= paths
+    first_parts = {path.split("/")[1] for path in paths}
+    possible = {part for part in first_parts if re.fullmatch("[a-z0-9-]+", part)}
+    assert possible == PATHS_OF_THE_SERVICE
+
+
+def test_the_first_model_may_have_any_name(read):
+    first, _ = read("ingress: serve\nmodels: [{model: x/v1}, {model: b}]")
+    assert first.served_model_name == "v1"
+    with pytest.raises(InvalidValueError, match="another one where a model has the prefix /"):
+        check_prefix(first)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("SmolLM2-135M-Instruct", "smollm2-135m-instruct"),
+        ("org/Model_v1.5", "org-model-v1-5"),
+        ("日本", "model"),
+        ("x" * 62 + "-yz", "x" * 62),
+    ],
+)
+def test_an_application_is_named_by_a_dns_label(name, expected):
+    assert application_name(ServeConfig(served_model_name=name)) == expected

@@ -1,0 +1,357 @@
+import dataclasses
+import json
+import typing
+from pathlib import Path
+
+import pytest
+
+from cluster.config.serve_config import ServeConfig, settings
+from specdec.config.engine import DTYPE_BYTES, EngineConfig
+from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculative_keys import read_speculation
+from specdec.types.errors import InvalidValueError
+
+
+@pytest.fixture
+def tls_files(tmp_path):
+    for name in ("cert.pem", "key.pem"):
+        (tmp_path / name).touch()
+    return {"tls_cert_file": tmp_path / "cert.pem", "tls_key_file": tmp_path / "key.pem"}
+
+
+def test_defaults():
+    config = ServeConfig()
+    assert config.model == config.served_model_name == "smollm2-135m-instruct"
+    assert config.speculative_config == SpeculativeConfig("draft_model", 3, quantization="int8")
+    assert config.warnings == ()
+
+
+def test_auto_drafts_by_lookup_for_a_model_without_a_draft(monkeypatch):
+    ngram = SpeculativeConfig("ngram", 3)
+    assert ServeConfig(model="/models/tiny").speculative_config == ngram
+    assert ServeConfig.from_mapping({"speculative_config": "auto", "model": "tiny"}) == (
+        ServeConfig(model="tiny")
+    )
+    for quantization in QUANTIZATION_METHODS:
+        assert ServeConfig(quantization=quantization).speculative_config == ngram
+    monkeypatch.setattr("specdec.config.engine.has_fbgemm", lambda: False)
+    assert ServeConfig().speculative_config == ngram
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("tiny", "tiny"), ("/models/tiny/", "tiny"), ("models/tiny", "tiny"), ("org/tiny", "tiny")],
+)
+def test_the_model_is_served_under_its_own_name(model, name):
+    assert ServeConfig(model=model).served_model_name == name
+    assert ServeConfig(model=model, served_model_name="mine").served_model_name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("device", "asked", "limit"), [("cpu", None, 64), ("cpu", 300, 300), ("cuda", None, None)]
+)
+def test_prompts_share_a_step_by_what_the_device_bears(device, asked, limit):
+    config = ServeConfig(device=device, max_prefill_tokens=asked, speculative_config=None)
+    assert config.prefill_limit == limit
+
+
+def test_defaults_and_limits_are_those_of_the_engine():
+    config = ServeConfig()
+    # Targets of a service take two steps; others may not.
+    assert config.async_scheduling
+    for field in dataclasses.fields(EngineConfig):
+        if field.default not in (dataclasses.MISSING, None) and field.name != "async_scheduling":
+            assert getattr(config, field.name) == field.default, field.name
+    assert settings()["dtype"].limit.options == ("auto", *DTYPE_BYTES)
+    assert settings()["quantization"].limit.options == ("none", *QUANTIZATION_METHODS)
+    assert ServeConfig().quantization_method is None
+    for method in QUANTIZATION_METHODS:
+        assert ServeConfig(quantization=method).quantization_method == method
+    for extreme in (
+        {"max_num_seqs": 4096, "max_num_batched_tokens": 2**20, "max_queue_len": 1_000_000},
+        {"max_num_seqs": 1, "max_num_batched_tokens": 1, "max_queue_len": 0, "block_size": 1},
+        {"block_size": 1024, "max_prefill_tokens": 2**20, "stream_interval": 2**20},
+        {"max_prefill_tokens": 1, "stream_interval": 1},
+    ):
+        ServeConfig(**extreme)
+        EngineConfig(max_model_len=2**24, num_blocks=2**24, **extreme)
+
+
+def test_every_literal_allows_what_its_setting_allows():
+    hints = typing.get_type_hints(ServeConfig, localns={"SpeculativeConfig": SpeculativeConfig})
+    for name, setting in settings().items():
+        if setting.limit.options:
+            assert typing.get_args(hints[name]) == setting.limit.options
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("model", 5, "a text that is not empty"),
+        ("model", "", "a text that is not empty"),
+        ("served_model_name", ["a"], "a text that is not empty"),
+        ("served_model_name", "x" * 257, "at most 256 characters long"),
+        ("tensor_parallel_size", 0, "a whole number from 1 to 1024"),
+        ("tensor_parallel_size", True, "a whole number from 1 to 1024"),
+        ("tensor_parallel_size", 2.0, "a whole number from 1 to 1024"),
+        ("tensor_parallel_size", "2", "a whole number from 1 to 1024"),
+        ("tensor_parallel_size", None, "a whole number from 1 to 1024"),
+        ("dtype", "float64", "one of auto, float32, bfloat16, float16"),
+        ("dtype", ["float32"], "one of auto, float32, bfloat16, float16"),
+        ("max_model_len", 1, "a whole number from 2 to 16777216"),
+        ("max_queue_len", -1, "a whole number from 0 to 1000000"),
+        ("kv_cache_memory_gib", 0, "a number above 0"),
+        ("kv_cache_memory_gib", True, "a number above 0"),
+        ("kv_cache_memory_gib", float("inf"), "a number above 0"),
+        ("step_timeout_s", float("nan"), "a number above 0"),
+        ("step_timeout_s", None, "a number above 0"),
+        ("drain_timeout_s", -0.1, "0 or a number above it"),
+        ("upscale_delay_s", False, "0 or a number above it"),
+        ("downscale_delay_s", None, "0 or a number above it"),
+        ("num_replicas", 0, "a whole number from 1 to 1024"),
+        ("max_replicas", 0, "a whole number from 1 to 1024"),
+        ("grpc_port", 65536, "a whole number from 1 to 65535"),
+        ("http_port", 9000, "another port than grpc_port"),
+        ("log_level", "INFO", "one of debug, info, warning, error"),
+        ("transport", "udp", "one of auto, ipc, tcp"),
+        ("tls_cert_file", "/no/such/file", "the path of a file that exists"),
+        ("state_dir", __file__, "the path of a directory"),
+        ("max_num_batched_tokens", 63, "at least max_num_seqs (64)"),
+        ("speculative_config", 3, "a mapping, auto, or none to turn speculation off"),
+        ("speculative_config", "[1]", "a mapping, auto, or none to turn speculation off"),
+        ("speculative_config", "{", "a JSON mapping, or none"),
+    ],
+)
+def test_what_is_out_of_its_limits_is_named(field, value, limit):
+    with pytest.raises(InvalidValueError) as caught:
+        ServeConfig.from_mapping({field: value})
+    assert caught.value.field == field
+    assert caught.value.limit.startswith(limit)
+    if field != "speculative_config":
+        with pytest.raises(InvalidValueError):
+            ServeConfig(**{field: value})
+
+
+@pytest.mark.parametrize(
+    "field", [name for name, setting in settings().items() if setting.limit.accepts(None)]
+)
+def test_none_is_allowed_where_it_means_something(field):
+    assert getattr(ServeConfig.from_mapping({field: None}), field) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "field"),
+    [
+        ({"num_speculative_tokens": "3"}, "speculative_config.num_speculative_tokens"),
+        ({"num_speculative_tokens": True}, "speculative_config.num_speculative_tokens"),
+        ({"num_speculative_tokens": 33}, "speculative_config.num_speculative_tokens"),
+        ({"speculation_threshold": 4097}, "speculative_config.speculation_threshold"),
+        ({"method": "oracle"}, "speculative_config.method"),
+        ({"method": ["ngram"]}, "speculative_config.method"),
+    ],
+)
+def test_speculation_is_checked_too(value, field):
+    with pytest.raises(InvalidValueError) as caught:
+        ServeConfig.from_mapping({"speculative_config": value})
+    assert caught.value.field == field
+
+
+@dataclasses.dataclass(frozen=True)
+class OtherSpeculation:
+    """Fields of kinds that SpeculativeConfig may come to have."""
+
+    names: tuple[typing.Literal["a", "b"], ...] = ()
+    threshold: float | typing.Literal["auto"] = "auto"
+    share: float = 0.5
+
+
+def test_fields_of_speculation_are_read_by_their_kind(monkeypatch):
+    monkeypatch.setattr("specdec.config.speculative.SpeculativeConfig", OtherSpeculation)
+    given = {"names": ["a", "b"], "threshold": 0.5, "share": 1}
+    assert read_speculation(given) == OtherSpeculation(("a", "b"), 0.5, 1)
+    assert read_speculation({"names": ("a",), "threshold": "auto"}).names == ("a",)
+    for wrong, message in (
+        ({"names": "a"}, "names is 'a'; it must be a list"),
+        ({"names": ["a", 3]}, r"names\[1\] is 3; it must be a text"),
+        ({"threshold": True}, "threshold is True; it must be a number or a text"),
+        ({"share": "1"}, "share is '1'; it must be a number"),
+    ):
+        with pytest.raises(InvalidValueError, match=rf"^speculative_config\.{message}$"):
+            read_speculation(wrong)
+
+
+@pytest.mark.parametrize("none", [None, "none"])
+def test_speculation_can_be_turned_off(none):
+    assert ServeConfig.from_mapping({"speculative_config": none}).speculative_config is None
+
+
+def test_speculation_may_be_json():
+    mapping = {"method": "ngram", "num_speculative_tokens": 5}
+    config = ServeConfig.from_mapping({"speculative_config": json.dumps(mapping)})
+    assert config == ServeConfig.from_mapping({"speculative_config": mapping})
+    assert config.speculative_config == SpeculativeConfig(num_speculative_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"max_num_seq": 3}, "'max_num_seq'; it must be a known one; did you mean max_num_seqs?"),
+        (
+            {"speculative_config": {"num_draft_tokens": 3}},
+            "speculative_config key is 'num_draft_tokens'; it must be a known one; "
+            "did you mean num_speculative_tokens?",
+        ),
+        ({"zzz": 3}, "configuration key is 'zzz'; it must be one of model, "),
+        ({7: 3}, "configuration key is 7; it must be one of model, "),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_one(mapping, message):
+    with pytest.raises(InvalidValueError) as caught:
+        ServeConfig.from_mapping(mapping)
+    assert message in str(caught.value)
+
+
+def test_tls_needs_both_files_and_the_embedded_ingress(tls_files):
+    assert ServeConfig(**tls_files).tls_cert_file == tls_files["tls_cert_file"]
+    for name in tls_files:
+        with pytest.raises(InvalidValueError, match="given together with tls_cert_file"):
+            ServeConfig(**{name: tls_files[name]})
+    with pytest.raises(InvalidValueError, match="left out unless ingress is embedded"):
+        ServeConfig(**tls_files, ingress="serve")
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({"num_replicas": 2}, "ingress"),
+        ({"max_replicas": 1}, "ingress"),
+        ({"ingress": "serve", "min_replicas": 2}, "min_replicas"),
+        ({"ingress": "serve", "min_replicas": 3, "max_replicas": 2}, "max_replicas"),
+        ({"ingress": "serve", "num_replicas": 2, "max_replicas": 3}, "num_replicas"),
+    ],
+)
+def test_replicas_are_checked_together(values, field):
+    with pytest.raises(InvalidValueError) as error:
+        ServeConfig(**values)
+    assert error.value.field == field
+
+
+def test_how_many_replicas_there_have_to_be_and_may_be():
+    fixed = ServeConfig(ingress="serve", num_replicas=3)
+    scaled = ServeConfig(ingress="serve", min_replicas=2, max_replicas=4, drain_timeout_s=0)
+    numbers = [
+        (each.fewest_replicas, each.most_replicas) for each in (ServeConfig(), fixed, scaled)
+    ]
+    assert numbers == [(1, 1), (3, 3), (2, 4)]
+
+
+def test_loopback_is_no_cause_for_a_warning():
+    assert ServeConfig(host="::1").warnings == ()
+
+
+def test_other_hosts_without_tls_are(tls_files):
+    [warning] = ServeConfig(host="10.0.0.1").warnings
+    assert "10.0.0.1" in warning
+    assert ServeConfig(host="10.0.0.1", **tls_files).warnings == ()
+
+
+def test_the_serve_ingress_is_open_to_all():
+    [warning] = ServeConfig(ingress="serve").warnings
+    assert "all interfaces" in warning
+
+
+def test_round_trip(tls_files):
+    config = ServeConfig(
+        model="/models/tiny",
+        max_model_len=512,
+        kv_cache_memory_gib=0.5,
+        speculative_config=SpeculativeConfig(num_speculative_tokens=7, speculation_threshold=6),
+        state_dir=Path("/var/lib/specdec"),
+        **tls_files,
+    )
+    for each in (config, ServeConfig(), ServeConfig(speculative_config=None)):
+        mapping = json.loads(json.dumps(each.to_mapping()))
+        assert ServeConfig.from_mapping(mapping) == each
+
+
+def test_relative_paths_become_absolute(tls_files, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    paths = {**tls_files, "state_dir": tmp_path / "state"}
+    relative = {name: path.name for name, path in paths.items()}
+    assert ServeConfig.from_mapping(relative) == ServeConfig(**paths)
+
+
+def test_yaml_and_what_wins_over_it(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        "model: tiny\nmax_num_seqs: 8\nstep_timeout_s: 5\nspeculative_config: {method: ngram}\n"
+    )
+    config = ServeConfig.from_yaml(path, {"max_num_seqs": 4})
+    assert config == ServeConfig(model="tiny", max_num_seqs=4, step_timeout_s=5)
+
+
+def test_help_states_meaning_limit_and_default():
+    assert settings()["max_num_seqs"].help == (
+        "Most requests that run at once (1 to 4096). Default: 64."
+    )
+    for name, setting in settings().items():
+        assert setting.meaning, name
+        assert setting.default, name
+
+
+def test_auto_is_resolved_when_a_configuration_is_made(monkeypatch):
+    monkeypatch.setattr("specdec.config.llm.resolved_device", {"auto": "cuda"}.get)
+    assert ServeConfig(model="tiny", device="auto").device == "cuda"
+
+
+def test_native_kernels_are_for_cpus():
+    with pytest.raises(InvalidValueError, match="kernels is 'native'; it must be auto or torch"):
+        ServeConfig(device="cuda", kernels="native")
+    assert ServeConfig(device="cuda").kernels == "auto"
+
+
+@pytest.mark.parametrize("method", QUANTIZATION_METHODS)
+def test_quantization_is_for_cpus(method):
+    speculation = SpeculativeConfig("draft_model", quantization=method)
+    for changes in ({"quantization": method}, {"speculative_config": speculation}):
+        with pytest.raises(InvalidValueError, match="it must be left out where device is cuda"):
+            ServeConfig(model="tiny", device="cuda", **changes)
+    assert ServeConfig(device="cuda").speculative_config == SpeculativeConfig("ngram")
+
+
+def test_rows_of_8_bits_are_for_native_kernels():
+    speculation = SpeculativeConfig("draft_model", quantization="w8a8")
+    for changes in ({"quantization": "w8a8"}, {"speculative_config": speculation}):
+        with pytest.raises(InvalidValueError, match="left out or int8 where kernels is torch"):
+            ServeConfig(model="tiny", kernels="torch", **changes)
+        ServeConfig(model="tiny", **changes)
+    assert ServeConfig(kernels="torch", quantization="int8").quantization_method == "int8"
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["localhost:4317", "http://localhost", "grpc://localhost:4317", "http://a:b", 4317]
+)
+def test_a_collector_that_is_no_url_with_a_port_is_named(endpoint):
+    with pytest.raises(InvalidValueError, match=r"otlp_traces_endpoint is .*a URL such as http"):
+        ServeConfig(otlp_traces_endpoint=endpoint)
+
+
+def test_traces_need_packages_that_are_optional(monkeypatch):
+    endpoint = "https://collector:4317"
+    assert ServeConfig(otlp_traces_endpoint=endpoint).otlp_traces_endpoint == endpoint
+
+    def missing(name):
+        raise ModuleNotFoundError(name)
+
+    for find in (missing, lambda name: None):
+        monkeypatch.setattr("cluster.config.serve_config.find_spec", find)
+        with pytest.raises(InvalidValueError, match=r"pip install 'specdec\[tracing\]'"):
+            ServeConfig(otlp_traces_endpoint=endpoint)
+        assert ServeConfig().otlp_traces_endpoint is None
+
+
+def test_paths_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = ServeConfig.from_mapping({"profile_dir": "profiles", "state_dir": "state"})
+    assert (config.profile_dir, config.state_dir) == (tmp_path / "profiles", tmp_path / "state")

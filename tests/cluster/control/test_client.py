@@ -1,0 +1,192 @@
+"""A Router's line to the ControlPlane, and what holds while it is broken."""
+
+import asyncio
+
+import pytest
+from ray.exceptions import RayTaskError
+
+from cluster.control import client
+from cluster.control.client import ControlLink
+from cluster.control.plane import ControlPlane
+from cluster.control.store import ControlStore
+from specdec.client import ReplicaReport, SpeculationChange
+from specdec.types.control import SpeculationControl
+from specdec.types.errors import InvalidValueError, NotReadyError
+from tests.cluster.admin_service import LocalHandle
+
+CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
+
+
+class FakeRouter:
+    """Keeps the states that it was told to go by, and reports what a test says."""
+
+    def __init__(self):
+        self.states = []
+        self.told = asyncio.Event()
+        self.current = ReplicaReport("r1", is_ready=True)
+
+    async def apply(self, state):
+        self.states.append(state)
+        self.told.set()
+
+    def report(self):
+        return self.current
+
+    async def next_version(self):
+        """The version that it is told of next."""
+        await asyncio.wait_for(self.told.wait(), 5)
+        self.told.clear()
+        return self.states[-1].version
+
+
+@pytest.fixture
+def make_plane(tmp_path):
+    return lambda: ControlPlane(CONFIGURED, ControlStore(tmp_path, "tiny"))
+
+
+@pytest.fixture
+def handle(make_plane):
+    return LocalHandle(make_plane())
+
+
+@pytest.fixture
+def router():
+    return FakeRouter()
+
+
+@pytest.fixture
+async def link(handle, router, monkeypatch):
+    monkeypatch.setattr(client, "_REPORT_PERIOD_S", 0.02)
+    monkeypatch.setattr(client, "_WATCH_S", 0.2)
+    link = ControlLink(handle, router.apply, router.report, call_timeout_s=0.1)
+    link.start()
+    yield link
+    await link.close("r1", has_failed=False)
+
+
+async def test_a_router_is_told_at_first_and_of_every_change_alone(link, router):
+    assert await router.next_version() == 0
+    await link.set_speculation(SpeculationChange(mode="off"))
+    assert await router.next_version() == 1
+    await asyncio.sleep(0.5)  # two watches end without news
+    assert [state.version for state in router.states] == [0, 1]
+
+
+async def test_a_control_plane_that_comes_back_is_asked_anew(link, handle, router, make_plane):
+    assert await router.next_version() == 0
+    handle.plane = None
+    with pytest.raises(NotReadyError, match="the control plane does not answer"):
+        await link.speculation()
+    await asyncio.sleep(0.4)
+    assert len(router.states) == 1
+    handle.plane = make_plane()
+    await handle.plane.set_speculation(SpeculationChange(threshold=4))
+    assert await router.next_version() == 1
+    assert router.states[-1].in_force.threshold == 4
+
+
+async def test_a_control_plane_that_comes_back_hears_of_a_replica_at_rest(
+    link, handle, router, make_plane
+):
+    assert await router.next_version() == 0
+    handle.plane = None
+    await asyncio.sleep(0.4)
+    handle.plane = make_plane()
+    assert await router.next_version() == 0
+    await asyncio.sleep(0.1)
+    [replica] = (await handle.plane.status()).replicas
+    assert replica.report == router.current
+
+
+async def test_a_state_that_was_lost_counts_even_with_a_lower_version(
+    link, handle, router, tmp_path
+):
+    await link.set_speculation(SpeculationChange(mode="off"))
+    while await router.next_version() != 1:
+        pass
+    plane, handle.plane = handle.plane, None
+    await asyncio.sleep(0.4)
+    handle.plane = ControlPlane(CONFIGURED, ControlStore(tmp_path / "new", "tiny"))
+    assert await router.next_version() == 0
+    assert plane is not handle.plane
+
+
+async def test_reports_are_sent_when_something_changed(link, handle, router):
+    await asyncio.sleep(0.1)
+    [replica] = (await handle.plane.status()).replicas
+    assert replica.report == router.current
+    assert replica.age_s > 0.03, "the same was reported again"
+    router.current = ReplicaReport("r1", is_ready=True, num_running=1)
+    await asyncio.sleep(0.1)
+    [replica] = (await handle.plane.status()).replicas
+    assert replica.report.num_running == 1
+
+
+async def test_the_fleet_shows_this_replica_as_it_is_now_where_that_is_asked_for(link, router):
+    await asyncio.sleep(0.1)
+    router.current = ReplicaReport("r1", is_ready=True, num_running=2)
+    [replica] = (await link.fresh_fleet()).status.replicas
+    assert replica.report == router.current
+
+
+async def test_its_own_replica_is_known_to_a_link_that_is_broken(link, handle, router):
+    await link.speculation()
+    assert link.is_connected
+    handle.plane = None
+    with pytest.raises(NotReadyError):
+        await link.fresh_fleet()
+    assert not link.is_connected
+    assert link.own_status().report == router.current
+
+
+async def test_a_refusal_of_the_control_plane_is_an_answer(link):
+    with pytest.raises(InvalidValueError):
+        await link.audit_log(-1, "")
+    assert link.is_connected
+
+
+async def test_a_state_that_is_in_force_is_reported_at_once(handle, router, monkeypatch):
+    monkeypatch.setattr(client, "_REPORT_PERIOD_S", 60.0)
+    link = ControlLink(handle, router.apply, router.report)
+    link.start()
+    while await router.next_version() != 0:
+        pass
+    await asyncio.sleep(0.05)
+    router.current = ReplicaReport("r1", is_ready=True, speculation_version=1)
+    await handle.plane.set_speculation(SpeculationChange(mode="off"))
+    assert await router.next_version() == 1
+    await asyncio.sleep(0.05)
+    [replica] = (await handle.plane.status()).replicas
+    assert replica.report.speculation_version == 1
+    await link.close("r1", has_failed=False)
+
+
+async def test_the_status_shows_this_replica_as_it_is_now(link, router):
+    await asyncio.sleep(0.1)
+    router.current = ReplicaReport("r1", is_ready=True, num_running=2)
+    [replica] = (await link.status()).replicas
+    assert replica.report == router.current
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+async def test_a_router_that_ends_says_goodbye(handle, router, has_failed):
+    link = ControlLink(handle, router.apply, router.report)
+    link.start()
+    await router.next_version()
+    await asyncio.sleep(0.05)
+    await link.close("r1", has_failed=has_failed)
+    status = await handle.plane.status()
+    assert (status.replicas, status.num_lost_replicas) == ((), int(has_failed))
+
+
+async def test_what_the_control_plane_raises_arrives_as_it_was(handle, router, monkeypatch):
+    """Over Ray an error comes wrapped, with a traceback for a text."""
+    cause = InvalidValueError("mode", "maybe", "one of auto, on, off")
+
+    async def fail():
+        raise RayTaskError("speculation", "Traceback ...", cause, pid=1, ip="127.0.0.1")
+
+    monkeypatch.setattr(handle.plane, "speculation", fail)
+    with pytest.raises(InvalidValueError) as caught:
+        await ControlLink(handle, router.apply, router.report).speculation()
+    assert caught.value is cause

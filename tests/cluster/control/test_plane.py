@@ -1,0 +1,418 @@
+"""Operators, watchers and reports, on a clock that tests wind."""
+
+import asyncio
+from datetime import UTC, datetime
+from itertools import pairwise
+
+import pytest
+
+from cluster.control import client
+from cluster.control import plane as control_plane
+from cluster.control.overrides import OverrideLimits
+from cluster.control.plane import OVERDUE_S, SILENCE_LIMIT_S, ControlPlane
+from cluster.control.store import ControlStore
+from specdec.client import Counts, ReplicaReport, SpeculationChange
+from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.errors import InvalidValueError, VersionConflictError
+from tests.clock import Clock
+
+CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
+LIMITS = OverrideLimits(("draft_model", "ngram"))
+OFF = SpeculationChange(mode="off", updated_by="ann@host", reason="a test")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def make(tmp_path, clock):
+    def make(configured=CONFIGURED, limits=LIMITS):
+        store = ControlStore(tmp_path, "tiny")
+        return ControlPlane(
+            configured,
+            store,
+            limits=limits,
+            clock=clock,
+            wall_clock=lambda: 1e9 - 100 + clock.now_s,
+        )
+
+    return make
+
+
+@pytest.fixture
+def plane(make):
+    return make()
+
+
+async def test_the_configured_values_hold_at_first(plane):
+    state = await plane.speculation()
+    assert state.in_force == state.configured == CONFIGURED
+    assert (state.overridden, state.version, state.updated_at) == ((), 0, None)
+
+
+async def test_a_change_says_who_when_and_why(plane):
+    state = await plane.set_speculation(OFF)
+    assert state == await plane.speculation()
+    assert state.in_force == SpeculationControl("off", 32, 3)
+    assert state.configured == CONFIGURED
+    assert (state.overridden, state.version) == (("mode",), 1)
+    assert state.updated_at == datetime.fromtimestamp(1e9, UTC)
+    assert (state.updated_by, state.reason) == ("ann@host", "a test")
+
+
+async def test_only_what_is_given_changes(plane):
+    await plane.set_speculation(OFF)
+    state = await plane.set_speculation(SpeculationChange(threshold=8))
+    assert state.in_force == SpeculationControl("off", 8, 3)
+    assert (state.overridden, state.updated_by) == (("mode", "threshold"), "")
+
+
+async def test_a_reset_goes_before_what_comes_with_it(plane):
+    await plane.set_speculation(OFF)
+    state = await plane.set_speculation(SpeculationChange(reset=True, num_speculative_tokens=5))
+    assert state.in_force == SpeculationControl("auto", 32, 5)
+    state = await plane.set_speculation(SpeculationChange(reset=True))
+    assert (state.in_force, state.overridden, state.version) == (CONFIGURED, (), 3)
+
+
+async def test_a_change_for_another_version_changes_nothing(plane):
+    await plane.set_speculation(OFF)
+    with pytest.raises(VersionConflictError, match="expected_version is 0; it must be 1"):
+        await plane.set_speculation(SpeculationChange(mode="on", expected_version=0))
+    assert (await plane.speculation()).in_force.mode == "off"
+    changed = await plane.set_speculation(SpeculationChange(mode="on", expected_version=1))
+    assert changed.version == 2
+
+
+async def test_of_two_control_planes_none_undoes_the_other(plane, make):
+    other = make()
+    await plane.set_speculation(OFF)
+    state = await other.set_speculation(SpeculationChange(threshold=8))
+    assert (state.in_force, state.version) == (SpeculationControl("off", 8, 3), 2)
+
+
+async def test_an_override_outlasts_the_process_and_wins_over_a_new_configuration(plane, make):
+    before = await plane.set_speculation(OFF)
+    again = make()
+    assert await again.speculation() == before
+    other = make(SpeculationControl("auto", threshold=4, num_speculative_tokens=7))
+    assert (await other.speculation()).in_force == SpeculationControl("off", 4, 7)
+
+
+async def test_without_speculation_there_is_nothing_to_change(plane, make):
+    await plane.set_speculation(SpeculationChange(mode="on"))
+    without = make(None)
+    state = await without.speculation()
+    assert state.in_force == state.configured == SpeculationControl("off", 0, 0)
+    assert state.overridden == ()
+    with pytest.raises(InvalidValueError, match="speculative_config is 'none'"):
+        await without.set_speculation(OFF)
+
+
+async def test_a_watcher_is_told_at_once_what_it_does_not_know(plane):
+    assert (await plane.watch(None, timeout_s=10)).version == 0
+    await plane.set_speculation(OFF)
+    assert (await plane.watch((0, None), timeout_s=10)).version == 1
+    assert (await plane.watch((7, None), timeout_s=10)).version == 1  # of a state that is lost
+
+
+async def test_a_change_wakes_every_watcher(plane):
+    watchers = [asyncio.create_task(plane.watch((0, None), timeout_s=10)) for _ in range(3)]
+    await asyncio.sleep(0.01)
+    assert not any(watcher.done() for watcher in watchers)
+    changed = await plane.set_speculation(OFF)
+    assert await asyncio.wait_for(asyncio.gather(*watchers), 0.5) == [changed] * 3
+
+
+async def test_a_watch_ends_when_nothing_happens(plane):
+    assert (await plane.watch((0, None), timeout_s=0.01)).version == 0
+
+
+async def test_replicas_are_listed_oldest_first_with_their_ages(plane, clock):
+    young = ReplicaReport("young", is_ready=False, reason="the model is loading")
+    old = ReplicaReport("old", is_ready=True, num_decoding=3)
+    await plane.report(young, uptime_s=1)
+    await plane.report(old, uptime_s=50)
+    clock.now_s += 5
+    await plane.report(young, uptime_s=6)
+    status = await plane.status()
+    assert [each.report for each in status.replicas] == [old, young]
+    assert [(each.uptime_s, each.age_s) for each in status.replicas] == [(55, 5), (6, 0)]
+    assert status.speculation == await plane.speculation()
+
+
+async def test_a_report_that_was_overtaken_by_a_later_one_changes_nothing(plane):
+    later = ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=9))
+    await plane.report(later, uptime_s=5.1)
+    await plane.report(ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=8)), uptime_s=5.0)
+    [replica] = (await plane.status()).replicas
+    assert replica.report == later
+
+
+async def test_a_replica_whose_report_is_overdue_is_not_ready(plane, clock):
+    await plane.report(ReplicaReport("r1", is_ready=True, counts=Counts(num_steps=3)), uptime_s=0)
+    clock.now_s += OVERDUE_S
+    [replica] = (await plane.status()).replicas
+    assert replica.report.is_ready
+    clock.now_s += 1
+    fleet = await plane.fleet()
+    [replica] = fleet.status.replicas
+    assert (replica.report.is_ready, replica.report.reason) == (False, "nothing heard for 37 s")
+    assert (fleet.status.num_lost_replicas, fleet.totals.num_steps) == (0, 3)
+    await plane.report(ReplicaReport("r1", is_ready=True), uptime_s=38)
+    [replica] = (await plane.status()).replicas
+    assert replica.report.is_ready
+
+
+def test_a_replica_at_rest_is_never_overdue():
+    between_reports_s = client._IDLE_REPORT_PERIOD_S + client._REPORT_PERIOD_S
+    a_failed_call_s = client._CALL_TIMEOUT_S + client._REPORT_PERIOD_S
+    assert between_reports_s + a_failed_call_s < OVERDUE_S
+
+
+async def test_replicas_that_fall_silent_or_fail_count_as_lost(plane, clock):
+    for name in ("silent", "failed", "asked to end", "well"):
+        await plane.report(ReplicaReport(name, is_ready=True), uptime_s=0)
+    await plane.leave("failed", has_failed=True)
+    await plane.leave("asked to end", has_failed=False)
+    await plane.leave("unknown", has_failed=True)
+    clock.now_s += SILENCE_LIMIT_S
+    await plane.report(ReplicaReport("well", is_ready=True), uptime_s=0)
+    assert len((await plane.status()).replicas) == 2
+    clock.now_s += 1
+    status = await plane.status()
+    assert [each.report.replica_id for each in status.replicas] == ["well"]
+    assert status.num_lost_replicas == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "field"),
+    [
+        ({}, "change"),
+        ({"reason": "none given"}, "change"),
+        ({"mode": "maybe"}, "mode"),
+        ({"threshold": 4097}, "threshold"),
+        ({"num_speculative_tokens": 33}, "num_speculative_tokens"),
+        ({"reset": True, "reason": "x" * 257}, "reason"),
+        ({"reset": True, "reason": "two\nlines"}, "reason"),
+        ({"reset": True, "updated_by": "x" * 129}, "updated_by"),
+        ({"method": "luck"}, "method"),
+        ({"allow_request_override": 1}, "allow_request_override"),
+        ({"allowed_verifiers": ()}, "allowed_verifiers"),
+        ({"allowed_verifiers": ("coupled", "luck")}, "allowed_verifiers[1]"),
+        ({"ttl_s": -1}, "ttl_s"),
+        ({"ttl_s": float("nan")}, "ttl_s"),
+        ({"ttl_s": 31 * 86400}, "ttl_s"),
+        ({"rules": (SpeculationRule(5),)}, "rules[0]"),
+    ],
+)
+def test_a_change_that_cannot_be_is_named(values, field):
+    with pytest.raises(InvalidValueError) as caught:
+        SpeculationChange(**values)
+    assert caught.value.field == field
+
+
+async def test_two_writers_with_the_same_version_one_wins(plane, make):
+    other = make()
+    changes = [SpeculationChange(threshold=n, expected_version=0) for n in (4, 8)]
+    results = await asyncio.gather(
+        plane.set_speculation(changes[0]), other.set_speculation(changes[1]), return_exceptions=True
+    )
+    assert sorted(type(each).__name__ for each in results) == [
+        "SpeculationState",
+        "VersionConflictError",
+    ]
+
+
+async def test_a_method_that_is_loaded_and_one_that_is_not(plane, make):
+    state = await plane.set_speculation(SpeculationChange(method="ngram"))
+    assert state.in_force.method == "ngram"
+    with pytest.raises(InvalidValueError, match="one of those loaded: draft_model, ngram"):
+        await plane.set_speculation(SpeculationChange(method="suffix"))
+    alone = make(limits=OverrideLimits(("ngram",)))
+    assert (await alone.speculation()).in_force.method is None, "it waits for a choice to return"
+    with pytest.raises(InvalidValueError, match="one method alone is loaded"):
+        await alone.set_speculation(SpeculationChange(method="ngram"))
+
+
+async def test_the_services_own_verifier_stays_allowed(plane):
+    with pytest.raises(InvalidValueError, match="a list with coupled in it"):
+        await plane.set_speculation(SpeculationChange(allowed_verifiers=("block",)))
+    state = await plane.set_speculation(SpeculationChange(allowed_verifiers=("coupled", "block")))
+    assert state.in_force.allowed_verifiers == ("coupled", "block")
+
+
+async def test_overrides_end_when_their_time_is_over(plane, make, clock):
+    change = SpeculationChange(mode="off", ttl_s=60)
+    state = await plane.set_speculation(change)
+    assert state.expires_at == datetime.fromtimestamp(1e9 + 60, UTC)
+    state = await plane.set_speculation(SpeculationChange(threshold=5))
+    assert state.expires_at is not None, "what a change leaves out stays"
+    watcher = asyncio.create_task(plane.watch(state.stamp, timeout_s=10))
+    clock.now_s += 59
+    plane.tick()
+    await asyncio.sleep(0.01)
+    assert not watcher.done()
+    clock.now_s += 1
+    plane.tick()
+    state = await watcher
+    assert (state.in_force, state.overridden, state.expires_at) == (CONFIGURED, (), None)
+    assert (state.version, state.reason) == (3, "expired")
+    assert await make().speculation() == state
+
+
+async def test_a_time_that_was_over_while_nobody_looked(plane, make, clock):
+    await plane.set_speculation(SpeculationChange(mode="off", ttl_s=60))
+    clock.now_s += 61
+    assert (await make().speculation()).in_force == CONFIGURED
+
+
+async def test_a_time_can_be_taken_back(plane, clock):
+    await plane.set_speculation(SpeculationChange(mode="off", ttl_s=60))
+    await plane.set_speculation(SpeculationChange(ttl_s=0))
+    clock.now_s += 61
+    assert (await plane.speculation()).in_force.mode == "off"
+
+
+async def test_the_log_says_who_set_what(plane):
+    await plane.set_speculation(OFF)
+    rules = (SpeculationRule(5.0, num_speculative_tokens=1),)
+    await plane.set_speculation(SpeculationChange(reset=True, rules=rules, ttl_s=9))
+    page = await plane.audit_log(0, "")
+    newest, oldest = page.entries
+    assert newest.change["reset"] is True
+    assert newest.change["ttl_s"] == 9
+    assert newest.change["rules"][0]["min_requests_per_s"] == 5.0
+    assert oldest.change == {"mode": "off"}
+    assert (oldest.version, oldest.updated_by, oldest.reason) == (1, "ann@host", "a test")
+    first = await plane.audit_log(1, "")
+    rest = await plane.audit_log(1, first.next_page_token)
+    assert (first.entries, rest.entries) == ((newest,), (oldest,))
+    assert rest.next_page_token == ""
+
+
+@pytest.mark.parametrize(
+    ("size", "token", "field"),
+    [(201, "", "page_size"), (-1, "", "page_size"), (1, "x", "page_token")],
+)
+async def test_a_page_that_cannot_be_is_named(plane, size, token, field):
+    with pytest.raises(InvalidValueError) as caught:
+        await plane.audit_log(size, token)
+    assert caught.value.field == field
+
+
+RULES = (SpeculationRule(5.0, num_speculative_tokens=1), SpeculationRule(20.0, mode="off"))
+
+
+async def arrive(plane, clock, per_s, seconds, total=0):
+    """Reports of two replicas to which `per_s` requests come together."""
+    for _ in range(seconds):
+        clock.now_s += 1
+        total += per_s / 2
+        for name in ("a", "b"):
+            counts = Counts(num_requests=int(total))
+            await plane.report(ReplicaReport(name, is_ready=True, counts=counts), 0)
+    return total
+
+
+async def test_rules_go_by_the_arrivals_of_all_replicas(plane, clock):
+    await plane.set_speculation(SpeculationChange(rules=RULES))
+    total = await arrive(plane, clock, 2, 15)
+    assert (await plane.speculation()).active_rule is None
+    total = await arrive(plane, clock, 10, 15, total)
+    state = await plane.speculation()
+    assert state.active_rule == 0
+    assert state.in_force == SpeculationControl("auto", 32, 1, is_by_rule=True)
+    assert state.version == 1, "a rule is no change"
+    total = await arrive(plane, clock, 40, 15, total)
+    assert (await plane.speculation()).in_force.mode == "off"
+    assert (await plane.fleet()).requests_per_s == pytest.approx(40)
+    clock.now_s += 11
+    state = await plane.speculation()
+    assert (state.active_rule, state.in_force) == (None, CONFIGURED)
+
+
+async def test_a_rule_wakes_the_watchers(plane, clock):
+    state = await plane.set_speculation(SpeculationChange(rules=RULES))
+    await arrive(plane, clock, 0, 1)
+    watcher = asyncio.create_task(plane.watch(state.stamp, timeout_s=10))
+    await asyncio.sleep(0.01)
+    await arrive(plane, clock, 30, 12)
+    assert (await asyncio.wait_for(watcher, 1)).active_rule is not None
+
+
+async def test_a_rate_around_a_rule_does_not_make_it_flap(plane, clock):
+    await plane.set_speculation(SpeculationChange(rules=RULES))
+    total, seen = 0, []
+    for per_s in (6, 4.4) * 20:
+        total = await arrive(plane, clock, per_s, 10, total)
+        seen.append((await plane.speculation()).active_rule)
+    assert sum(a != b for a, b in pairwise(seen)) <= 1
+
+
+async def test_what_replicas_did_stays_counted_when_they_end(plane, clock):
+    for name, count in (("a", 5), ("b", 7)):
+        counts = Counts(num_requests=count, decisions={"goodput": count})
+        await plane.report(ReplicaReport(name, is_ready=True, counts=counts), 0)
+    await plane.leave("a", has_failed=False)
+    fleet = await plane.fleet()
+    assert [each.report.replica_id for each in fleet.status.replicas] == ["b"]
+    assert fleet.totals.num_requests == 12
+    assert fleet.totals.decisions == {"goodput": 12}
+
+
+async def test_without_rules_or_expiry_nothing_ticks(plane, monkeypatch):
+    ticks = []
+    monkeypatch.setattr(control_plane, "_TICK_S", 0.01)
+    await plane.watch(None, timeout_s=1)
+    monkeypatch.setattr(plane, "tick", lambda: ticks.append(1))
+    await asyncio.sleep(0.1)
+    assert ticks == []
+    monkeypatch.undo()
+    monkeypatch.setattr(control_plane, "_TICK_S", 0.01)
+    state = await plane.set_speculation(SpeculationChange(mode="off", ttl_s=60))
+    assert state.expires_at is not None
+    monkeypatch.setattr(plane, "tick", lambda: ticks.append(1))
+    await asyncio.sleep(0.1)
+    assert ticks
+
+
+async def test_what_holds_without_rules_is_told_beside_what_holds(plane, clock):
+    rules = (SpeculationRule(0.5, mode="off", num_speculative_tokens=1),)
+    await plane.set_speculation(SpeculationChange(num_speculative_tokens=5, rules=rules))
+    await arrive(plane, clock, per_s=1, seconds=10)
+    state = await plane.speculation()
+    assert (state.in_force.mode, state.in_force.num_speculative_tokens) == ("off", 1)
+    assert state.without_rules == SpeculationControl("auto", 32, 5)
+
+
+async def test_a_preview_is_for_the_load_of_the_moment(plane, clock):
+    rules = (SpeculationRule(2.0, num_speculative_tokens=2), SpeculationRule(20.0, mode="off"))
+    change = SpeculationChange(num_speculative_tokens=7, rules=rules)
+    quiet = await plane.preview(change)
+    assert (quiet.in_force.num_speculative_tokens, quiet.active_rule) == (7, None)
+    await arrive(plane, clock, per_s=4, seconds=10)
+    busy = await plane.preview(change)
+    assert busy.requests_per_s == pytest.approx(4, abs=0.5)
+    assert (busy.in_force.mode, busy.in_force.num_speculative_tokens) == ("auto", 2)
+    assert busy.active_rule == 0
+    assert (await plane.preview(None)).in_force == CONFIGURED
+    assert (await plane.speculation()).version == 0
+    with pytest.raises(InvalidValueError, match="method"):
+        await plane.preview(SpeculationChange(method="suffix"))
+
+
+async def test_the_history_grows_by_reports_and_by_looks(plane, clock):
+    for second in range(4):
+        await plane.report(ReplicaReport("a", is_ready=True, num_decoding=second), 50.0)
+        await plane.report(ReplicaReport("b", is_ready=True, num_decoding=second), 50.0)
+        clock.now_s += 1
+    points = await plane.history(0.0)
+    # The first report has nothing before it to be a difference to, and a point has the report of
+    # one replica and what the other said a second before.
+    assert [point.num_decoding for point in points] == [1, 3, 5]
+    assert await plane.history(points[1].time_s) == points[2:]
+    await plane.fleet()
+    assert (await plane.history(points[-1].time_s))[0].num_decoding == 6

@@ -1,0 +1,49 @@
+"""Streams of statistics."""
+
+import asyncio
+
+import pytest
+
+from cluster.control import stats_stream
+from cluster.control.stats_stream import Watches
+from specdec.types.errors import NotReadyError, OverloadedError
+
+
+async def fleet():
+    return "statistics"
+
+
+async def test_a_stream_ends_when_the_replica_drains_and_no_other_begins():
+    streams = Watches(fleet)
+    stream = streams.watch(60)
+    assert await anext(stream) == "statistics"
+    waiting = asyncio.create_task(anext(stream))
+    await asyncio.sleep(0.01)
+    streams.drain()
+    with pytest.raises(NotReadyError, match="draining"):
+        await asyncio.wait_for(waiting, 1)
+    with pytest.raises(NotReadyError):
+        await anext(streams.watch(1))
+    assert streams.num_watchers == 0
+
+
+async def test_only_so_many_may_watch(monkeypatch):
+    monkeypatch.setattr(stats_stream, "MAX_WATCHERS", 2)
+    streams = Watches(fleet)
+    open_streams = [streams.watch(1) for _ in range(2)]
+    for stream in open_streams:
+        await anext(stream)
+    with pytest.raises(OverloadedError):
+        await anext(streams.watch(1))
+    await open_streams[0].aclose()
+    assert await anext(streams.watch(1)) == "statistics"
+
+
+async def test_a_control_plane_that_is_away_ends_a_stream():
+    async def away():
+        raise NotReadyError("away")
+
+    streams = Watches(away)
+    with pytest.raises(NotReadyError, match="away"):
+        await anext(streams.watch(1))
+    assert streams.num_watchers == 0

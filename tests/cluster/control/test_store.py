@@ -1,0 +1,143 @@
+"""What operators have set, on disk."""
+
+import multiprocessing
+import os
+import signal
+import sqlite3
+import stat
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cluster.control import store as control_store
+from cluster.control.store import ControlStore, StoredSpeculation, state_dir
+from specdec.types.errors import InvalidValueError
+
+FIRST = StoredSpeculation(1, {"mode": "off", "threshold": 4}, 1000.5, "ann@host", "a test")
+
+
+@pytest.fixture
+def store(tmp_path):
+    return ControlStore(tmp_path / "state", "tiny")
+
+
+def test_nothing_is_stored_at_first(store):
+    assert store.read() == StoredSpeculation()
+
+
+def test_what_was_written_is_read_again_by_another(store, tmp_path):
+    assert store.replace(FIRST, {})
+    assert ControlStore(tmp_path / "state", "tiny").read() == FIRST
+
+
+def test_only_the_version_after_the_present_one_is_written(store):
+    assert store.replace(FIRST, {})
+    second = replace(FIRST, version=2, reason="again")
+    assert store.replace(second, {})
+    for late in (
+        replace(FIRST, reason="late"),
+        replace(FIRST, version=2),
+        replace(FIRST, version=4),
+    ):
+        assert not store.replace(late, {})
+    assert store.read() == second
+
+
+def test_services_that_share_a_directory_share_nothing_else(store, tmp_path):
+    other = ControlStore(tmp_path / "state", "other")
+    assert store.replace(FIRST, {})
+    assert other.read() == StoredSpeculation()
+    assert other.replace(replace(FIRST, reason="mine"), {})
+    assert store.read() == FIRST
+
+
+def _write_and_die(directory):
+    ControlStore(directory, "tiny").replace(FIRST, {})
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_it_outlasts_a_kill(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=_write_and_die, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    assert ControlStore(tmp_path, "tiny").read() == FIRST
+
+
+def test_others_may_not_look_into_a_directory_that_it_makes(store, tmp_path):
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+
+
+def test_a_directory_that_cannot_be_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        InvalidValueError, match=r"state_dir is .*a directory that can be written to"
+    ):
+        ControlStore(tmp_path / "file" / "state", "tiny")
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path):
+    (tmp_path / "control.sqlite3").write_text("nonsense " * 100)
+    with pytest.raises(InvalidValueError, match="file is not a database"):
+        ControlStore(tmp_path, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("variable", "expected"),
+    [("/var/state", "/var/state/specdec"), ("relative", "/home/ann/.local/state/specdec")],
+)
+def test_where_it_is_by_default(monkeypatch, variable, expected):
+    monkeypatch.setenv("HOME", "/home/ann")
+    monkeypatch.setenv("XDG_STATE_HOME", variable)
+    assert state_dir(None) == Path(expected)
+
+
+def test_changes_are_told_newest_first_and_in_parts(store):
+    for version in range(1, 6):
+        assert store.replace(replace(FIRST, version=version), {"threshold": version})
+    assert [each.version for each in store.changes(None, 2)] == [5, 4]
+    assert [each.change for each in store.changes(4, 9)] == [{"threshold": v} for v in (3, 2, 1)]
+
+
+def test_a_change_that_came_too_late_is_not_in_the_log(store):
+    store.replace(FIRST, {"mode": "off"})
+    assert not store.replace(replace(FIRST, reason="late"), {"mode": "on"})
+    assert [each.change for each in store.changes(None, 9)] == [{"mode": "off"}]
+
+
+def test_the_log_is_bounded(store, monkeypatch):
+    monkeypatch.setattr(control_store, "_MAX_AUDIT_ENTRIES", 3)
+    for version in range(1, 8):
+        store.replace(replace(FIRST, version=version), {})
+    assert [each.version for each in store.changes(None, 99)] == [7, 6, 5]
+
+
+def earlier_file(directory):
+    """As the first release made it."""
+    with closing(sqlite3.connect(directory / "control.sqlite3")) as connection, connection:
+        connection.execute(
+            "CREATE TABLE speculation (service TEXT PRIMARY KEY, version INTEGER NOT NULL, "
+            "overrides TEXT NOT NULL, updated_at_s REAL NOT NULL, updated_by TEXT NOT NULL, "
+            "reason TEXT NOT NULL) STRICT"
+        )
+        values = ("tiny", 3, '{"mode": "off"}', 1000.5, "ann", "why")
+        connection.execute("INSERT INTO speculation VALUES (?, ?, ?, ?, ?, ?)", values)
+
+
+def test_a_file_of_the_first_format_goes_on(tmp_path):
+    earlier_file(tmp_path)
+    expected = StoredSpeculation(3, {"mode": "off"}, 1000.5, "ann", "why")
+    for _ in range(2):  # the second time there is nothing left to do
+        store = ControlStore(tmp_path, "tiny")
+        assert (store.read(), store.changes(None, 9)) == (expected, [])
+    assert store.replace(replace(FIRST, version=4, expires_at_s=2000.0), {"threshold": 4})
+    assert store.read().expires_at_s == 2000.0
+
+
+def test_a_file_of_a_later_format_is_refused(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "control.sqlite3")) as connection:
+        connection.execute("PRAGMA user_version = 3")
+    with pytest.raises(InvalidValueError, match="of format 2 or earlier; this is of 3"):
+        ControlStore(tmp_path, "tiny")

@@ -1,0 +1,232 @@
+"""The catalogue and its text, by the parsers that Prometheus' own client has."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from cluster.observability.metric_definitions import (
+    FLEET_METRICS,
+    LINK_METRICS,
+    REPLICA_METRICS,
+    FleetView,
+    LinkView,
+)
+from cluster.observability.prometheus_text import expose, fleet_families, replica_families
+from specdec.client import (
+    Counts,
+    FleetStatistics,
+    HistogramCounts,
+    ReplicaReport,
+    ReplicaStatus,
+    ServiceStatus,
+    SpeculationState,
+)
+from specdec.engine.metrics import Metrics
+from specdec.types.control import SpeculationControl
+from specdec.types.stats import SpeculationStats
+from tests.cluster.scraped import OPEN_METRICS, families, open_families, samples
+
+DOCUMENTATION = Path(__file__).parents[3] / "docs" / "metrics.md"
+CATALOGUE = (*REPLICA_METRICS, *FLEET_METRICS, *LINK_METRICS)
+CONTROL = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
+STATE = SpeculationState(CONTROL, CONTROL, CONTROL, (), 4, None, "", "")
+
+FULL = ReplicaReport(
+    "full",
+    is_ready=True,
+    num_running=5,
+    num_waiting=2,
+    num_decoding=4,
+    kv_cache_usage=0.25,
+    is_speculation_on=True,
+    speculation_version=4,
+    num_chosen_tokens=3,
+    decision_reason="goodput",
+    estimated_speedup=1.5,
+    estimated_tokens_per_s=120.0,
+    mode="auto",
+    is_draft_worker_up=False,
+    counts=Counts(
+        num_requests=9,
+        speculation=SpeculationStats(3, 8, 6),
+        accepted_by_position=(3, 3, 0),
+        drafted_by_position=(3, 3, 2),
+        decisions={"goodput": 7, "probe": 1},
+        decided_lengths=(1, 0, 0, 7),
+        drafted_by_method={"ngram": (1, 1), "draft_model": (2, 2, 2)},
+        accepted_by_method={"ngram": (1, 0), "draft_model": (2, 2, 1)},
+        ended={"length": 2, "stop": 0, "abort": 1},
+        failed={"INTERNAL": 1},
+        histograms=Metrics().histograms | {"batch_size": HistogramCounts((1.0, 2.0), (3, 0, 1), 9)},
+        num_catch_up_tokens=33,
+        num_target_restarts=1,
+        num_draft_restarts=2,
+    ),
+)
+LOADING = ReplicaReport("loading", is_ready=False, reason="the model is loading")
+
+
+def fleet_of(*reports, num_expected=2):
+    replicas = tuple(ReplicaStatus(each, uptime_s=60.0, age_s=0.5) for each in reports)
+    fleet = FleetStatistics(
+        datetime(2026, 1, 2, tzinfo=UTC),
+        ServiceStatus(replicas, STATE, num_lost_replicas=3),
+        requests_per_s=2.5,
+        totals=Counts(),
+    )
+    return FleetView(fleet, num_expected)
+
+
+def fleet_text(*reports):
+    return expose(fleet_families({"m": fleet_of(*reports)}), "").body.decode()
+
+
+def test_every_metric_of_the_catalogue_is_documented_as_it_is_and_no_other():
+    rows = re.findall(
+        r"^\| `(specdec:\w+)` \| (\w+) \|([^|]*)\|", DOCUMENTATION.read_text(), re.MULTILINE
+    )
+    documented = [
+        (name, type_, tuple(re.findall(r"`(\w+)`", labels))) for name, type_, labels in rows
+    ]
+    assert documented == [(each.exposed_name, each.type, each.labels) for each in CATALOGUE]
+
+
+def test_names_are_unique():
+    assert len({each.name for each in CATALOGUE}) == len(CATALOGUE)
+
+
+def test_every_metric_of_the_catalogue_is_exposed_with_its_type():
+    """A report that has something of everything leaves no metric without a series."""
+    view = LinkView(is_connected=True)
+    status = ReplicaStatus(FULL, 60.0, 0.0)
+    text = fleet_text(FULL) + expose(replica_families("m", status, view), "").body.decode()
+    exposed = {name: each.type for name, each in families(text).items() if each.samples}
+    assert exposed == {each.name: each.type for each in CATALOGUE}
+
+
+def test_every_series_has_the_documented_labels_and_no_other():
+    labels = {each.name: set(each.labels) for each in CATALOGUE}
+    for name, family in families(fleet_text(FULL)).items():
+        about = {"model_name"} if name.startswith("fleet_") else {"model_name", "replica"}
+        bucket = {"le"} if family.type == "histogram" else set()
+        for sample in family.samples:
+            assert set(sample.labels) - bucket == labels[name] | about, sample
+
+
+def test_the_hand_worked_values_of_a_report():
+    found = samples(fleet_text(FULL), "full")
+    expected = {
+        ("num_requests_running",): 5,
+        ("num_requests_waiting",): 2,
+        ("num_requests_decoding",): 4,
+        ("kv_cache_usage_perc",): 0.25,
+        ("requests_received_total",): 9,
+        ("request_success_total", "length"): 2,
+        ("request_success_total", "abort"): 1,
+        ("request_success_total", "stop"): 0,
+        ("request_failure_total", "INTERNAL"): 1,
+        ("batch_size_bucket", "1.0"): 3,
+        ("batch_size_bucket", "2.0"): 3,
+        ("batch_size_bucket", "+Inf"): 4,
+        ("batch_size_count",): 4,
+        ("batch_size_sum",): 9,
+        ("spec_decode_num_drafts_total",): 3,
+        ("spec_decode_num_draft_tokens_total",): 8,
+        ("spec_decode_num_accepted_tokens_total",): 6,
+        ("spec_decode_num_rejected_tokens_total",): 2,
+        ("spec_decode_num_accepted_tokens_per_pos_total", "1"): 3,
+        ("spec_decode_num_accepted_tokens_per_pos_total", "2"): 0,
+        ("spec_decode_num_draft_tokens_by_method_total", "draft_model", "2"): 2,
+        ("spec_decode_num_accepted_tokens_by_method_total", "draft_model", "2"): 1,
+        ("spec_decode_num_accepted_tokens_by_method_total", "ngram", "1"): 0,
+        ("spec_decode_num_catch_up_tokens_total",): 33,
+        ("speculation_mode", "auto"): 1,
+        ("speculation_mode", "on"): 0,
+        ("speculation_mode", "off"): 0,
+        ("speculation_in_force",): 1,
+        ("speculation_control_version",): 4,
+        ("speculation_chosen_tokens",): 3,
+        ("speculation_steps_total", "3"): 7,
+        ("speculation_steps_total", "0"): 1,
+        ("speculation_decisions_total", "goodput"): 7,
+        ("speculation_decisions_total", "threshold"): 0,
+        ("speculation_estimated_speedup",): 1.5,
+        ("goodput_tokens_per_second",): 120,
+        ("replica_ready",): 1,
+        ("draft_worker_up",): 0,
+        ("draft_worker_restarts_total",): 2,
+        ("target_restarts_total",): 1,
+        ("replica_uptime_seconds",): 60,
+        ("replica_report_age_seconds",): 0.5,
+    }
+    assert {key: found.get(key) for key in expected} == expected
+
+
+def test_what_is_not_known_has_no_series():
+    found = {key[0] for key in samples(fleet_text(LOADING), "loading")}
+    unknown = ("speculation_mode", "speculation_control_version", "draft_worker_up")
+    assert found.isdisjoint((*unknown, "speculation_estimated_speedup", "batch_size_count"))
+    assert samples(fleet_text(LOADING), "loading")["replica_ready",] == 0
+
+
+def test_replicas_are_told_apart_and_the_fleet_has_series_of_its_own():
+    text = fleet_text(FULL, LOADING)
+    assert samples(text, "full")["generation_tokens_total",] == 0
+    assert samples(text, "loading")["num_requests_running",] == 0
+    assert samples(text, None) == {
+        ("fleet_replicas_ready",): 1,
+        ("fleet_replicas_expected",): 2,
+        ("fleet_replicas_lost_total",): 3,
+        ("fleet_requests_per_second",): 2.5,
+        ("fleet_control_version",): 4,
+    }
+
+
+@pytest.mark.parametrize("is_connected", [True, False])
+def test_a_replicas_own_view_says_whether_the_control_plane_answers(is_connected):
+    view = LinkView(is_connected)
+    status = ReplicaStatus(FULL, uptime_s=60.0, age_s=0.0)
+    text = expose(replica_families("m", status, view), "").body.decode()
+    assert samples(text, "full")["control_plane_up",] == is_connected
+    assert samples(text, "full")["num_requests_running",] == 5
+    assert samples(text, None) == {}
+
+
+def test_both_formats_say_the_same():
+    made = fleet_families({"m": fleet_of(FULL, LOADING)})
+    plain, opened = expose(made, "text/plain"), expose(made, OPEN_METRICS)
+    assert plain.content_type.startswith("text/plain; version=0.0.4")
+    assert opened.content_type.startswith("application/openmetrics-text")
+    by_text, by_open = families(plain.body.decode()), open_families(opened.body.decode())
+    assert by_text.keys() == by_open.keys()
+    for name, family in by_text.items():
+        assert family.samples == by_open[name].samples, name
+
+
+VLLM_DASHBOARD = [
+    "e2e_request_latency_seconds_bucket",
+    "prompt_tokens_total",
+    "generation_tokens_total",
+    "inter_token_latency_seconds_bucket",
+    "num_requests_running",
+    "num_requests_waiting",
+    "time_to_first_token_seconds_bucket",
+    "kv_cache_usage_perc",
+    "request_prompt_tokens_bucket",
+    "request_generation_tokens_bucket",
+    "request_success_total",
+    "request_queue_time_seconds_sum",
+    "request_prefill_time_seconds_sum",
+    "request_decode_time_seconds_sum",
+    "spec_decode_num_drafts_total",
+    "spec_decode_num_draft_tokens_total",
+    "spec_decode_num_accepted_tokens_total",
+    "spec_decode_num_accepted_tokens_per_pos_total",
+]
+
+
+def test_what_dashboards_of_vllm_query_is_there_under_our_prefix():
+    found = {key[0] for key in samples(fleet_text(FULL), "full")}
+    assert [name for name in VLLM_DASHBOARD if name not in found] == []

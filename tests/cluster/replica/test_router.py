@@ -1,0 +1,88 @@
+"""What a Router says before its models run, and its servicer."""
+
+import json
+import shutil
+from contextlib import suppress
+from types import SimpleNamespace
+
+import pytest
+from grpc import StatusCode
+
+from cluster.api.api_keys import ApiKeys
+from cluster.api.grpc.servicers import InferenceServicer
+from cluster.api.grpc.status import StreamFailedError
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.router import Router
+from cluster.workers.resources import ReplicaMemory
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.engine.model_resolution import ModelDirectories
+from specdec.types.sampling_params import SamplingDefaults
+from tests.specdec.tiny import renamed_dtype_dir
+
+WISHES = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "max_new_tokens": 99}
+
+
+@pytest.fixture
+def model_dir(tiny_model_dir, tmp_path):
+    directory = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    path = directory / "generation_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **WISHES}))
+    return directory
+
+
+@pytest.mark.parametrize(
+    ("setting", "defaults"),
+    [
+        ("auto", SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, max_tokens=99)),
+        ("none", SamplingDefaults()),
+    ],
+)
+def test_the_models_wishes_hold_unless_they_are_left_aside(model_dir, setting, defaults):
+    config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
+    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
+    assert router.model_info("").sampling_defaults == defaults
+    assert router.text.spell([0, 50]) == ["<|endoftext|>", "P"]
+
+
+def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path):
+    model_dir = renamed_dtype_dir(tiny_model_dir, tmp_path / "model", dtype="bfloat16")
+    config = ServeConfig(model=str(model_dir), dtype="auto", max_model_len=128)
+    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
+    assert router.model_info("").dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+    ("setting", "sampling", "fits"),
+    [
+        ("auto", {"logprobs": 1}, True),
+        ("auto", {"logprobs": 1, "n": 2}, False),
+        ("auto", {"logprobs": 1, "n": 2, "max_tokens": 50}, True),
+        ("auto", {"logprobs": 2}, False),
+        ("auto", {"n": 128, "max_tokens": 100}, True),
+        ("none", {"logprobs": 1}, False),
+    ],
+)
+async def test_an_answer_in_one_message_has_so_many_log_probabilities(
+    model_dir, monkeypatch, setting, sampling, fits
+):
+    """max_tokens is 99 by the model's wishes, else as long as the context of 128 tokens."""
+    monkeypatch.setattr("specdec.engine.input_processor.MAX_ANSWER_LOGPROBS", 200)
+    config = ServeConfig(model=str(model_dir), generation_config=setting, max_model_len=128)
+    router = Router(config, ModelDirectories(model_dir, None), ReplicaMemory(2**32))
+    codes = []
+    context = SimpleNamespace(
+        invocation_metadata=lambda: (),
+        set_code=codes.append,
+        set_details=lambda _: None,
+        set_trailing_metadata=lambda _: None,
+    )
+    request = pb.GenerateRequest(text="a", sampling=pb.SamplingParams(**sampling))
+    servicer = InferenceServicer(router, ApiKeys())
+    await servicer.Generate(request, context)
+    with suppress(StreamFailedError):
+        [_ async for _ in servicer.GenerateStream(request, context)]
+    # The model of this router is never loaded: that is as far as a request gets.
+    assert codes == [
+        StatusCode.UNAVAILABLE if fits else StatusCode.INVALID_ARGUMENT,
+        StatusCode.UNAVAILABLE,
+    ]

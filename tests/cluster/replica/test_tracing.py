@@ -1,0 +1,366 @@
+"""Traces, by OpenTelemetry's exporter into memory and by a collector that listens."""
+
+import asyncio
+import queue
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from types import SimpleNamespace
+
+import grpc
+import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+
+from cluster.api.api_keys import ApiKeys
+from cluster.api.grpc.servicers import InferenceServicer
+from cluster.observability.request_context import KeepHeaders, current_headers, text_headers
+from cluster.replica.requests import GenerateCall
+from cluster.replica.traced_request import TracedRequest
+from cluster.replica.tracing import PHASES, Tracing, tracing_to
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.metrics import ABORTED, Metrics
+from specdec.engine.outputs import RequestOutput
+from specdec.engine.request_metrics import TimedProposer, TimedTarget
+from specdec.types.chat import ChatMessage
+from specdec.types.errors import NotReadyError, OverloadedError
+from specdec.types.messages import FinishReason
+from specdec.types.sampling_params import SamplingParams
+from specdec.types.stats import SpeculationStats
+from tests.clock import Clock
+from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine, request
+
+PROMPT = [11, 12, 13, 14, 11, 12]
+TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
+CALL = GenerateCall("", "once", SamplingParams(temperature=0.5, max_tokens=7), "r")
+
+
+@pytest.fixture
+def exporter():
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def tracing(exporter):
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    return Tracing(provider, "tiny")
+
+
+@pytest.fixture
+def headers():
+    """Sets what the present call has brought."""
+    token = current_headers.set(lambda: ())
+    yield lambda **said: current_headers.set(lambda: tuple(said.items()))
+    current_headers.reset(token)
+
+
+def spans(exporter):
+    return {each.name: each for each in exporter.get_finished_spans()}
+
+
+def output(finish_reason=None, choice=0):
+    return RequestOutput(
+        "r", (5, 6), "text", finish_reason, 12, 6, SpeculationStats(2, 6, 3), choice=choice
+    )
+
+
+def test_a_hand_worked_trace(tracing, exporter):
+    clock = Clock(50.0)
+    before_ns = time.time_ns()
+    trace = tracing.begin("r", CALL, clock)
+    clock.now_s = 50.25
+    trace.on_queued(request("r", PROMPT, seed=9))
+    tracing.steps.add_verify(4.0)
+    trace.on_begun(51.0)
+    tracing.steps.add_draft(0.5)
+    tracing.steps.add_verify(0.75)
+    trace.on_first_output(52.0)
+    tracing.steps.add_draft(1.0)
+    tracing.steps.add_verify(1.5)
+    trace.on_choice_end(1, "stop")
+    trace.on_choice_end(0, "length")
+    trace.end(55.0, output(FinishReason.STOP))
+
+    made = spans(exporter)
+    root = made.pop("text_completion tiny")
+    assert tuple(made) == PHASES
+    assert {name: seconds(span) for name, span in made.items()} == {
+        "prepare": 0.25,
+        "queue": 0.75,
+        "prefill": 1.0,
+        "decode": 3.0,
+    }
+    assert (root.kind, root.parent, seconds(root)) == (SpanKind.SERVER, None, 5.0)
+    assert abs(root.start_time - before_ns) < 1e9
+    assert {each.parent.span_id for each in made.values()} == {root.context.span_id}
+    assert dict(root.attributes) == {
+        "gen_ai.operation.name": "text_completion",
+        "gen_ai.provider.name": "specdec",
+        "gen_ai.request.model": "tiny",
+        "gen_ai.request.temperature": 0.5,
+        "gen_ai.request.max_tokens": 7,
+        "gen_ai.request.choice.count": 1,
+        "gen_ai.request.seed": 9,
+        "gen_ai.response.model": "tiny",
+        "gen_ai.response.id": "r",
+        "gen_ai.response.finish_reasons": ("length", "stop"),
+        "gen_ai.response.time_to_first_chunk": 2.0,
+        "gen_ai.usage.input_tokens": 12,
+        "gen_ai.usage.output_tokens": 6,
+        "specdec.verifier": "coupled",
+        "specdec.is_lossless": True,
+    }
+    assert dict(made["queue"].attributes) == {}
+    assert dict(made["prefill"].attributes) == {"specdec.draft_s": 0.5, "specdec.verify_s": 0.75}
+    assert dict(made["decode"].attributes) == {
+        "specdec.draft_s": 1.0,
+        "specdec.verify_s": 1.5,
+        "specdec.num_drafts": 2,
+        "specdec.num_draft_tokens": 6,
+        "specdec.num_accepted_tokens": 3,
+        "specdec.mean_acceptance_length": 2.5,
+    }
+
+
+def seconds(span):
+    return round((span.end_time - span.start_time) / 1e9, 6)
+
+
+def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
+    chat = GenerateCall("other", (ChatMessage("user", "hi"),), SamplingParams(), "r")
+    trace = tracing.begin("r", chat, Clock())
+    observer = TracedRequest("r", Metrics(), Clock(), trace=trace)
+    observer.on_refused(OverloadedError("full"))
+    made = spans(exporter)
+    assert list(made) == ["prepare", "chat tiny"]
+    root = made["chat tiny"]
+    assert root.status.status_code is StatusCode.ERROR
+    assert root.attributes["error.type"] == "OverloadedError"
+    assert root.attributes["gen_ai.request.model"] == "other"
+    assert "gen_ai.usage.input_tokens" not in root.attributes
+
+
+@pytest.mark.parametrize(
+    ("said", "is_child", "is_made"),
+    [
+        ({"traceparent": TRACEPARENT}, True, True),
+        ({"TraceParent": TRACEPARENT}, True, True),
+        ({"traceparent": TRACEPARENT.encode(), "tracestate": b"vendor=1"}, True, True),
+        ({"traceparent": TRACEPARENT.removesuffix("1") + "0"}, True, False),
+        ({"traceparent": "00-nonsense-01"}, False, True),
+        ({}, False, True),
+    ],
+)
+def test_it_continues_the_callers_trace(tracing, exporter, headers, said, is_child, is_made):
+    headers(**said)
+    tracing.begin("r", CALL, Clock()).end(101.0, None)
+    made = spans(exporter)
+    assert bool(made) == is_made, "the caller's decision to sample was not heeded"
+    for span in made.values():
+        assert (format(span.context.trace_id, "032x") == TRACE_ID) == is_child
+    if is_made and is_child:
+        root = made["text_completion tiny"]
+        assert format(root.parent.span_id, "016x") == PARENT_ID
+        assert dict(root.context.trace_state) == ({"vendor": "1"} if "tracestate" in said else {})
+
+
+class SlowTarget(HashTarget):
+    """Takes its time for a step, as a model does, so that each is told of before the next."""
+
+    def collect(self):
+        time.sleep(0.002)
+        return super().collect()
+
+
+class Replica:
+    """An engine whose drafts are right, its loop, and traces of what it answers."""
+
+    def __init__(self, directory, tracing):
+        target = SlowTarget(block_size=4, vocab_size=383)
+        proposer = ScriptedProposer(target.continuation)
+        engine = make_engine(
+            directory,
+            engine_config(3),
+            TimedTarget(target, tracing.steps.add_verify),
+            TimedProposer(proposer, tracing.steps.add_draft),
+        )
+        self.tracing = tracing
+        self.metrics = Metrics()
+        self.loop = EngineLoop(engine)
+
+    def generate(self, each):
+        clock = time.perf_counter
+        trace = self.tracing.begin(each.request_id, CALL, clock)
+        observer = TracedRequest(each.request_id, self.metrics, clock, trace=trace)
+        observer.on_queued(each)
+        return self.loop.generate(each, observer)
+
+
+@pytest.fixture
+async def replica(tiny_model_dir, tracing):
+    replica = Replica(tiny_model_dir, tracing)
+    yield replica
+    await replica.loop.close()
+
+
+@pytest.mark.parametrize("num_choices", [1, 3])
+async def test_an_answer_makes_five_spans_however_long_it_is(replica, exporter, num_choices):
+    asked = request("r", PROMPT, max_tokens=60, n=num_choices)
+    outputs = [each async for each in replica.generate(asked)]
+    assert len(outputs) >= 15 * num_choices
+    made = spans(exporter)
+    assert len(exporter.get_finished_spans()) == len(made) == 5
+    assert tuple(made)[:4] == PHASES
+    root = made["text_completion tiny"]
+    assert root.attributes["gen_ai.response.finish_reasons"] == ("length",) * num_choices
+    assert root.attributes["gen_ai.usage.output_tokens"] == 60 * num_choices
+    decode = made["decode"].attributes
+    assert decode["specdec.num_accepted_tokens"] == outputs[-1].speculation.num_accepted_tokens > 0
+    assert decode["specdec.draft_s"] > 0
+    assert 0.01 < decode["specdec.verify_s"] < seconds(made["decode"]) + 0.1
+
+
+async def test_nothing_is_told_of_single_tokens(replica, monkeypatch):
+    told = []
+    for name in ("on_queued", "on_begun", "on_first_output", "on_choice_end", "end"):
+        method = getattr(replica.tracing.begin("r", CALL, Clock()), name).__func__
+
+        def note(self, *arguments, name=name, method=method):
+            told.append(name)
+            return method(self, *arguments)
+
+        monkeypatch.setattr(f"cluster.replica.tracing.RequestTrace.{name}", note)
+    async for _ in replica.generate(request("r", PROMPT, max_tokens=60)):
+        pass
+    assert told == ["on_queued", "on_begun", "on_first_output", "on_choice_end", "end"]
+
+
+async def test_a_client_that_leaves_ends_the_trace(replica, exporter):
+    async with aclosing(replica.generate(request("r", PROMPT, max_tokens=100))) as outputs:
+        await anext(outputs)
+    made = spans(exporter)
+    assert tuple(made)[:4] == PHASES
+    assert made["text_completion tiny"].attributes["error.type"] == "abort"
+
+
+async def test_a_reader_that_leaves_after_the_last_output_ends_nothing_twice(
+    replica, exporter, caplog
+):
+    caplog.set_level("INFO", "specdec.engine.request_metrics")
+    async with aclosing(replica.generate(request("r", PROMPT, max_tokens=20))) as outputs:
+        await anext(outputs)
+        while replica.loop.num_streams:  # the rest is delivered while nobody reads
+            await asyncio.sleep(0.01)
+    assert replica.metrics.ended == {"length": 1} | {
+        reason: 0 for reason in replica.metrics.ended if reason != "length"
+    }
+    assert [each.finish_reason for each in caplog.records] == ["length"]
+    assert len(exporter.get_finished_spans()) == 5
+    assert "error.type" not in spans(exporter)["text_completion tiny"].attributes
+
+
+async def test_a_request_that_comes_while_the_loop_drains_is_traced_and_logged(
+    replica, exporter, caplog
+):
+    caplog.set_level("INFO", "specdec.engine.request_metrics")
+    await replica.loop.drain(1)
+    with pytest.raises(NotReadyError):
+        await anext(replica.generate(request("r", PROMPT)))
+    assert [each.finish_reason for each in caplog.records] == ["NotReadyError"]
+    assert spans(exporter)["text_completion tiny"].attributes["error.type"] == "NotReadyError"
+    assert replica.loop.num_streams == 0
+
+
+def test_a_client_that_leaves_while_its_request_is_prepared_is_counted(tracing, exporter):
+    metrics = Metrics()
+    observer = TracedRequest("r", metrics, Clock(), trace=tracing.begin("r", CALL, Clock()))
+    observer.on_refused(asyncio.CancelledError())
+    assert metrics.ended[ABORTED] == 1
+    assert spans(exporter)["text_completion tiny"].attributes["error.type"] == ABORTED
+
+
+def test_http_headers_are_known_where_a_request_is_answered():
+    app = FastAPI()
+    app.add_middleware(KeepHeaders)
+
+    @app.get("/")
+    async def answer():
+        return text_headers(["traceparent", "tracestate"])
+
+    with TestClient(app) as client:
+        said = {"TraceParent": TRACEPARENT, "authorization": "Bearer secret"}
+        assert client.get("/", headers=said).json() == {"traceparent": TRACEPARENT}
+        assert client.get("/").json() == {}
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_grpc_metadata_is_known_where_a_request_is_answered(method):
+    seen = []
+
+    async def generate(call):
+        seen.append(text_headers(["traceparent"]))
+        raise OverloadedError("full")
+
+    router = SimpleNamespace(
+        generate=generate,
+        max_tokens=lambda params: 1,
+        metrics=SimpleNamespace(count_failure=lambda code: None),
+    )
+    context = SimpleNamespace(
+        invocation_metadata=lambda: (("traceparent", TRACEPARENT), ("other", "value")),
+        set_code=lambda code: None,
+        set_details=lambda details: None,
+        set_trailing_metadata=lambda metadata: None,
+    )
+    servicer = InferenceServicer(router, ApiKeys())
+    answer = getattr(servicer, method)(pb.GenerateRequest(text="a"), context)
+    if method == "Generate":
+        await answer
+    else:
+        assert [each async for each in answer] == []
+    assert seen == [{"traceparent": TRACEPARENT}]
+
+
+class Collector(trace_service_pb2_grpc.TraceServiceServicer):
+    """Takes in what an exporter sends."""
+
+    def __init__(self):
+        self.received = queue.SimpleQueue()
+
+    def Export(self, request, context):  # noqa: N802
+        self.received.put(request)
+        return trace_service_pb2.ExportTraceServiceResponse()
+
+
+def test_a_collector_gets_them_at_the_latest_when_the_replica_ends():
+    collector, server = Collector(), grpc.server(ThreadPoolExecutor(1))
+    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    tracing = tracing_to(f"http://127.0.0.1:{port}", "tiny", "replica-1")
+    tracing.begin("r", CALL, Clock()).end(101.0, None)
+    tracing.close()
+    [of_resource] = collector.received.get(timeout=5).resource_spans
+    resource = {each.key: each.value.string_value for each in of_resource.resource.attributes}
+    assert (resource["service.name"], resource["service.instance.id"]) == ("specdec", "replica-1")
+    [scope] = of_resource.scope_spans
+    assert [each.name for each in scope.spans] == ["prepare", "text_completion tiny"]
+    server.stop(0)
+
+
+async def test_a_collector_that_is_away_holds_up_nobody(monkeypatch, caplog):
+    monkeypatch.setattr("cluster.replica.tracing._FLUSH_S", 0.2)
+    tracing = tracing_to("http://127.0.0.1:1", "tiny", "replica-1")
+    tracing.begin("r", CALL, Clock()).end(101.0, None)
+    began_at = time.monotonic()
+    await asyncio.to_thread(tracing.close)
+    assert time.monotonic() - began_at < 1.2
+    assert "the last traces were not sent within 0.2 s" in caplog.text

@@ -1,0 +1,114 @@
+"""The policy on contexts as Serve fills them, and under Serve's own wrapper with its delays."""
+
+import pytest
+from ray.serve._private.common import DeploymentID
+from ray.serve.autoscaling_policy import _apply_autoscaling_config
+from ray.serve.config import AutoscalingContext
+
+from cluster.config.serve_config import ServeConfig
+from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config, num_replicas
+
+CONFIG = ServeConfig(
+    ingress="serve",
+    min_replicas=1,
+    max_replicas=8,
+    target_requests_per_replica=10.0,
+    upscale_delay_s=5.0,
+    downscale_delay_s=60.0,
+)
+
+
+def context(loads, current=None, *, now_s=0.0, state=None, ongoing=0.0):
+    """`loads`: what the replicas that have reported report."""
+    current = len(loads) if current is None else current
+    return AutoscalingContext(
+        deployment_id=DeploymentID("Router"),
+        deployment_name="Router",
+        app_name="specdec",
+        current_num_replicas=current,
+        target_num_replicas=current,
+        running_replicas=[],
+        total_num_requests=ongoing,
+        total_queued_requests=0.0,
+        aggregated_metrics={OPEN_REQUESTS: dict(enumerate(loads))} if loads else {},
+        raw_metrics={},
+        capacity_adjusted_min_replicas=1,
+        capacity_adjusted_max_replicas=8,
+        policy_state=state or {},
+        last_scale_up_time=None,
+        last_scale_down_time=None,
+        current_time=now_s,
+        config=autoscaling_config(CONFIG),
+    )
+
+
+@pytest.mark.parametrize(
+    ("loads", "called_for"),
+    [
+        ([0.0], 1),
+        ([10.0], 1),
+        ([10.1], 2),
+        ([45.0], 5),
+        ([10.0, 10.0], 2),
+        ([6.0, 6.0], 2),
+        ([4.1, 4.0], 2),
+        ([4.0, 4.0], 1),
+        ([0.0, 0.0, 0.0], 1),
+        ([30.0, 0.0], 3),
+        ([5.0, 5.0, 5.0, 5.0], 3),
+    ],
+)
+def test_the_number_that_a_load_calls_for(loads, called_for):
+    assert num_replicas(context(loads)) == (called_for, {})
+
+
+@pytest.mark.parametrize("load", [x * 2.5 for x in range(33)])
+def test_no_load_adds_and_takes_away_in_turn(load):
+    """Wherever it begins, one change is enough: what it leads to stays."""
+    for current in range(1, 9):
+        changed = num_replicas(context([load / current] * current))[0]
+        assert num_replicas(context([load / changed] * changed))[0] == changed
+
+
+def test_none_is_given_up_while_one_has_yet_to_report():
+    assert num_replicas(context([1.0], 2))[0] == 2
+    assert num_replicas(context([], 3))[0] == 3
+    assert num_replicas(context([25.0], 2))[0] == 3
+
+
+def test_calls_that_the_engine_does_not_see_count_for_nothing():
+    assert num_replicas(context([2.0], ongoing=1000.0))[0] == 1
+
+
+@pytest.fixture
+def decide(monkeypatch):
+    """Serve's decision at a time, which it takes from the wall clock."""
+    policy, state = _apply_autoscaling_config(num_replicas), {}
+
+    def decide(loads, now_s):
+        nonlocal state
+        monkeypatch.setattr("ray.serve.autoscaling_policy.time.time", lambda: now_s)
+        number, state = policy(context(loads, now_s=now_s, state=state))
+        return number
+
+    return decide
+
+
+def test_replicas_are_added_and_given_up_after_their_delays(decide):
+    assert [decide([25.0], now_s) for now_s in (0.0, 4.0, 5.0)] == [1, 1, 3]
+    calm = [1.0, 1.0, 1.0]
+    assert [decide(calm, now_s) for now_s in (10.0, 69.0, 70.0)] == [3, 3, 1]
+
+
+def test_a_short_rise_adds_nothing(decide):
+    assert [decide([25.0], 0.0), decide([5.0], 3.0), decide([25.0], 6.0)] == [1, 1, 1]
+
+
+def test_a_fixed_number_of_replicas_is_no_autoscaling():
+    assert autoscaling_config(ServeConfig()) is None
+
+
+def test_what_serve_is_told():
+    told = autoscaling_config(CONFIG)
+    assert (told.min_replicas, told.max_replicas) == (1, 8)
+    assert told.policy.get_policy()(context([45.0])) == (5, {})

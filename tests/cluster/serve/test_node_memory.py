@@ -1,0 +1,127 @@
+"""Which nodes are asked for memory, with a Ray that is only played."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from cluster.config.serve_config import ServeConfig
+from cluster.control.peers import ROUTER
+from cluster.serve import node_memory
+from cluster.serve.node_memory import NodeShares, node_shares, replica_memory
+from cluster.workers.resources import ReplicaMemory, placement_bundles
+from specdec.config.speculative import SpeculativeConfig
+
+GIB = 2**30
+HERE, THERE = 12 * GIB, 6 * GIB
+ALONE = NodeShares(1, 1)
+
+
+@pytest.fixture
+def placed(monkeypatch):
+    """Asks for the memory of a replica whose bundles are on these nodes; ours is `a`."""
+    asked = []
+
+    def remote(function=None, **_):
+        if function is None:
+            return remote
+        return SimpleNamespace(options=lambda **options: asking(options))
+
+    def asking(options):
+        strategy = options["scheduling_strategy"]
+        asked.append((strategy.placement_group_bundle_index, options.get("num_gpus", 0)))
+        return SimpleNamespace(remote=lambda: THERE)
+
+    ray = SimpleNamespace(
+        remote=remote,
+        get=lambda value, timeout: value,
+        get_runtime_context=lambda: SimpleNamespace(get_node_id=lambda: "a"),
+    )
+    monkeypatch.setattr(node_memory, "ray", ray)
+    monkeypatch.setattr(node_memory, "available_memory_bytes", lambda: HERE)
+
+    def place(config, *nodes, shares=ALONE):
+        table = {"bundles_to_node_id": dict(enumerate(nodes))}
+        monkeypatch.setattr(node_memory, "placement_group_table", lambda placement: table)
+        placement = SimpleNamespace(bundle_specs=placement_bundles(config))
+        asked.clear()
+        return replica_memory(config, placement, shares), list(asked)
+
+    return place
+
+
+def config_of(device="cpu", **settings):
+    speculation = SpeculativeConfig("draft_model")
+    return ServeConfig(model="tiny", device=device, speculative_config=speculation, **settings)
+
+
+def test_on_one_node_nobody_is_asked(placed):
+    assert placed(config_of(), "a", "a", "a") == (ReplicaMemory(HERE), [])
+    assert placed(config_of(), "a", "a", "a", shares=NodeShares(3, 2)) == (
+        ReplicaMemory(HERE // 3),
+        [],
+    )
+
+
+def test_a_node_of_the_draft_alone_is_asked(placed):
+    assert placed(config_of(), "a", "a", "b") == (ReplicaMemory(HERE, THERE), [(2, 0)])
+    memory, _ = placed(config_of(), "a", "a", "b", shares=NodeShares(1, 4))
+    assert memory == ReplicaMemory(HERE, THERE // 4)
+
+
+def test_models_that_share_another_node_share_its_memory(placed):
+    assert placed(config_of(), "a", "b", "b") == (ReplicaMemory(THERE), [(1, 0)])
+
+
+def test_gpus_are_asked_where_they_are_and_not_divided(placed):
+    config = config_of("cuda", tensor_parallel_size=4, gpu_memory_utilization=0.5)
+    memory, asked = placed(config, "a", "a", "a", shares=NodeShares(3, 3))
+    assert memory == ReplicaMemory(THERE // 2, THERE // 2)
+    assert asked == [(1, 4), (2, 1)]
+
+
+def node(alive=True, cpus=2, **labels):
+    return {"Alive": alive, "Resources": {"CPU": cpus}, "Labels": labels, "NodeID": "n"}
+
+
+@pytest.fixture
+def shares(monkeypatch):
+    """How replicas share these nodes, beside other applications with so many each."""
+    monkeypatch.setattr(node_memory, "ray", SimpleNamespace())
+
+    def shares(nodes, others=(), **settings):
+        monkeypatch.setattr(node_memory.ray, "nodes", lambda: nodes, raising=False)
+        listed = {"own": 3} | {f"app{index}": each for index, each in enumerate(others)}
+        monkeypatch.setattr(node_memory, "our_applications", lambda: played(listed))
+        return node_shares(config_of(ingress="serve", **settings), "own")
+
+    return shares
+
+
+def played(replicas):
+    """Of each the last one still starts."""
+    return {
+        name: SimpleNamespace(
+            deployments={
+                ROUTER: SimpleNamespace(replica_states={"RUNNING": number - 1, "STARTING": 1})
+            }
+        )
+        for name, number in replicas.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("num_replicas", "nodes", "expected"), [(4, 4, 1), (4, 2, 2), (5, 2, 3), (1, 3, 1), (2, 0, 2)]
+)
+def test_replicas_are_spread_over_the_nodes_that_are_alive(shares, num_replicas, nodes, expected):
+    listed = [node()] * nodes + [node(alive=False)] * 3
+    assert shares(listed, num_replicas=num_replicas).target == expected
+
+
+def test_nodes_that_cannot_have_a_model_do_not_share_its_replicas(shares):
+    listed = [node(role="t")] * 4 + [node(role="d")] * 2 + [node(role="t", cpus=0.1)] * 5
+    labels = {"target_labels": "role=t", "draft_labels": "role=d"}
+    assert shares(listed, num_replicas=4, **labels) == NodeShares(target=1, draft=2)
+
+
+def test_replicas_of_other_applications_count(shares):
+    assert shares([node()] * 2, others=(3, 1), num_replicas=2).target == 3

@@ -1,0 +1,88 @@
+"""What a rank does with the steps on its socket, without Ray and without a model."""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from cluster.observability.logs import LogConfig
+from cluster.workers import serialization
+from cluster.workers.actor import ShardSpec, TargetShard
+from cluster.workers.model_source import ModelSource
+from cluster.workers.unix_socket import PeerGoneError
+from specdec.config.engine import EngineConfig
+from specdec.types.messages import StepInput, VerifyOutput
+
+
+class Socket:
+    """Gives what was put into it, and keeps what is sent."""
+
+    def __init__(self, messages):
+        self.messages = list(messages)
+        self.sent = []
+
+    def receive(self):
+        if not self.messages:
+            raise PeerGoneError("the Router has ended")
+        return self.messages.pop(0)
+
+    def send(self, frames):
+        self.sent.append(frames)
+
+
+class Rank:
+    """Answers steps by their number alone, and cannot run some."""
+
+    def __init__(self, failing=()):
+        self.failing = failing
+        self.ran = []
+
+    def run(self, frames):
+        step_id = serialization.decode_step(frames).step_id
+        self.ran.append(step_id)
+        if step_id in self.failing:
+            raise MemoryError("no room")
+        yield serialization.encode_output(VerifyOutput(step_id, ()))
+
+
+def step(step_id):
+    return serialization.encode_step(StepInput(step_id, (), (), (), ()))
+
+
+@pytest.fixture
+def ran(tmp_path, monkeypatch):
+    def run(messages, rank=0, failing=()):
+        """What the rank ran and what it sent, until it was told to stop or left alone."""
+        limits = EngineConfig(max_model_len=16, num_blocks=1)
+        spec = ShardSpec(
+            rank, 2, ModelSource(str(tmp_path), Path(tmp_path)), "float32", "cpu", None, "auto",
+            limits, tmp_path, 1, LogConfig(),
+        )  # fmt: skip
+        monkeypatch.setattr("cluster.workers.actor.logs.configure", lambda config: None)
+        shard, socket, model = TargetShard(spec), Socket(messages), Rank(failing)
+        shard._listener = SimpleNamespace(accept=lambda: socket, close=lambda: None)
+        monkeypatch.setattr(shard, "_load", lambda: model)
+        shard.run()
+        return model.ran, socket
+
+    return run
+
+
+def test_steps_are_run_in_order_until_the_stop(ran):
+    steps, socket = ran([step(1), step(2), serialization.STOP, step(3)])
+    assert steps == [1, 2]
+    assert [serialization.decode_output(frames).step_id for frames in socket.sent] == [1, 2]
+
+
+def test_only_the_first_rank_answers(ran):
+    steps, socket = ran([step(1), serialization.STOP], rank=1)
+    assert (steps, socket.sent) == ([1], [])
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_nothing_is_run_behind_a_step_that_failed(ran, rank):
+    """Its peers may be in another step, and collective calls would bring both together."""
+    steps, socket = ran([step(1), step(2), step(3)], rank, failing={1})
+    assert steps == [1]
+    assert [serialization.error_in(frames) for frames in socket.sent] == ["MemoryError: no room"]
+    assert socket.messages == [], "it stopped listening"

@@ -1,0 +1,31 @@
+from cluster.workers.backoff import Backoff
+from tests.clock import Clock
+
+
+def test_the_first_at_once_and_then_ever_later_up_to_a_limit():
+    backoff = Backoff(Clock(), base_s=1.0, limit_s=10.0)
+    assert [backoff.delay_s() for _ in range(7)] == [0, 1, 2, 4, 8, 10, 10]
+
+
+def test_a_long_start_is_no_long_run():
+    clock = Clock()
+    backoff = Backoff(clock, forget_after_s=60.0)
+    for failures in range(1, 8):
+        clock.now_s += 300  # a slow load that fails
+        backoff.delay_s()
+        assert backoff.num_failures == failures
+
+
+def test_what_has_run_well_starts_anew():
+    clock = Clock()
+    backoff = Backoff(clock, forget_after_s=60.0)
+    for _ in range(4):
+        backoff.delay_s()
+    backoff.started()
+    clock.now_s += 59
+    backoff.delay_s()
+    assert backoff.num_failures == 5
+    backoff.started()
+    clock.now_s += 61
+    assert backoff.delay_s() == 0
+    assert backoff.num_failures == 1

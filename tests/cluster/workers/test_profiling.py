@@ -1,0 +1,141 @@
+"""Profiles of a replica: who takes them, within which limits, and what comes of what goes wrong."""
+
+import asyncio
+
+import pytest
+
+from cluster.workers import profiling
+from cluster.workers.profiling import Profiling
+from specdec.types.errors import InvalidValueError, NotReadyError, OverloadedError
+from specdec.types.profile import ProfileOrder, WorkerProfile
+
+ORDER = ProfileOrder(num_steps=4, timeout_s=0.3)
+
+
+class FakeModel:
+    """Reports when a test says so, or when it is told to end."""
+
+    def __init__(self, num_ranks=1):
+        self.num_ranks = num_ranks
+        self.orders = []
+        self.num_ends = 0
+        self.reports = None
+        self.ends_when_told = True
+
+    def begin_profile(self, order):
+        self.orders.append(order)
+
+    def end_profile(self):
+        self.num_ends += 1
+        if self.ends_when_told and self.reports is None:
+            self.reports = self.profiles(2)
+
+    def collect_profile(self):
+        return self.reports
+
+    def profiles(self, num_steps):
+        worker = self.orders[-1].worker
+        return tuple(WorkerProfile(worker, rank, num_steps) for rank in range(self.num_ranks))
+
+
+@pytest.fixture
+def target():
+    return FakeModel(num_ranks=2)
+
+
+@pytest.fixture
+def draft():
+    return FakeModel()
+
+
+@pytest.fixture
+def take(tmp_path, target, draft, monkeypatch):
+    monkeypatch.setattr(profiling, "_LOOK_EVERY_S", 0.01)
+    taker = Profiling(tmp_path, 3, "r1")
+
+    async def call(function):
+        return function()
+
+    return lambda: taker.take(ORDER, {"target": target, "draft model": draft}, call)
+
+
+async def test_it_ends_when_the_target_has_had_its_steps(take, target, draft, tmp_path):
+    taken = asyncio.create_task(take())
+    await asyncio.sleep(0.05)
+    target.reports = target.profiles(4)
+    report = await taken
+    assert report.replica_id == "r1"
+    assert 0.05 <= report.elapsed_s < 0.3
+    assert [(each.worker, each.rank, each.num_steps) for each in report.workers] == [
+        ("target", 0, 4),
+        ("target", 1, 4),
+        ("draft model", 0, 2),
+    ]
+    [of_target], [of_draft] = target.orders, draft.orders
+    assert (of_target.num_steps, of_target.max_bytes) == (4, 2**20)
+    assert of_target.directory == of_draft.directory
+    assert of_target.directory.startswith(f"{tmp_path}/20")
+
+
+async def test_it_ends_with_what_there_is_when_the_time_is_up(take, target):
+    report = await take()
+    assert [each.num_steps for each in report.workers] == [2, 2, 2]
+    assert 0.3 <= report.elapsed_s < 1
+    assert target.num_ends == 1
+
+
+async def test_a_draft_model_that_is_away_is_left_out(take, target, draft):
+    draft.num_ranks = 0
+    target.reports = ()
+    with pytest.raises(NotReadyError, match="the models were lost while they were profiled"):
+        await take()
+    assert draft.orders == []
+    assert target.orders[0].max_bytes == 3 * 2**20 // 2
+
+
+async def test_one_at_a_time_and_it_goes_on_when_its_caller_has_left(take, target):
+    first = asyncio.create_task(take())
+    await asyncio.sleep(0.02)
+    with pytest.raises(OverloadedError, match="a profile is being taken"):
+        await take()
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    with pytest.raises(OverloadedError):
+        await take()
+    await asyncio.sleep(0.4)
+    assert target.num_ends == 1
+    target.reports = None
+    assert len((await take()).workers) == 3
+
+
+async def test_ranks_that_never_report_are_given_up_on(take, target, monkeypatch):
+    monkeypatch.setattr(profiling, "WRITING_S", 0.1)
+    target.ends_when_told = False
+    with pytest.raises(NotReadyError, match="the models did not report their profiles"):
+        await take()
+    assert target.num_ends == 2, "when the time was up, and when it was given up on"
+
+
+async def test_what_fails_while_it_is_taken_ends_it_on_the_other_ranks(take, target, draft):
+    def fail():
+        raise KeyError("a bug of ours")
+
+    target.collect_profile = fail
+    with pytest.raises(KeyError):
+        await take()
+    assert (target.num_ends, draft.num_ends) == (1, 1)
+
+
+async def test_none_is_taken_while_the_target_is_away(take, target, draft):
+    target.num_ranks = 0
+    with pytest.raises(NotReadyError, match="the model is starting again"):
+        await take()
+    assert (target.orders, draft.orders) == ([], [])
+    target.num_ranks = 2
+    assert len((await take()).workers) == 3
+
+
+async def test_without_a_directory_none_is_taken(target):
+    with pytest.raises(InvalidValueError, match="profile_dir is 'none'; it must be a directory"):
+        await Profiling(None, 1, "r1").take(ORDER, {"target": target}, None)

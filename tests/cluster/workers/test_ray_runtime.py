@@ -1,0 +1,103 @@
+"""A Ray of one program's own: what it authenticates with, what is its, and what is given back."""
+
+import os
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+import ray
+from ray._private import worker
+from ray._raylet import AuthenticationMode, AuthenticationTokenLoader, get_authentication_mode
+
+from cluster.workers import ray_runtime
+from cluster.workers.ray_runtime import RAY_ENVIRONMENT, LocalRay, start_ray
+
+
+@pytest.fixture(autouse=True)
+def restored(monkeypatch):
+    """Variables that are set here are those of this process, which other tests share."""
+    for name in (*RAY_ENVIRONMENT, "RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))  # so that it is put back
+        monkeypatch.delenv(name)
+    yield
+    monkeypatch.undo()
+    ray_runtime._authenticate({})
+
+
+class Machine:
+    """Notes with what Ray would be started, and has it end at once."""
+
+    def __init__(self, monkeypatch):
+        self.seen = []
+        self.error = None
+        monkeypatch.setattr(ray, "init", self.init)
+        monkeypatch.setattr(
+            ray, "shutdown", lambda: monkeypatch.setattr(worker, "_global_node", None)
+        )
+        self._patch = monkeypatch
+
+    def init(self, **_):
+        token = AuthenticationTokenLoader.instance().get_raw_token()
+        self.seen.append((get_authentication_mode(), token))
+        if self.error is not None:
+            raise self.error
+        self._patch.setattr(worker, "_global_node", SimpleNamespace(all_processes={}))
+
+    def shutdown(self):
+        self._patch.setattr(worker, "_global_node", None)
+
+
+@pytest.fixture
+def machine(monkeypatch):
+    return Machine(monkeypatch)
+
+
+def variables():
+    return os.environ.get("RAY_AUTH_MODE"), os.environ.get("RAY_AUTH_TOKEN")
+
+
+def test_each_has_a_token_of_its_own_though_ray_was_imported_before(machine):
+    for _ in range(2):
+        start_ray().stop()
+    (mode, first), (again, second) = machine.seen
+    assert mode == again == AuthenticationMode.TOKEN
+    assert len({first, second, ""}) == 3
+    assert variables() == (None, None)
+    assert get_authentication_mode() != AuthenticationMode.TOKEN
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_programs_own_variables_are_given_back(machine, monkeypatch, fails):
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "mine")
+    if fails:
+        machine.error = RuntimeError("no room")
+        with pytest.raises(RuntimeError, match="no room"):
+            start_ray()
+    else:
+        own = start_ray()
+        assert os.environ["RAY_AUTH_TOKEN"] != "mine"
+        own.stop()
+    assert machine.seen[0][1] != "mine"
+    assert variables() == (None, "mine")
+    header = AuthenticationTokenLoader.instance().get_token_for_http_header(ignore_auth_mode=True)
+    assert "Bearer mine" in header.values(), "Ray has read it again"
+
+
+def test_another_ray_that_the_program_has_started_since_is_left_alone(machine, monkeypatch):
+    own = start_ray()
+    other = SimpleNamespace(all_processes={})
+    monkeypatch.setattr(worker, "_global_node", other)
+    own.stop()
+    assert worker._global_node is other
+    assert os.environ["RAY_AUTH_MODE"] == "token"
+
+
+def test_its_processes_are_those_that_ray_tells_of():
+    with subprocess.Popen(["sleep", "60"]) as ours, subprocess.Popen(["sleep", "60"]) as stranger:
+        ended = subprocess.Popen(["true"])
+        ended.wait()
+        kinds = {"raylet": [SimpleNamespace(process=ours)], "log": [SimpleNamespace(process=ended)]}
+        found = LocalRay(SimpleNamespace(all_processes=kinds), {}).processes()
+        for each in (ours, stranger):
+            each.kill()
+    assert [process.pid for process in found] == [ours.pid]

@@ -1,0 +1,178 @@
+from dataclasses import fields, is_dataclass
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.workers import serialization
+from specdec.types.messages import (
+    BlockTableDelta,
+    DraftedRow,
+    DraftOutput,
+    DraftProbs,
+    DraftRow,
+    DraftStep,
+    Logprobs,
+    PromptLogprobs,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+    VerifiedRow,
+    VerifyOutput,
+)
+from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling_spec import SamplingRules, Verifier
+
+INT32 = st.integers(0, 2**31 - 1)
+COUNTS = st.integers(0, 3)
+TOKENS = st.lists(INT32, max_size=8).map(tuple)
+FLOATS = st.floats(allow_nan=False, allow_infinity=False)
+
+
+def arrays(dtype, *shape):
+    return np.random.default_rng(sum(shape)).integers(0, 2**31, shape).astype(dtype)
+
+
+def draft_probs(count, width):
+    return DraftProbs(arrays(np.int32, count, width), arrays(np.float32, count, width))
+
+
+def logprobs(count, width):
+    values = arrays(np.float32, count, width)
+    return Logprobs(arrays(np.int32, count, width), values, arrays(np.int32, count))
+
+
+@st.composite
+def step_rows(draw):
+    count, width, words = draw(COUNTS), draw(COUNTS), draw(COUNTS)
+    return StepRow(
+        draw(INT32),
+        draw(INT32),
+        draw(TOKENS),
+        count,
+        draw(st.booleans()),
+        draft_probs(count, width) if width else None,
+        arrays(np.int32, count + 1, words) if words else None,
+        draw(COUNTS),
+    )
+
+
+@st.composite
+def verified_rows(draw):
+    tokens, width = draw(TOKENS), draw(COUNTS)
+    return VerifiedRow(
+        draw(INT32),
+        tokens,
+        logprobs(len(tokens), width) if width else None,
+        draw(st.booleans()),
+        draw(TOKENS),
+    )
+
+
+@st.composite
+def drafted_rows(draw):
+    tokens, width = draw(TOKENS), draw(COUNTS)
+    return DraftedRow(draw(INT32), tokens, draft_probs(len(tokens), width) if width else None)
+
+
+RULES = st.builds(
+    SamplingRules,
+    temperature=FLOATS,
+    seed=st.integers(0, 2**63 - 1),
+    logit_bias=st.lists(st.tuples(INT32, FLOATS), max_size=2).map(tuple),
+    bad_words=st.lists(TOKENS, max_size=2).map(tuple),
+    allowed_token_ids=st.none() | TOKENS,
+    verifier=st.builds(Verifier, threshold=FLOATS),
+)
+GRAMMARS = st.none() | st.sampled_from(
+    [StructuredOutput(json_schema="{}"), StructuredOutput(choice=("a", "ü"))]
+)
+STEPS = st.builds(
+    StepInput,
+    step_id=st.integers(0, 2**60),
+    released=TOKENS,
+    admitted=st.lists(
+        st.builds(SequenceAdmission, INT32, INT32, RULES, TOKENS, GRAMMARS), max_size=4
+    ).map(tuple),
+    block_table_deltas=st.lists(st.builds(BlockTableDelta, INT32, INT32, TOKENS), max_size=4).map(
+        tuple
+    ),
+    rows=st.lists(step_rows(), max_size=4).map(tuple),
+)
+PROMPT_LOGPROBS = st.builds(
+    lambda seq_id, start, count, width: PromptLogprobs(seq_id, start, logprobs(count, width)),
+    INT32,
+    INT32,
+    COUNTS,
+    st.integers(1, 3),
+)
+OUTPUTS = st.builds(
+    VerifyOutput,
+    step_id=st.integers(0, 2**60),
+    rows=st.lists(verified_rows(), max_size=4).map(tuple),
+    prompt_logprobs=st.lists(PROMPT_LOGPROBS, max_size=2).map(tuple),
+)
+
+DRAFT_STEPS = st.builds(
+    lambda step, drafts: DraftStep(**vars(step), drafts=drafts),
+    STEPS,
+    st.lists(st.builds(DraftRow, INT32, INT32, TOKENS, INT32, INT32), max_size=4).map(tuple),
+)
+DRAFT_OUTPUTS = st.builds(
+    DraftOutput,
+    step_id=st.integers(0, 2**60),
+    rows=st.lists(drafted_rows(), max_size=4).map(tuple),
+)
+
+
+def plain(value):
+    """With lists for arrays, which alone can be compared."""
+    if isinstance(value, np.ndarray):
+        return value.dtype, value.tolist()
+    if is_dataclass(value):
+        return type(value), [plain(getattr(value, each.name)) for each in fields(value)]
+    return (type(value), *map(plain, value)) if isinstance(value, tuple) else value
+
+
+@given(STEPS)
+def test_a_step_arrives_as_it_was_sent(step):
+    assert plain(serialization.decode_step(serialization.encode_step(step))) == plain(step)
+
+
+def test_tokens_of_an_admission_are_not_copied(monkeypatch):
+    """All of a vocabulary may be listed, and admissions are encoded between two steps."""
+    packed = []
+    monkeypatch.setattr(serialization.msgpack, "packb", lambda header: packed.append(header) or b"")
+    rules = SamplingRules(allowed_token_ids=(5, 6), logit_bias=((7, 1.0),), bad_words=((8, 9),))
+    serialization.encode_step(StepInput(1, (), (SequenceAdmission(0, 3, rules),), (), ()))
+    [(_, _, [[_, _, sent, _, _]])] = packed
+    assert sent.pop("verifier") == vars(rules.verifier)
+    assert all(value is getattr(rules, name) for name, value in sent.items())
+
+
+@given(OUTPUTS)
+def test_an_output_arrives_as_it_was_sent(output):
+    assert plain(serialization.decode_output(serialization.encode_output(output))) == plain(output)
+
+
+@given(DRAFT_STEPS)
+def test_a_draft_step_arrives_as_it_was_sent(step):
+    assert plain(serialization.decode_draft_step(serialization.encode_draft_step(step))) == plain(
+        step
+    )
+
+
+@given(DRAFT_OUTPUTS)
+def test_drafts_arrive_as_they_were_sent(output):
+    assert plain(
+        serialization.decode_draft_output(serialization.encode_draft_output(output))
+    ) == plain(output)
+
+
+def test_a_rank_can_report_an_error_instead():
+    assert (
+        serialization.error_in(serialization.encode_error("RuntimeError: broken"))
+        == "RuntimeError: broken"
+    )
+    assert serialization.error_in(serialization.CAUGHT_UP) is None
+    assert serialization.error_in(serialization.encode_output(VerifyOutput(7, ()))) is None

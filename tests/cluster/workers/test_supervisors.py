@@ -1,0 +1,214 @@
+"""What replaces lost models, with workers that are lost on command."""
+
+import threading
+import time
+
+import pytest
+
+from cluster.workers.draft_supervisor import DraftSupervisor
+from cluster.workers.profile_messages import ShardOrder
+from cluster.workers.target_supervisor import MAX_FAILURES, TargetSupervisor
+from specdec.config.engine import DraftLimits
+from specdec.config.speculative import SpeculativeConfig
+from specdec.sequences.sequence import Sequence
+from specdec.speculation.proposers import DraftRequest, DraftVocabulary, make_proposer
+from specdec.types.errors import DraftFailedError, TargetFailedError
+from specdec.types.messages import DraftedRow, DraftOutput
+from specdec.types.sampling_spec import SamplingRules
+from tests.specdec.engines import request
+
+LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up_tokens=16)
+
+
+class Worker:
+    """Drafts the number 7, until it is told to fail."""
+
+    is_busy = False
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.is_killed = self.is_closed = False
+        self._step = None
+
+    def begin(self, step):
+        if self.error is not None:
+            raise self.error
+        self._step = step
+
+    def collect(self):
+        rows = [DraftedRow(row.seq_id, (7,) * row.num_draft_tokens) for row in self._step.drafts]
+        return DraftOutput(self._step.step_id, tuple(rows))
+
+    def check_alive(self):
+        if self.error is not None:
+            raise self.error
+
+    def kill(self):
+        self.is_killed = True
+
+    def close(self):
+        self.is_closed = True
+
+
+class ProfiledWorker(Worker):
+    """Keeps what it is told of a profile, which never ends."""
+
+    num_ranks = 2
+
+    def __init__(self):
+        super().__init__()
+        self.told = []
+
+    def begin_profile(self, order):
+        self.told.append("begin")
+
+    def end_profile(self):
+        self.told.append("end")
+
+    def collect_profile(self):
+        self.told.append("collect")
+
+
+@pytest.fixture
+def workers():
+    return []
+
+
+@pytest.fixture
+def start(workers):
+    def start():
+        workers.append(Worker())
+        return workers[-1]
+
+    return start
+
+
+def drafts(proposer, seq=None):
+    seq = seq or Sequence(0, request("r", [1, 2, 3]), SamplingRules(), detokenizer=None)
+    proposer.begin([DraftRequest(seq, 3)])
+    return [proposal.draft_token_ids for proposal in proposer.collect()]
+
+
+def wait_for(condition):
+    deadline_s = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("error", [DraftFailedError("it died"), KeyError("a bug of ours")])
+def test_a_lost_draft_worker_is_replaced_and_nobody_hears_of_it(start, workers, error):
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
+    assert drafts(supervisor) == [(7, 7, 7)]
+    workers[0].error = error
+    assert drafts(supervisor) == []
+    assert workers[0].is_killed
+    wait_for(lambda: supervisor.is_available)
+    assert supervisor.num_restarts == 1, "it counts, whether anybody drafts with it or not"
+    assert drafts(supervisor) == [(7, 7, 7)]
+    assert supervisor.num_restarts == 1
+    supervisor.close()
+    assert workers[1].is_closed
+
+
+def test_what_workers_caught_up_on_is_counted_beyond_their_loss(start, workers):
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
+    seq = Sequence(0, request("r", [1] * 50), SamplingRules(), detokenizer=None)
+    assert drafts(supervisor, seq) == []
+    assert supervisor.num_catch_up_tokens == 16
+    workers[0].error = DraftFailedError("it died")
+    assert drafts(supervisor, seq) == []
+    wait_for(lambda: supervisor.is_available)
+    assert drafts(supervisor, seq) == []
+    assert supervisor.num_catch_up_tokens == 32
+    supervisor.close()
+
+
+def test_a_lookup_drafts_while_the_worker_is_away(start, workers):
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
+    proposer = make_proposer(SpeculativeConfig("draft_model", fallback="ngram"), supervisor)
+    seq = Sequence(0, request("r", [1, 2, 3, 1, 2]), SamplingRules(), detokenizer=None)
+    assert drafts(proposer, seq) == [(7, 7, 7)]
+    supervisor._backoff.base_s = 60.0
+    supervisor._backoff.delay_s()  # the first one is none
+    workers[0].error = DraftFailedError("it died")
+    assert drafts(proposer, seq) == [(3, 1, 2)]
+    assert drafts(proposer, seq) == [(3, 1, 2)]
+    supervisor.close()
+
+
+def test_a_draft_worker_that_died_while_nobody_drafted_is_noticed(start, workers):
+    supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
+    workers[0].error = DraftFailedError("it died")
+    supervisor.check()
+    wait_for(lambda: len(workers) == 2)
+    supervisor.close()
+
+
+def test_a_target_is_replaced_and_a_crash_loop_ends(workers):
+    def start():
+        if 1 < len(workers) < 4:
+            workers.append(None)
+            raise TargetFailedError("it does not load")
+        workers.append(Worker())
+        return workers[-1]
+
+    supervisor = TargetSupervisor(start)
+    supervisor._backoff.base_s = 0.001
+    second = supervisor.remake()
+    assert workers[0].is_killed
+    assert supervisor.current is second
+    third = supervisor.remake()  # after two starts that fail
+    assert len(workers) == 5
+    assert supervisor.current is third
+    assert supervisor.num_restarts == 2
+    for _ in range(MAX_FAILURES - 4):
+        supervisor.remake()
+    with pytest.raises(TargetFailedError, match=f"failed {MAX_FAILURES} times in a row"):
+        supervisor.remake()
+    supervisor.close()
+    assert supervisor.current.is_closed
+
+
+def test_no_profile_touches_a_lost_target(workers):
+    """Not even through the sockets that `remake` closes meanwhile, on another thread."""
+
+    def start():
+        workers.append(ProfiledWorker())
+        return workers[-1]
+
+    order = ShardOrder("target", 4, "nowhere", 1)
+    supervisor = TargetSupervisor(start)
+    assert supervisor.num_ranks == 2
+    supervisor.begin_profile(order)
+    assert supervisor.collect_profile() is None
+    supervisor.lose()
+    assert supervisor.num_ranks == 0
+    supervisor.begin_profile(order)
+    supervisor.end_profile()
+    assert supervisor.collect_profile() == ()
+    assert workers[0].told == ["begin", "collect"]
+    supervisor.remake()
+    assert supervisor.num_ranks == 2
+    assert supervisor.collect_profile() == (), "the profile was of the one before"
+    supervisor.begin_profile(order)
+    assert supervisor.collect_profile() is None
+    assert workers[1].told == ["begin", "collect"]
+    supervisor.close()
+
+
+def test_closing_ends_the_wait_for_another_target(start, workers):
+    supervisor = TargetSupervisor(start)
+    supervisor._backoff.base_s = 60.0
+    supervisor._backoff.delay_s()
+    ended = threading.Event()
+
+    def remake():
+        with pytest.raises(TargetFailedError, match="shutting down"):
+            supervisor.remake()
+        ended.set()
+
+    threading.Thread(target=remake).start()
+    wait_for(lambda: workers[0].is_killed)
+    supervisor.close()
+    assert ended.wait(5)

@@ -1,0 +1,213 @@
+"""Sockets between the Router and a shard."""
+
+import socket
+import threading
+import time
+from contextlib import suppress
+
+import pytest
+import zmq
+
+from cluster.workers import transport
+from cluster.workers.transport import CurveKeys, Endpoint, Listener, connect
+from cluster.workers.unix_socket import PeerGoneError, UnixSocket
+
+TIMEOUT_MS = 3000
+TIMEOUT_S = 0.2
+
+
+@pytest.fixture
+def context():
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+@pytest.fixture
+def listen(tmp_path):
+    opened = []
+
+    def open_listener(transport, peer_public_key):
+        opened.append(Listener(transport, "127.0.0.1", peer_public_key, tmp_path / "steps"))
+        return opened[-1]
+
+    yield open_listener
+    for listener in opened:
+        listener.close()
+
+
+def is_ready(end, timeout_ms=TIMEOUT_MS):
+    poller = zmq.Poller()
+    poller.register(end.pollable, zmq.POLLIN)
+    return [pollable for pollable, _ in poller.poll(timeout_ms)] == [end.pollable]
+
+
+def received(end):
+    return end.receive() if is_ready(end) else None
+
+
+@pytest.fixture
+def pair(context, listen):
+    """Both ends of a Unix socket: the Router's, and the shard's."""
+    keys = CurveKeys.generate()
+    listener = listen("ipc", keys.public)
+    router = connect(context, listener.endpoint, keys, TIMEOUT_S)
+    yield router, listener.accept()
+    router.close()
+
+
+@pytest.mark.parametrize("transport", ["ipc", "tcp"])
+def test_messages_arrive_whole_and_in_order(context, listen, transport):
+    keys = CurveKeys.generate()
+    listener = listen(transport, keys.public)
+    router = connect(context, listener.endpoint, keys, TIMEOUT_S)
+    shard = listener.accept()
+    messages = [[b"header %d" % i, b"", b"x" * 1000 * i] for i in range(10)]
+    for message in messages:
+        router.send(message)
+    assert [received(shard) for _ in messages] == messages
+    shard.send([b"answer"])
+    assert received(router) == [b"answer"]
+    router.send_last([b"stop"])
+    assert received(shard) == [b"stop"]
+
+
+@pytest.mark.parametrize("who", ["another key", "no key at all"])
+def test_a_stranger_is_not_heard_over_tcp(context, listen, who):
+    router, stranger = CurveKeys.generate(), CurveKeys.generate()
+    listener = listen("tcp", router.public)
+    endpoint = listener.endpoint if who == "another key" else Endpoint(listener.endpoint.address)
+    connect(context, endpoint, stranger, TIMEOUT_S).send([b"stop"])
+    assert not is_ready(listener.accept(), 1000)
+
+
+def test_the_ipc_socket_is_where_it_was_told(listen, tmp_path):
+    listener = listen("ipc", CurveKeys.generate().public)
+    assert [path.name for path in tmp_path.iterdir()] == ["steps"]
+    assert listener.endpoint == Endpoint(f"ipc://{tmp_path / 'steps'}")
+
+
+def test_nobody_else_gets_in_once_the_router_has(context, listen):
+    keys = CurveKeys.generate()
+    listener = listen("ipc", keys.public)
+    connect(context, listener.endpoint, keys, TIMEOUT_S)
+    listener.accept()
+    with pytest.raises(ConnectionRefusedError):
+        connect(context, listener.endpoint, keys, TIMEOUT_S)
+
+
+def test_a_message_larger_than_the_kernel_holds_arrives_whole(pair):
+    router, shard = pair
+    message = [bytes(8 * 2**20), b"end"]
+    sender = threading.Thread(target=router.send, args=(message,))
+    sender.start()
+    assert received(shard) == message
+    sender.join()
+
+
+def test_a_peer_that_takes_nothing_is_not_waited_for_longer_than_told(pair):
+    router, _ = pair
+    with pytest.raises(TimeoutError):
+        router.send([bytes(8 * 2**20)])
+    router.send_last([b"stop"])  # neither waits nor raises
+
+
+def test_a_message_that_stops_halfway_is_not_waited_for_longer_than_told(listen):
+    listener = listen("ipc", CurveKeys.generate().public)
+    peer = socket.socket(socket.AF_UNIX)
+    peer.connect(listener.endpoint.address.removeprefix("ipc://"))
+    receiver = UnixSocket(listener.accept()._socket, TIMEOUT_S)
+    peer.sendall(b"\x10\0\0")
+    with pytest.raises(TimeoutError):
+        receiver.receive()
+    peer.close()
+
+
+def test_a_peer_that_has_closed_is_known_at_both_calls(pair):
+    router, shard = pair
+    shard.close()
+    with pytest.raises(PeerGoneError):
+        received(router)
+    with pytest.raises(PeerGoneError):
+        router.send([b"step"])
+    router.send_last([b"stop"])
+
+
+class Relay:
+    """A network between two ends, which can fail without a word."""
+
+    def __init__(self, address):
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        self._target = (host, int(port))
+        self._server = socket.create_server(("127.0.0.1", 0))
+        self.address = f"tcp://127.0.0.1:{self._server.getsockname()[1]}"
+        self._works = threading.Event()
+        self._works.set()
+        self._open = [self._server]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def fail(self):
+        self._works.clear()
+
+    def close(self):
+        for each in self._open:
+            each.close()
+
+    def _accept(self):
+        with suppress(OSError):
+            here, _ = self._server.accept()
+            there = socket.create_connection(self._target)
+            self._open += [here, there]
+            for ends in ((here, there), (there, here)):
+                threading.Thread(target=self._carry, args=ends, daemon=True).start()
+
+    def _carry(self, source, sink):
+        with suppress(OSError):
+            while data := source.recv(65536):
+                if self._works.is_set():
+                    sink.sendall(data)
+
+
+@pytest.fixture
+def relayed(context, listen, monkeypatch):
+    """The Router's end over tcp, the shard's, and the network between them."""
+    monkeypatch.setattr(transport, "_SIGN_EVERY_MS", 50)
+    monkeypatch.setattr(transport, "_SILENCE_LIMIT_MS", 300)
+    keys = CurveKeys.generate()
+    listener = listen("tcp", keys.public)
+    relay = Relay(listener.endpoint.address)
+    endpoint = Endpoint(relay.address, listener.endpoint.public_key)
+    router = connect(context, endpoint, keys, TIMEOUT_S)
+    shard = listener.accept()
+    router.send([b"hello"])
+    assert received(shard) == [b"hello"]
+    yield router, shard, relay
+    router.close()
+    relay.close()
+
+
+def test_a_shard_that_says_nothing_for_long_is_not_taken_for_lost(relayed):
+    """Another thread of its process answers for it while it computes."""
+    router, shard, _ = relayed
+    time.sleep(1.0)
+    assert not router.is_lost
+    shard.send([b"done"])
+    assert received(router) == [b"done"]
+
+
+def test_a_network_that_fails_is_noticed_while_nothing_is_sent(relayed):
+    router, _, relay = relayed
+    relay.fail()
+    began_at = time.monotonic()
+    while not router.is_lost:
+        assert time.monotonic() - began_at < 3.0
+        time.sleep(0.01)
+    router.close()
+    assert router.is_lost, "what is known stays known"
+
+
+def test_the_real_limits_let_it_be_noticed_within_ten_seconds():
+    """Whoever serves is asked for its health every 3 s, and then asks this."""
+    health_check_s = 3.0
+    limit_s = (transport._SIGN_EVERY_MS + transport._SILENCE_LIMIT_MS) / 1000
+    assert limit_s + health_check_s < 10.0

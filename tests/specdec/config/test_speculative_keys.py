@@ -1,0 +1,213 @@
+"""How speculative_config is read: vLLM's keys and meanings, older spellings, what is wrong."""
+
+import json
+import logging
+from dataclasses import asdict
+
+import pytest
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculative_keys import read_speculation
+from specdec.types.errors import InvalidValueError
+
+
+def test_every_key_of_suffix_decoding_with_its_default():
+    read = read_speculation({"method": "suffix"})
+    assert read == SpeculativeConfig("suffix")
+    given = {name: value for name, value in asdict(read).items() if name.startswith("suffix_")}
+    assert given == {
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 10_000,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("mapping", "methods"),
+    [
+        ({"method": "suffix"}, ("suffix",)),
+        ({"method": "lookahead"}, ("lookahead",)),
+        ({"method": "draft_model"}, ("draft_model",)),
+        ({"method": "draft_model", "first": "ngram"}, ("ngram", "draft_model")),
+        ({"method": "draft_model", "fallback": "suffix"}, ("draft_model", "suffix")),
+        (
+            {"model": "./small", "first": "suffix", "fallback": "ngram"},
+            ("suffix", "draft_model", "ngram"),
+        ),
+    ],
+)
+def test_what_drafts_in_which_order(mapping, methods):
+    assert read_speculation(json.dumps(mapping)).methods == methods
+
+
+@pytest.mark.parametrize(
+    ("given", "low", "high"),
+    [
+        ({}, 2, 4),
+        ({"prompt_lookup_max": 3}, 3, 3),
+        ({"prompt_lookup_min": 5}, 5, 5),
+        ({"prompt_lookup_min": 2, "prompt_lookup_max": 5}, 2, 5),
+    ],
+)
+def test_one_length_of_ngrams_is_the_only_one(given, low, high):
+    read = read_speculation({"method": "ngram", **given})
+    assert (read.prompt_lookup_min, read.prompt_lookup_max) == (low, high)
+
+
+@pytest.mark.parametrize(
+    ("older", "today"),
+    [
+        ({"disable_by_batch_size": 8}, {"speculation_threshold": 8}),
+        ({"speculative_disable_by_batch_size": 8}, {"speculation_threshold": 8}),
+        ({"method": "[ngram]"}, {"method": "ngram"}),
+        ({"speculative_method": "suffix"}, {"method": "suffix"}),
+        ({"model": "[ngram]"}, {"method": "ngram"}),
+        ({"speculative_model": "[ngram]"}, {"method": "ngram"}),
+        ({"speculative_model": "./small"}, {"method": "draft_model", "model": "./small"}),
+        (
+            {"model": "./small", "speculative_max_model_len": 99},
+            {"model": "./small", "max_model_len": 99},
+        ),
+        (
+            {"model": "./small", "speculative_draft_tensor_parallel_size": 2},
+            {"model": "./small", "draft_tensor_parallel_size": 2},
+        ),
+        (
+            {"ngram_prompt_lookup_max": 5, "ngram_prompt_lookup_min": 3},
+            {"prompt_lookup_max": 5, "prompt_lookup_min": 3},
+        ),
+    ],
+)
+def test_older_spellings_are_read_with_a_warning(older, today, caplog):
+    with caplog.at_level(logging.WARNING):
+        assert read_speculation(older) == read_speculation(today)
+    assert caplog.records
+    assert all("is an older spelling of" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("of_vllm", "ours"),
+    [
+        ({"rejection_sample_method": "standard"}, {"verifier": "rejection"}),
+        ({"rejection_sample_method": "probabilistic"}, {"verifier": "rejection"}),
+        ({"rejection_sample_method": "strict"}, {"verifier": "coupled"}),
+        ({"rejection_sample_method": "block"}, {"verifier": "block"}),
+        ({"parallel_drafting": False}, {}),
+        ({"disable_padded_drafter_batch": True}, {}),
+    ],
+)
+def test_keys_of_vllm_mean_what_they_mean_there(of_vllm, ours):
+    assert read_speculation({"model": "./a", **of_vllm}) == read_speculation(
+        {"model": "./a", **ours}
+    )
+
+
+def test_todays_spellings_are_read_without_one(caplog):
+    with caplog.at_level(logging.WARNING):
+        read_speculation({"model": "./small", "speculation_threshold": 8})
+        read_speculation(asdict(SpeculativeConfig("draft_model", first="ngram")))
+    assert not caplog.records
+
+
+DRAFT = {"method": "draft_model"}
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"method": "orakel"}, "it must be one of ngram, draft_model, suffix, lookahead"),
+        ({"method": "eagle"}, "method is 'eagle'; it must be one of"),
+        ({"method": 3}, "method is 3; it must be a text"),
+        ({"num_speculative_tokens": 0}, "num_speculative_tokens is 0; it must be from 1 to 32"),
+        ({"num_speculative_tokens": 2.5}, "num_speculative_tokens is 2.5; it must be a whole"),
+        ({"num_spec_tokens": 3}, "did you mean num_speculative_tokens?"),
+        ({"suffix_decoding_tree_depth": 3}, "did you mean suffix_decoding_max_tree_depth?"),
+        ({"prompt_lookup_min": 5, "prompt_lookup_max": 3}, "prompt_lookup_max is 3; it must be"),
+        ({"prompt_lookup_max": 17}, "prompt_lookup_min is 17; it must be from 1 to 16"),
+        ({"model": "./a", "method": "ngram"}, "model is './a'; it must be left out unless method"),
+        ({"quantization": "int8"}, "left out unless method is draft_model"),
+        ({"draft_tensor_parallel_size": 2}, "left out unless method is draft_model"),
+        ({"max_model_len": 99}, "left out unless method is draft_model"),
+        ({"first": "suffix"}, "first is 'suffix'; it must be left out unless method"),
+        ({"method": "suffix", "fallback": "ngram"}, "left out unless method is draft_model"),
+        ({"suffix_decoding_max_tree_depth": 9}, "left out unless method, first or fallback is suf"),
+        ({"method": "suffix", "prompt_lookup_max": 3}, "unless method, first or fallback is ngram"),
+        ({**DRAFT, "first": "ngram", "suffix_decoding_max_spec_factor": 2}, "fallback is suffix"),
+        ({**DRAFT, "first": "draft_model"}, "first is 'draft_model'; it must be one of ngram, suf"),
+        ({**DRAFT, "first": "ngram", "fallback": "ngram"}, "another than first"),
+        ({"method": "suffix", "suffix_decoding_max_tree_depth": 1}, "from 2 to 256"),
+        ({"method": "suffix", "suffix_decoding_max_cached_requests": -1}, "from 0 to"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": 0}, "from 0.01 to 32"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": float("nan")}, "from 0.01 to 32"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "from 0 to 1"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": "0.5"}, "it must be a number"),
+        ({"method": "ngram", "lookahead_pool_size": 9}, "left out unless method is lookahead"),
+        ({"method": "lookahead", "lookahead_window_size": 0}, "from 1 to 64"),
+        ({"method": "lookahead", "lookahead_ngram_size": 1}, "from 2 to 16"),
+        ({"method": "lookahead", "lookahead_ngram_size": 17}, "from 2 to 16"),
+        ({"method": "lookahead", "lookahead_pool_size": 0}, "from 1 to 65536"),
+        ({"method": "lookahead", "lookahead_window_size": 2.5}, "it must be a whole number"),
+        (
+            {**DRAFT, "first": "lookahead"},
+            "one of ngram, suffix, which need no pass of a model, or left",
+        ),
+        ({"disable_by_batch_size": 2, "speculation_threshold": 3}, "speculation_threshold alone"),
+        ({"parallel_drafting": True}, "it must be false or left out"),
+        ({"parallel_drafting": 1}, "parallel_drafting is 1; it must be false or left out"),
+        ({"disable_padded_drafter_batch": False}, "it must be true or left out"),
+        ({"rejection_sample_method": "synthetic"}, "it must be one of standard, block, "),
+        ({"rejection_sample_method": ["block"]}, "it must be one of standard, block, "),
+        ({"rejection_sample_method": "block", "verifier": "block"}, "left out where verifier is"),
+        ({"rejection_sample_method": "block", "allowed_verifiers": ["coupled"]}, "verifier is 'bl"),
+        ({"draft_sample_method": "greedy"}, "left out; how drafts are drawn follows from verif"),
+        ({"use_heterogeneous_vocab": True}, "left out; a draft model with other tokens is found"),
+        ({"revision": "main"}, "left out; model takes it behind an @"),
+        ({"method": "lookahead", "first": "ngram"}, "first is 'ngram'; it must be left out unless"),
+        ({**DRAFT, "fallback": "lookahead"}, "fallback is 'lookahead'; it must be one of ngram, s"),
+        ({"num_speculative_tokens_per_batch_size": [[2, 3, 3]]}, "a row that begins with 1"),
+        ({"num_speculative_tokens_per_batch_size": [[1, 3, 4]]}, "at most num_speculative_tokens"),
+        ({"num_speculative_tokens_per_batch_size": [3]}, "size[0] is 3; it must be a list"),
+        ({"policy": "table"}, "given where policy is table, and there alone"),
+        (
+            {"policy": "goodput", "num_speculative_tokens_per_batch_size": [[1, 2, 3]]},
+            "given where policy is table, and there alone",
+        ),
+        ({"policy": "luck"}, "one of threshold, table, goodput, or left out"),
+    ],
+)
+def test_wrong_configurations_get_one_clear_line(mapping, message):
+    with pytest.raises(InvalidValueError) as caught:
+        read_speculation(mapping)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "policy", "threshold"),
+    [
+        ({}, "goodput", 256),
+        ({"policy": "threshold"}, "threshold", 32),
+        ({"num_speculative_tokens_per_batch_size": [[1, 4, 3], [5, 9, 0]]}, "table", 32),
+        ({"speculation_threshold": 7}, "goodput", 7),
+    ],
+)
+def test_what_decides_below_which_threshold(mapping, policy, threshold):
+    read = read_speculation(mapping)
+    assert (read.chosen_policy, read.control.threshold) == (policy, threshold)
+
+
+def test_a_short_name_of_a_method_is_its_long_one():
+    with pytest.raises(InvalidValueError) as caught:
+        read_speculation({"method": "mlp"})
+    assert caught.value.value == "mlp_speculator"
+
+
+@pytest.mark.parametrize(
+    ("key", "limit"),
+    [("speculative_ratio", "num_speculative_tokens"), ("speculative_sampling", "verifier")],
+)
+def test_keys_of_wrong_texts_are_refused_with_the_right_one(key, limit):
+    with pytest.raises(InvalidValueError) as caught:
+        read_speculation({key: 1})
+    assert limit in caught.value.limit

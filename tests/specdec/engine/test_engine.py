@@ -1,0 +1,493 @@
+"""The engine on a target without a model: exact tokens, exact counts, nothing lost."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+from specdec.engine.engine import Engine
+from specdec.speculation.proposers.cascade import CombinedProposer, Lookup
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.errors import InvalidValueError, OverloadedError
+from specdec.types.messages import FinishReason
+from specdec.types.sampling_params import SpeculationOptions
+from specdec.types.stats import SpeculationStats
+from tests.specdec.engines import (
+    HashTarget,
+    ScriptedProposer,
+    Transcript,
+    engine_config,
+    make_engine,
+    request,
+    run,
+)
+
+VOCAB_SIZE = 383
+PROMPT = [11, 12, 13, 14, 11, 12]
+
+
+@pytest.fixture
+def target() -> HashTarget:
+    return HashTarget(block_size=4, vocab_size=VOCAB_SIZE)
+
+
+def perfect(target):
+    """A proposer that knows what the target will say."""
+    return ScriptedProposer(target.continuation)
+
+
+def wrong_from(target, num_right):
+    """One whose drafts are right for `num_right` tokens and wrong from there."""
+
+    def drafts(tokens, count):
+        truth = target.continuation(tokens, count)
+        return [token if i < num_right else token + 1 for i, token in enumerate(truth)]
+
+    return ScriptedProposer(drafts)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 7])
+def test_many_sequences_say_what_each_would_say_alone(tiny_model_dir, target, num_draft_tokens):
+    engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), target)
+    prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3 + 7 * i)] for i in range(12)}
+    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert said[name].token_ids == target.continuation(prompt, 24)
+    speculation = engine.stats().speculation
+    assert (speculation.num_accepted_tokens > 0) == (num_draft_tokens > 0)
+
+
+def test_preemption_changes_nothing(tiny_model_dir, target):
+    config = engine_config(3, num_blocks=40)  # one sequence of max_model_len, or four of ours
+    engine = make_engine(tiny_model_dir, config, target)
+    prompts = {f"r{i}": [10 + (i * j) % 5 for j in range(30)] for i in range(8)}
+    said = run(engine, [request(name, prompt, max_tokens=40) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert said[name].token_ids == target.continuation(prompt, 40)
+    assert engine.stats().num_preemptions > 0
+    assert engine.stats().num_free_blocks == 40
+
+
+@pytest.mark.parametrize("num_right", [0, 1, 2, 3])
+def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
+    engine = make_engine(tiny_model_dir, engine_config(3), target, wrong_from(target, num_right))
+    engine.add(request("r", PROMPT, max_tokens=100))
+    outputs = [output for _ in range(7) for output in engine.step()]
+    # The first call only begins; the prompt yields one token, and each of five drafts its share.
+    assert [len(output.token_ids) for output in outputs] == [1] + [num_right + 1] * 5
+    assert [sum(output.is_drafted) for output in outputs] == [0] + [num_right] * 5
+    assert engine.stats().speculation == SpeculationStats(5, 15, 5 * num_right)
+    assert outputs[-1].speculation == SpeculationStats(5, 15, 5 * num_right)
+    assert engine.stats().accepted_by_position == tuple(5 * (i < num_right) for i in range(3))
+    assert engine.stats().num_generated_tokens == 6 + 5 * num_right
+    said = [token for output in outputs for token in output.token_ids]
+    assert said == target.continuation(PROMPT, len(said))
+
+
+def test_drafts_are_counted_for_the_method_that_made_them(tiny_model_dir, target):
+    """One lookup drafts for the first step of each sequence, the draft model for the rest."""
+    ngram = ScriptedProposer(
+        lambda tokens, count: target.continuation(tokens, count * is_new(tokens))
+    )
+    model = ScriptedProposer(
+        lambda tokens, count: [t + 1 for t in target.continuation(tokens, count)]
+    )
+
+    def is_new(tokens):
+        return len(tokens) == len(PROMPT) + 1
+
+    proposer = CombinedProposer(model, Lookup("ngram", ngram))
+    engine = make_engine(tiny_model_dir, engine_config(3), target, proposer)
+    run(engine, [request("r", PROMPT, max_tokens=8)])
+    # A token of the prompt, 4 of a good draft, then one of each bad draft of 2 and 1 tokens.
+    stats = engine.stats()
+    assert stats.drafted_by_method == {"ngram": (1, 1, 1), "draft_model": (2, 1)}
+    assert stats.accepted_by_method == {"ngram": (1, 1, 1), "draft_model": (0, 0)}
+    assert stats.speculation == SpeculationStats(3, 6, 3)
+
+
+def test_a_request_has_begun_in_the_step_that_first_runs_it(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3, max_num_seqs=2), target)
+    for name in ("a", "b"):
+        engine.add(request(name, PROMPT, max_tokens=2))
+    engine.add(request("c", PROMPT, max_tokens=2, n=2))
+    begun = []
+    while engine.has_work:
+        engine.step()
+        begun.append(engine.begun)
+    assert begun[0] == ("a", "b")
+    assert [name for names in begun for name in names] == ["a", "b", "c"], "once each"
+
+
+def test_drafts_that_max_tokens_would_cut_are_not_made(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target, wrong_from(target, 0))
+    run(engine, [request("r", PROMPT, max_tokens=6)])
+    assert [row.num_draft_tokens for step in target.steps for row in step.rows] == [
+        0,
+        3,
+        3,
+        2,
+        1,
+        0,
+    ]
+
+
+def test_a_stale_draft_is_never_verified(tiny_model_dir, target):
+    proposer = ScriptedProposer(target.continuation, base_shift=-1)
+    engine = make_engine(tiny_model_dir, engine_config(3), target, proposer)
+    said = run(engine, [request("r", PROMPT)])["r"]
+    assert said.token_ids == target.continuation(PROMPT, 24)
+    assert proposer.num_calls > 0
+    assert engine.stats().speculation.num_draft_tokens == 0
+    assert all(row.num_draft_tokens == 0 for step in target.steps for row in step.rows)
+
+
+def test_off_means_no_call_and_no_slot(tiny_model_dir, target):
+    proposer = perfect(target)
+    engine = make_engine(tiny_model_dir, engine_config(7), target, proposer)
+    off = SpeculationOptions(enabled=False)
+    engine.add(request("r", PROMPT, speculation=off, max_tokens=30))
+    num_tokens = len(PROMPT)
+    while engine.has_work:
+        num_tokens += sum(len(output.token_ids) for output in engine.step())
+        held = 200 - engine.stats().num_free_blocks
+        assert held <= -(-num_tokens // 4), "slots beyond the next token"
+    assert proposer.num_calls == 0
+
+
+def test_a_request_may_ask_for_fewer_drafts(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
+    run(engine, [request("r", PROMPT, speculation=SpeculationOptions(num_speculative_tokens=2))])
+    assert max(row.num_draft_tokens for step in target.steps for row in step.rows) == 2
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_short_outputs_end_on_time(tiny_model_dir, target, max_tokens):
+    engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
+    said = run(engine, [request("r", PROMPT, max_tokens=max_tokens)])["r"]
+    assert said.token_ids == target.continuation(PROMPT, max_tokens)
+    assert said.finish_reason is FinishReason.LENGTH
+
+
+def test_the_context_length_ends_a_sequence(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
+    said = run(engine, [request("r", [11] * 100, max_tokens=None)])["r"]
+    assert len(said.token_ids) == 60
+    assert said.finish_reason is FinishReason.LENGTH
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 7])
+def test_a_stop_string_cuts_the_text_and_what_was_drafted_past_it(
+    tiny_model_dir, target, num_draft_tokens
+):
+    tokenizer = Tokenizer(tiny_model_dir)
+    truth = target.continuation(PROMPT, 24)
+    # A text is stopped where this much of it is first complete.
+    stop = tokenizer.decode(truth[4:7])
+    engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), target, perfect(target))
+    said = run(engine, [request("r", PROMPT, stop=(stop,))])["r"]
+    whole = tokenizer.decode(truth)
+    assert said.finish_reason is FinishReason.STOP
+    assert said.text == whole[: whole.index(stop)]
+    assert said.token_ids == truth[: len(said.token_ids)]
+    assert stop in tokenizer.decode(said.token_ids)
+    assert stop not in tokenizer.decode(said.token_ids[:-1])
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 7])
+def test_an_eos_token_ends_a_sequence_unless_ignored(tiny_model_dir, target, num_draft_tokens):
+    class EndsAtTen(HashTarget):
+        def next_token(self, context):
+            return 2 if len(context) == 10 else super().next_token(context)
+
+    engine = make_engine(
+        tiny_model_dir, engine_config(num_draft_tokens), ending := EndsAtTen(4, VOCAB_SIZE)
+    )
+    assert 2 in engine._model.eos_token_ids
+    said = run(engine, [request("a", PROMPT, ignore_eos=False), request("b", PROMPT)])
+    assert said["a"].token_ids == [*ending.continuation(PROMPT, 4), 2]
+    assert said["a"].finish_reason is FinishReason.STOP
+    assert len(said["b"].token_ids) == 24
+
+
+def test_an_aborted_request_gives_its_blocks_back_within_one_step(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    engine.add(request("a", PROMPT, max_tokens=100))
+    for _ in range(5):
+        engine.step()
+    engine.abort("a")
+    assert engine.stats().num_free_blocks == 200
+    assert engine.step() == []
+    assert not engine.has_work
+    engine.abort("a")  # again, and for a request that never was, is no error
+
+
+def test_prefill_is_chunked_and_does_not_hold_up_decoding(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_num_batched_tokens=16), target)
+    engine.add(request("short", PROMPT, max_tokens=100))
+    engine.step()
+    engine.add(request("long", [11] * 100))
+    for _ in range(7):
+        assert [output.request_id for output in engine.step()] == ["short"]
+    assert all(sum(len(row.token_ids) for row in step.rows) <= 16 for step in target.steps)
+    assert {output.request_id for output in engine.step()} == {"short", "long"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [11] * 160}, "prompt length is 160; it must be at most 159"),
+        ({"prompt": [11, 383]}, r"prompt\[1\] is 383; it must be a token id from 0 to 382"),
+        ({"prompt": [-1]}, r"prompt\[0\] is -1"),
+        ({"prompt": [11] * 100, "max_tokens": 61}, "max_tokens is 61; it must be at most 60"),
+    ],
+)
+def test_a_bad_request_is_refused_and_nothing_kept(tiny_model_dir, target, changes, message):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    with pytest.raises(InvalidValueError, match=message):
+        engine.add(request("r", **{"prompt": PROMPT, **changes}))
+    assert not engine.has_work
+    assert len(run(engine, [request("r", PROMPT)])["r"].token_ids) == 24
+
+
+def test_a_method_that_is_not_loaded_is_refused(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(0), target)
+    ngram = SpeculationOptions(method="ngram")
+    with pytest.raises(InvalidValueError, match=r"speculation\.method is 'ngram'; .* none"):
+        engine.add(request("r", PROMPT, speculation=ngram))
+
+
+def test_an_id_in_use_is_refused(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(), target)
+    engine.add(request("r", PROMPT))
+    with pytest.raises(InvalidValueError, match="request_id"):
+        engine.add(request("r", PROMPT))
+
+
+def test_as_many_as_run_and_wait_and_no_more(tiny_model_dir, target):
+    config = engine_config(max_num_seqs=2, max_queue_len=1)
+    engine = make_engine(tiny_model_dir, config, target)
+    for name in "abc":
+        engine.add(request(name, PROMPT))
+    with pytest.raises(OverloadedError, match="3 requests run or wait"):
+        engine.add(request("d", PROMPT))
+    engine.abort("a")
+    engine.add(request("d", PROMPT))
+
+
+def test_a_shared_prefix_is_computed_once(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    system = [10 + i % 5 for i in range(40)]
+    prompts = {"a": [*system, 10, 11], "b": [*system, 12, 13], "c": [*system, 14]}
+    for name, prompt in prompts.items():
+        said = run(engine, [request(name, prompt)])[name]
+        assert said.token_ids == target.continuation(prompt, 24)
+    assert engine.stats().num_cached_tokens == 80
+    rows = [row for step in target.steps for row in step.rows]
+    assert sum(row.num_computed_tokens == 0 for row in rows) == 1
+
+
+def test_what_was_generated_is_a_prefix_for_the_next_turn(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    first = run(engine, [request("a", PROMPT)])["a"]
+    history = [*PROMPT, *first.token_ids, 12]
+    run(engine, [request("b", history)])
+    # The last token's KV was never computed, and only whole blocks of 4 are kept.
+    assert engine.stats().num_cached_tokens == (len(history) - 2) // 4 * 4
+
+
+def test_without_prefix_caching_nothing_is_found(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3, enable_prefix_caching=False), target)
+    for name in "ab":
+        said = run(engine, [request(name, PROMPT * 4)])[name]
+        assert said.token_ids == target.continuation(PROMPT * 4, 24)
+    assert engine.stats().num_cached_tokens == 0
+
+
+def test_lower_priority_numbers_go_first(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_num_seqs=1), target)
+    ended = []
+    for name, priority in {"late": 5, "normal": 0, "urgent": -5, "also normal": 0}.items():
+        engine.add(replace(request(name, PROMPT, max_tokens=2), priority=priority))
+    while engine.has_work:
+        ended += [output.request_id for output in engine.step() if output.finish_reason]
+    assert ended == ["urgent", "normal", "also normal", "late"]
+
+
+def test_the_least_urgent_is_preempted(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(num_blocks=40), target)
+    for name, priority in {"first": 1, "second": 0}.items():
+        engine.add(replace(request(name, [11] * 60, max_tokens=60), priority=priority))
+    ended = []
+    while engine.has_work:
+        ended += [output.request_id for output in engine.step() if output.finish_reason]
+    assert ended == ["second", "first"]
+    assert engine.stats().num_preemptions > 0
+
+
+def test_only_requests_that_never_ran_expire(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_num_seqs=1), target)
+    for name in ("running", "waiting", "patient"):
+        engine.add(replace(request(name, PROMPT), queue_deadline_s=10.0))
+        engine.step()
+    engine.add(replace(request("new", PROMPT), queue_deadline_s=20.0))
+    assert engine.expire(9.9) == []
+    assert engine.expire(10.0) == ["waiting", "patient"]
+    assert engine.stats().num_waiting == 1
+    engine.check_integrity()
+
+
+@pytest.mark.parametrize("num_known", [1, 5, 23])
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+def test_a_resumed_request_says_what_was_left(tiny_model_dir, target, num_known, num_draft_tokens):
+    whole = run(make_engine(tiny_model_dir, engine_config(0), target), [request("r", PROMPT)])["r"]
+    known = tuple(whole.token_ids[:num_known])
+    new_target = HashTarget(block_size=4, vocab_size=VOCAB_SIZE)
+    engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), new_target)
+    rest = run(engine, [replace(request("r", PROMPT), resume_token_ids=known)])["r"]
+    assert [*known, *rest.token_ids] == whole.token_ids
+    assert rest.last.num_output_tokens == 24
+    # The text that was given out with the known tokens is not given out again.
+    assert whole.text.endswith(rest.text)
+    assert len(rest.text) < len(whole.text)
+
+
+@pytest.mark.parametrize(
+    ("resumed", "message"),
+    [
+        ((11,) * 24, "resume_token_ids is '24 tokens'; it must be fewer than the 24"),
+        ((11, 383), r"resume_token_ids\[1\] is 383"),
+        ((2, 11), "resume_token_ids .* number 0 ends the text"),
+    ],
+)
+def test_output_that_cannot_be_resumed_is_refused(tiny_model_dir, target, resumed, message):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    with pytest.raises(InvalidValueError, match=message):
+        engine.add(replace(request("r", PROMPT, ignore_eos=False), resume_token_ids=resumed))
+    assert not engine.has_work
+
+
+def test_a_target_that_is_replaced_loses_no_token(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3 + 7 * i)] for i in range(6)}
+    said = {name: Transcript() for name in prompts}
+    for name, prompt in prompts.items():
+        engine.add(request(name, prompt))
+    for _ in range(6):
+        for output in engine.step():
+            said[output.request_id].add(output)
+    engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
+    while engine.has_work:
+        for output in engine.step():
+            said[output.request_id].add(output)
+        engine.check_integrity()
+    for name, prompt in prompts.items():
+        assert said[name].token_ids == target.continuation(prompt, 24)
+
+
+class EngineMachine(RuleBasedStateMachine):
+    """Requests come, go and are aborted in any order; the pool is too small for all of them."""
+
+    requests = Bundle("requests")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target = HashTarget(4, VOCAB_SIZE)
+        self.engine: Engine = make_engine(
+            self.tiny_model_dir,
+            engine_config(3, num_blocks=40, max_num_seqs=5, max_num_batched_tokens=20),
+            self.target,
+        )
+        self.prompts: dict[str, list[int]] = {}
+        self.said: dict[tuple[str, int], Transcript] = {}  # by request and choice
+
+    @rule(
+        target=requests,
+        length=st.integers(1, 60),
+        first=st.integers(0, 4),
+        max_tokens=st.integers(1, 60),
+        enabled=st.booleans(),
+        n=st.integers(1, 3),
+    )
+    def add(self, length: int, first: int, max_tokens: int, enabled: bool, n: int) -> str:
+        name = f"r{len(self.prompts)}"
+        self.prompts[name] = [10 + (first * i) % 5 for i in range(length)]
+        self.said |= {(name, choice): Transcript() for choice in range(n)}
+        params = {"max_tokens": max_tokens, "speculation": SpeculationOptions(enabled=enabled)}
+        self.engine.add(request(name, self.prompts[name], n=n, **params))
+        return name
+
+    @rule()
+    def lose_the_target(self) -> None:
+        self.engine.replace_target(HashTarget(4, VOCAB_SIZE))
+
+    @rule(name=consumes(requests))
+    def abort(self, name: str) -> None:
+        self.engine.abort(name)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            for output in self.engine.step() if self.engine.has_work else ():
+                self.said[output.request_id, output.choice].add(output)
+
+    @invariant()
+    def what_was_said_is_right(self) -> None:
+        self.engine.check_integrity()
+        for (name, _), said in self.said.items():
+            expected = self.target.continuation(self.prompts[name], len(said.token_ids))
+            assert said.token_ids == expected
+
+    def teardown(self) -> None:
+        for name in self.prompts:
+            self.engine.abort(name)
+        stats = self.engine.stats()
+        assert stats.num_free_blocks == stats.num_blocks, "blocks leaked"
+        assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
+def test_random_operations(tiny_model_dir):
+    machine = type("Machine", (EngineMachine,), {"tiny_model_dir": tiny_model_dir})
+    case = machine.TestCase
+    case.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
+    case().runTest()
+
+
+def prefilled(step):
+    return sum(len(row.token_ids) for row in step.rows if len(row.token_ids) > 1)
+
+
+@pytest.mark.parametrize("limit", [None, 5, 200])
+def test_prompts_take_few_tokens_of_a_step_while_others_decode(tiny_model_dir, target, limit):
+    engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=limit), target)
+    prompts = {"short": PROMPT, "long": [11 + i % 4 for i in range(90)]}
+    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    for name, prompt in prompts.items():
+        assert said[name].token_ids == target.continuation(prompt, 24)
+    # All of the short one and 58 tokens of the long one make the first step, in which none decodes.
+    assert prefilled(target.steps[0]) == 64
+    assert max(map(prefilled, target.steps[1:])) == min(limit or 32, 32)
+
+
+def test_prompts_take_all_of_a_step_when_nobody_decodes(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=5), target)
+    run(engine, [request("long", [11 + i % 4 for i in range(90)])])
+    assert [prefilled(step) for step in target.steps[:2]] == [64, 26]
+
+
+def test_requests_that_leave_the_queue_are_told_once(tiny_model_dir, target):
+    """Also one that is preempted and comes back, and one of several choices."""
+    engine = make_engine(tiny_model_dir, engine_config(max_num_seqs=2), target)
+    for each in (request("a", PROMPT), request("b", PROMPT, n=2), request("c", PROMPT)):
+        engine.add(each)
+    engine.step()
+    told = [engine.begun]
+    engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
+    while engine.has_work:
+        engine.step()
+        told.append(engine.begun)
+    assert told[0] == ("a", "b")
+    assert [name for names in told for name in names] == ["a", "b", "c"]

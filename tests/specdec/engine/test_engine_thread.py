@@ -1,0 +1,364 @@
+"""The bridge between the engine's thread and asyncio."""
+
+import asyncio
+import sys
+import threading
+import time
+from contextlib import aclosing
+from dataclasses import replace
+
+import pytest
+
+from specdec.engine.engine_thread import EngineLoop
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.types.errors import (
+    BadLogitsError,
+    InvalidValueError,
+    NotReadyError,
+    OverloadedError,
+    TargetFailedError,
+)
+from specdec.types.messages import VerifiedRow
+from tests.specdec.engines import HashTarget, engine_config, make_engine, request
+
+PROMPT = [11, 12, 13, 11, 12]
+
+
+class GatedTarget(HashTarget):
+    """Waits before each step until it is let go, and then may fail."""
+
+    def __init__(self) -> None:
+        super().__init__(block_size=4, vocab_size=383)
+        self.gate = threading.Semaphore(10_000)
+        self.step_s = 0.0
+        self.error: Exception | None = None
+
+    def collect(self):
+        self.gate.acquire()
+        time.sleep(self.step_s)
+        if self.error is not None:
+            raise self.error
+        return super().collect()
+
+
+class PickyTarget(HashTarget):
+    """Finds no token after those of the second request."""
+
+    def __init__(self) -> None:
+        super().__init__(block_size=4, vocab_size=383)
+
+    def collect(self):
+        output = super().collect()
+        rows = (
+            VerifiedRow(1, (), has_bad_logits=True) if r.seq_id == 1 else r for r in output.rows
+        )
+        return replace(output, rows=tuple(rows))
+
+
+@pytest.fixture
+def target():
+    return GatedTarget()
+
+
+@pytest.fixture
+async def loop(tiny_model_dir, target):
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target))
+    yield loop
+    target.gate.release(10_000)
+    await loop.close()
+
+
+async def tokens_of(loop, each):
+    return [token async for output in loop.generate(each) for token in output.token_ids]
+
+
+async def test_what_has_ended_is_counted_at_once_while_others_run(loop, target):
+    target.step_s = 0.002
+    others = asyncio.create_task(tokens_of(loop, request("others", [1, 2], max_tokens=100)))
+    for index in range(5):
+        before = loop.last_stats.num_generated_tokens
+        await tokens_of(loop, request("one", [3, 4], max_tokens=3 + index))
+        assert loop.last_stats.num_generated_tokens >= before + 3 + index
+    assert not others.done()
+    await others
+    assert loop.last_stats.num_generated_tokens == 100 + sum(range(3, 8))
+
+
+async def test_what_another_thread_stops_is_refused_and_not_left_waiting(loop, target):
+    """The call comes after the request to stop, and before the thread has heard of it."""
+    target.gate = threading.Semaphore(0)
+    stream = asyncio.create_task(tokens_of(loop, request("long", PROMPT)))
+    await asyncio.sleep(0.05)  # the step is in flight
+    loop._commands.put(None)
+    late = asyncio.create_task(loop.stats())
+    await asyncio.sleep(0)
+    target.gate.release(10_000)
+    with pytest.raises(NotReadyError, match="shutting down"):
+        await asyncio.wait_for(late, 10)
+    with pytest.raises(NotReadyError, match="shutting down"):
+        await asyncio.wait_for(loop.stats(), 10)
+    await loop.close()
+    with pytest.raises(NotReadyError):
+        await stream
+
+
+async def test_streams_of_many_requests_at_once(loop, target):
+    requests = [request(f"r{i}", [11 + i % 4] * (i + 1)) for i in range(20)]
+    said = await asyncio.gather(*(tokens_of(loop, each) for each in requests))
+    for each, tokens in zip(requests, said, strict=True):
+        assert tokens == target.continuation(each.prompt_token_ids, 24)
+
+
+async def test_outputs_bear_the_callers_id_even_where_two_share_it(loop):
+    async def ids(prompt):
+        return {output.request_id async for output in loop.generate(request("same", prompt))}
+
+    assert await asyncio.gather(ids([11]), ids([12])) == [{"same"}, {"same"}]
+
+
+async def test_choices_come_in_one_stream_that_ends_with_the_last_of_them(loop, target):
+    outputs = [output async for output in loop.generate(request("r", PROMPT, n=3))]
+    for choice in range(3):
+        said = [token for each in outputs if each.choice == choice for token in each.token_ids]
+        assert said == target.continuation(PROMPT, 24)
+    assert [each.is_last for each in outputs] == [False] * (len(outputs) - 1) + [True]
+    assert (loop.num_streams, loop.num_sequences) == (0, 0)
+
+
+async def test_each_choice_takes_up_room_until_it_ends(loop, target):
+    target.gate = threading.Semaphore(0)
+    config = engine_config(3)
+    most = config.max_num_seqs + config.max_queue_len
+    with pytest.raises(InvalidValueError, match=f"n is {most + 1}; it must be at most {most}"):
+        loop.require_room(most + 1)
+    stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT, n=4)))
+    await asyncio.sleep(0.05)
+    assert (loop.num_streams, loop.num_sequences) == (1, 4)
+    loop.require_room(most - 4)
+    with pytest.raises(OverloadedError, match=f"4 of {most} requests run or wait"):
+        loop.require_room(most - 3)
+    target.gate.release(10_000)
+    assert len(await stream) == 4 * 24
+    loop.require_room(most)
+
+
+async def test_leaving_a_stream_aborts_all_its_choices(loop, target):
+    target.step_s = 0.01
+    async with aclosing(loop.generate(request("r", PROMPT, n=3, max_tokens=100))) as outputs:
+        await anext(outputs)
+    stats = await loop.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+    assert stats.num_free_blocks == stats.num_blocks
+
+
+async def test_a_refused_request_raises_and_leaves_the_loop_running(loop, target):
+    with pytest.raises(InvalidValueError, match="prompt"):
+        await tokens_of(loop, request("bad", []))
+    assert await tokens_of(loop, request("good", PROMPT)) == target.continuation(PROMPT, 24)
+
+
+async def test_an_error_of_one_request_ends_its_stream_alone(tiny_model_dir):
+    target = PickyTarget()
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(), target))
+    said = await asyncio.gather(
+        *(tokens_of(loop, request(f"r{i}", [11 + i, 12])) for i in range(3)), return_exceptions=True
+    )
+    assert isinstance(said[1], BadLogitsError)
+    assert [said[0], said[2]] == [target.continuation([11 + i, 12], 24) for i in (0, 2)]
+    assert loop.num_streams == 0
+    stats = await loop.stats()
+    assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
+    await loop.close()
+
+
+async def test_leaving_a_stream_aborts_its_request(loop, target):
+    target.step_s = 0.01  # so that it is still running when it is looked at
+    async with aclosing(loop.generate(request("r", PROMPT, max_tokens=100))) as outputs:
+        await anext(outputs)
+        assert (await loop.stats()).num_running == 1
+    stats = await loop.stats()
+    assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
+
+
+async def test_a_reader_cancelled_while_its_request_is_being_added_leaves_nothing(loop, target):
+    target.gate = threading.Semaphore(0)
+    holding = asyncio.create_task(tokens_of(loop, request("holding", PROMPT)))
+    await asyncio.sleep(0.05)  # the engine's thread now waits in a step
+    leaving = asyncio.create_task(tokens_of(loop, request("leaving", PROMPT)))
+    await asyncio.sleep(0.05)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    target.gate.release(10_000)
+    assert await holding == target.continuation(PROMPT, 24)
+    stats = await loop.stats()
+    assert (stats.num_running, stats.num_waiting) == (0, 0)
+
+
+async def test_a_lost_target_fails_every_stream_and_every_call(loop, target):
+    streams = [asyncio.create_task(tokens_of(loop, request(f"r{i}", PROMPT))) for i in range(4)]
+    target.error = TargetFailedError("rank 1 failed")
+    for error in await asyncio.gather(*streams, return_exceptions=True):
+        assert isinstance(error, TargetFailedError)
+    assert isinstance(loop.failure, TargetFailedError)
+    with pytest.raises(TargetFailedError):
+        await loop.stats()
+    with pytest.raises(TargetFailedError):
+        await tokens_of(loop, request("late", PROMPT))
+
+
+async def test_closing_ends_open_streams_and_refuses_new_ones(tiny_model_dir, target):
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(), target))
+    target.gate = threading.Semaphore(2)
+    stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
+    await asyncio.sleep(0.05)
+    target.gate.release(1)
+    await loop.close()
+    with pytest.raises(NotReadyError, match="shutting down"):
+        await stream
+    with pytest.raises(NotReadyError, match="shutting down"):
+        await loop.stats()
+
+
+async def test_speculation_is_set_between_two_steps(tiny_model_dir, target):
+    off, on = (SpeculationControl(mode, 32, num_speculative_tokens=3) for mode in ("off", "on"))
+    policy = SpeculationPolicy(off, clock=lambda: 0.0)
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target, policy=policy))
+    assert await tokens_of(loop, request("a", PROMPT)) == target.continuation(PROMPT, 24)
+    assert (await loop.stats()).speculation.num_drafts == 0
+    await loop.set_speculation(on)
+    assert (await loop.stats()).is_speculation_on
+    assert await tokens_of(loop, request("b", PROMPT)) == target.continuation(PROMPT, 24)
+    assert (await loop.stats()).speculation.num_drafts > 0
+    await loop.close()
+
+
+async def test_draining_lets_running_requests_end_and_refuses_new_ones(loop, target):
+    target.gate = threading.Semaphore(0)
+    stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
+    await asyncio.sleep(0.05)
+    assert (loop.num_streams, loop.is_draining) == (1, False)
+    drain = asyncio.create_task(loop.drain(30))
+    await asyncio.sleep(0.05)
+    assert loop.is_draining
+    assert not drain.done()
+    with pytest.raises(NotReadyError, match="draining"):
+        await tokens_of(loop, request("late", PROMPT))
+    target.gate.release(10_000)
+    await asyncio.wait_for(drain, 10)
+    assert await stream == target.continuation(PROMPT, 24)
+
+
+async def test_a_drain_without_requests_takes_no_time(loop):
+    await asyncio.wait_for(loop.drain(3600), 1)
+    assert loop.is_draining
+
+
+async def test_what_still_runs_when_the_drain_is_over_ends_with_a_reason(loop, target):
+    target.gate = threading.Semaphore(0)
+    stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
+    await asyncio.sleep(0.05)
+    await loop.drain(0.05)
+    with pytest.raises(NotReadyError, match="before the answer was complete"):
+        await stream
+    assert loop.num_streams == 0
+
+
+async def test_a_reader_that_has_stopped_does_not_hold_up_the_drain(loop):
+    outputs = loop.generate(request("r", PROMPT, max_tokens=100))
+    await anext(outputs)
+    await asyncio.wait_for(loop.drain(0.05), 5)
+    assert loop.num_streams == 0
+    await outputs.aclose()
+
+
+async def test_the_thread_sleeps_while_there_is_nothing_to_do(loop, target):
+    await tokens_of(loop, request("r", PROMPT))
+    num_steps = (await loop.stats()).num_steps
+    await asyncio.sleep(0.2)
+    assert (await loop.stats()).num_steps == num_steps
+
+
+async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, target):
+    made = threading.Event()
+    successor = HashTarget(block_size=4, vocab_size=383)
+
+    def remake():
+        made.wait(10)
+        return successor
+
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target), remake)
+    target.step_s = 0.01
+    running = asyncio.create_task(tokens_of(loop, request("running", PROMPT, max_tokens=60)))
+    await asyncio.sleep(0.1)
+    target.error = TargetFailedError("it died")
+    while not loop.is_recovering:
+        await asyncio.sleep(0.01)
+    late = replace(request("late", PROMPT), queue_deadline_s=time.monotonic() + 0.2)
+    with pytest.raises(OverloadedError, match="waited longer"):
+        await tokens_of(loop, late)
+    waiting = asyncio.create_task(tokens_of(loop, request("waiting", PROMPT)))
+    await asyncio.sleep(0.05)
+    made.set()
+    assert await running == successor.continuation(PROMPT, 60)
+    assert await waiting == successor.continuation(PROMPT, 24)
+    await loop.close()
+
+
+async def test_a_loss_is_told_on_the_engines_thread_before_another_target_is_made(
+    tiny_model_dir, target
+):
+    told = []
+
+    def tell(what):
+        told.append((what, threading.current_thread().name))
+
+    def remake():
+        tell("remake")
+        return HashTarget(block_size=4, vocab_size=383)
+
+    engine = make_engine(tiny_model_dir, engine_config(3), target)
+    loop = EngineLoop(engine, remake, on_target_lost=lambda: tell("lost"))
+    target.error = TargetFailedError("it died")
+    assert len(await tokens_of(loop, request("r", PROMPT))) == 24
+    assert told == [("lost", "engine"), ("remake", "recovery")]
+    await loop.close()
+
+
+async def test_a_target_that_cannot_be_made_again_ends_the_streams(tiny_model_dir, target):
+    def remake():
+        raise TargetFailedError("it failed 5 times in a row")
+
+    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target), remake)
+    target.error = TargetFailedError("it died")
+    with pytest.raises(TargetFailedError, match="could not be started again: it failed 5 times"):
+        await tokens_of(loop, request("r", PROMPT))
+    assert not loop.is_recovering
+    await loop.close()
+
+
+async def test_a_reader_that_stopped_reading_takes_no_room(loop):
+    outputs = loop.generate(request("r", PROMPT))
+    await anext(outputs)
+    while loop.num_streams:
+        await asyncio.sleep(0.01)
+    loop.require_room()
+    assert len([output async for output in outputs]) > 0
+
+
+async def test_a_busy_thread_does_not_hold_up_the_steps(loop, target):
+    """Each step takes Python's lock a few times, and a switch interval to get it."""
+    stop = threading.Event()
+
+    def be_busy():
+        while not stop.is_set():
+            sum(range(1000))
+
+    busy = threading.Thread(target=be_busy)
+    busy.start()
+    try:
+        assert sys.getswitchinterval() <= 0.001
+        assert await tokens_of(loop, request("r", PROMPT)) == target.continuation(PROMPT, 24)
+    finally:
+        stop.set()
+        busy.join()

@@ -1,0 +1,166 @@
+"""The real engine on the tiny model: speculation, batching and ranks change no token."""
+
+from functools import lru_cache
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import native_library
+from specdec.types.sampling_params import SpeculationOptions
+from specdec.worker import LocalTarget, load_runner
+from tests.specdec.engines import engine_config, local_engine, make_engine, request, run
+from tests.specdec.fakes import run_ranks
+
+NUM_TOKENS = 24
+OFF = SpeculationOptions(enabled=False)
+QUANTIZED = QUANTIZATION_METHODS if native_library() else ("int8",)
+
+
+def prompts(count):
+    """Repetitive enough that lookups find something, and some longer than a prefill chunk."""
+    generator = torch.Generator().manual_seed(5)
+    pieces = torch.randint(3, 383, (count, 6), generator=generator).tolist()
+    return {f"r{i}": piece * (2 + 2 * i) for i, piece in enumerate(pieces)}
+
+
+@pytest.fixture(scope="module")
+def greedy_reference(tiny_model_dir):
+    """transformers' own greedy tokens, and its logits along them."""
+    model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+
+    @lru_cache
+    def generate(prompt):
+        with torch.inference_mode():
+            output = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=NUM_TOKENS,
+                min_new_tokens=NUM_TOKENS,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=0,
+            )
+        return output[0, len(prompt) :].tolist()
+
+    return generate
+
+
+def said_by(directory, config, requests, group=None):
+    transcripts = run(local_engine(directory, config, group), requests)
+    return {name: transcript.token_ids for name, transcript in transcripts.items()}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("num_draft_tokens", [0, 1, 3, 7])
+def test_greedy_equals_transformers(tiny_model_dir, greedy_reference, size, num_draft_tokens):
+    config = engine_config(num_draft_tokens)
+    requests = [request(name, prompt) for name, prompt in prompts(8).items()]
+    ranks = run_ranks(size, lambda group: said_by(tiny_model_dir, config, requests, group))
+    assert all(rank == ranks[0] for rank in ranks), "ranks disagree"
+    for name, prompt in prompts(8).items():
+        assert ranks[0][name] == greedy_reference(tuple(prompt))
+
+
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.8},
+        {"temperature": 0.8, "top_p": 0.9},
+        {"temperature": 1.5, "top_k": 5},
+        {"temperature": 1.0, "top_k": 40, "top_p": 0.8},
+    ],
+    ids=str,
+)
+def test_tokens_depend_on_the_seed_alone(tiny_model_dir, size, sampling):
+    def requests(options=None):
+        speculation = options or SpeculationOptions()
+        return [
+            request(name, prompt, seed=70 + i, speculation=speculation, **sampling)
+            for i, (name, prompt) in enumerate(prompts(8).items())
+        ]
+
+    reference = said_by(tiny_model_dir, engine_config(0), requests())
+    assert len({tuple(tokens) for tokens in reference.values()}) == 8
+
+    def variants(group):
+        for k in (1, 3, 7):
+            yield said_by(tiny_model_dir, engine_config(k), requests(), group)
+        yield said_by(tiny_model_dir, engine_config(3), requests(OFF), group)
+        yield said_by(tiny_model_dir, engine_config(3, num_blocks=48), requests(), group)
+        alone = [
+            said_by(tiny_model_dir, engine_config(7), [each], group) for each in requests()[:3]
+        ]
+        yield reference | {name: tokens for each in alone for name, tokens in each.items()}
+
+    for said in run_ranks(size, lambda group: list(variants(group)))[0]:
+        assert said == reference
+
+
+def test_drafts_were_accepted_and_sequences_preempted(tiny_model_dir):
+    """What the tests above rely on does happen in them."""
+    engine = local_engine(tiny_model_dir, engine_config(3, num_blocks=48))
+    run(engine, [request(name, prompt) for name, prompt in prompts(8).items()])
+    stats = engine.stats()
+    assert stats.num_preemptions > 0
+    assert stats.speculation.num_accepted_tokens > 0
+    assert stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
+
+
+def test_another_seed_gives_other_tokens(tiny_model_dir):
+    def said(seed):
+        requests = [request("r", [5, 6, 7], seed=seed, temperature=1.0)]
+        return said_by(tiny_model_dir, engine_config(0), requests)["r"]
+
+    assert said(1) == said(1)
+    assert said(1) != said(2)
+
+
+@pytest.mark.parametrize("quantization", QUANTIZED)
+def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(
+    tiny_model_dir, quantization
+):
+    requests = [
+        request(name, prompt, seed=index, temperature=0.8 * (index % 2))
+        for index, (name, prompt) in enumerate(prompts(6).items())
+    ]
+
+    def said(num_draft_tokens, batches):
+        config = engine_config(num_draft_tokens)
+        engine = local_engine(tiny_model_dir, config, quantization=quantization)
+        parts = [run(engine, batch) for batch in batches]
+        return {name: each.token_ids for part in parts for name, each in part.items()}
+
+    alone = said(0, [[each] for each in requests])
+    for num_draft_tokens in (0, 1, 3, 7):
+        assert said(num_draft_tokens, [requests]) == alone
+
+
+@pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_native_kernels_leave_no_ties_to_rounding(tiny_model_dir, dtype):
+    """Log-probabilities too are the same bits, with any drafts and in any chunks."""
+    requests = [
+        request(name, prompt, seed=index, temperature=0.8 * (index % 2), logprobs=2)
+        for index, (name, prompt) in enumerate(prompts(6).items())
+    ]
+
+    def said(num_draft_tokens, batches, **changes):
+        config = engine_config(num_draft_tokens, **changes)
+        runner = load_runner(tiny_model_dir, dtype, config, TensorParallelGroup())
+        engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
+        parts = [run(engine, batch) for batch in batches]
+        return {
+            name: [row for step in each.logprobs for row in step.logprobs.tolist()]
+            for part in parts
+            for name, each in part.items()
+        }
+
+    alone = said(0, [[each] for each in requests])
+    assert all(len(each) == NUM_TOKENS for each in alone.values())
+    assert said(0, [requests]) == alone
+    assert said(7, [requests], max_num_batched_tokens=24) == alone
+    assert said(3, [requests], num_blocks=48) == alone

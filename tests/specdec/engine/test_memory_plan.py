@@ -1,0 +1,256 @@
+"""How memory is divided between two models, on one host and on GPUs that are only told of."""
+
+import dataclasses
+
+import pytest
+
+from specdec.config.engine import EngineConfig
+from specdec.config.llm import LLMConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.memory_plan import memory_plan
+from specdec.engine.model_resolution import Models
+from specdec.models.config import ModelConfig
+from specdec.speculation.proposers import proposer_memory
+from specdec.types.errors import InvalidValueError, OutOfMemoryError
+
+GIB = 2**30
+
+
+@pytest.fixture
+def model(tiny_model_dir):
+    return ModelConfig.from_directory(tiny_model_dir)
+
+
+@pytest.fixture
+def drafting():
+    speculation = SpeculativeConfig("draft_model", draft_tensor_parallel_size=2, max_model_len=100)
+    return LLMConfig(speculative_config=speculation)
+
+
+def engine_config(config: LLMConfig, model: ModelConfig, available: int) -> EngineConfig:
+    return memory_plan(config, Models(model), available).engine
+
+
+def test_the_kv_pool_takes_a_share_of_free_memory(model):
+    sized = [
+        engine_config(LLMConfig(max_num_seqs=256), model, available).num_blocks
+        for available in (GIB, 2 * GIB)
+    ]
+    assert 0 < sized[0] < sized[1]
+
+
+def test_the_kv_pool_is_no_larger_than_could_be_used(model):
+    config = engine_config(LLMConfig(max_num_seqs=2, max_model_len=64), model, 1000 * GIB)
+    assert config.num_blocks == 2 * 64 // 16
+
+
+def test_a_configured_pool_is_taken_as_it_is(model):
+    config = LLMConfig(kv_cache_memory_gib=0.25)
+    block_bytes = 16 * 2 * 2 * 3 * 16 * 4
+    assert engine_config(config, model, 8 * GIB).num_blocks == GIB // 4 // block_bytes
+
+
+@pytest.mark.parametrize(
+    ("changes", "available", "message"),
+    [
+        ({}, GIB // 8, "GiB are free"),
+        ({"kv_cache_memory_gib": 50.0}, 8 * GIB, "need 50.8 GiB, and 8.0 GiB are free"),
+        ({"kv_cache_memory_gib": 0.0001}, 8 * GIB, "have 0.1 MiB; one sequence .* needs 0.4"),
+    ],
+)
+def test_too_little_memory_is_told(model, changes, available, message):
+    with pytest.raises(OutOfMemoryError, match=message):
+        engine_config(LLMConfig(**changes), model, available)
+
+
+def test_a_context_beyond_the_models_is_refused(model):
+    with pytest.raises(InvalidValueError, match="max_model_len is 513; it must be from 2 to 512"):
+        engine_config(LLMConfig(max_model_len=513), model, 8 * GIB)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_quantized_weights_are_counted_as_such(model, tied):
+    model = dataclasses.replace(model, tie_word_embeddings=tied)
+    attention, mlp, head = (9 + 3 + 3 + 9) * 16 * 144, 3 * 144 * 200, 383 * 144
+    norms = (2 * 2 + 1) * 144
+    matrices = 2 * (attention + mlp) + head
+    assert model.weight_bytes("float32", "int8") == matrices + 4 * (head + norms)
+    full = matrices + norms + (0 if tied else head)
+    assert model.weight_bytes("bfloat16") == 2 * full
+
+
+def test_quantized_weights_leave_more(model):
+    config = LLMConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
+    quantized = engine_config(dataclasses.replace(config, quantization="int8"), model, GIB)
+    assert quantized.num_blocks > engine_config(config, model, GIB).num_blocks
+
+
+def test_weights_of_a_wider_type_leave_less(model):
+    config = LLMConfig(max_num_seqs=4096, max_num_batched_tokens=4096)
+    narrow = engine_config(dataclasses.replace(config, dtype="bfloat16"), model, GIB)
+    assert narrow.num_blocks > engine_config(config, model, GIB).num_blocks
+
+
+def kv_bytes(model, limits, num_ranks=1):
+    per_token = model.kv_bytes_per_token("float32", num_ranks)
+    return limits.num_blocks * limits.block_size * per_token
+
+
+def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
+    """As long as all that may run could need so many blocks of the draft's."""
+    drafting = dataclasses.replace(drafting, kv_cache_memory_gib=0.01)
+    alone = memory_plan(drafting, Models(model), 4 * GIB)
+    both = memory_plan(drafting, Models(model, model), 4 * GIB)
+    assert alone.draft is None
+    assert both.draft.num_blocks == both.engine.num_blocks < alone.engine.num_blocks
+    assert both.draft.max_model_len == 100
+
+
+@pytest.mark.parametrize("gib", [None, 0.05])
+def test_a_draft_of_short_sequences_leaves_the_target_what_it_cannot_use(model, gib):
+    def plan(max_model_len):
+        speculation = SpeculativeConfig("draft_model", max_model_len=max_model_len)
+        config = LLMConfig(
+            max_num_seqs=256, kv_cache_memory_gib=gib, speculative_config=speculation
+        )
+        return memory_plan(config, Models(model, model), 1.5 * GIB)
+
+    whole, short = plan(None), plan(32)
+    assert whole.draft.num_blocks == whole.engine.num_blocks
+    assert short.draft.num_blocks == 256 * 2
+    total = [kv_bytes(model, each.engine) + kv_bytes(model, each.draft) for each in (whole, short)]
+    assert short.engine.num_blocks > 1.5 * whole.engine.num_blocks
+    assert total[1] == pytest.approx(total[0], rel=0.01)
+    assert gib is None or max(total) <= gib * GIB
+
+
+SPECULATIONS = [
+    {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 16},
+    {"method": "suffix"},
+    {"method": "lookahead"},
+    {"method": "draft_model"},
+    {"method": "draft_model", "max_model_len": 40, "first": "ngram", "fallback": "suffix"},
+    {"method": "draft_model", "model": "./other", "draft_tensor_parallel_size": 2},
+]
+
+
+@pytest.mark.parametrize("speculation", SPECULATIONS, ids=str)
+@pytest.mark.parametrize("available", [1.6 * GIB, 2.5 * GIB, 200 * GIB])
+def test_neither_model_nor_proposers_run_out_on_one_host(model, speculation, available):
+    speculation = SpeculativeConfig(**speculation)
+    config = LLMConfig(max_num_seqs=512, max_num_batched_tokens=512, speculative_config=speculation)
+    draft = model if speculation.method == "draft_model" else None
+    plan = memory_plan(config, Models(model, draft), int(available))
+    memory, num_slots = proposer_memory(speculation), plan.engine.num_blocks * 16
+    taken = kv_bytes(model, plan.engine) + model.weight_bytes("float32")
+    taken += memory.fixed_bytes + 512 * memory.bytes_per_sequence
+    taken += num_slots * memory.bytes_per_token
+    if draft is not None:
+        num_ranks = speculation.draft_tensor_parallel_size
+        taken += kv_bytes(draft, plan.draft, num_ranks) + draft.weight_bytes("float32")
+        assert 1 <= plan.draft.num_blocks <= 512 * -(-plan.draft.max_model_len // 16)
+    assert taken < available
+    assert plan.engine.num_blocks >= 512 // 16
+
+
+def test_the_draft_model_is_told_when_to_end_a_draft(model):
+    speculation = SpeculativeConfig("draft_model", draft_confidence_threshold=0.4)
+    config = LLMConfig(speculative_config=speculation)
+    plan = memory_plan(config, Models(model, model), 4 * GIB)
+    assert plan.draft.confidence_threshold == 0.4
+
+
+def test_what_lookups_keep_is_left_free(model):
+    def num_blocks(**keys):
+        speculation = SpeculativeConfig(**keys)
+        config = LLMConfig(
+            max_num_seqs=4096, max_num_batched_tokens=4096, speculative_config=speculation
+        )
+        return engine_config(config, model, GIB).num_blocks
+
+    uncached = num_blocks(method="suffix", suffix_decoding_max_cached_requests=0)
+    assert num_blocks(method="suffix") < uncached
+    lengths = [{}, {"prompt_lookup_min": 1}, {"prompt_lookup_min": 1, "prompt_lookup_max": 16}]
+    by_ngrams = [num_blocks(method="ngram", **each) for each in lengths]
+    assert by_ngrams[0] > by_ngrams[1] > by_ngrams[2]
+    pooled = [num_blocks(method="lookahead", lookahead_pool_size=size) for size in (10, 200)]
+    assert pooled[1] < pooled[0]
+
+
+def on_gpus(**speculation):
+    return LLMConfig(
+        model="tiny",
+        device="cuda",
+        max_num_seqs=4096,
+        max_num_batched_tokens=4096,
+        speculative_config=SpeculativeConfig("draft_model", **speculation),
+    )
+
+
+def test_each_model_has_what_its_own_gpus_bear(model):
+    big = dataclasses.replace(model, intermediate_size=200_000)
+    config, available = on_gpus(draft_tensor_parallel_size=2), 3 * GIB
+    alone = memory_plan(config, Models(model), available).engine.num_blocks
+    both = memory_plan(config, Models(model, big), available)
+    assert both.engine.num_blocks == alone > 0
+    # Each of two GPUs has two KV heads, the middle one of three twice; one has five of nine query
+    # heads. And a workspace on each.
+    free = (available - 2 * GIB) - big.weight_bytes("float32") * 5 / 9
+    held = kv_bytes(big, both.draft, 2) / 2
+    assert 0.99 * free < held <= free
+
+
+def test_a_draft_on_a_gpu_has_no_more_than_it_can_fill(model):
+    plan = memory_plan(on_gpus(max_model_len=64), Models(model, model), 3 * GIB)
+    assert plan.draft.num_blocks == 4096 * 4
+    assert plan.engine.num_blocks > plan.draft.num_blocks
+
+
+def test_what_is_configured_on_gpus_is_for_both_models_together(model):
+    config = dataclasses.replace(on_gpus(), kv_cache_memory_gib=0.25)
+    plan = memory_plan(config, Models(model, model), 16 * GIB)
+    total = kv_bytes(model, plan.engine) + kv_bytes(model, plan.draft)
+    assert 0.99 * GIB / 4 < total <= GIB / 4
+
+
+def test_a_gpu_that_is_too_small_is_told_with_what_to_do(model):
+    message = r"a rank of the target .* leave 0\.0 for the KV cache.*: raise tensor_parallel_size"
+    with pytest.raises(OutOfMemoryError, match=message):
+        memory_plan(on_gpus(), Models(model), 2 * GIB)
+    huge = dataclasses.replace(model, intermediate_size=2_000_000)
+    message = "a rank of the draft model .*: raise speculative_config.draft_tensor_parallel_size"
+    with pytest.raises(OutOfMemoryError, match=message):
+        memory_plan(on_gpus(), Models(model, huge), 3 * GIB)
+
+
+def test_on_nodes_of_their_own_neither_takes_from_the_other(model, drafting):
+    drafting = dataclasses.replace(drafting, max_num_seqs=256)
+    alone = memory_plan(drafting, Models(model), 2 * GIB)
+    apart = memory_plan(drafting, Models(model, model), 2 * GIB, draft_bytes=4 * GIB)
+    together = memory_plan(drafting, Models(model, model), 2 * GIB)
+    assert apart.engine.num_blocks == alone.engine.num_blocks > together.engine.num_blocks
+    assert apart.draft.num_blocks == min(alone.engine.num_blocks, 256 * 7)
+
+
+def test_a_small_node_of_the_draft_bounds_its_pool_alone(model, drafting):
+    processes = 2 * 350 * 2**20
+    room = processes + model.weight_bytes("float32") + 2**20
+    plan = memory_plan(drafting, Models(model, model), 4 * GIB, draft_bytes=room)
+    assert 0 < kv_bytes(model, plan.draft, 2) <= 2**20
+    assert plan.draft.num_blocks < plan.engine.num_blocks
+    with pytest.raises(OutOfMemoryError, match=r"the node of the draft model has 0\.6 GiB"):
+        memory_plan(drafting, Models(model, model), 4 * GIB, draft_bytes=int(0.6 * GIB))
+
+
+def test_what_is_configured_is_for_both_nodes_together(model, drafting):
+    config = dataclasses.replace(drafting, kv_cache_memory_gib=0.01)
+    plan = memory_plan(config, Models(model, model), 4 * GIB, draft_bytes=4 * GIB)
+    assert plan == memory_plan(config, Models(model, model), 4 * GIB)
+
+
+def test_a_gpu_of_the_draft_may_be_another_than_the_targets(model):
+    config = on_gpus(max_model_len=256)
+    same = memory_plan(config, Models(model, model), 3 * GIB)
+    smaller = memory_plan(config, Models(model, model), 3 * GIB, draft_bytes=int(2.1 * GIB))
+    assert smaller.engine == same.engine
+    assert smaller.draft.num_blocks < same.draft.num_blocks

@@ -1,0 +1,156 @@
+"""The real engine on the tiny model: no way to draft changes a token.
+
+In every run sequences are preempted, prompts come in chunks, and come again: the prefix cache has
+them then, and suffix decoding their outputs.
+"""
+
+from functools import cache
+
+import pytest
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.proposers import DraftVocabulary, make_proposer
+from specdec.types.control import SpeculationControl
+from specdec.types.sampling_params import SpeculationOptions
+from tests.specdec.engines import draft_model, engine_config, local_engine, request, run
+from tests.specdec.fakes import run_ranks
+from tests.specdec.tiny import disturbed_llama_dir, shuffled_llama_dir, tiny_llama_dir
+
+METHODS = {
+    "ngram": {"method": "ngram", "prompt_lookup_min": 1},
+    "suffix": {"method": "suffix"},
+    "suffix, eager": {
+        "method": "suffix",
+        "suffix_decoding_max_spec_factor": 4.0,
+        "suffix_decoding_min_token_prob": 0.0,
+    },
+    "lookahead": {"method": "lookahead"},
+    "draft_model": {"method": "draft_model"},
+    "other vocabulary": {"method": "draft_model", "model": "of another tokenizer"},
+    "ngram first": {"method": "draft_model", "first": "ngram"},
+    "suffix first": {"method": "draft_model", "first": "suffix"},
+    "ngram last": {"method": "draft_model", "fallback": "ngram"},
+    "all": {"method": "draft_model", "first": "ngram", "fallback": "suffix"},
+}
+GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8}
+
+
+@pytest.fixture(scope="module")
+def draft_dirs(tiny_model_dir, tmp_path_factory):
+    """A model that hardly ever agrees with the target, one that mostly does, and that one again,
+    with other ids for its tokens."""
+    other = tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
+    near = disturbed_llama_dir(tiny_model_dir, tmp_path_factory.mktemp("near"))
+    shuffled = shuffled_llama_dir(near, tmp_path_factory.mktemp("shuffled"))
+    return {"other": other, "draft_model": near, "other vocabulary": shuffled}
+
+
+def requests(**params):
+    prompts = [[(29 * i + 31 * j) % 380 + 3 for j in range(6)] * (2 + 2 * i) for i in range(8)]
+    return [request(f"r{i}", prompt, seed=i, **params) for i, prompt in enumerate(prompts)]
+
+
+def engine_for(directory, draft_dirs, method, k, group=None, **changes):
+    speculation = SpeculativeConfig(num_speculative_tokens=k, **METHODS[method])
+    model = None
+    if speculation.method == "draft_model":
+        draft_dir = draft_dirs.get(method, draft_dirs["other"])
+        vocabulary = DraftVocabulary.between(draft_dir, directory)
+        assert (vocabulary.draft is not None) == (method == "other vocabulary")
+        # Shorter than the longest text.
+        model = draft_model(draft_dir, group, vocabulary=vocabulary, max_model_len=90)
+    config = engine_config(speculation=speculation, **{"num_blocks": 60, **changes})
+    proposer = make_proposer(speculation, model)
+    policy = SpeculationPolicy(SpeculationControl("on", 32, k), clock=lambda: 0.0)
+    return local_engine(directory, config, group, proposer, policy)
+
+
+def said_by(engine, asked):
+    return {name: each.token_ids for name, each in run(engine, asked).items()}
+
+
+@cache
+def reference(directory, temperature):
+    return said_by(local_engine(directory, engine_config(0)), requests(temperature=temperature))
+
+
+def check(directory, draft_dirs, method, sampling, k, group=None, batch_size=8):
+    """Twice the same, by an engine that knows it the second time; the latest is known best."""
+    engine = engine_for(directory, draft_dirs, method, k, group, max_num_seqs=batch_size)
+    for order in (1, -1):
+        assert said_by(engine, requests(**sampling)[::order]) == reference(directory, **sampling)
+    stats = engine.stats()
+    assert stats.num_prefill_chunks > 0
+    assert stats.num_cached_tokens > 0
+    assert (stats.num_preemptions > 0) == (batch_size == 8)
+    assert 0 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tokens_are_those_without_speculation(tiny_model_dir, draft_dirs, method):
+    check(tiny_model_dir, draft_dirs, method, SAMPLED, k=3)
+
+
+@pytest.mark.parametrize("method", ["suffix", "lookahead", "other vocabulary", "all"])
+def test_greedy_tokens_too(tiny_model_dir, draft_dirs, method):
+    check(tiny_model_dir, draft_dirs, method, GREEDY, k=5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("batch_size", [1, 8])
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("method", METHODS)
+def test_every_length_batch_and_size(
+    tiny_model_dir, draft_dirs, method, sampling, k, batch_size, size
+):
+    reference(tiny_model_dir, **sampling)  # before there are ranks
+    run_ranks(
+        size,
+        lambda group: check(tiny_model_dir, draft_dirs, method, sampling, k, group, batch_size),
+    )
+
+
+@pytest.mark.parametrize("method", ["lookahead", "all"])
+def test_two_ranks_agree(tiny_model_dir, draft_dirs, method):
+    reference(tiny_model_dir, **SAMPLED)
+    run_ranks(2, lambda group: check(tiny_model_dir, draft_dirs, method, SAMPLED, 5, group))
+
+
+@pytest.mark.parametrize("method", ["suffix", "lookahead", "all"])
+def test_turned_off_and_on(tiny_model_dir, draft_dirs, method):
+    engine = engine_for(tiny_model_dir, draft_dirs, method, 3)
+    said = {each.request_id: [] for each in requests(**SAMPLED)}
+    for each in requests(**SAMPLED):
+        engine.add(each)
+    step = 0
+    while engine.has_work:
+        mode = "on" if step // 4 % 2 else "off"
+        engine.set_speculation(SpeculationControl(mode, 32, 3))
+        for output in engine.step():
+            said[output.request_id].extend(output.token_ids)
+        step += 1
+    assert said == reference(tiny_model_dir, **SAMPLED)
+    assert engine.stats().speculation.num_drafts > 0
+
+
+def test_outputs_said_once_are_drafted_the_second_time(tiny_model_dir):
+    """With the whole output known, nearly every draft is right, as far as the factor lets it go."""
+    engine = engine_for(tiny_model_dir, None, "suffix, eager", 5, num_blocks=400)
+    said_by(engine, requests(**SAMPLED))
+    first = engine.stats()
+    said_by(engine, requests(**SAMPLED))
+    second = engine.stats()
+    num_steps = second.num_steps - first.num_steps
+    assert num_steps < 0.6 * first.num_steps
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_a_request_may_name_what_is_loaded(tiny_model_dir, draft_dirs, method):
+    engine = engine_for(tiny_model_dir, draft_dirs, "ngram first", 3, num_blocks=400)
+    options = SpeculationOptions(method=method)
+    said = said_by(engine, requests(speculation=options, **SAMPLED))
+    assert said == reference(tiny_model_dir, **SAMPLED)
+    assert engine.stats().speculation.num_drafts > 0

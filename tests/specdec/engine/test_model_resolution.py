@@ -1,0 +1,63 @@
+"""Which models a configuration names, and which drafts it may name for a target."""
+
+import pytest
+
+from specdec.config.llm import LLMConfig
+from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.model_resolution import ModelDirectories, resolve_models, with_settled_dtype
+from specdec.types.errors import InvalidValueError
+from tests.specdec.tiny import renamed_dtype_dir, tiny_llama_dir
+
+
+def resolved(target, draft):
+    config = LLMConfig(
+        model=str(target),
+        speculative_config=SpeculativeConfig("draft_model", model=draft and str(draft)),
+    )
+    return resolve_models(config, lambda line: None)
+
+
+def test_the_target_drafts_for_itself_unless_another_is_named(tiny_model_dir):
+    assert resolved(tiny_model_dir, None).draft == tiny_model_dir
+
+
+@pytest.mark.parametrize("vocab", [383, 420])
+def test_a_draft_may_have_another_vocabulary(tiny_model_dir, tmp_path, vocab):
+    draft = tiny_llama_dir(tmp_path, vocab=vocab, hidden=36, heads=3, kv_heads=1)
+    assert resolved(tiny_model_dir, draft).draft == draft
+
+
+def test_a_draft_with_too_little_in_common_is_refused(tiny_model_dir, tmp_path, monkeypatch):
+    monkeypatch.setattr("specdec.text.vocab_map.MIN_SHARED_PART", 1.01)
+    draft = tiny_llama_dir(tmp_path, vocab=420, hidden=36, heads=3, kv_heads=1)
+    with pytest.raises(InvalidValueError, match=r"speculative_config.model is .*shares 100%"):
+        resolved(tiny_model_dir, draft)
+
+
+def settled(model_dir, to, names, dtype="auto"):
+    """names: what config.json says of data types."""
+    directories = ModelDirectories(renamed_dtype_dir(model_dir, to / "model", **names), None)
+    return with_settled_dtype(LLMConfig(dtype=dtype), directories.configs()).dtype
+
+
+@pytest.mark.parametrize(
+    ("names", "dtype"),
+    [
+        ({"dtype": "bfloat16"}, "bfloat16"),
+        ({"torch_dtype": "float16"}, "float16"),
+        ({"dtype": "float32", "torch_dtype": "float16"}, "float32"),
+        ({"dtype": None}, "float32"),
+        ({}, "float32"),
+    ],
+)
+def test_auto_is_the_dtype_of_the_checkpoint(tiny_model_dir, tmp_path, names, dtype):
+    assert settled(tiny_model_dir, tmp_path, names) == dtype
+
+
+def test_another_dtype_than_auto_is_not_the_checkpoints_affair(tiny_model_dir, tmp_path):
+    assert settled(tiny_model_dir, tmp_path, {"dtype": "float64"}, "float16") == "float16"
+
+
+def test_a_dtype_that_no_model_runs_in_is_refused(tiny_model_dir, tmp_path):
+    with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json says float64"):
+        settled(tiny_model_dir, tmp_path, {"dtype": "float64"})

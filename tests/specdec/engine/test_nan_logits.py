@@ -1,0 +1,206 @@
+"""A request whose logits are no numbers ends alone: nobody else's token changes, then or later."""
+
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec.config.engine import DraftLimits
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.speculation.proposers import DraftModelProposer
+from specdec.types.errors import BadLogitsError, NoTokenLeftError
+from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
+from tests.specdec.engines import ScriptedProposer, engine_config, make_engine, request, run
+from tests.specdec.fakes import run_ranks
+from tests.specdec.models.passes import weights_of
+from tests.specdec.tiny import tiny_llama_dir
+
+POISON = 300
+"""The token whose embedding is no number."""
+NUM_TOKENS = 20
+END = 2
+
+
+@pytest.fixture(scope="module")
+def untied_dir(tmp_path_factory):
+    """Not tied: a NaN in the embedding must not be one in everybody's logits."""
+    return tiny_llama_dir(tmp_path_factory.mktemp("untied"), tied=False)
+
+
+def poison(model, value):
+    model = weights_of(model)
+    if value is not None and POISON in model.embed_tokens.tokens:
+        model.embed_tokens.weight[POISON - model.embed_tokens.tokens.start] = value
+
+
+def engine_for(
+    directory,
+    value,
+    group=None,
+    proposer=None,
+    quantization=None,
+    drafts=3,
+    kernels="auto",
+    **changes,
+):
+    """value: what the embedding of POISON is; None leaves it alone."""
+    config = engine_config(drafts, **changes)
+    group = group or TensorParallelGroup()
+    runner = load_runner(directory, "float32", config, group, quantization, kernels=kernels)
+    poison(runner.model, value)
+    return make_engine(directory, config, LocalTarget(runner), proposer)
+
+
+def text(index, length=30):
+    return [3 + (11 * index + 5 * place % 35) % 290 for place in range(length)]
+
+
+def sound(count=3, **params):
+    """Requests that never come across POISON."""
+    return [
+        request(
+            f"sound {i}",
+            text(i, 14 + 8 * i),
+            seed=i,
+            max_tokens=NUM_TOKENS,
+            temperature=0.8 * (i % 2),
+            bad_words=(),
+            logit_bias={POISON: -100.0},
+            **params,
+        )
+        for i in range(count)
+    ]
+
+
+def poisoned(name="poisoned", length=30, place=20):
+    prompt = text(7, length)
+    prompt[place] = POISON
+    return request(name, prompt)
+
+
+def texts(transcripts):
+    return {name: each.token_ids for name, each in transcripts.items()}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(untied_dir):
+    return texts(run(engine_for(untied_dir, None), sound()))
+
+
+@pytest.mark.parametrize(
+    ("value", "num_ranks", "place"),
+    [
+        pytest.param(torch.nan, 1, 3, id="NaN in an early chunk"),
+        pytest.param(torch.nan, 2, 29, id="NaN at the end"),
+        pytest.param(torch.inf, 1, 29, id="inf at the end"),
+        pytest.param(-torch.inf, 2, 3, id="-inf in an early chunk"),
+    ],
+)
+def test_one_of_four_ends_alone(untied_dir, undisturbed, value, num_ranks, place):
+    requests = [poisoned(place=place), *sound()]
+
+    def of_rank(group):
+        return run(engine_for(untied_dir, value, group, max_num_batched_tokens=24), requests)
+
+    for transcripts in run_ranks(num_ranks, of_rank):
+        ended = transcripts.pop("poisoned")
+        assert isinstance(ended.error, BadLogitsError)
+        assert (ended.token_ids, ended.finish_reason) == ([], None)
+        assert texts(transcripts) == undisturbed
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_who_gets_its_blocks_later_notices_nothing(untied_dir, undisturbed, num_ranks):
+    """Few blocks, so that they go round; and others that begin as the poisoned one did."""
+    same_beginning = request("same beginning", [*text(7)[:20], 9, 10])
+    expected = texts(run(engine_for(untied_dir, None), [same_beginning])) | undisturbed
+
+    def of_rank(group):
+        engine = engine_for(untied_dir, torch.nan, group, num_blocks=42, max_num_batched_tokens=12)
+        for index in range(2):
+            run(engine, [poisoned(f"p{index}")])
+            said = texts(run(engine, [*sound(), same_beginning]))
+            assert said == expected
+        again = run(engine, [poisoned("again"), *sound(2)])
+        assert again["again"].error is not None
+
+    run_ranks(num_ranks, of_rank)
+
+
+def test_a_quantized_target_keeps_rows_apart(untied_dir):
+    def said(requests, value):
+        return run(engine_for(untied_dir, value, quantization="int8"), requests)
+
+    transcripts = said([poisoned(), *sound()], torch.nan)
+    assert isinstance(transcripts.pop("poisoned").error, BadLogitsError)
+    assert texts(transcripts) == texts(said(sound(), None))
+
+
+def test_what_came_before_is_told(untied_dir):
+    """The bias makes POISON come after a few tokens; what it leads to is no number."""
+    bias = {POISON: 7.0}
+    params = {"temperature": 1.0, "logit_bias": bias, "max_tokens": 60}
+    requests = [request(f"r{i}", text(i), seed=i, **params) for i in range(4)]
+    plain = run(engine_for(untied_dir, None, drafts=0), requests)
+    lengths = [each.token_ids.index(POISON) + 1 for each in plain.values()]
+    assert max(lengths) > 2
+    for drafts in (0, 3):
+        proposers = [None]
+        if drafts:
+            proposers.append(ScriptedProposer(lambda tokens, count: [POISON] * count))
+        for proposer in proposers:
+            engine = engine_for(untied_dir, torch.nan, proposer=proposer, drafts=drafts)
+            transcripts = run(engine, requests)
+            for each, length in zip(requests, lengths, strict=True):
+                said = transcripts[each.request_id]
+                assert said.token_ids == plain[each.request_id].token_ids[:length]
+                assert said.error.num_output_tokens == length
+            assert engine.stats().num_free_blocks == engine.stats().num_blocks
+
+
+def test_a_draft_cannot_end_a_request(untied_dir, undisturbed):
+    proposer = ScriptedProposer(lambda tokens, count: [POISON] * count)
+    engine = engine_for(untied_dir, torch.nan, proposer=proposer)
+    assert texts(run(engine, sound())) == undisturbed
+    assert engine.stats().speculation.num_accepted_tokens == 0
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_draft_model_of_no_numbers_drafts_something(untied_dir, undisturbed, value):
+    limits = DraftLimits(num_blocks=200, block_size=4, max_model_len=160, max_catch_up_tokens=16)
+    runner = load_draft_runner(untied_dir, "float32", limits, TensorParallelGroup())
+    weights_of(runner.model).embed_tokens.weight[:] = value
+    proposer = DraftModelProposer(LocalDraftWorker(runner), limits)
+    config = SpeculativeConfig("draft_model", 3)
+    engine = engine_for(untied_dir, None, proposer=proposer, speculation=config)
+    assert texts(run(engine, sound())) == undisturbed
+    assert engine.stats().speculation.num_drafts > 0
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_parameters_that_rule_out_every_token_end_their_request(untied_dir, undisturbed, num_ranks):
+    nothing = request("nothing", text(5), allowed_token_ids=(END,), min_tokens=2, max_tokens=9)
+
+    def of_rank(group):
+        return run(engine_for(untied_dir, None, group), [nothing, *sound()])
+
+    transcripts = run_ranks(num_ranks, of_rank)[0]
+    assert isinstance(transcripts.pop("nothing").error, NoTokenLeftError)
+    assert texts(transcripts) == undisturbed
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_token_of_no_number_counts_where_it_may_not_come_too(
+    tiny_model_dir, tmp_path, value, kernels
+):
+    """The embedding is the head here, so that one token's logit is no number for everybody."""
+    directory = shutil.copytree(tiny_model_dir, tmp_path / "poisoned")
+    tensors = load_file(directory / "model.safetensors")
+    tensors["model.embed_tokens.weight"][POISON] = value
+    save_file(tensors, directory / "model.safetensors")
+    engine = engine_for(directory, None, kernels=kernels)
+    said = run(engine, [request("r", text(1), allowed_token_ids=(5, 6, 7))])["r"]
+    assert isinstance(said.error, BadLogitsError)

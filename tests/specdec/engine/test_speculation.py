@@ -1,0 +1,256 @@
+"""Speculation turned by load and by an operator, in the engine on a target without a model."""
+
+import dataclasses
+import random
+from itertools import pairwise
+
+import pytest
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.goodput import GoodputChooser
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.types.control import SpeculationControl
+from specdec.types.draft_decision import Decision, DecisionReason
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import SpeculationOptions
+from tests.clock import Clock
+from tests.specdec.engines import (
+    HashTarget,
+    ScriptedProposer,
+    Transcript,
+    engine_config,
+    make_engine,
+    request,
+    run,
+)
+
+AUTO = SpeculationControl("auto", threshold=2, num_speculative_tokens=3)
+ON = SpeculationControl("on", threshold=2, num_speculative_tokens=3)
+OFF = SpeculationControl("off", threshold=2, num_speculative_tokens=3)
+PROMPT = [11, 12, 13, 14, 11, 12]
+
+
+@pytest.fixture
+def target():
+    return HashTarget(block_size=4, vocab_size=383)
+
+
+@pytest.fixture
+def proposer(target):
+    return ScriptedProposer(target.continuation)
+
+
+@pytest.fixture
+def make(tiny_model_dir, target, proposer):
+    def make(control):
+        policy = SpeculationPolicy(control, clock=lambda: 0.0, dwell_s=0.0)
+        return make_engine(tiny_model_dir, engine_config(3), target, proposer, policy)
+
+    return make
+
+
+def random_control(generator):
+    return SpeculationControl(
+        generator.choice(("auto", "auto", "on", "off")),
+        threshold=generator.randrange(9),
+        num_speculative_tokens=generator.randrange(6),
+    )
+
+
+def num_ended(said):
+    return sum(each.finish_reason is not None for each in said.values())
+
+
+def drafted(steps):
+    """The largest number of draft tokens of a row in each step."""
+    return [max((row.num_draft_tokens for row in step.rows), default=0) for step in steps]
+
+
+def test_off_means_no_call_and_no_slot_for_anyone(make, target, proposer):
+    engine = make(OFF)
+    engine.add(request("r", PROMPT, max_tokens=30))
+    num_tokens = len(PROMPT)
+    while engine.has_work:
+        num_tokens += sum(len(output.token_ids) for output in engine.step())
+        held = 200 - engine.stats().num_free_blocks
+        assert held <= -(-num_tokens // 4), "slots beyond the next token"
+    assert proposer.num_calls == 0
+    assert not engine.stats().is_speculation_on
+
+
+@pytest.mark.parametrize("declined", [{"enabled": False}, {"num_speculative_tokens": 0}], ids=str)
+def test_no_proposer_hears_of_a_request_that_declines(make, proposer, declined):
+    """A draft model would run the whole text of it, for nothing."""
+    engine, options = make(ON), SpeculationOptions(**declined)
+    run(engine, [request("r", PROMPT, max_tokens=30, speculation=options)])
+    assert proposer.num_calls == 0
+
+
+def test_a_threshold_turns_it_off_while_many_decode(make, target):
+    engine = make(AUTO)
+    prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(6)] for i in range(4)}
+    lengths = [10, 10, 40, 40]
+    said = run(
+        engine,
+        [
+            request(name, prompt, max_tokens=length)
+            for (name, prompt), length in zip(prompts.items(), lengths, strict=True)
+        ],
+    )
+    for (name, prompt), length in zip(prompts.items(), lengths, strict=True):
+        assert said[name].token_ids == target.continuation(prompt, length)
+    for step in target.steps:
+        if sum(row.samples for row in step.rows) > 2:
+            assert all(row.num_draft_tokens == 0 for row in step.rows)
+
+
+def test_requests_in_prefill_do_not_count(make, target):
+    engine = make(AUTO)
+    engine.add(request("talking", PROMPT, max_tokens=60))
+    engine.step()
+    engine.step()
+    begun = len(target.steps)
+    for i in range(6):
+        engine.add(request(f"r{i}", [11 + i % 4] * 150, max_tokens=1))
+    while len(target.steps) < begun + 8:
+        engine.step()
+    assert all(drafted(target.steps[begun:])), "prefill turned speculation off"
+
+
+def test_an_operator_turns_it_at_the_next_step(make, target, proposer):
+    engine = make(AUTO)
+    engine.add(request("r", PROMPT, max_tokens=100))
+    said = []
+
+    def go(count):
+        begun, calls = len(target.steps), proposer.num_calls
+        for _ in range(count):
+            said.extend(token for output in engine.step() for token in output.token_ids)
+        return drafted(target.steps[begun:]), proposer.num_calls - calls
+
+    go(2)
+    engine.set_speculation(OFF)
+    assert go(5) == ([0] * 5, 0)
+    counts = engine.stats().speculation
+    assert go(5) == ([0] * 5, 0)
+    assert engine.stats().speculation == counts
+    engine.set_speculation(ON)
+    assert go(5) == ([3] * 5, 5)
+    engine.set_speculation(SpeculationControl("on", threshold=2, num_speculative_tokens=7))
+    assert go(2) == ([7] * 2, 2)
+    while engine.has_work:
+        go(1)
+    assert said == target.continuation(PROMPT, 100)
+    assert engine.stats().num_speculation_flips == 2
+
+
+@pytest.mark.parametrize("may_override", [True, False])
+def test_an_operator_may_forbid_requests_to_choose(make, target, may_override):
+    engine = make(ON)
+    engine.set_speculation(dataclasses.replace(ON, allow_request_override=may_override))
+    asked = {
+        "opts out": SpeculationOptions(enabled=False),
+        "asks for one": SpeculationOptions(num_speculative_tokens=1),
+        "says nothing": SpeculationOptions(),
+    }
+    requests = [request(name, PROMPT, speculation=each) for name, each in asked.items()]
+    transcripts = run(engine, requests)
+    longest = {
+        seq_id: max(
+            row.num_draft_tokens
+            for step in target.steps
+            for row in step.rows
+            if row.seq_id == seq_id
+        )
+        for seq_id in range(3)
+    }
+    assert longest == ({0: 0, 1: 1, 2: 3} if may_override else {0: 3, 1: 3, 2: 3})
+    assert {tuple(each.token_ids) for each in transcripts.values()} == {
+        tuple(target.continuation(PROMPT, 24))
+    }
+
+
+def test_what_an_operator_forbade_before_the_start_is_forbidden(make):
+    engine = make(dataclasses.replace(ON, allowed_verifiers=("coupled",)))
+    with pytest.raises(InvalidValueError, match="what the service allows: coupled"):
+        engine.add(request("r", PROMPT, speculation=SpeculationOptions(verifier="block")))
+
+
+def test_an_operator_says_which_verifiers_new_requests_may_name(make):
+    engine = make(ON)
+    engine.set_speculation(dataclasses.replace(ON, allowed_verifiers=("coupled",)))
+    named = request("r", PROMPT, speculation=SpeculationOptions(verifier="rejection"))
+    with pytest.raises(InvalidValueError, match=r"speculation\.verifier is 'rejection'"):
+        engine.add(named)
+    engine.set_speculation(ON)
+    engine.add(named)
+
+
+def test_where_everyone_opted_out_no_proposer_is_asked_and_the_stats_say_why(make, proposer):
+    engine = make(ON)
+    run(engine, [request("r", PROMPT, speculation=SpeculationOptions(enabled=False))])
+    assert proposer.num_calls <= 1, "the prompt's step, in which nothing decodes, is not judged"
+    assert set(engine.stats().decisions) == {DecisionReason.REQUEST}
+
+
+def test_decisions_and_their_changes_are_in_the_stats(make):
+    engine = make(ON)
+    run(engine, [request("r", PROMPT, max_tokens=30)])
+    num_steps = sum(engine.stats().decisions.values())
+    assert engine.stats().decisions == {DecisionReason.OPERATOR: num_steps}
+    [change] = engine.stats().decision_changes
+    assert (change.num_draft_tokens, change.num_decoding) == (3, 1)
+    assert engine.stats().decision == Decision(3, DecisionReason.OPERATOR)
+
+
+def test_goodput_bounds_lengths_that_follow_acceptance(tiny_model_dir, target, proposer):
+    """Costs under which one draft token pays and two do not, whatever comes of them."""
+    table = CostTable((1, 8), (0, 1, 2, 8), ((1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0)))
+    chooser = GoodputChooser(StepCosts(table))
+    speculation = SpeculativeConfig(num_speculative_tokens=3, adaptive_length=True)
+    config = engine_config(speculation=speculation)
+    control = SpeculationControl("auto", 8, 3)
+    policy = SpeculationPolicy(
+        control, lambda: 0.0, choosers={None: chooser}, max_adaptive_tokens=8
+    )
+    engine = make_engine(tiny_model_dir, config, target, proposer, policy)
+    said = run(engine, [request("r", PROMPT, max_tokens=40)])
+    assert said["r"].token_ids == target.continuation(PROMPT, 40)
+    assert max(drafted(target.steps)) == 1
+
+
+def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, proposer):
+    """Whoever decides: an operator in turn with mode, number, threshold and goodput's probes."""
+    table = CostTable((1, 8), (0, 1, 3), ((1.0, 1.1, 1.3), (1.0, 1.9, 3.3)))
+    clock = Clock()
+    chooser = GoodputChooser(StepCosts(table))
+    config = engine_config(3, max_num_seqs=8)
+    policy = SpeculationPolicy(AUTO, clock, dwell_s=0.0, choosers={None: chooser})
+    engine = make_engine(tiny_model_dir, config, target, proposer, policy)
+    generator, num_toggles = random.Random(3), 0
+    said, prompts = {}, {}
+    while num_toggles < 200 or engine.has_work:
+        if num_toggles < 200 and len(said) - num_ended(said) < 6:
+            name = f"r{len(said)}"
+            said[name], prompts[name] = (
+                Transcript(),
+                [10 + generator.randrange(5) for _ in range(6)],
+            )
+            engine.add(request(name, prompts[name], max_tokens=generator.randrange(5, 40)))
+        if num_toggles < 200 and generator.random() < 0.7:
+            engine.set_speculation(random_control(generator))
+            num_toggles += 1
+        for output in engine.step():
+            said[output.request_id].add(output)
+        engine.check_integrity()
+        clock.now_s += generator.random()
+    assert len(said) > 20
+    for name, transcript in said.items():
+        assert transcript.error is None
+        expected = target.continuation(prompts[name], len(transcript.token_ids))
+        assert transcript.token_ids == expected
+    reasons = set(engine.stats().decisions)
+    assert {DecisionReason.OPERATOR, DecisionReason.THRESHOLD, DecisionReason.GOODPUT} <= reasons
+    for change, after in pairwise(engine.stats().decision_changes):
+        assert change.at_s <= after.at_s

@@ -1,0 +1,84 @@
+"""When tokens are told, of one choice and of several, and which intervals may be asked for."""
+
+import itertools
+from collections import defaultdict, deque
+from dataclasses import replace
+
+import pytest
+
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.errors import InvalidValueError
+from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine, request
+
+PROMPT = [11, 12, 13, 14, 11, 12]
+
+
+@pytest.fixture
+def target():
+    return HashTarget(block_size=4, vocab_size=383)
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+@pytest.mark.parametrize(("configured", "asked"), [(4, None), (1, 4), (9, 4), (4, 1), (1, None)])
+def test_tokens_are_told_in_the_intervals_asked_for(
+    tiny_model_dir, target, configured, asked, num_draft_tokens
+):
+    config = engine_config(num_draft_tokens, stream_interval=configured)
+    engine = make_engine(tiny_model_dir, config, target, ScriptedProposer(target.continuation))
+    engine.add(replace(request("r", PROMPT), stream_interval=asked))
+    told = []
+    num_steps = 0
+    while engine.has_work:
+        told += engine.step()
+        num_steps += engine.stats().last_batch_size
+    interval = asked or configured
+    assert [token for each in told for token in each.token_ids] == target.continuation(PROMPT, 24)
+    first, *others, last = [len(each.token_ids) for each in told]
+    assert first == 1
+    assert all(interval <= count <= interval + num_draft_tokens for count in others)
+    assert last <= interval + num_draft_tokens
+    assert told[-1].is_last
+    assert not any(each.is_last for each in told[:-1])
+    assert sum(each.num_steps for each in told) == num_steps
+    everything = "".join(each.text for each in told)
+    assert everything == Tokenizer(tiny_model_dir).decode(target.continuation(PROMPT, 24))
+
+
+def test_choices_that_begin_one_after_another_are_soon_told_together(tiny_model_dir, target):
+    engine = make_engine(tiny_model_dir, engine_config(stream_interval=4), target)
+    told = defaultdict(list)
+    intervals = deque([None, None, None, 3])
+    for step in itertools.count():
+        if intervals:
+            engine.add(replace(request(str(step), PROMPT), stream_interval=intervals.popleft()))
+        for output in engine.step():
+            told[output.request_id].append((step, len(output.token_ids)))
+        if not engine.has_work:
+            break
+    other = told.pop("3")
+    assert [size for _, size in other] == [1, *[3] * 7, 2]
+    assert [[size for _, size in each[:2]] for each in told.values()] == [[1, 4], [1, 3], [1, 2]]
+    assert [[step for step, _ in each[1:6]] for each in told.values()] == [[5, 9, 13, 17, 21]] * 3
+    assert {size for each in told.values() for _, size in each[2:-1]} == {4}
+
+
+def test_held_back_tokens_outlast_the_loss_of_the_target(tiny_model_dir, target):
+    config = engine_config(stream_interval=50)
+    engine = make_engine(tiny_model_dir, config, target)
+    engine.add(request("r", PROMPT))
+    told = [output for _ in range(9) for output in engine.step()]
+    engine.replace_target(HashTarget(block_size=4, vocab_size=383))
+    while engine.has_work:
+        told += engine.step()
+    assert [len(each.token_ids) for each in told] == [1, 23]
+    assert [t for each in told for t in each.token_ids] == target.continuation(PROMPT, 24)
+
+
+@pytest.mark.parametrize("interval", [0, -1, 2**20 + 1])
+def test_an_interval_out_of_range_is_refused(tiny_model_dir, target, interval):
+    engine = make_engine(tiny_model_dir, engine_config(), target)
+    with pytest.raises(InvalidValueError, match=r"stream_interval is .* from 1 to 1048576"):
+        engine.add(replace(request("r", PROMPT), stream_interval=interval))
+    with pytest.raises(InvalidValueError, match="stream_interval"):
+        engine_config(stream_interval=interval)
+    assert not engine.has_work

@@ -1,0 +1,304 @@
+"""Every verifier through the real engine on the tiny model, with both kinds of drafts."""
+
+import shutil
+from functools import lru_cache
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import VERIFIERS, SpeculationOptions
+from tests.specdec.engines import (
+    ScriptedProposer,
+    draft_model,
+    engine_config,
+    local_engine,
+    request,
+    run,
+)
+from tests.specdec.fakes import run_ranks
+from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
+from tests.specdec.tiny import tiny_llama_dir
+
+SOMETIMES_SURE = 0.18  # of the tokens after the prompt below, some are likelier, some are not
+
+
+@pytest.fixture(scope="module")
+def other_model_dir(tmp_path_factory):
+    return tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
+
+
+@pytest.fixture(scope="module")
+def near_model_dir(tiny_model_dir, tmp_path_factory):
+    """The target with some noise: a draft model that is often right, and often not."""
+    model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+    for weight in model.parameters():
+        noise = torch.randn(weight.shape, generator=generator)
+        weight.data += 0.06 * weight.data.std() * noise
+    directory = tmp_path_factory.mktemp("near")
+    shutil.copytree(tiny_model_dir, directory, dirs_exist_ok=True)
+    model.save_pretrained(directory)
+    return directory
+
+
+def options(verifier, **changes):
+    """Lossy ones so lenient that they keep what the target would not say."""
+    limits = {"acceptance_threshold": 0.01, "typical_epsilon": 0.01, "typical_delta": 0.1}
+    return SpeculationOptions(verifier=verifier, **{**limits, **changes})
+
+
+def requests(verifiers=VERIFIERS, count=10, **params):
+    """Repetitive, so that lookups find something; some longer than a chunk of prefill."""
+    generator = torch.Generator().manual_seed(5)
+    pieces = torch.randint(3, 383, (count, 6), generator=generator).tolist()
+    settings = {"temperature": 0.8, "top_p": 0.95, "max_tokens": 20, **params}
+    return [
+        request(
+            f"{verifiers[i % len(verifiers)]} {i}",
+            piece * (2 + i),
+            seed=70 + i,
+            speculation=options(verifiers[i % len(verifiers)]),
+            **settings,
+        )
+        for i, piece in enumerate(pieces)
+    ]
+
+
+def proposer_of(method, directory, group):
+    return draft_model(directory, group) if method == "draft_model" else None
+
+
+def said_by(engine, asked):
+    return {name: transcript.token_ids for name, transcript in run(engine, asked).items()}
+
+
+@pytest.mark.parametrize(
+    ("draft", "num_blocks"),
+    [("ngram", 60), ("itself", 60), pytest.param("other", 200, marks=pytest.mark.slow)],
+)
+def test_verifiers_mixed_in_one_batch_say_the_same_on_every_rank(
+    tiny_model_dir, other_model_dir, draft, num_blocks
+):
+    config = engine_config(3, num_blocks=num_blocks)
+    directory = other_model_dir if draft == "other" else tiny_model_dir
+
+    def said(group):
+        proposer = None if draft == "ngram" else draft_model(directory, group)
+        engine = local_engine(tiny_model_dir, config, group, proposer)
+        return said_by(engine, requests()), engine.stats()
+
+    [(alone, stats)] = run_ranks(1, said)
+    assert stats.speculation.num_accepted_tokens > (0 if draft == "other" else 10)
+    assert (stats.num_preemptions > 0) == (num_blocks < 200)
+    ranks = run_ranks(2, said)
+    assert [tokens for tokens, _ in ranks] == [alone, alone]
+    plain = said_by(local_engine(tiny_model_dir, engine_config(0)), requests(["coupled"]))
+    for name, tokens in alone.items():
+        if name.startswith("coupled"):
+            assert tokens == plain[name], "others in the batch changed it"
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("k", [1, 3])
+def test_the_target_as_its_own_draft_is_nearly_always_right(tiny_model_dir, verifier, k):
+    proposer = draft_model(tiny_model_dir)
+    engine = local_engine(tiny_model_dir, engine_config(k), proposer=proposer)
+    run(engine, requests([verifier], max_tokens=30, top_k=100))  # fewer than what is listed
+    speculation = engine.stats().speculation
+    assert speculation.num_drafts > 50
+    assert speculation.acceptance_rate >= 0.98
+    assert speculation.mean_acceptance_length >= 0.98 * (k + 1) - 0.1  # last drafts are cut short
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_greedy_text_is_the_same_with_every_lossless_verifier(
+    tiny_model_dir, other_model_dir, verifier, method
+):
+    greedy = {"temperature": 0.0, "top_p": 1.0}
+    proposer = proposer_of(method, other_model_dir, None)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    plain = local_engine(tiny_model_dir, engine_config(0))
+    assert said_by(engine, requests([verifier], 4, **greedy)) == {
+        name.replace("coupled", verifier): tokens
+        for name, tokens in said_by(plain, requests(["coupled"], 4, **greedy)).items()
+    }
+
+
+@pytest.mark.parametrize(("verifier", "temperature"), [("typical", 0.8), ("threshold", 0.0)])
+def test_lossy_verifiers_accept_more_and_say_something_else(
+    tiny_model_dir, other_model_dir, verifier, temperature
+):
+    def outcome(name):
+        proposer = draft_model(other_model_dir)
+        engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+        asked = requests([name], 6, temperature=temperature, top_p=1.0, max_tokens=40)
+        said = list(said_by(engine, asked).values())
+        return said, engine.stats().speculation.acceptance_rate
+
+    lossless, lossy = outcome("coupled"), outcome(verifier)
+    assert lossy[0] != lossless[0]
+    assert lossy[1] > lossless[1]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3])
+def test_short_outputs_end_where_they_should(tiny_model_dir, max_tokens):
+    proposer = draft_model(tiny_model_dir)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    for name, said in run(engine, requests(max_tokens=max_tokens)).items():
+        assert len(said.token_ids) == max_tokens
+        assert said.last.verifier == name.split()[0]
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+def test_counters_are_those_of_a_case_worked_by_hand(tiny_model_dir, verifier):
+    """A target that is nearly certain; the second of three draft tokens is always wrong.
+
+    The first token comes without a draft. Then each step drafts 3, keeps 1 and adds 1, so tokens 2
+    to 9 take 4 steps. For token 10 there is no room for a draft beside it.
+    """
+    prompt = [5, 6, 7, 8]
+    params = {"temperature": 1e-4, "max_tokens": 10}
+    plain = local_engine(tiny_model_dir, engine_config(0))
+    [text] = said_by(plain, [request("r", prompt, **params)]).values()
+
+    def drafts(token_ids, count):
+        coming = text[len(token_ids) - len(prompt) :][:count]
+        return [token if i != 1 else (token + 1) % 383 for i, token in enumerate(coming)]
+
+    proposer = ScriptedProposer(drafts)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    asked = request("r", prompt, speculation=options(verifier), **params)
+    [said] = run(engine, [asked]).values()
+    assert said.token_ids == text
+    counts = said.last.speculation
+    assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (4, 11, 4)
+    assert engine.stats().accepted_by_position == (4, 0, 0)
+
+
+@pytest.fixture(scope="module")
+def triple_probs(tiny_model_dir):
+    """Of the first three tokens after a prompt, each among the 4 most likely: transformers' own."""
+    model = LlamaForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32).eval()
+
+    @lru_cache
+    def after(tokens):
+        with torch.inference_mode():
+            logits = model(torch.tensor([tokens])).logits[0, -1].double() / 1.3
+        best = logits.topk(4)
+        return dict(zip(best.indices.tolist(), best.values.softmax(0).tolist(), strict=True))
+
+    def probs(prompt):
+        found = {(): 1.0}
+        for _ in range(3):
+            found = {
+                (*text, token): chance * prob
+                for text, chance in found.items()
+                for token, prob in after((*prompt, *text)).items()
+            }
+        return found
+
+    return probs
+
+
+@pytest.mark.parametrize("verifier", ["coupled", "rejection", "block"])
+@pytest.mark.parametrize("method", ["ngram", "draft_model", "draft_model while it is sure"])
+def test_texts_have_the_distribution_that_transformers_gives_them(
+    tiny_model_dir, other_model_dir, near_model_dir, triple_probs, verifier, method
+):
+    prompt = (11, 12, 13, 11, 12, 13, 11)
+    config = engine_config(
+        2, max_num_seqs=64, max_num_batched_tokens=512, num_blocks=1000, max_queue_len=1000
+    )
+    is_sure = method == "draft_model while it is sure"
+    proposer = (
+        draft_model(near_model_dir, confidence_threshold=SOMETIMES_SURE)
+        if is_sure
+        else proposer_of(method, other_model_dir, None)
+    )
+    engine = local_engine(tiny_model_dir, config, proposer=proposer)
+    asked = [
+        request(
+            str(seed),
+            prompt,
+            seed=seed,
+            temperature=1.3,
+            top_k=4,
+            max_tokens=4,
+            speculation=options(verifier),
+        )
+        for seed in range(500)
+    ]
+    for each in asked:
+        engine.add(each)
+    texts = {each.request_id: () for each in asked}
+    while engine.has_work:
+        for output in engine.step():
+            texts[output.request_id] += output.token_ids
+    probs = triple_probs(prompt)
+    places = {text: place for place, text in enumerate(probs)}
+    found = np.array([places[text[:3]] for text in texts.values()])
+    assert chi_square_p_value(found, np.array(list(probs.values()))) > FALSE_ALARM
+    counts = engine.stats().speculation
+    if method == "draft_model":
+        assert counts.num_draft_tokens > 300
+    if is_sure:
+        assert 1.2 < counts.num_draft_tokens / counts.num_drafts < 1.8, "drafts end alike"
+        assert 0.2 < counts.acceptance_rate < 0.9
+
+
+def test_the_drafts_temperature_changes_what_is_accepted_and_never_what_is_said(
+    tiny_model_dir, other_model_dir
+):
+    def outcome(verifier, *, scales):
+        proposer = draft_model(other_model_dir)
+        engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+        prompts = requests([verifier], 6, top_p=1.0, max_tokens=30)
+        asked = [
+            request(
+                each.request_id,
+                each.prompt_token_ids,
+                seed=each.seed,
+                temperature=1.2,
+                speculation=options(verifier, scale_draft_temperature=scales),
+            )
+            for each in prompts
+        ]
+        return said_by(engine, asked), engine.stats().speculation
+
+    plain, accepted = outcome("coupled", scales=False)
+    scaled, scaled_accepted = outcome("coupled", scales=True)
+    assert scaled == plain
+    assert scaled_accepted != accepted
+    assert outcome("rejection", scales=False) != outcome("rejection", scales=True)
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_the_services_verifier_is_taken_where_a_request_names_none(tiny_model_dir, verifier):
+    speculation = SpeculativeConfig(prompt_lookup_min=1, verifier=verifier)
+    engine = local_engine(tiny_model_dir, engine_config(speculation=speculation))
+    asked = [request("r", [5, 6, 5, 6]), request("s", [5], speculation=options("block"))]
+    said = run(engine, asked)
+    assert said["r"].last.verifier == verifier
+    assert said["s"].last.verifier == "block"
+
+
+def test_a_verifier_that_the_service_does_not_allow_is_refused(tiny_model_dir):
+    allowed = ("coupled", "block")
+    speculation = SpeculativeConfig(allowed_verifiers=allowed)
+    engine = local_engine(tiny_model_dir, engine_config(speculation=speculation))
+    for name, is_enabled in product(VERIFIERS, (None, False)):
+        asked = request("r", [5], speculation=SpeculationOptions(is_enabled, verifier=name))
+        if name in allowed:
+            engine.add(asked)
+            engine.abort("r")
+            continue
+        with pytest.raises(InvalidValueError) as error:
+            engine.add(asked)
+        assert error.value.field == "speculation.verifier"
+        assert error.value.limit == "what the service allows: coupled, block"

@@ -1,0 +1,231 @@
+"""Packed products: right, and the same bits whatever is computed beside them."""
+
+import platform
+from pathlib import Path
+
+import pytest
+import torch
+
+from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
+from specdec.models.layers.quantization import quantize_rows
+from tests.specdec.kernels.cpu.compiling import KERNELS, compiled
+from tests.specdec.threads import num_threads
+
+FLOATS = {
+    MatrixFormat.FLOAT32: torch.float32,
+    MatrixFormat.BFLOAT16: torch.bfloat16,
+    MatrixFormat.FLOAT16: torch.float16,
+    MatrixFormat.SHORT_FLOAT32: torch.bfloat16,
+}
+STEP_SHARES = {MatrixFormat.INT8: 1 / 254, MatrixFormat.W8A8: 1.0}
+"""How finely inputs are rounded, in shares of 1/127 of the largest of those that share a scale."""
+
+W8A8_GROUP = 64
+"""Inputs of a row that share a scale; in INT8 all of them do."""
+
+SHAPES = [(1, 1), (7, 5), (5, 6), (48, 64), (20, 131), (100, 576), (33, 1536), (300, 2100)]
+"""[out, in]: edges of panels and groups of them, of quads, and of groups and blocks of inputs."""
+
+CASES = [
+    (weights, shape)
+    for weights in MatrixFormat
+    for shape in SHAPES
+    if weights != MatrixFormat.SHORT_FLOAT32 or shape[1] % 2 == 0
+]
+
+MOST_ROWS = 70
+
+
+def random_tensor(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def packed(weights, shape, library=None):
+    """A random matrix, and what its weights stand for in float64."""
+    matrix = PackedMatrix(library or native_library(), weights, shape)
+    values = random_tensor(*shape)
+    if weights in FLOATS:
+        values = values.to(FLOATS[weights])
+        matrix.pack(0, values)
+        return matrix, values.double()
+    integers, scales = quantize_rows(values)
+    matrix.pack(0, integers, scales)
+    return matrix, integers.double() * scales.double()[:, None]
+
+
+def largest_beside(x, group):
+    """For each input the largest magnitude among the `group` that it is one of."""
+    return torch.cat(
+        [part.abs().amax(1, keepdim=True).expand_as(part) for part in x.split(group, dim=1)], dim=1
+    )
+
+
+def product(matrix, x, base=None):
+    y = torch.full((len(x), matrix.shape[0]), float("nan")) if base is None else base.clone()
+    matrix.multiply(x, y, adds=base is not None)
+    return y
+
+
+@pytest.mark.parametrize(("weights", "shape"), [case for case in CASES if case[0] in FLOATS])
+def test_floats_are_multiplied(weights, shape):
+    matrix, values = packed(weights, shape)
+    x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
+    if weights == MatrixFormat.BFLOAT16:
+        x = x.to(torch.bfloat16).float()
+    expected = x.double() @ values.t()
+    # Each of the sums rounds at most once for each input, by 2^-24 of what it has come to.
+    magnitudes = x.abs().double() @ values.abs().t()
+    limit = 2**-24 * (shape[1] + 1) * magnitudes + 2**-23 * base.abs()
+    assert ((product(matrix, x) - expected).abs() <= limit).all()
+    assert ((product(matrix, x, base) - (expected + base)).abs() <= limit).all()
+
+
+@pytest.mark.parametrize("short", [MatrixFormat.SHORT_FLOAT32, MatrixFormat.FLOAT16])
+def test_float32_that_16_bits_hold_is_multiplied_to_the_same_bits(short):
+    for shape in (shape for weights, shape in CASES if weights == MatrixFormat.SHORT_FLOAT32):
+        values = random_tensor(*shape).to(FLOATS[short])
+        values[0, 0], values[-1, -1], values[-1, 0] = torch.inf, torch.nan, 0
+        of_32, of_16 = (
+            PackedMatrix(native_library(), weights, shape)
+            for weights in (MatrixFormat.FLOAT32, short)
+        )
+        of_32.pack(0, values.float())
+        of_16.pack(0, values)
+        x = random_tensor(MOST_ROWS, shape[1], seed=1)
+        base = random_tensor(MOST_ROWS, shape[0], seed=2)
+        for count in (1, 4, MOST_ROWS):
+            assert same_bits(product(of_16, x[:count]), product(of_32, x[:count]))
+            added = product(of_32, x[:count], base[:count])
+            assert same_bits(product(of_16, x[:count], base[:count]), added)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weights", STEP_SHARES)
+def test_digits_are_multiplied(weights, shape):
+    matrix, values = packed(weights, shape)
+    x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
+    x[:, 0] *= 30
+    expected = x.double() @ values.t()
+    steps = largest_beside(x, shape[1] if weights == MatrixFormat.INT8 else W8A8_GROUP) / 127
+    # Half a step for each input, and what float32 rounds.
+    limit = 0.501 * STEP_SHARES[weights] * (steps.double() @ values.abs().t())
+    limit += 1e-6 * (expected.abs() + base.abs())
+    assert ((product(matrix, x) - expected).abs() <= limit).all()
+    assert ((product(matrix, x, base) - (expected + base)).abs() <= limit).all()
+
+
+@pytest.mark.parametrize(("weights", "shape"), CASES)
+def test_a_row_does_not_depend_on_the_batch(weights, shape):
+    matrix, _ = packed(weights, shape)
+    x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
+    x[3] *= 1000
+    alone = torch.cat([product(matrix, row[None]) for row in x])
+    added = torch.cat([product(matrix, row[None], b[None]) for row, b in zip(x, base, strict=True)])
+    for count in range(1, MOST_ROWS + 1):
+        first = (7 * count) % (MOST_ROWS - count + 1)
+        part = slice(first, first + count)
+        assert torch.equal(product(matrix, x[part]), alone[part])
+        assert torch.equal(product(matrix, x[part], base[part]), added[part])
+
+
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_a_row_does_not_depend_on_the_number_of_threads(weights):
+    matrix, _ = packed(weights, (1000, 144))
+    x, results = random_tensor(33, 144, seed=1), []
+    for count in (1, 2, 3, 5):
+        with num_threads(count):
+            results += [product(matrix, x), product(matrix, x[:1])]
+    assert all(torch.equal(each, results[0]) for each in results[2::2])
+    assert all(torch.equal(each, results[0][:1]) for each in results[1::2])
+
+
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_rows_may_lie_apart(weights):
+    matrix, _ = packed(weights, (100, 576))
+    wide = random_tensor(9, 700, seed=1)
+    x = wide[:, 3:579]
+    target = torch.full((9, 120), 5.0)
+    matrix.multiply(x, target[:, 7:107])
+    assert torch.equal(target[:, 7:107], product(matrix, x.contiguous()))
+    assert (target[:, :7] == 5).all()
+    assert (target[:, 107:] == 5).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_a_row_that_is_not_finite_harms_itself_alone(weights, bad):
+    matrix, _ = packed(weights, (100, 576))
+    x = random_tensor(9, 576, seed=1)
+    expected = product(matrix, x)
+    x[4, 7] = bad
+    found = product(matrix, x)
+    assert not found[4].isfinite().any()
+    others = [row for row in range(9) if row != 4]
+    assert torch.equal(found[others], expected[others])
+
+
+@pytest.mark.parametrize("weights", MatrixFormat)
+def test_rows_packed_in_pieces_make_the_same_matrix(weights):
+    whole, values = packed(weights, (100, 64))
+    pieces = PackedMatrix(native_library(), weights, (100, 64))
+    integers, scales = quantize_rows(random_tensor(100, 64))
+    for rows in torch.arange(100).split([1, 3, 40, 56]):
+        if weights in FLOATS:
+            pieces.pack(int(rows[0]), values[rows].to(FLOATS[weights]))
+        else:
+            pieces.pack(int(rows[0]), integers[rows], scales[rows])
+    x = random_tensor(5, 64, seed=1)
+    assert torch.equal(product(pieces, x), product(whole, x))
+
+
+@pytest.fixture(scope="module")
+def library_for(tmp_path_factory):
+    """Compiles the products for another processor of this kind."""
+    directory = tmp_path_factory.mktemp("products")
+    names = ("matrix", "pack", "float_product", "int8_product", "int8_rows")
+    sources = [KERNELS / f"{name}.cpp" for name in names]
+    return lambda processor: compiled(sources, directory, f"-march={processor}")
+
+
+OLDER_PROCESSORS = [
+    *(("x86-64-v3", weights) for weights in MatrixFormat),  # AVX2, no AVX-512
+    ("x86-64", MatrixFormat.BFLOAT16),  # no fused multiply-adds, but exact products
+]
+INSTRUCTIONS = {
+    "avx2": "the libraries for older processors do not run on this one",
+    "avx512_bf16": "the same kernel is compiled for this processor",
+}
+"""What a processor needs for the comparison, and why."""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another instruction set")
+@pytest.mark.parametrize(("processor", "weights"), OLDER_PROCESSORS)
+def test_products_are_the_same_bits_on_older_processors(processor, weights, library_for):
+    flags = Path("/proc/cpuinfo").read_text().split()
+    for name, reason in INSTRUCTIONS.items():
+        if name not in flags and (name == "avx2" or weights == MatrixFormat.BFLOAT16):
+            pytest.skip(reason)
+    older = library_for(processor)
+    for shape in (shape for of_case, shape in CASES if of_case == weights):
+        (here, _), (there, _) = packed(weights, shape), packed(weights, shape, older)
+        x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0])
+        x[3] *= 1e30
+        x[4] *= 1e-30
+        x[5, 0] = torch.inf
+        assert same_bits(product(there, x), product(here, x))
+        assert same_bits(product(there, x, base), product(here, x, base))
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another instruction set")
+def test_float16_on_a_processor_that_does_not_know_it(library_for):
+    values = [1.5, 0.0, torch.inf, -torch.inf, torch.nan, 65504.0, 2**-14, 2**-24, -(2**-20)]
+    column = torch.tensor(values, dtype=torch.float16)[:, None]
+    matrix = PackedMatrix(library_for("x86-64"), MatrixFormat.FLOAT16, (len(values), 1))
+    matrix.pack(0, column)
+    assert same_bits(product(matrix, torch.ones(1, 1)), column.float().t())
+
+
+def same_bits(a, b):
+    """Of float32, the signs of zeros included; a NaN is as good as another."""
+    bits = (each.masked_fill(each.isnan(), torch.nan).view(torch.int32) for each in (a, b))
+    return torch.equal(*bits)

@@ -1,0 +1,288 @@
+import os
+import random
+import signal
+import time
+from functools import reduce
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from specdec.kernels.cpu import SharedMemory, native_library
+from tests.specdec.processes import Outcome, results, run_processes
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+
+# 256 KiB are a part of a collective: these are in one part, in exactly one, and in several.
+SHAPES = [(), (1,), (8, 576), (3, 0), (2, 32768), (5, 40_001)]
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int32,
+    torch.int64,
+]
+
+
+def join(rank, size, directory, timeout_s=30.0, num_threads=1):
+    torch.set_num_threads(num_threads)
+    return SharedMemory(native_library(), rank, size, directory / "address", timeout_s)
+
+
+def tensor_of(rank, shape, dtype):
+    """Any numbers, of very different sizes where they are floating."""
+    generator = torch.Generator().manual_seed(rank + 1)
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        return torch.randint(limits.min, limits.max, shape, dtype=dtype, generator=generator)
+    scales = torch.randn(shape, generator=generator).mul(2).exp()
+    return torch.randn(shape, generator=generator).mul(scales).to(dtype)
+
+
+def same_bits(one, other):
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def sum_of_ranks(size, shape, dtype):
+    """In the order of the ranks; half precisions are rounded once."""
+    wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    return reduce(torch.add, (tensor_of(r, shape, dtype).to(wide) for r in range(size))).to(dtype)
+
+
+def collect_all(rank, size, directory, num_threads):
+    """Checks every shape and dtype; the number of checks."""
+    memory, count = join(rank, size, directory, num_threads=num_threads), 0
+    for shape in SHAPES:
+        for dtype in DTYPES:
+            own = tensor_of(rank, shape, dtype)
+            gathered = memory.all_gather(own)
+            assert gathered.shape == (size, *shape)
+            for peer in range(size):
+                assert same_bits(gathered[peer], tensor_of(peer, shape, dtype)), (shape, dtype)
+            memory.all_reduce(own)
+            memory.check()
+            assert same_bits(own, sum_of_ranks(size, shape, dtype)), (shape, dtype)
+            count += 1
+    return count
+
+
+@pytest.mark.parametrize(("size", "num_threads"), [(2, 1), (3, 1), (2, 3)])
+def test_sums_and_gathers_are_exact(tmp_path, size, num_threads):
+    counts = results(run_processes(size, collect_all, tmp_path, num_threads))
+    assert counts == [len(SHAPES) * len(DTYPES)] * size
+
+
+def compare_with_gloo(rank, size, directory):
+    memory = join(rank, size, directory)
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    dist.init_process_group(
+        "gloo", init_method=f"file://{directory}/gloo", rank=rank, world_size=size
+    )
+    for shape in SHAPES:
+        for dtype in DTYPES:
+            ours, theirs = tensor_of(rank, shape, dtype), tensor_of(rank, shape, dtype)
+            memory.all_reduce(ours)
+            dist.all_reduce(theirs)
+            assert same_bits(ours, theirs), (shape, dtype)
+    dist.destroy_process_group()
+
+
+def test_two_ranks_get_the_bits_that_gloo_gives(tmp_path):
+    results(run_processes(2, compare_with_gloo, tmp_path))
+
+
+def reduce_special_values(rank, size, directory):
+    memory, sums = join(rank, size, directory), []
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        largest = torch.finfo(dtype).max
+        values = [[-0.0, torch.inf, torch.inf, torch.nan, largest, 1.0]]
+        values.append([-0.0, torch.inf, -torch.inf, 1.0, largest, -torch.nan])
+        own = torch.tensor(values[rank], dtype=dtype)
+        memory.all_reduce(own)
+        sums.append(own.float().tolist())
+    return sums
+
+
+def test_zeros_infinities_and_nan_add_up_as_ever(tmp_path):
+    for sums in results(run_processes(2, reduce_special_values, tmp_path)):
+        for zero, infinity, *nothings, beyond, nothing in sums:
+            assert str(zero) == "-0.0"
+            assert infinity == beyond == torch.inf
+            assert all(each != each for each in [*nothings, nothing])
+
+
+def reduce_a_column(rank, size, directory):
+    table = torch.arange(6.0).reshape(3, 2) * (rank + 1)
+    memory = join(rank, size, directory)
+    memory.all_reduce(table[:, 1])
+    return table.tolist(), memory.all_gather(table.t()[1]).tolist()
+
+
+def test_tensors_need_not_be_contiguous(tmp_path):
+    first, second = results(run_processes(2, reduce_a_column, tmp_path))
+    gathered = [[3.0, 9.0, 15.0]] * 2
+    assert first == ([[0.0, 3.0], [2.0, 9.0], [4.0, 15.0]], gathered)
+    assert second == ([[0.0, 3.0], [4.0, 9.0], [8.0, 15.0]], gathered)
+
+
+def reduce_booleans(rank, size, directory):
+    join(rank, size, directory).all_reduce(torch.tensor([True]))
+
+
+def test_what_cannot_be_summed_is_named(tmp_path):
+    for outcome in run_processes(2, reduce_booleans, tmp_path):
+        assert "dtype is torch.bool; it must be one of torch.float32, " in str(outcome.error)
+
+
+def reduce_with_pauses(rank, size, directory):
+    """A step's mixture of collectives, where now one rank is late and now another."""
+    memory, own, shared = join(rank, size, directory), random.Random(rank), random.Random(9)
+    for index in range(1500):
+        if own.random() < 0.1:
+            time.sleep(own.random() * 2e-3)
+        count = shared.choice([1, 7, 4608, 70_000])
+        tensor = torch.full((count,), float(rank + index))
+        if shared.random() < 0.5:
+            memory.all_reduce(tensor)
+            assert (tensor == sum(r + index for r in range(size))).all(), index
+        else:
+            gathered = memory.all_gather(tensor)
+            assert (gathered == torch.arange(size).unsqueeze(1) + index).all(), index
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_no_rank_overwrites_what_another_still_reads(tmp_path, size):
+    results(run_processes(size, reduce_with_pauses, tmp_path))
+
+
+def reduce_and_be_killed(rank, size, directory, num_threads):
+    memory = join(rank, size, directory, num_threads=num_threads)
+    tensor = torch.ones(200_000)
+    for index in range(1000):
+        if rank == 1 and index == 20:
+            os.kill(os.getpid(), signal.SIGKILL)
+        began_at = time.monotonic()
+        try:
+            memory.all_reduce(tensor)
+        except RuntimeError as error:
+            first_s, began_at = time.monotonic() - began_at, time.monotonic()
+            with pytest.raises(RuntimeError, match="rank 1 has ended"):
+                memory.all_gather(tensor)
+            with pytest.raises(RuntimeError, match="rank 1 has ended"):
+                memory.check()
+            return index, str(error), first_s, time.monotonic() - began_at
+    return None
+
+
+@pytest.mark.parametrize(("size", "num_threads"), [(2, 1), (3, 1), (2, 3)])
+def test_a_killed_peer_is_an_error_at_once(tmp_path, size, num_threads):
+    outcomes = run_processes(size, reduce_and_be_killed, tmp_path, num_threads)
+    for rank in {*range(size)} - {1}:
+        assert outcomes[rank].error is None
+        index, message, first_s, second_s = outcomes[rank].result
+        assert index == 20
+        assert message == "rank 1 has ended, or kept the others waiting for 30 s"
+        assert first_s < 5, "noticed within 0.1 s, on a machine that is not busy"
+        assert second_s < 5
+
+
+def reduce_while_another_is_killed(rank, size, directory):
+    memory = join(rank, size, directory)
+    tensor = torch.ones(1_000_000)
+    while True:
+        memory.all_reduce(tensor)
+        if rank == 1 and random.random() < 0.05:
+            signal.setitimer(signal.ITIMER_REAL, 2e-4)  # ends the process, as nobody handles it
+
+
+def test_a_peer_that_ends_in_the_midst_of_a_collective_is_an_error(tmp_path):
+    survivor, ended = run_processes(2, reduce_while_another_is_killed, tmp_path)
+    assert isinstance(survivor.error, RuntimeError)
+    assert "rank 1 has ended" in str(survivor.error)
+    assert ended == Outcome()
+
+
+def come_late(rank, size, directory):
+    memory = join(rank, size, directory)
+    if rank == 1:
+        time.sleep(1)
+    tensor, cpu_s = torch.ones(3), time.process_time()
+    memory.all_reduce(tensor)
+    assert (tensor == size).all()
+    return time.process_time() - cpu_s
+
+
+def test_whoever_waits_long_sleeps(tmp_path):
+    waited_s, _ = results(run_processes(2, come_late, tmp_path))
+    assert waited_s < 0.2
+
+
+def come_too_late(rank, size, directory):
+    memory = join(rank, size, directory, timeout_s=0.5)
+    if rank == 1:
+        time.sleep(3)
+        return
+    began_at = time.monotonic()
+    with pytest.raises(RuntimeError, match=r"rank 1 has ended, or kept .* for 0\.5 s"):
+        memory.all_reduce(torch.ones(3))
+    assert time.monotonic() - began_at < 2.5, "before the other rank ended"
+
+
+def test_a_peer_that_does_not_come_is_an_error(tmp_path):
+    results(run_processes(2, come_too_late, tmp_path))
+
+
+def give_up_while_another_is_patient(rank, size, directory):
+    """Rank 1 gives up before rank 2 comes; what rank 0 gets is right, or an error."""
+    memory = join(rank, size, directory, timeout_s=0.5 if rank == 1 else 5.0)
+    if rank == 2:
+        time.sleep(2)
+    tensor = torch.arange(1_000_000.0)  # more parts than there are slots
+    expected = tensor * size
+    try:
+        memory.all_reduce(tensor)
+    except RuntimeError:
+        return "error"
+    return "right" if torch.equal(tensor, expected) else "wrong"
+
+
+def test_a_rank_that_gave_up_overwrites_nothing(tmp_path):
+    outcomes = results(run_processes(3, give_up_while_another_is_patient, tmp_path))
+    assert outcomes[1] == "error"
+    assert "wrong" not in outcomes
+
+
+def leave(rank, size, directory):
+    memory = join(rank, size, directory)
+    if rank == 1:
+        memory.close()
+        memory.close()
+        time.sleep(2)  # alive, but not of the group
+        return
+    with pytest.raises(RuntimeError, match="rank 1 has ended"):
+        memory.all_reduce(torch.ones(3))
+
+
+def test_a_peer_that_left_is_an_error(tmp_path):
+    results(run_processes(2, leave, tmp_path))
+
+
+DISAGREEMENTS = {
+    "longer": lambda memory: memory.all_reduce(torch.ones(300_000)),
+    "other dtype": lambda memory: memory.all_reduce(torch.ones(4, dtype=torch.int32)),
+    "gather": lambda memory: memory.all_gather(torch.ones(4)),
+}
+
+
+def call_different_ones(rank, size, directory, kind):
+    memory = join(rank, size, directory)
+    memory.all_reduce(torch.ones(4))
+    call = DISAGREEMENTS[kind] if rank == 1 else lambda memory: memory.all_reduce(torch.ones(4))
+    with pytest.raises(RuntimeError, match=f"rank {1 - rank} called another collective"):
+        call(memory)
+
+
+@pytest.mark.parametrize("kind", DISAGREEMENTS)
+def test_ranks_that_disagree_find_out(tmp_path, kind):
+    results(run_processes(2, call_different_ones, tmp_path, kind))

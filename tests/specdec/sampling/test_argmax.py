@@ -1,0 +1,109 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.cpu import native_library
+from specdec.kernels.sample import row_peaks
+from specdec.sampling import whole_peaks
+from tests.specdec.fakes import run_ranks
+from tests.specdec.kernels.cpu.test_shared_memory import join
+from tests.specdec.processes import results, run_processes
+
+NAN, INF = torch.nan, torch.inf
+
+needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
+
+
+# A row, what a mask leaves of it, and whether it is bad.
+ROWS = [
+    pytest.param([0, 1, 2], None, False, id="numbers"),
+    pytest.param([0, -INF, -INF], None, False, id="some -inf"),
+    pytest.param([-INF, -INF, -INF], None, True, id="nothing but -inf"),
+    pytest.param([0, NAN, 2], None, True, id="a NaN"),
+    pytest.param([0, 1, NAN], None, True, id="a NaN at the end"),
+    pytest.param([0, 1, NAN], [0, 1, -INF], True, id="a NaN that is forbidden"),
+    pytest.param([0, INF, 2], None, True, id="an inf"),
+    pytest.param([0, INF, 2], [0, -INF, 2], True, id="an inf that is forbidden"),
+    pytest.param([NAN, INF, -INF], None, True, id="all of them"),
+    pytest.param([0, 1, 2], [-INF, -INF, 2], False, id="one is left"),
+    pytest.param([0, 1, 2], [-INF, -INF, -INF], True, id="none is left"),
+    pytest.param([3e38, 3e38, 3e38], None, False, id="large"),
+]
+
+
+def bad_rows(group, row, left):
+    share = group.share_of(len(row))
+    own = slice(share.start, share.stop)
+    logits = torch.tensor([[0.0, 1.0, 2.0], row])
+    logits_left = logits if left is None else torch.tensor([[0.0, 1.0, 2.0], left])
+    is_broken = row_peaks(logits[:, own]).is_broken
+    peaks = replace(row_peaks(logits_left[:, own]), is_broken=is_broken)
+    return whole_peaks(peaks, group, own.start).bad_rows
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize(("row", "left", "expected"), ROWS)
+def test_every_rank_knows_which_rows_are_bad(num_ranks, row, left, expected):
+    found = run_ranks(num_ranks, lambda group: bad_rows(group, row, left))
+    assert found == [[False, expected]] * num_ranks
+
+
+LOGITS = torch.tensor(
+    [
+        [0.0, 1.0, 5.0, 2.0, 5.0, 5.0, 1.0],
+        [-INF, -INF, -INF, -INF, -INF, -7.0, -INF],
+        [NAN, 3.0, -INF, 4.0, 2.0, 4.0, 0.0],
+        [0.1, 0.25, 0.2, -1.0, 0.25, 0.25, 0.0],
+        [1.0, 3.0, 2.0, 0.0, 0.0, 0.0, NAN],
+        [-INF, -INF, -INF, -INF, -INF, -INF, -INF],
+    ]
+)
+BEST = (
+    [2, 5, 3, 1, 1, 0],
+    [5.0, -7.0, 4.0, 0.25, 3.0, -INF],
+    [False, False, True, False, True, False],
+)
+
+
+def best_of_ranks(group):
+    share = group.share_of(LOGITS.shape[1])
+    own = row_peaks(LOGITS[:, share.start : share.stop])
+    before = own.token_ids.tolist()
+    peaks = whole_peaks(own, group, share.start)
+    assert own.token_ids.tolist() == before
+    return peaks.token_ids.tolist(), peaks.values.tolist(), peaks.is_broken.tolist()
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+def test_every_rank_knows_the_best_token_and_the_first_of_equals(num_ranks):
+    assert run_ranks(num_ranks, best_of_ranks) == [BEST] * num_ranks
+
+
+def judge_all(rank, size, directory):
+    group = TensorParallelGroup(rank, size, join(rank, size, directory))
+    group.collectives.all_gather = None  # it is one call of the kernels
+    return best_of_ranks(group), [bad_rows(group, *each.values[:2]) for each in ROWS]
+
+
+@needs_compiler
+@pytest.mark.parametrize("num_ranks", [2, 3])
+def test_ranks_that_share_memory_know_the_same(tmp_path, num_ranks):
+    are_bad = [[False, each.values[2]] for each in ROWS]
+    found = results(run_processes(num_ranks, judge_all, tmp_path))
+    assert found == [(BEST, are_bad)] * num_ranks
+
+
+def lose_a_rank(rank, size, directory):
+    group = TensorParallelGroup(rank, size, join(rank, size, directory))
+    if rank == 1:
+        group.collectives.close()
+        return None
+    with pytest.raises(RuntimeError, match="rank 1 has ended"):
+        best_of_ranks(group)
+
+
+@needs_compiler
+def test_a_rank_that_ends_is_an_error(tmp_path):
+    results(run_processes(2, lose_a_rank, tmp_path))

@@ -1,0 +1,163 @@
+import math
+from itertools import accumulate
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import MinPLogitsWarper
+
+from specdec.distributed.group import TensorParallelGroup
+from specdec.sampling.chunks import ScoreChunks
+from specdec.sampling.truncation import Truncation, min_score, support_floors
+from specdec.types.sharding import partition
+from tests.specdec.fakes import run_ranks
+
+# Sums of float64 probabilities are compared with this, so that the order of addition is free.
+TOLERANCE = 1e-12
+
+
+def kept(
+    logits: Tensor,
+    top_k: list[int],
+    top_p: list[float],
+    num_ranks: int = 1,
+    min_p: list[float] | None = None,
+) -> Tensor:
+    """Which tokens stay at temperature 1; each rank holds a part of the columns."""
+    min_scores = [min_score(each) for each in min_p or [0.0] * len(top_k)]
+    truncation = Truncation.from_lists(top_k, top_p, min_scores, "cpu")
+    shares = partition(logits.shape[1], num_ranks)
+
+    def of_rank(group: TensorParallelGroup) -> Tensor:
+        share = shares[group.rank]
+        chunks = ScoreChunks.of_logits(logits[:, share.start : share.stop], share.start)
+        chunks.scale(torch.ones(len(logits)), group)
+        floors = support_floors(chunks, truncation, group)
+        start = share.start - chunks.first_chunk * chunks.scores.shape[2]
+        scores = chunks.scores.flatten(1)[:, start : start + len(share)]
+        return scores >= floors.unsqueeze(1)
+
+    return torch.cat(run_ranks(num_ranks, of_rank), dim=1)
+
+
+def assert_is_support(
+    mask: list[bool], logits: list[float], top_k: int, top_p: float, min_p: float
+) -> None:
+    """Checks the definition of min_p, top_k and top_p on sorted scores."""
+    best = max(logits)
+    scores = (torch.tensor(logits) - best).tolist()  # as float32, in which they are compared
+    floor = min(score for score, is_kept in zip(scores, mask, strict=True) if is_kept)
+    assert mask == [score >= floor for score in scores]
+
+    ordered = sorted(scores, reverse=True)
+    last = ordered[min(top_k or len(ordered), len(ordered)) - 1]
+    if min_p:
+        # Compared as float32, like all scores.
+        least = torch.tensor(math.log(min_p)).item()
+        last = min(score for score in scores if score >= max(last, least))
+    ordered = [score for score in ordered if score >= last]
+    if top_p == 1:
+        assert floor == last
+        return
+    running = list(accumulate(math.exp(score) for score in ordered))
+    num_better = sum(score > floor for score in ordered)
+    assert running[sum(mask) - 1] >= top_p * running[-1] * (1 - TOLERANCE)
+    assert num_better == 0 or running[num_better - 1] < top_p * running[-1] * (1 + TOLERANCE)
+
+
+# Few distinct values make ties; wide ones make tiny probabilities.
+logit = st.one_of(
+    st.integers(-3, 3).map(float),
+    st.floats(-30, 30, width=32),
+    st.floats(-1e6, 1e6, width=32),
+)
+top_ks = st.one_of(st.just(0), st.integers(1, 12), st.just(10**9))
+top_ps = st.one_of(
+    st.just(1.0),
+    st.floats(0.01, 0.999),
+    st.sampled_from([1e-300, 1e-9, 0.5, 0.25, 1 - 2**-53, 1 - 1e-9]),
+)
+
+
+min_ps = st.one_of(st.just(0.0), st.floats(1e-300, 1.0))
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(logit, min_size=1, max_size=200),
+    st.lists(st.tuples(top_ks, top_ps, min_ps), min_size=1, max_size=4),
+    st.integers(1, 3),
+)
+def test_equals_sorting(logits, limits, num_ranks):
+    num_ranks = min(num_ranks, len(logits))
+    top_k, top_p, min_p = (list(column) for column in zip(*limits, strict=True))
+    rows = torch.tensor([logits] * len(limits))
+    mask = kept(rows, top_k, top_p, num_ranks, min_p)
+    for row, limit in enumerate(limits):
+        assert_is_support(mask[row].tolist(), logits, *limit)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3])
+@pytest.mark.parametrize("spread", [0.0, 0.1, 1.0, 3.0, 10.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_equals_sorting_on_large_vocabularies(spread, dtype, num_ranks):
+    generator = torch.Generator().manual_seed(int(spread * 10))
+    logits = (torch.randn(4, 5000, generator=generator) * spread).to(dtype).float()
+    top_k, top_p = [0, 50, 50, 4999], [0.9, 1.0, 0.9, 0.99]
+    min_p = [0.01, 0.001, 0.0, 0.1]
+    mask = kept(logits, top_k, top_p, num_ranks, min_p)
+    for row, (k, p, low) in enumerate(zip(top_k, top_p, min_p, strict=True)):
+        assert_is_support(mask[row].tolist(), logits[row].tolist(), k, p, low)
+
+
+@pytest.mark.parametrize(
+    ("probs", "top_k", "top_p", "expected"),
+    [
+        pytest.param([0.5, 0.25, 0.125, 0.125], 0, 0.5, [1, 0, 0, 0], id="exactly reached"),
+        pytest.param([0.5, 0.25, 0.125, 0.125], 0, 0.51, [1, 1, 0, 0], id="just above"),
+        pytest.param([0.5, 0.25, 0.125, 0.125], 0, 0.8, [1, 1, 1, 1], id="tie with the last"),
+        pytest.param([0.25, 0.25, 0.25, 0.25], 0, 0.1, [1, 1, 1, 1], id="all tied"),
+        pytest.param([0.125, 0.5, 0.125, 0.25], 1, 1.0, [0, 1, 0, 0], id="top_k of 1"),
+        pytest.param([0.125, 0.5, 0.125, 0.25], 3, 1.0, [1, 1, 1, 1], id="top_k tie"),
+        pytest.param([0.125, 0.5, 0.125, 0.25], 9, 1.0, [1, 1, 1, 1], id="top_k > vocabulary"),
+        pytest.param([0.5, 0.25, 0.125, 0.125], 2, 0.7, [1, 1, 0, 0], id="share of top_k"),
+        pytest.param([0.5, 0.25, 0.125, 0.125], 2, 0.6, [1, 0, 0, 0], id="renormalised"),
+    ],
+)
+def test_by_hand(probs, top_k, top_p, expected):
+    mask = kept(torch.tensor([probs]).log(), [top_k], [top_p])
+    assert mask[0].int().tolist() == expected
+
+
+@pytest.mark.parametrize("min_p", [0.001, 0.1, 0.7, 1.0])
+def test_min_p_is_that_of_transformers(min_p):
+    logits = torch.randn(4, 3000, generator=torch.Generator().manual_seed(2)) * 3
+    expected = MinPLogitsWarper(min_p)(None, logits).isfinite()
+    assert torch.equal(kept(logits, [0] * 4, [1.0] * 4, 2, [min_p] * 4), expected)
+
+
+def test_rows_do_not_touch_each_other():
+    logits = torch.randn(6, 700, generator=torch.Generator().manual_seed(1)) * 3
+    top_k, top_p = [0, 5, 0, 40, 0, 700], [1.0, 1.0, 0.7, 0.5, 1.0, 0.999]
+    together = kept(logits, top_k, top_p)
+    alone = [kept(logits[i : i + 1], top_k[i : i + 1], top_p[i : i + 1]) for i in range(6)]
+    assert torch.equal(together, torch.cat(alone))
+    assert together[0].all()
+
+
+def test_rows_that_are_not_cut_need_no_collective():
+    def collectives(group):
+        chunks = ScoreChunks.of_logits(torch.randn(2, 100), 0)
+        support_floors(
+            chunks, Truncation.from_lists([0, 0], [1.0, 1.0], [-math.inf] * 2, "cpu"), group
+        )
+        return group.called
+
+    assert run_ranks(1, collectives) == [[]]
+
+
+def test_a_row_without_scores_keeps_what_it_has():
+    logits = torch.full((3, 10), -torch.inf)
+    assert kept(logits, [3, 0, 3], [1.0, 0.5, 0.5]).shape == (3, 10)

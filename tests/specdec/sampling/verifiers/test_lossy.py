@@ -1,0 +1,145 @@
+import math
+
+import pytest
+import torch
+
+from specdec.sampling import VocabShard
+from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
+from specdec.types.sampling_spec import Verifier
+from tests.specdec.fakes import run_ranks
+from tests.specdec.sampling.verifiers.trials import random_logits, sampling_batch, shard_of
+
+VOCAB_SIZE = 8
+PROBS = [0.5, 0.25, 0.125, 0.0625, 0.0625, 0, 0, 0]  # entropy 1.875 bits
+ENTROPY = 1.875 * math.log(2)
+
+
+def verify(verifier, logits, drafts, *, temperature=1.0, seed=0, shard=None, **params):
+    """verifier: one for all drafts, or one for each."""
+    verifiers = verifier if isinstance(verifier, list) else [verifier] * len(drafts)
+    lengths = torch.tensor([len(draft) + 1 for draft in drafts])
+    seeds = torch.arange(len(drafts)).repeat_interleave(lengths) + seed
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    batch = sampling_batch(temperature, seeds, positions, **params)
+    judged = [Draft(*each) for each in zip(drafts, verifiers, strict=True)]
+    shard = shard or shard_of(VOCAB_SIZE)
+    return VERIFY[verifiers[0].name](logits, batch, DraftBatch(judged, logits.device), shard)
+
+
+def coupled(logits, num_tokens, **options):
+    """The token that each row defines, whatever is drafted."""
+    rows = [verify(Verifier(), logits[i : i + 1], [[]], **options) for i in range(num_tokens)]
+    return [int(row.token_ids[0]) for row in rows]
+
+
+def logits_of(num_rows):
+    return torch.tensor(PROBS).log().repeat(num_rows, 1)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "kept"),
+    [(0.0, 5), (0.0624, 5), (0.0626, 3), (0.249, 2), (0.4, 1), (0.51, 0)],
+)
+def test_threshold_keeps_what_is_likely_enough(threshold, kept):
+    """Each token alone; one that the target draws anyway is kept in any case."""
+    drafts = [[token] for token in range(VOCAB_SIZE)]
+    logits = logits_of(2 * VOCAB_SIZE)
+    verified = verify(Verifier("threshold", threshold=threshold), logits, drafts)
+    plain = verify(Verifier(), logits, drafts)
+    for token in range(VOCAB_SIZE):
+        accepted = bool(verified.num_accepted[token])
+        assert accepted == (token < kept or bool(plain.num_accepted[token]))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "kept"),
+    [
+        (0.09, 0.3, 3),  # 0.3 exp(-H) = 0.082
+        (0.3, 1.0, 1),  # exp(-H) = 0.273
+        (0.2, 1.0, 2),
+        (0.0, 1.0, 5),
+        (1.0, 0.0, 5),
+        (0.0626, 1.0, 3),
+    ],
+)
+def test_typical_keeps_what_does_not_surprise(epsilon, delta, kept):
+    limit = min(epsilon, delta * math.exp(-ENTROPY))
+    assert sum(prob > limit for prob in PROBS) == kept
+    drafts = [[token] for token in range(VOCAB_SIZE)]
+    logits = logits_of(2 * VOCAB_SIZE)
+    verified = verify(Verifier("typical", epsilon=epsilon, delta=delta), logits, drafts)
+    plain = verify(Verifier(), logits, drafts)
+    for token in range(VOCAB_SIZE):
+        accepted = bool(verified.num_accepted[token])
+        assert accepted == (token < kept or bool(plain.num_accepted[token]))
+
+
+def test_each_sequence_has_limits_of_its_own():
+    verifiers = [Verifier("threshold", threshold=value) for value in (0.2, 0.6, 0.2)]
+    logits = logits_of(9)
+    verified = verify(verifiers, logits, [[1, 1], [1, 1, 1], [2]])
+    assert verified.num_accepted[0] == 2
+    assert verified.num_accepted[1] <= 3
+    [first, *_] = coupled(logits, 1, seed=1)
+    assert (verified.num_accepted[1] > 0) == (first == 1)
+
+
+def test_after_the_first_refusal_comes_the_coupled_token():
+    logits = random_logits(4, VOCAB_SIZE, spread=1.0, seed=2)
+    for seed in range(30):
+        plain = verify(Verifier(), logits, [[0, 1, 2]], seed=seed)
+        strict = verify(Verifier("threshold", threshold=1.0), logits, [[0, 1, 2]], seed=seed)
+        assert list(strict) == list(plain), "nothing but the target's own tokens is left"
+        lossy = verify(Verifier("threshold", threshold=0.1), logits, [[0, 1, 2]], seed=seed)
+        assert lossy.num_accepted[0] >= plain.num_accepted[0]
+        if lossy.num_accepted[0] == 3:
+            at_3 = sampling_batch(1.0, torch.tensor([seed]), torch.tensor([3]))
+            last = VERIFY["coupled"](
+                logits[3:], at_3, DraftBatch([Draft([])], logits.device), shard_of(VOCAB_SIZE)
+            )
+            assert lossy.token_ids[-1] == last.token_ids[0]
+
+
+@pytest.mark.parametrize("name", ["typical", "threshold"])
+def test_at_temperature_0_tokens_are_judged_as_at_1(name):
+    logits = logits_of(4)
+    verified = verify(Verifier(name, threshold=0.2), logits, [[1, 1, 7]], temperature=0.0, top_k=1)
+    assert list(verified) == [(1, 1, 0)]
+
+
+@pytest.mark.parametrize("name", ["typical", "threshold"])
+def test_what_cannot_be_drawn_is_never_kept(name):
+    verifier = Verifier(name, epsilon=0.0, delta=0.0, threshold=0.0)
+    for draft in ([5], [4]):  # of no chance, and cut off
+        verified = verify(verifier, logits_of(2), [draft], top_k=2)
+        assert verified.num_accepted.tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["typical", "threshold"])
+def test_ranks_agree_with_one_that_holds_everything(name):
+    verifier = Verifier(name, threshold=0.15)
+    logits = random_logits(9, VOCAB_SIZE, spread=1.0, seed=4)
+    drafts = [[1, 2, 3], [], [4, 5], []]
+
+    def verified(group, temperature):
+        held = group.share_of(VOCAB_SIZE)
+        shard = VocabShard(group, held.start, VOCAB_SIZE)
+        own = logits[:, held.start : held.stop]
+        return list(verify(verifier, own, drafts, temperature=temperature, shard=shard))
+
+    for temperature in (0.0, 0.8):
+        expected = list(verify(verifier, logits, drafts, temperature=temperature))
+        for size in (2, 3):
+            ranks = run_ranks(size, lambda group: verified(group, temperature))  # noqa: B023
+            assert ranks == [expected] * size
+
+
+@pytest.mark.parametrize("name", ["typical", "threshold"])
+def test_bad_logits_of_one_sequence_leave_the_others_alone(name):
+    logits = random_logits(6, VOCAB_SIZE, spread=1.0, seed=5)
+    verifier = Verifier(name, threshold=0.1)
+    good = list(verify(verifier, logits, [[1, 2], [3, 4]]))
+    logits[:3] = torch.nan
+    bad = list(verify(verifier, logits, [[1, 2], [3, 4]]))
+    assert bad[1] == good[1]
+    assert all(0 <= token < VOCAB_SIZE for token in bad[0])

@@ -1,0 +1,173 @@
+"""Texts generated with speculation by models that are tables of logits: many of them, fast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.distributed.group import TensorParallelGroup
+from specdec.sampling import Distribution, SamplingBatch, Stream, VocabShard, sample
+from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch
+from specdec.types.messages import DraftProbs
+from specdec.types.sampling_params import VerifierName
+
+Model = Callable[[Tensor, Tensor], Tensor]
+"""Last tokens [n] and positions of the tokens to come [n] to logits [n, vocab_size]."""
+
+_ROWS_AT_ONCE = 2**24  # elements of logits
+
+
+def shard_of(vocab_size: int) -> VocabShard:
+    return VocabShard(TensorParallelGroup(), 0, vocab_size)
+
+
+def random_logits(num_rows: int, vocab_size: int, spread: float, seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(num_rows, vocab_size, generator=generator) * spread
+
+
+def markov(logits: Tensor) -> Model:
+    """Looks at the last token only; logits: [vocab_size, vocab_size]."""
+    return lambda tokens, positions: logits[tokens]
+
+
+def positional(logits: Tensor) -> Model:
+    """Looks at the position only, so that tokens are independent; logits: [length, vocab_size]."""
+    return lambda tokens, positions: logits[positions.clamp(max=len(logits) - 1)]
+
+
+def sampling_batch(
+    temperature: float, seeds: Tensor, positions: Tensor, **params: float
+) -> SamplingBatch:
+    count = len(seeds)
+    return SamplingBatch.from_lists(
+        temperatures=[temperature] * count,
+        top_k=[int(params.get("top_k", 0))] * count,
+        top_p=[params.get("top_p", 1.0)] * count,
+        min_p=[params.get("min_p", 0.0)] * count,
+        seeds=seeds.tolist(),
+        choices=[0] * count,
+        positions=positions.tolist(),
+    )
+
+
+@dataclass(frozen=True)
+class Trials:
+    """What came out. Each trial has a seed of its own, from 0 up."""
+
+    token_ids: np.ndarray  # [num_trials, length]
+    num_accepted: np.ndarray  # of the first round of each trial
+    num_drafted: int  # over all rounds
+    num_kept: int  # over all rounds
+
+    @property
+    def acceptance_rate(self) -> float:
+        return self.num_kept / max(1, self.num_drafted)
+
+
+@dataclass(frozen=True)
+class Speculation:
+    """How to generate.
+
+    num_listed: most tokens that a draft with known chances is drawn from. has_draft_probs: False
+    for drafts that are the draft model's best token, as lookups are certain of theirs.
+    """
+
+    verifier: VerifierName
+    target: Model
+    draft: Model
+    vocab_size: int
+    temperature: float
+    num_draft: int
+    num_listed: int = 256
+    top_k: int = 0
+    top_p: float = 1.0
+    has_draft_probs: bool = True
+
+    def generate(self, num_trials: int, length: int) -> Trials:
+        """Text after token 0."""
+        size = max(1, _ROWS_AT_ONCE // (self.vocab_size + 64) // (self.num_draft + 1))
+        parts = [
+            self._generate(torch.arange(start, min(start + size, num_trials)), length)
+            for start in range(0, num_trials, size)
+        ]
+        return Trials(
+            np.concatenate([part.token_ids for part in parts]),
+            np.concatenate([part.num_accepted for part in parts]),
+            sum(part.num_drafted for part in parts),
+            sum(part.num_kept for part in parts),
+        )
+
+    def _generate(self, seeds: Tensor, length: int) -> Trials:
+        texts = torch.zeros(len(seeds), length + self.num_draft + 1, dtype=torch.int64)
+        lengths = torch.zeros(len(seeds), dtype=torch.int64)
+        last = torch.zeros(len(seeds), dtype=torch.int64)
+        first_accepted, num_drafted, num_kept = np.zeros(len(seeds)), 0, 0
+        while len(going := (lengths < length).nonzero().squeeze(1)):
+            counts, new = self.round(seeds[going], lengths[going], last[going])
+            if not lengths.any():
+                first_accepted = counts - 1
+            num_drafted += self.num_draft * len(going)
+            num_kept += int(counts.sum()) - len(going)
+            rows = going.repeat_interleave(torch.from_numpy(counts).long())
+            offsets = np.arange(len(new)) - np.repeat(np.cumsum(counts) - counts, counts)
+            texts[rows, lengths[rows] + torch.from_numpy(offsets)] = torch.from_numpy(new).long()
+            lengths[going] += torch.from_numpy(counts).long()
+            last[going] = texts[going, lengths[going] - 1]
+        return Trials(texts[:, :length].numpy(), first_accepted, num_drafted, num_kept)
+
+    def round(
+        self, seeds: Tensor, positions: Tensor, last: Tensor
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of new tokens [n], and the tokens, one sequence after another."""
+        columns, listed = [last], []
+        for offset in range(self.num_draft):
+            tokens, draft_probs = self._drafted(columns[-1], seeds, positions + offset, offset)
+            columns.append(tokens)
+            listed.append(draft_probs)
+        inputs = torch.stack(columns, dim=1)  # [n, 1 + num_draft]
+        coming = positions.unsqueeze(1) + torch.arange(self.num_draft + 1)
+        logits = self.target(inputs.flatten(), coming.flatten())
+        batch = self._batch(seeds.repeat_interleave(self.num_draft + 1), coming.flatten())
+        chances = _stacked(listed, len(seeds))
+        drafts = [
+            Draft(tokens, probs=probs)
+            for tokens, probs in zip(inputs[:, 1:].tolist(), chances, strict=True)
+        ]
+        shard = shard_of(self.vocab_size)
+        verified = VERIFY[self.verifier](logits, batch, DraftBatch(drafts, logits.device), shard)
+        return verified.num_tokens, verified.token_ids
+
+    def _drafted(
+        self, last: Tensor, seeds: Tensor, positions: Tensor, offset: int
+    ) -> tuple[Tensor, DraftProbs | None]:
+        """As the draft worker does it."""
+        batch, shard = self._batch(seeds, positions), shard_of(self.vocab_size)
+        logits = self.draft(last, positions)
+        if not self.has_draft_probs:
+            return logits.argmax(1), None
+        if self.verifier not in ("rejection", "block"):
+            return sample(logits, batch, shard.group, 0, self.vocab_size), None
+        listed = Distribution.of_logits(logits, batch, shard).best(self.num_listed)
+        offsets = torch.full_like(positions, offset)
+        drawn = listed.draw(batch.noise_keys.of_stream(Stream.DRAFT, offsets))
+        token_ids = listed.token_ids.numpy().astype(np.int32)
+        return drawn, DraftProbs(token_ids, listed.probs.numpy())
+
+    def _batch(self, seeds: Tensor, positions: Tensor) -> SamplingBatch:
+        return sampling_batch(
+            self.temperature, seeds, positions, top_k=self.top_k, top_p=self.top_p
+        )
+
+
+def _stacked(listed: list[DraftProbs | None], count: int) -> list[DraftProbs | None]:
+    """One entry a trial, from one entry a draft token."""
+    if not listed or listed[0] is None:
+        return [None] * count
+    token_ids = np.stack([each.token_ids for each in listed if each], axis=1)
+    probs = np.stack([each.probs for each in listed if each], axis=1)
+    return [DraftProbs(*each) for each in zip(token_ids, probs, strict=True)]

@@ -1,0 +1,41 @@
+"""The policy that a configuration asks for, measured on the tiny model."""
+
+import pytest
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.speculation.policy.factory import make_policy
+from specdec.types.draft_decision import DecisionReason
+from specdec.worker import LocalTarget, load_runner
+from tests.specdec.engines import engine_config
+
+
+@pytest.fixture
+def make(tiny_model_dir, monkeypatch):
+    monkeypatch.setattr("specdec.speculation.policy.factory._VERIFICATION_BUDGET_S", 0.2)
+
+    def make(speculation):
+        config = engine_config(speculation=speculation)
+        target = LocalTarget(load_runner(tiny_model_dir, "float32", config, TensorParallelGroup()))
+        control = SpeculativeConfig().control if speculation is None else speculation.control
+        return make_policy(control, config, target, None, None, lambda: True, full_batch=4)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, DecisionReason.GOODPUT),
+        ({"policy": "threshold"}, DecisionReason.THRESHOLD),
+        ({"num_speculative_tokens_per_batch_size": ((1, 8, 2),)}, DecisionReason.TABLE_ROW),
+    ],
+)
+def test_each_policy_decides(make, changes, reason):
+    policy = make(SpeculativeConfig("ngram", **changes))
+    assert policy.decide(2).reason is reason
+    assert (policy.capacity_tokens_per_s is not None) == (reason is DecisionReason.GOODPUT)
+
+
+def test_without_speculation_there_is_no_policy(make):
+    assert make(None) is None

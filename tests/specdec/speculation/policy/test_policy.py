@@ -1,0 +1,335 @@
+"""The threshold policy, by a clock that tests wind."""
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.config.length_schedule import BatchSizeTable
+from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.goodput import Choice, GoodputChooser
+from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
+from specdec.types.control import SpeculationControl
+from specdec.types.draft_decision import Decision, DecisionReason
+from specdec.types.errors import InvalidValueError
+from tests.clock import Clock
+
+AUTO = SpeculationControl("auto", threshold=6, num_speculative_tokens=3)
+ON = dataclasses.replace(AUTO, mode="on")
+OFF = dataclasses.replace(AUTO, mode="off")
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def policy(clock):
+    return SpeculationPolicy(AUTO, clock, hysteresis=2, dwell_s=1.0)
+
+
+def steps(policy, clock, num_decoding, count=100, step_s=0.05):
+    """What is drafted in each of `count` steps."""
+    counts = []
+    for _ in range(count):
+        clock.now_s += step_s
+        counts.append(policy.decide(num_decoding).num_draft_tokens)
+    return counts
+
+
+def test_on_for_few_and_off_for_many(policy, clock):
+    settled = {load: steps(policy, clock, load)[-1] for load in (1, 4, 8, 16, 4, 1)}
+    assert settled == {1: 3, 4: 3, 8: 0, 16: 0}
+    assert policy.num_flips == 2
+    assert policy.is_on
+
+
+def test_the_threshold_itself_is_on(policy, clock):
+    assert steps(policy, clock, 6) == [3] * 100
+    assert policy.decide(7).num_draft_tokens == 0
+
+
+def test_no_flapping_around_the_threshold(policy, clock):
+    for _ in range(100):
+        steps(policy, clock, 7, count=30)
+        steps(policy, clock, 6, count=30)
+    assert policy.num_flips == 1
+    assert not policy.is_on
+
+
+def test_it_comes_back_at_the_margin(policy, clock):
+    steps(policy, clock, 8)
+    assert steps(policy, clock, 5)[-1] == 0
+    assert steps(policy, clock, 4)[-1] == 3
+
+
+def test_it_comes_back_after_a_quiet_time(policy, clock):
+    assert policy.decide(20).num_draft_tokens == 0
+    assert steps(policy, clock, 1, count=20) == [0] * 20
+    assert steps(policy, clock, 1, count=2)[-1] == 3
+
+
+def test_a_short_dip_is_no_quiet_time(policy, clock):
+    """As when requests of equal length end together, and are followed by as many."""
+    for _ in range(50):
+        assert steps(policy, clock, 8, count=30) == [0] * 30
+        assert steps(policy, clock, 1, count=10) == [0] * 10
+    assert policy.num_flips == 1
+
+
+def test_it_stays_on_for_the_dwell(policy, clock):
+    steps(policy, clock, 8)
+    while policy.decide(1).num_draft_tokens == 0:
+        clock.now_s += 0.05
+    assert steps(policy, clock, 8, count=18) == [3] * 18
+    assert steps(policy, clock, 8, count=4)[-1] == 0
+
+
+def test_steps_without_decoding_say_nothing(policy, clock):
+    steps(policy, clock, 8)
+    assert steps(policy, clock, 0) == [0] * 100
+    assert policy.num_flips == 1
+
+
+@pytest.mark.parametrize(("threshold", "comes_back"), [(0, False), (1, True), (2, True)])
+def test_a_low_threshold_still_comes_back(clock, threshold, comes_back):
+    control = SpeculationControl("auto", threshold, num_speculative_tokens=3)
+    policy = SpeculationPolicy(control, clock, hysteresis=5, dwell_s=1.0)
+    assert steps(policy, clock, threshold + 1)[-1] == 0
+    assert (steps(policy, clock, 1)[-1] > 0) == comes_back
+
+
+def test_an_operator_is_obeyed_at_the_next_step_whatever_the_dwell(policy):
+    assert policy.decide(7).num_draft_tokens == 0
+    for control, expected in ((ON, 3), (OFF, 0), (ON, 3), (AUTO, 0)):
+        policy.update(control)
+        assert policy.is_on == (expected > 0)
+        assert policy.decide(7).num_draft_tokens == expected
+    policy.update(dataclasses.replace(AUTO, threshold=7))
+    assert policy.decide(7).num_draft_tokens == 3
+    policy.update(AUTO)  # the threshold counts, not the margin below it
+    assert policy.decide(6).num_draft_tokens == 3
+    policy.update(dataclasses.replace(AUTO, num_speculative_tokens=5))
+    assert policy.decide(6).num_draft_tokens == 5
+
+
+def test_a_step_after_a_change_is_judged_anew_by_its_own_load(policy):
+    policy.decide(1)
+    policy.update(ON)
+    policy.update(AUTO)
+    assert policy.is_on
+    assert policy.decide(8).num_draft_tokens == 0
+    policy.update(OFF)
+    policy.update(AUTO)
+    assert policy.decide(2).num_draft_tokens == 3
+
+
+def test_the_same_control_again_restarts_nothing(policy):
+    assert policy.decide(7).num_draft_tokens == 0
+    policy.update(dataclasses.replace(AUTO))
+    assert policy.decide(5).num_draft_tokens == 0
+    assert policy.num_flips == 1
+
+
+def test_no_draft_tokens_is_off(clock):
+    policy = SpeculationPolicy(dataclasses.replace(ON, num_speculative_tokens=0), clock)
+    assert policy.decide(1).num_draft_tokens == 0
+    assert not policy.is_on
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_a_fixed_mode_ignores_the_load(clock, mode):
+    policy = SpeculationPolicy(dataclasses.replace(AUTO, mode=mode), clock)
+    said = {policy.decide(load).num_draft_tokens for load in (1, 100, 1, 7)}
+    assert said == ({3} if mode == "on" else {0})
+    assert policy.num_flips == 0
+
+
+LOADS = st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20)), max_size=60)
+
+
+@given(loads=LOADS, threshold=st.integers(0, 15), hysteresis=st.integers(0, 8))
+def test_whatever_the_load_turns_are_apart_and_for_a_reason(loads, threshold, hysteresis):
+    clock, dwell_s = Clock(), 1.0
+    control = SpeculationControl("auto", threshold, num_speculative_tokens=3)
+    policy = SpeculationPolicy(control, clock, hysteresis=hysteresis, dwell_s=dwell_s)
+    turned_at_s, was_on, num_flips = None, True, 0
+    for elapsed_s, num_decoding in loads:
+        clock.now_s += elapsed_s
+        count = policy.decide(num_decoding).num_draft_tokens
+        assert count == (3 if policy.is_on else 0)
+        if policy.is_on != was_on:
+            assert turned_at_s is None or clock.now_s - turned_at_s >= dwell_s
+            assert num_decoding <= threshold if policy.is_on else num_decoding > threshold
+            turned_at_s, was_on, num_flips = clock.now_s, policy.is_on, num_flips + 1
+    assert policy.num_flips == num_flips
+
+
+@given(loads=LOADS, load=st.integers(1, 20), threshold=st.integers(0, 15))
+def test_a_load_that_lasts_is_answered_by_the_threshold(loads, load, threshold):
+    clock = Clock()
+    control = SpeculationControl("auto", threshold, num_speculative_tokens=3)
+    policy = SpeculationPolicy(control, clock, hysteresis=2, dwell_s=1.0)
+    for elapsed_s, num_decoding in loads:
+        clock.now_s += elapsed_s
+        policy.decide(num_decoding)
+    last = steps(policy, clock, load, count=25)[-1]
+    if load > threshold:
+        assert last == 0
+    elif load <= threshold - 2:
+        assert last == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "limit"),
+    [
+        ("mode", "maybe", "one of auto, on, off"),
+        ("threshold", -1, "a whole number from 0 to 4096"),
+        ("threshold", True, "a whole number from 0 to 4096"),
+        ("num_speculative_tokens", 33, "a whole number from 0 to 32"),
+    ],
+)
+def test_what_is_out_of_its_limits_is_named(field, value, limit):
+    with pytest.raises(InvalidValueError) as caught:
+        dataclasses.replace(AUTO, **{field: value})
+    assert (caught.value.field, caught.value.value, caught.value.limit) == (field, value, limit)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"hysteresis": -1}, {"dwell_s": -0.5}, {"dwell_s": float("inf")}]
+)
+def test_a_policy_checks_its_settings(clock, changes):
+    with pytest.raises(InvalidValueError) as caught:
+        SpeculationPolicy(AUTO, clock, **changes)
+    assert caught.value.field == next(iter(changes))
+
+
+ROWS = BatchSizeTable(((1, 2, 5), (3, 4, 1), (5, 9, 0)))
+
+
+def test_a_table_decides_below_the_threshold_and_within_the_operators_number(clock):
+    policy = SpeculationPolicy(AUTO, clock, table=ROWS)
+    decided = [policy.decide(load) for load in (2, 3, 5, 7)]
+    assert [each.num_draft_tokens for each in decided] == [3, 1, 0, 0]
+    reasons = [DecisionReason.TABLE_ROW] * 3 + [DecisionReason.THRESHOLD]
+    assert [each.reason for each in decided] == reasons
+    assert not policy.is_on
+
+
+@pytest.mark.parametrize(
+    ("control", "reason"),
+    [
+        (ON, DecisionReason.OPERATOR),
+        (OFF, DecisionReason.OPERATOR),
+        (dataclasses.replace(OFF, is_by_rule=True), DecisionReason.RULE),
+        (AUTO, DecisionReason.THRESHOLD),
+    ],
+)
+def test_a_decision_says_why(clock, control, reason):
+    assert SpeculationPolicy(control, clock).decide(2).reason is reason
+
+
+def test_nothing_is_drafted_where_nobody_wants_it_or_nothing_can(clock):
+    is_available = True
+    policy = SpeculationPolicy(AUTO, clock, is_drafter_available=lambda: is_available)
+    assert policy.decide(2, num_willing=0) == Decision(0, DecisionReason.REQUEST)
+    is_available = False
+    assert policy.decide(2) == Decision(0, DecisionReason.DRAFTER_AWAY)
+    policy.update(ON)
+    assert policy.decide(2) == Decision(0, DecisionReason.DRAFTER_AWAY)
+    is_available = True
+    assert policy.decide(2).num_draft_tokens == 3
+
+
+def test_steps_are_counted_by_reason_and_catching_up_is_told(clock):
+    policy = SpeculationPolicy(AUTO, clock, catches_up=True)
+    for num_drafted in (0, 0, 2):
+        policy.decide(2)
+        policy.begin_step(StepDrafts(2, num_drafted, has_prefill=False))
+    assert policy.log.counts == {DecisionReason.CATCHING_UP: 2, DecisionReason.THRESHOLD: 1}
+
+
+class RecordingChooser(GoodputChooser):
+    """Chooses two tokens, and keeps what it is told."""
+
+    def __init__(self):
+        super().__init__(StepCosts(CostTable((1,), (0,), ((1.0,),))))
+        self.drafts, self.steps, self.asked_most = [], [], []
+
+    def choose(self, now_s, num_decoding, most):
+        self.asked_most.append(most)
+        return Choice(min(most, 2), DecisionReason.GOODPUT)
+
+    def observe_drafts(self, num_asked, num_accepted, now_s):
+        self.drafts.append((num_asked, num_accepted))
+
+    def observe_step(self, num_decoding, num_draft_tokens, seconds, now_s):
+        self.steps.append((num_decoding, num_draft_tokens, round(seconds, 3)))
+
+
+def one_step(policy, clock, rows, has_prefill=False):
+    """`rows`: asked, drafted and accepted tokens of each sequence."""
+    policy.decide(len(rows))
+    num_asked, num_drafted = (sum(row[i] > 0 for row in rows) for i in (0, 1))
+    policy.begin_step(StepDrafts(num_asked, num_drafted, has_prefill))
+    clock.now_s += 0.1
+    for row in rows:
+        policy.observe_row(*row)
+    policy.end_step()
+
+
+def test_goodput_is_told_what_came_of_drafts_and_of_steps_without_prefill(clock):
+    chooser = RecordingChooser()
+    policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
+    one_step(policy, clock, [(3, 3, 1), (3, 0, 0), (0, 0, 0)])
+    one_step(policy, clock, [(3, 3, 3)], has_prefill=True)
+    assert chooser.drafts == [(3, 1), (3, 0), (3, 3)]
+    assert chooser.steps == [(3, 2, 0.1)]
+
+
+def test_a_draft_model_that_catches_up_is_not_held_to_be_wrong(clock):
+    chooser = RecordingChooser()
+    policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser}, catches_up=True)
+    one_step(policy, clock, [(3, 0, 0), (3, 3, 2)])
+    clock.now_s += 1.0
+    one_step(policy, clock, [(3, 0, 0)])
+    assert chooser.drafts == [(3, 2), (3, 0)]
+
+
+def test_a_step_that_was_lost_is_not_timed(clock):
+    chooser = RecordingChooser()
+    policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
+    policy.decide(1)
+    policy.begin_step(StepDrafts(1, 1, has_prefill=False))
+    policy.forget_step()
+    policy.end_step()
+    assert chooser.steps == []
+
+
+def test_goodput_is_bounded_by_threshold_number_and_budget(clock):
+    chooser = RecordingChooser()
+    control = SpeculationControl("auto", threshold=64, num_speculative_tokens=5)
+    policy = SpeculationPolicy(control, clock, choosers={None: chooser}, max_num_batched_tokens=256)
+    for load in (4, 32, 64, 65):
+        policy.decide(load)
+    assert chooser.asked_most == [5, 3, 1]
+    assert policy.decision.reason is DecisionReason.THRESHOLD
+
+
+def test_a_speedup_is_told_where_costs_are_known_and_something_decodes(clock):
+    assert SpeculationPolicy(AUTO, clock).estimate is None
+    chooser = GoodputChooser(StepCosts(CostTable((1,), (0, 2), ((0.1, 0.1),))))
+    policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
+    assert policy.estimate is None
+    policy.decide(1)
+    assert policy.estimate.speedup > 1.5, "two drafts for nothing"
+
+
+def test_each_method_has_estimates_of_its_own(clock):
+    choosers = {None: RecordingChooser(), "ngram": RecordingChooser()}
+    policy = SpeculationPolicy(AUTO, clock, choosers=choosers)
+    policy.update(dataclasses.replace(AUTO, method="ngram"))
+    one_step(policy, clock, [(3, 3, 1)])
+    assert (choosers[None].drafts, choosers["ngram"].drafts) == ([], [(3, 1)])

@@ -1,0 +1,63 @@
+"""A draft model with the target's tokens of text, other padding and other ids of special tokens."""
+
+import numpy as np
+import pytest
+
+from specdec.sequences.sequence import Sequence
+from specdec.speculation.proposers import DraftRequest, DraftVocabulary
+from specdec.text.vocab_map import VocabularyMap
+from specdec.types.sampling_spec import SamplingRules, Verifier
+from tests.specdec.engines import draft_model, request
+from tests.specdec.fakes import run_ranks
+
+VOCAB_SIZE = 383
+MISSING = range(150, 250)
+SWAPPED = {100: 300, 300: 100}
+NUM_TOKENS = 3
+
+
+@pytest.fixture
+def vocabulary():
+    """Some tokens that only one of the two has, and some that have each other's ids."""
+    ids = np.arange(VOCAB_SIZE, dtype=np.int32)
+    ids[MISSING.start : MISSING.stop] = -1
+    for one, other in SWAPPED.items():
+        ids[one] = other
+    return DraftVocabulary(VocabularyMap(ids, ids.copy(), has_equal_ids=True))
+
+
+def sequences(count, verifier):
+    """Each asks for tokens that the two call by other names, and for missing ones."""
+    likely = tuple((token, 12.0) for token in (*SWAPPED, 160, 170))
+    for index in range(count):
+        rules = SamplingRules(1.0, seed=index, verifier=Verifier(verifier), logit_bias=likely)
+        yield Sequence(index, request(str(index), [5, 6, 7 + index]), rules, detokenizer=None)
+
+
+def drafted(proposer, verifier):
+    proposer.begin([DraftRequest(seq, NUM_TOKENS) for seq in sequences(40, verifier)])
+    return proposer.collect()
+
+
+@pytest.mark.parametrize("verifier", ["rejection", "block"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_chances_are_of_the_targets_tokens(tiny_model_dir, vocabulary, verifier, num_ranks):
+    """A token that is drafted without a chance would be accepted whatever the target thinks."""
+    ranks = run_ranks(
+        num_ranks,
+        lambda group: drafted(draft_model(tiny_model_dir, group, vocabulary=vocabulary), verifier),
+    )
+    for proposal in ranks[0]:
+        assert len(proposal.draft_token_ids) == NUM_TOKENS, "dropped for what it was"
+        for place, token in enumerate(proposal.draft_token_ids):
+            listed = proposal.draft_probs.token_ids[place]
+            probs = proposal.draft_probs.probs[place]
+            assert probs[listed == token].sum() > 0
+            assert not np.isin(listed[probs > 0], MISSING).any()
+            assert probs.sum() == pytest.approx(1, abs=1e-5)
+    assert {token for each in ranks[0] for token in each.draft_token_ids} >= set(SWAPPED)
+
+
+def test_drafts_of_the_same_noise_never_end_in_what_the_target_lacks(tiny_model_dir, vocabulary):
+    proposals = drafted(draft_model(tiny_model_dir, vocabulary=vocabulary), "coupled")
+    assert {len(each.draft_token_ids) for each in proposals} == {NUM_TOKENS}

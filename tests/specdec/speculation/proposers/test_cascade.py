@@ -1,0 +1,135 @@
+"""Who is asked when several proposers are loaded, and that a draft model in between keeps up."""
+
+import pytest
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.proposers import DraftRequest, Proposal, make_proposer
+from specdec.speculation.proposers.cascade import CombinedProposer, Lookup
+from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS
+from tests.specdec.engines import draft_model
+from tests.specdec.speculation.proposers.sequences import drafts, sequence
+
+
+class Scripted:
+    """Drafts its own token for the sequences that it is told to know; keeps what it was asked."""
+
+    def __init__(self, token, knows, most=100) -> None:
+        self.token = token
+        self.knows = knows
+        self.most = most
+        self.asked: dict[int, int] = {}
+        self.released: list[int] = []
+
+    def begin(self, requests):
+        self.asked = {each.seq.seq_id: each.max_tokens for each in requests}
+        self._requests = [each for each in requests if each.seq.seq_id in self.knows]
+
+    def collect(self):
+        return [
+            Proposal(
+                each.seq.seq_id,
+                each.seq.num_tokens,
+                each.seq.token_ids[-1],
+                (self.token,) * min(self.most, each.max_tokens),
+            )
+            for each in self._requests
+        ]
+
+    def release(self, seq_id):
+        self.released.append(seq_id)
+
+
+@pytest.fixture
+def first():
+    return Scripted(1, knows={10})
+
+
+@pytest.fixture
+def model():
+    return Scripted(2, knows={10, 20})
+
+
+@pytest.fixture
+def fallback():
+    return Scripted(3, knows={10, 20, 30})
+
+
+@pytest.fixture
+def combined(first, model, fallback):
+    return CombinedProposer(model, Lookup("ngram", first), Lookup("suffix", fallback))
+
+
+def test_each_is_asked_about_what_is_left(combined, first, model, fallback):
+    seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30, 40)]
+    assert drafts(combined, *seqs) == [(1,) * 7, (2,) * 7, (3,) * 7, ()]
+    assert first.asked == {10: 7, 20: 7, 30: 7, 40: 7}
+    assert model.asked == {10: 0, 20: 7, 30: 7, 40: 7}
+    assert fallback.asked == {10: 0, 20: 0, 30: 7, 40: 7}
+
+
+def test_a_draft_says_which_method_made_it(combined):
+    seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30)]
+    combined.begin([DraftRequest(seq, 7) for seq in seqs])
+    assert {each.seq_id: each.method for each in combined.collect()} == {
+        10: "ngram",
+        20: "draft_model",
+        30: "suffix",
+    }
+
+
+def test_a_short_draft_of_the_first_counts_where_the_model_has_none(combined, first, model):
+    first.most, first.knows = 3, {10, 40}
+    seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 40)]
+    assert drafts(combined, *seqs) == [(2,) * 7, (1,) * 3]
+    assert model.asked == {10: 7, 40: 7}
+
+
+def test_a_short_draft_of_the_model_is_enough(combined, model, fallback):
+    model.most = 2
+    assert drafts(combined, sequence(20, [5, 6])) == [(2, 2)]
+    assert fallback.asked == {20: 0}
+
+
+def test_without_a_lookup_the_draft_model_is_alone(model):
+    seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30)]
+    assert drafts(CombinedProposer(model), *seqs, count=1) == [(2,), (2,), ()]
+
+
+def test_a_request_that_names_a_method_gets_that_one_alone(combined, first, model, fallback):
+    methods = {10: "suffix", 20: "ngram", 21: "draft_model", 30: "draft_model"}
+    model.knows = {21}
+    seqs = [sequence(seq_id, [5, 6], method=method) for seq_id, method in methods.items()]
+    assert drafts(combined, *seqs, count=1) == [(3,), (), (2,), ()]
+    assert set(first.asked) == {20}
+    assert set(model.asked) == {21, 30}
+    assert set(fallback.asked) == {10}
+
+
+def test_all_forget_a_sequence(combined, first, model, fallback):
+    combined.release(10)
+    assert first.released == model.released == fallback.released == [10]
+
+
+def test_a_draft_of_one_step_is_not_taken_for_the_next(combined, first):
+    seq = sequence(10, [5, 6])
+    assert drafts(combined, seq, count=1) == [(1,)]
+    first.knows = {}
+    assert drafts(combined, seq, count=1) == [(2,)]
+
+
+def test_a_draft_model_keeps_up_with_what_lookups_draft(tiny_model_dir):
+    """So it can take over at once where the lookup has nothing any more."""
+    model = draft_model(tiny_model_dir, max_model_len=400, max_catch_up_tokens=64)
+    combined = make_proposer(SpeculativeConfig("draft_model", first="ngram"), model)
+    seq = sequence(1, [7, 8, 9, 10] * 20)
+    for _ in range(40):
+        assert drafts(combined, seq, count=3) == [tuple(seq.token_ids[-4:-1])]
+        seq.token_ids += seq.token_ids[-4:]
+    assert seq.num_tokens - model._progress[1].num_computed_tokens <= MAX_PENDING_TOKENS + 4
+    seq.token_ids += [200, 201]
+    assert len(drafts(combined, seq, count=3)[0]) == 3
+    model.check_integrity()
+
+
+def test_no_configuration_no_proposer():
+    assert make_proposer(None) is None

@@ -1,0 +1,193 @@
+"""A draft model in this process: it changes no token, loses no block, and is right when it can be.
+
+The draft is the target itself, which should nearly always be right, or another random model, which
+nearly never is.
+"""
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS
+from specdec.types.sampling_params import SpeculationOptions
+from tests.specdec.engines import draft_model, engine_config, local_engine, request
+from tests.specdec.fakes import run_ranks
+from tests.specdec.tiny import tiny_llama_dir
+
+GREEDY, SAMPLED = {"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.95}
+
+
+@pytest.fixture(scope="module")
+def other_model_dir(tmp_path_factory):
+    return tiny_llama_dir(tmp_path_factory.mktemp("other"), layers=1, seed=3)
+
+
+def requests(count=6, **params):
+    """Some longer than a chunk of the target, all longer than what a draft may begin with."""
+    generator = torch.Generator().manual_seed(9)
+    lengths = [MAX_PENDING_TOKENS + 2 + 13 * i for i in range(count)]
+    prompts = [torch.randint(3, 383, (n,), generator=generator).tolist() for n in lengths]
+    return [
+        request(f"r{i}", prompt, seed=40 + i, max_tokens=30, **params)
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+def run_checked(engine, proposer, asked):
+    """The tokens of each request; the books of target and draft are checked after each step."""
+    said = {each.request_id: [] for each in asked}
+    for each in asked:
+        engine.add(each)
+    while engine.has_work:
+        for output in engine.step():
+            said[output.request_id].extend(output.token_ids)
+        engine.check_integrity()
+        proposer.check_integrity()
+    assert proposer._blocks.num_free_blocks == proposer._blocks.num_blocks, "blocks leaked"
+    return said
+
+
+@pytest.fixture(scope="module")
+def reference(tiny_model_dir):
+    def said(**params):
+        engine = local_engine(tiny_model_dir, engine_config(0))
+        asked = requests(**params)
+        tokens = {each.request_id: [] for each in asked}
+        for each in asked:
+            engine.add(each)
+        while engine.has_work:
+            for output in engine.step():
+                tokens[output.request_id].extend(output.token_ids)
+        return tokens
+
+    return said
+
+
+@pytest.mark.parametrize("k", [1, 3, 5])
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_the_target_as_its_own_draft_is_nearly_always_right(tiny_model_dir, reference, k, sampling):
+    proposer = draft_model(tiny_model_dir)
+    engine = local_engine(tiny_model_dir, engine_config(k), proposer=proposer)
+    assert run_checked(engine, proposer, requests(**sampling)) == reference(**sampling)
+    speculation = engine.stats().speculation
+    assert speculation.acceptance_rate >= 0.98
+    assert speculation.num_drafts > 20
+    assert proposer.num_catch_up_tokens > 0
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_a_draft_that_is_mostly_wrong_changes_nothing(
+    tiny_model_dir, other_model_dir, reference, sampling
+):
+    proposer = draft_model(other_model_dir)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    assert run_checked(engine, proposer, requests(**sampling)) == reference(**sampling)
+    assert engine.stats().speculation.num_draft_tokens > 0
+    assert engine.stats().speculation.acceptance_rate < 0.5
+
+
+@pytest.mark.parametrize("draft_size", [1, 2, 3])
+def test_draft_ranks_agree(tiny_model_dir, reference, draft_size):
+    def said(group):
+        proposer = draft_model(tiny_model_dir, group)
+        engine = local_engine(tiny_model_dir, engine_config(3), group, proposer)
+        tokens = run_checked(engine, proposer, requests(**SAMPLED))
+        return tokens, engine.stats().speculation
+
+    ranks = run_ranks(draft_size, said)
+    assert all(rank == ranks[0] for rank in ranks)
+    assert ranks[0][0] == reference(**SAMPLED)
+
+
+def test_preempted_sequences_are_drafted_for_again(tiny_model_dir, reference):
+    proposer = draft_model(tiny_model_dir, num_blocks=60)
+    engine = local_engine(tiny_model_dir, engine_config(3, num_blocks=60), proposer=proposer)
+    assert run_checked(engine, proposer, requests(**GREEDY)) == reference(**GREEDY)
+    assert engine.stats().num_preemptions > 0
+    assert engine.stats().num_cached_tokens == 0  # prompts differ: only preempted ones hit
+    assert engine.stats().speculation.acceptance_rate >= 0.98
+
+
+def test_a_draft_pool_that_is_too_small_means_fewer_drafts(tiny_model_dir, reference):
+    proposer = draft_model(tiny_model_dir, num_blocks=30)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    assert run_checked(engine, proposer, requests(**GREEDY)) == reference(**GREEDY)
+    assert engine.stats().speculation.num_draft_tokens > 0
+
+
+def test_a_pool_for_one_long_sequence_serves_the_first_to_its_end(tiny_model_dir):
+    """Else both would hold half of it, and wait for the other half."""
+    proposer = draft_model(tiny_model_dir, num_blocks=30)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    generator = torch.Generator().manual_seed(2)
+    prompts = torch.randint(3, 383, (2, 60), generator=generator).tolist()
+    asked = [request(f"r{i}", prompt, max_tokens=50) for i, prompt in enumerate(prompts)]
+    for each in asked:
+        engine.add(each)
+    drafted_for, num_steps = 0, 0
+    while engine.has_work:
+        engine.step()
+        proposer.check_integrity()
+        rows = [row for step in engine._in_flight for _, row in step]
+        drafted_for += any(row.seq_id == 0 and row.num_draft_tokens for row in rows)
+        num_steps += any(row.seq_id == 0 for row in rows)
+    assert drafted_for >= 50 // 4
+    assert num_steps < 25, "the first had to wait for the second"
+    assert engine.stats().speculation.acceptance_rate >= 0.98
+
+
+def test_no_text_beyond_its_context_is_run_or_keeps_blocks(tiny_model_dir):
+    proposer = draft_model(tiny_model_dir, max_model_len=40)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    run_checked(engine, proposer, [request("long", range(5, 50), max_tokens=20)])
+    assert proposer.num_catch_up_tokens == 0
+    engine.add(request("grows", range(5, 30), max_tokens=60))
+    held = []
+    while engine.has_work:
+        engine.step()
+        held.append(proposer._blocks.num_blocks - proposer._blocks.num_free_blocks)
+    assert max(held) >= 9
+    assert held[-10:] == [0] * 10
+
+
+def test_a_sequence_longer_than_the_draft_models_context_goes_on_without(tiny_model_dir, reference):
+    proposer = draft_model(tiny_model_dir, max_model_len=40)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    assert run_checked(engine, proposer, requests(**GREEDY)) == reference(**GREEDY)
+    assert engine.stats().speculation.acceptance_rate >= 0.98
+
+
+def test_a_repeated_prompt_is_not_run_again(tiny_model_dir):
+    proposer = draft_model(tiny_model_dir)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    [longest] = requests(**GREEDY)[-1:]
+    first = run_checked(engine, proposer, [longest])
+    caught_up = proposer.num_catch_up_tokens
+    assert run_checked(engine, proposer, [longest]) == first
+    assert engine.stats().num_cached_tokens >= len(longest.prompt_token_ids) - 4
+    assert proposer.num_catch_up_tokens == caught_up
+
+
+def test_a_request_that_opts_out_is_never_sent_to_the_draft_model(tiny_model_dir):
+    proposer = draft_model(tiny_model_dir)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    run_checked(engine, proposer, requests(speculation=SpeculationOptions(enabled=False)))
+    assert proposer._num_steps == 0
+    assert engine.stats().speculation.num_drafts == 0
+
+
+@pytest.mark.parametrize(("rules", "num_tokens"), [({}, 0), ({"presence_penalty": 0.5}, 20)])
+def test_a_draft_worker_is_not_asked_for_log_probabilities(
+    tiny_model_dir, monkeypatch, rules, num_tokens
+):
+    """They would take the whole prompt to it, and bring nothing back."""
+    proposer = draft_model(tiny_model_dir)
+    begin = Mock(wraps=proposer._worker.begin)
+    monkeypatch.setattr(proposer._worker, "begin", begin)
+    engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
+    asked = request("r", range(5, 25), prompt_logprobs=2, logprobs=2, max_tokens=4, **rules)
+    run_checked(engine, proposer, [asked])
+    [admission] = [each for call in begin.call_args_list for each in call.args[0].admitted]
+    assert (admission.rules.prompt_logprobs, admission.rules.logprobs) == (None, None)
+    assert len(admission.token_ids) == num_tokens

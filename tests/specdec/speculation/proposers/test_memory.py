@@ -1,0 +1,69 @@
+"""What is planned for proposers is what they take, and little more."""
+
+import random
+import tracemalloc
+
+import pytest
+
+from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.proposers.base import ReadingBudget
+from specdec.speculation.proposers.memory import ProposerMemory, proposer_memory
+from specdec.speculation.proposers.ngram import NgramIndex
+from specdec.speculation.proposers.ngram_pool import NGRAM_BYTES
+from specdec.speculation.proposers.output_cache import MAX_CACHE_BYTES
+from specdec.speculation.proposers.suffix_tree import GrowingText
+
+
+def indexed(text, config):
+    index = NgramIndex(config.prompt_lookup_min, config.prompt_lookup_max)
+    index.update(text, ReadingBudget(len(text)))
+    return index
+
+
+def treed(text, config):
+    grown = GrowingText(config.suffix_decoding_max_tree_depth)
+    for token in text:
+        grown.append(token)
+    return grown
+
+
+@pytest.mark.parametrize("num_kinds", [20, 40_000])
+@pytest.mark.parametrize("num_tokens", [3000, 5500])
+@pytest.mark.parametrize(
+    ("make", "config"),
+    [
+        (indexed, SpeculativeConfig("ngram")),
+        (indexed, SpeculativeConfig("ngram", prompt_lookup_min=1, prompt_lookup_max=1)),
+        (indexed, SpeculativeConfig("ngram", prompt_lookup_min=1, prompt_lookup_max=16)),
+        (treed, SpeculativeConfig("suffix")),
+    ],
+)
+def test_no_text_takes_more_than_is_left_free_for_it(make, config, num_tokens, num_kinds):
+    generator = random.Random(0)
+    text = [300 + generator.randrange(num_kinds) for _ in range(num_tokens)]
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        kept = make(text, config)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    del kept
+    planned = num_tokens * proposer_memory(config).bytes_per_token
+    assert after - before <= planned
+    assert num_kinds < 1000 or after - before > 0.4 * planned, "far too much is left free"
+
+
+def test_what_is_loaded_adds_up():
+    first = SpeculativeConfig("draft_model", first="ngram")
+    both = SpeculativeConfig("draft_model", first="ngram", fallback="suffix")
+    ngram, suffix = (proposer_memory(SpeculativeConfig(name)) for name in ("ngram", "suffix"))
+    assert proposer_memory(first) == ngram
+    assert proposer_memory(both) == ProposerMemory(
+        MAX_CACHE_BYTES, 0, ngram.bytes_per_token + suffix.bytes_per_token
+    )
+    other = SpeculativeConfig("draft_model", model="./other")
+    assert proposer_memory(other).bytes_per_token > 0
+    lookahead = SpeculativeConfig("lookahead", lookahead_pool_size=7)
+    assert proposer_memory(lookahead) == ProposerMemory(bytes_per_sequence=7 * NGRAM_BYTES)
+    assert proposer_memory(None) == ProposerMemory()

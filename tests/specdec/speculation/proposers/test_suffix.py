@@ -1,0 +1,134 @@
+"""What suffix decoding drafts, from where, and from whom it never does."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.speculation.proposers.suffix import _MAX_NEW_TOKENS, SuffixLimits, SuffixProposer
+from tests.specdec.speculation.proposers.sequences import drafts, end, sequence
+
+STORY = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
+
+
+def proposer(depth=24, cached=100, factor=1.0, prob=0.1):
+    return SuffixProposer(SuffixLimits(depth, cached, factor, prob))
+
+
+@pytest.mark.parametrize("num_matched", [1, 2, 4])
+@pytest.mark.parametrize(("factor", "most"), [(1.0, 1), (2.0, 2), (0.5, 0.5)])
+def test_the_longer_the_match_the_longer_the_draft(num_matched, factor, most):
+    seq = sequence(1, [*STORY, 99, *STORY[:num_matched]])
+    count = min(7, int(num_matched * most))
+    assert drafts(proposer(factor=factor), seq) == [tuple([*STORY, 99][num_matched:][:count])]
+
+
+def test_a_match_and_its_draft_share_the_depth_of_the_tree():
+    seq = sequence(1, [*STORY, 99, *STORY[:6]])
+    assert drafts(proposer(depth=8), seq) == [tuple(STORY[6:10])]
+    assert drafts(proposer(depth=2), seq) == [tuple(STORY[6:7])]
+
+
+def test_a_draft_goes_on_while_it_is_probable_enough():
+    prompt = [1, 2, 3, 50, 61, 1, 2, 3, 50, 62, 1, 2, 3, 60, 1, 2, 3, 70, 1, 2]
+    assert drafts(proposer(prob=0.4, factor=4), sequence(1, prompt)) == [(3, 50)]
+    assert drafts(proposer(prob=0.6, factor=4), sequence(1, prompt)) == [(3,)]
+
+
+def test_nothing_is_drafted_without_a_match():
+    assert drafts(proposer(), sequence(1, STORY), sequence(2, [5])) == [(), ()]
+
+
+def test_a_sequence_is_followed_as_it_grows():
+    made, seq = proposer(), sequence(1, STORY)
+    assert drafts(made, seq) == [()]
+    seq.token_ids += STORY[:3]
+    assert drafts(made, seq) == [tuple(STORY[3:6])]
+    seq.token_ids += STORY[3:9]
+    assert drafts(made, seq) == [(14, *STORY[:6])]
+
+
+def test_a_long_prompt_is_read_in_parts_and_holds_up_nobody():
+    made, short = proposer(), sequence(1, [*STORY, *STORY[:2]])
+    long = sequence(
+        2, [(7 * i) % 1999 + 20 for i in range(3 * _MAX_NEW_TOKENS)] + STORY + STORY[:2]
+    )
+    for _ in range(3):
+        assert drafts(made, long, short) == [(), tuple(STORY[2:4])]
+    assert drafts(made, long, short) == [tuple(STORY[2:4])] * 2
+
+
+def test_earlier_outputs_are_drafted_from_but_no_prompts():
+    made = proposer()
+    earlier = sequence(1, STORY, [21, 22, 23, 24, 25, 26])
+    drafts(made, earlier)
+    end(made, earlier)
+    assert drafts(made, sequence(2, [99, 21, 22, 23])) == [(24, 25, 26)]
+    assert drafts(made, sequence(3, [99, 5, 6, 7])) == [()]
+
+
+def test_the_better_one_of_both_trees_is_used():
+    made = proposer()
+    earlier = sequence(1, [0], [1, 2, 3, 4, 5, 6])
+    drafts(made, earlier)
+    end(made, earlier)
+    assert drafts(made, sequence(2, [2, 3, 70, 71, 99, 1, 2, 3])) == [(4, 5, 6)]
+    assert drafts(made, sequence(3, [0, 1, 2, 3, 70, 71, 72, 99, 0, 1, 2, 3])) == [(70, 71, 72, 99)]
+
+
+def test_zero_earlier_outputs_turn_the_cache_off():
+    made = proposer(cached=0)
+    earlier = sequence(1, [0], STORY)
+    drafts(made, earlier)
+    end(made, earlier)
+    made.begin([])
+    assert made.cache.num_nodes == 0
+    assert drafts(made, sequence(2, [99, *STORY[:4]])) == [()]
+
+
+def test_a_preempted_sequence_is_kept_once():
+    made, seq = proposer(), sequence(1, [0], [])
+    for token in STORY:
+        seq.token_ids.append(token)
+        drafts(made, seq)
+        made.release(1)
+    assert made.cache.num_outputs == 0
+    drafts(made, seq)
+    end(made, seq)
+    made.release(1)
+    made.begin([])
+    assert made.cache.num_outputs == 1
+
+
+def test_a_sequence_that_nobody_asked_about_leaves_nothing():
+    made = proposer()
+    made.release(7)
+    drafts(made, sequence(1, STORY), count=0)
+    made.begin([])
+    assert made.cache.num_outputs == 0
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3), min_size=1, max_size=15)),
+        min_size=2,
+        max_size=8,
+    )
+)
+def test_no_tenant_can_tell_what_others_have_asked(asked):
+    """A tenant's drafts are the same, whether the others are there or not."""
+
+    def drafted_for(tenant, others_too):
+        made, all_drafts = proposer(depth=8, prob=0.0, factor=3), []
+        for seq_id, (owner, output) in enumerate(asked):
+            if owner != tenant and not others_too:
+                continue
+            seq = sequence(seq_id, [9], cache_salt=str(owner))
+            for token in output:
+                seq.token_ids.append(token)
+                made_now = drafts(made, seq)
+                all_drafts += made_now if owner == tenant else []
+            end(made, seq)
+        return all_drafts
+
+    for tenant in range(3):
+        assert drafted_for(tenant, others_too=True) == drafted_for(tenant, others_too=False)

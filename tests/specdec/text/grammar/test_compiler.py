@@ -1,0 +1,281 @@
+"""What cannot be enforced is refused, quickly and by name; what can is compiled once."""
+
+import contextlib
+import json
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+import specdec.text.grammar.compiler as compiler_module
+import specdec.text.grammar.trial as trial_module
+from specdec.text.grammar import GrammarCompiler
+from specdec.text.grammar.matcher import MAX_SHARING
+from specdec.text.grammar.translation import refusal, to_llguidance
+from specdec.types.errors import GrammarError, InvalidValueError, OverloadedError
+from specdec.types.sampling_params import MAX_SCHEMA_CHARS, StructuredOutput
+from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed, wander
+
+DEEP = '{"type":"object","properties":{"a":' * 5000 + "{}" + "}}" * 5000
+BAD = {
+    "not JSON": {"json_schema": '{"type":'},
+    "no schema": {"json_schema": "3"},
+    "false": {"json_schema": "false"},
+    "unknown type": {"json_schema": '{"type":"strin"}'},
+    "not enforceable": {"json_schema": '{"type":"array","uniqueItems":true}'},
+    "not enforceable, asked to pass": {
+        "json_schema": '{"type":"array","uniqueItems":true,"x-guidance":{"lenient":true}}'
+    },
+    "not": {"json_schema": '{"not":{"type":"string"}}'},
+    "nothing satisfies it": {"json_schema": '{"type":"integer","minimum":5,"maximum":2}'},
+    "reference loop": {"json_schema": '{"$ref":"#"}'},
+    "reference to the web": {"json_schema": '{"$ref":"https://example.com/schema.json"}'},
+    "reference to a file": {"json_schema": '{"$ref":"file:///etc/passwd"}'},
+    "reference to nothing": {"json_schema": '{"$ref":"#/$defs/none"}'},
+    "nested too deeply": {"json_schema": DEEP},
+    "many brackets": {"json_schema": "[" * 200_000},
+    "too many combinations": {
+        "json_schema": json.dumps(
+            {
+                "allOf": [
+                    {"anyOf": [{"properties": {f"p{i}{j}": {}}} for j in range(4)]}
+                    for i in range(12)
+                ]
+            }
+        )
+    },
+    "open group": {"regex": "(a"},
+    "look-ahead": {"regex": "(?=a)b"},
+    "no character": {"regex": r"[^\s\S]"},
+    "no grammar": {"grammar": "hello"},
+    "no such rule": {"grammar": "root ::= other"},
+    "special token": {"grammar": "start: <|im_start|>"},
+    "half a surrogate pair": {"grammar": 'root ::= "\\ud800"'},
+    "no such character": {"grammar": 'root ::= "\\UFFFFFFFF"'},
+    "nested groups": {"grammar": "root ::= " + "(" * 20_000},
+    "too many rules": {
+        "grammar": "\n".join(f'r{i} ::= r{i + 1} "a"' for i in range(3000)) + "\nroot ::= r0"
+    },
+}
+
+
+@pytest.mark.parametrize("spec", BAD.values(), ids=BAD)
+def test_bad_and_hostile_ones_are_refused_within_two_seconds(compiler, spec):
+    started_s = time.monotonic()
+    with pytest.raises(InvalidValueError) as caught:
+        compiler.compile(StructuredOutput(**spec))
+    assert time.monotonic() - started_s < 2
+    (kind,) = spec
+    assert caught.value.field == f"structured_output.{kind}"
+    assert len(str(caught.value)) < 700
+
+
+def test_errors_tell_nothing_of_the_library():
+    error = refusal("regex", "a", "panic: assertion failed: x\n<backtrace>\n 0: lib.rs")
+    assert str(error).endswith("enforced: it is too large")
+    error = refusal("regex", "a", "NoExtensionBias\n<non-verbose/>")
+    assert str(error).endswith("enforced: no text satisfies it")
+
+
+HOSTILE = {
+    "exponential regex": {"regex": "(x+x+)+y"},
+    "state explosion": {"regex": "(.*a.{40}b.*)+"},
+    "many alternatives": {"regex": "|".join(f"[a-z]{{{i}}}x.*" for i in range(1, 800))},
+    "large repeat": {"regex": "a{1,1000000}"},
+    "huge enum": {"json_schema": json.dumps({"enum": [f"value {i}" for i in range(15_000)]})},
+    "long strings": {"json_schema": '{"type":"string","minLength":50000,"maxLength":100000}'},
+    "many items": {"json_schema": '{"type":"array","minItems":10000,"maxItems":100000}'},
+    "many properties": {
+        "json_schema": json.dumps({"properties": {f"p{i}": {} for i in range(600)}})
+    },
+    "slow number": {"json_schema": '{"type":"integer","multipleOf":9973}'},
+    "ambiguous": {"grammar": 'start: x\nx: x x x | x x | "a"'},
+    "schema at the limit": {
+        "json_schema": json.dumps(
+            {"properties": {f"p{i}": {"pattern": f"^[a-z]{{1,{i}}}$"} for i in range(6000)}}
+        )[:MAX_SCHEMA_CHARS]
+    },
+}
+
+
+@pytest.mark.parametrize("spec", HOSTILE.values(), ids=HOSTILE)
+def test_hostile_ones_answer_within_two_seconds(compiler, spec):
+    """Either way: a grammar that is bounded when it runs, or an error of the request's own."""
+    started_s = time.monotonic()
+    try:
+        here = compiler.compile(StructuredOutput(**spec)).matcher()
+        for _ in range(20):
+            here.advance(min(allowed(here.allowed_mask()) - EOS, default=min(EOS)))
+    except (InvalidValueError, GrammarError, OverloadedError):
+        pass
+    assert time.monotonic() - started_s < 2
+
+
+def test_one_of_each_size_is_refused_unread():
+    for spec in (
+        {"json_schema": " " * (MAX_SCHEMA_CHARS + 1)},
+        {"regex": ""},
+        {"grammar": "x" * 10**6},
+        {"choice": ("a", "")},
+        {"choice": ("x",) * 5000},
+        {"regex": "\ud800"},
+    ):
+        with pytest.raises(InvalidValueError, match="structured_output"):
+            StructuredOutput(**spec)
+
+
+@pytest.mark.parametrize("fields", [{}, {"regex": "a", "json_object": True}])
+def test_exactly_one_kind_is_asked_for(fields):
+    with pytest.raises(InvalidValueError, match="exactly one of"):
+        StructuredOutput(**fields)
+
+
+@pytest.fixture
+def counted(tokenizer, monkeypatch):
+    """A compiler of its own whose compilations are counted, and wait for a gate."""
+    gate, calls = threading.Event(), []
+    compile_now = compiler_module.first_matcher
+
+    def first_matcher(llguidance_tokenizer, spec):
+        calls.append(spec)
+        assert gate.wait(10)
+        return compile_now(llguidance_tokenizer, spec)
+
+    monkeypatch.setattr(compiler_module, "first_matcher", first_matcher)
+    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS, timeout_s=5, tries_first=False)
+    yield compiler, gate, calls
+    gate.set()
+
+
+def test_one_that_is_asked_for_twice_at_once_is_compiled_once(counted):
+    compiler, gate, calls = counted
+    with ThreadPoolExecutor(8) as threads:
+        waiting = [threads.submit(compiler.compile, StructuredOutput(regex="a+")) for _ in range(8)]
+        while not calls:
+            time.sleep(0.001)
+        gate.set()
+        grammars = {each.result() for each in waiting}
+    assert len(calls) == len(grammars) == 1
+    assert compiler.compile(StructuredOutput(regex="a+")) in grammars
+
+
+def test_a_failure_is_not_kept(counted):
+    compiler, gate, calls = counted
+    gate.set()
+    for _ in range(2):
+        with pytest.raises(InvalidValueError):
+            compiler.compile(StructuredOutput(regex="(a"))
+    assert len(calls) == 2
+
+
+def test_those_used_longest_ago_are_dropped(counted, monkeypatch):
+    compiler, gate, calls = counted
+    gate.set()
+    monkeypatch.setattr(compiler_module, "MAX_CACHED_GRAMMARS", 2)
+    for regex in ("a", "b", "a", "c", "a", "b"):  # c takes the place of b
+        compiler.compile(StructuredOutput(regex=regex))
+    assert [spec.regex for spec in calls] == ["a", "b", "c", "b"]
+
+
+def test_the_cache_is_bounded_in_bytes(counted, monkeypatch):
+    compiler, gate, calls = counted
+    gate.set()
+    monkeypatch.setattr(compiler, "_tries_first", True)  # so it goes by time
+    monkeypatch.setattr(compiler, "_try", lambda spec: None)
+    monkeypatch.setattr(compiler_module, "MAX_CACHED_BYTES", 0)
+    for _ in range(2):
+        compiler.compile(StructuredOutput(regex="a"))
+    assert len(calls) == 2
+
+
+def test_waiting_too_long_is_an_error(counted, monkeypatch):
+    compiler, _, _ = counted
+    monkeypatch.setattr(compiler, "_timeout_s", 0.05)
+    monkeypatch.setattr(compiler_module, "MAX_WAITING", 2)
+    for regex in ("a", "b", "c"):  # two wait; for a third there is no room
+        with pytest.raises(OverloadedError):
+            compiler.compile(StructuredOutput(regex=regex))
+    with pytest.raises(OverloadedError):
+        compiler.submit(StructuredOutput(regex="d"))
+
+
+def _chain(length):
+    """A schema of references, each to the next."""
+    links = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(length)}
+    return {"$ref": "#/$defs/0", "$defs": {**links, str(length): {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        pytest.param(_chain(3000), id="overflows the native stack"),
+        pytest.param({"type": "integer", "multipleOf": 99_999_999}, id="minutes and gigabytes"),
+    ],
+)
+def test_what_would_take_the_process_with_it_is_refused(compiler, schema):
+    spec = StructuredOutput(json_schema=json.dumps(schema))
+    for _ in range(3):  # more than there are trial processes
+        with pytest.raises(InvalidValueError, match="takes more than 1 s and 2 GiB"):
+            compiler.submit(spec).result(60)
+    assert compiler.submit(StructuredOutput(regex="[a-z]+")).result(60).matcher()
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        pytest.param('start: "' + '\\"' * 32_000, id="an open text"),
+        pytest.param("start: /" + "\\/" * 32_000, id="an open regex"),
+        pytest.param("\n" * 65_000 + "x", id="empty lines"),
+    ],
+)
+def test_reading_a_grammar_takes_time_in_proportion(grammar):
+    started_s = time.process_time()
+    with contextlib.suppress(InvalidValueError):
+        to_llguidance(StructuredOutput(grammar=grammar))
+    assert time.process_time() - started_s < 1  # where the square of it takes minutes
+
+
+def test_few_sequences_share_a_copy(counted):
+    compiler, gate, calls = counted
+    gate.set()
+    spec = StructuredOutput(regex="a*")
+    for _ in range(2 * MAX_SHARING):
+        compiler.compile(spec).matcher()
+    assert len(calls) == 2
+
+
+def test_an_exhausted_grammar_is_compiled_again(counted):
+    compiler, gate, calls = counted
+    gate.set()
+    spec = StructuredOutput(regex="a+")
+    grammar = compiler.compile(spec)
+    grammar.exhaust()
+    assert grammar.is_used_up
+    assert compiler.compile(spec) is not grammar
+    assert len(calls) == 2
+
+
+def test_a_grammar_may_run_out_of_states(tokenizer, monkeypatch, rng):
+    from llguidance import LLParserLimits
+
+    monkeypatch.setattr(trial_module, "LIMITS", LLParserLimits(max_lexer_states=300))
+    compiler = GrammarCompiler(tokenizer, VOCAB_SIZE, EOS)
+    spec = StructuredOutput(regex=r"[\s\S]*a[\s\S]{40}b[\s\S]*")
+    grammar = compiler.compile(spec)
+    with pytest.raises(GrammarError, match="too many states"):
+        wander(grammar.matcher(), rng, 500)
+    assert grammar.is_used_up
+    assert compiler.compile(spec) is not grammar
+
+
+def test_a_tokenizer_that_cannot_be_read_refuses_requests_not_the_service(tokenizer):
+    class Odd:
+        special_token_ids = frozenset()
+
+        def to_json(self):
+            return "{}"
+
+    compiler = GrammarCompiler(Odd(), VOCAB_SIZE, EOS)
+    with pytest.raises(InvalidValueError, match="left out: the tokenizer is of no known kind"):
+        compiler.compile(StructuredOutput(json_object=True))

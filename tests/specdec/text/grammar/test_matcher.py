@@ -1,0 +1,215 @@
+"""Masks against plain references: lists of all texts, Python's re and json, and the masks alone."""
+
+import json
+import re
+
+import pytest
+
+from benchmarks.json_schemas import CASES
+from specdec.types.errors import GrammarError
+from specdec.types.sampling_params import StructuredOutput
+from tests.specdec.text.grammar.vocabulary import EOS, VOCAB_SIZE, allowed, wander
+
+REGEXES = [
+    r"[a-c]{2,5}",
+    r"(the|a) (river|bridge|oven)( is (cold|old))?",
+    r"[0-9]{1,3}(\.[0-9]{2})?",
+    r"(ab|a|abc)(c|bc)?x",
+    r'"[^"\\]{0,6}"',
+    r"[αβγ]{1,3}|naïve|😀+x{1,2}",
+]
+LANGUAGES = [
+    ["the river", "the bridge", "the", "them"],
+    ["a", "ab", "abc", "abcd", "b"],
+    ["yes", "no"],
+    ['say "x"', "back\\slash", "two\nlines", "naïve", "😀", "😢"],
+]
+
+
+def walk(matcher, rng, most=200):
+    """Tokens chosen at random among the allowed ones, up to the end that was chosen, if one was."""
+    tokens = []
+    while len(tokens) < most:
+        mask = allowed(matcher.allowed_mask())
+        assert mask, "nothing may come"
+        token = int(rng.choice(sorted(mask)))
+        matcher.advance(token)
+        if token in EOS:
+            return tokens, True
+        tokens.append(token)
+    return tokens, False
+
+
+@pytest.mark.parametrize("texts", LANGUAGES)
+def test_masks_allow_what_continues_one_of_the_texts(matcher, vocabulary, texts):
+    states = [((), matcher(choice=tuple(texts)))]
+    ends = set()
+    for path, here in states:
+        prefix = vocabulary.decode(path)
+        if "�" in prefix:
+            continue  # within a character: the plain reference knows only whole ones
+        mask = allowed(here.allowed_mask())
+        expected, next_chars = vocabulary.starts(texts, prefix)
+        whole = {token for token in mask if token in EOS or token in vocabulary.texts}
+        assert mask
+        assert whole <= expected
+        if len(next_chars) > 1 and next_chars <= set(map(chr, range(128))) | {""}:
+            assert whole == expected, prefix
+        ends |= {prefix} if mask & EOS else set()
+        for token in whole - EOS:
+            there = matcher(choice=tuple(texts))
+            for step in (*path, token):
+                there.advance(step)
+            states.append(((*path, token), there))
+    assert ends == {text for text in texts if text.isascii()} | (ends - set(texts))
+    assert ends <= set(texts)
+
+
+@pytest.mark.parametrize("texts", LANGUAGES)
+def test_the_usual_tokenization_of_every_text_is_allowed(matcher, vocabulary, texts):
+    for text in texts:
+        tokens = vocabulary.encode(text)
+        here = matcher(choice=tuple(texts))
+        assert here.num_valid(tokens) == len(tokens)
+        for token in tokens:
+            here.advance(token)
+        assert allowed(here.allowed_mask()) >= EOS
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_random_walks_match_the_regex(matcher, vocabulary, rng, regex):
+    for _ in range(30):
+        tokens, ended = walk(matcher(regex=regex), rng)
+        assert ended, "a regex of bounded length was not completed"
+        assert re.fullmatch(regex, vocabulary.decode(tokens))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_random_walks_satisfy_the_schema(matcher, vocabulary, rng, case):
+    num_ended = 0
+    for _ in range(4):
+        tokens, ended = walk(matcher(json_schema=case.text), rng, most=400)
+        if ended:
+            num_ended += 1
+            case.validate(vocabulary.decode(tokens))
+    assert num_ended > 0 or "$defs" in case.text or case.name in ("name", "capital")
+
+
+def test_a_grammar_in_gbnf_and_in_lark(matcher, vocabulary, rng):
+    gbnf = r"""
+        root ::= sum
+        sum ::= term ("+" term)?   # at most one plus
+        term ::= [0-9] | "(" [0-9]{2} ")" | "\u00e9"
+    """
+    lark = 'start: term ("+" term)?\nterm: /[0-9]/ | "(" /[0-9]{2}/ ")" | "é"'
+    for grammar in (gbnf, lark):
+        for _ in range(20):
+            tokens, ended = walk(matcher(grammar=grammar), rng)
+            term = r"([0-9]|\([0-9]{2}\)|é)"
+            assert ended
+            assert re.fullmatch(rf"{term}(\+{term})?", vocabulary.decode(tokens))
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_rollback_restores_the_masks(matcher, rng, regex):
+    tokens, _ = walk(matcher(regex=regex), rng)
+    here, masks = matcher(regex=regex), []
+    for token in tokens:
+        masks.append(here.allowed_mask())
+        here.advance(token)
+    while tokens:
+        count = int(rng.integers(1, len(tokens) + 1))
+        here.rollback(count)
+        tokens = tokens[:-count]
+        assert (here.allowed_mask() == masks[len(tokens)]).all()
+
+
+def test_rollback_takes_back_an_end(matcher):
+    here = matcher(choice=("a", "b"))
+    before = here.allowed_mask()
+    token = min(allowed(before) - EOS)
+    here.advance(token)
+    here.advance(min(EOS))
+    assert here.is_finished
+    assert here.num_valid([min(EOS)]) == 1
+    here.rollback(1)
+    assert allowed(here.allowed_mask()) == EOS
+    here.advance(max(EOS))
+    here.rollback(2)
+    assert not here.is_finished
+    assert (here.allowed_mask() == before).all()
+    assert here.num_valid([token, min(EOS), token]) == 2
+
+
+def test_an_end_where_more_might_have_come(matcher):
+    here = matcher(regex="a*")
+    before = here.allowed_mask()
+    assert here.num_valid([min(EOS), min(EOS)]) >= 1
+    here.advance(min(EOS))
+    assert here.is_finished
+    here.rollback(1)
+    assert (here.allowed_mask() == before).all()
+
+
+@pytest.mark.parametrize("case", CASES[:30], ids=lambda case: case.name)
+def test_forced_tokens_are_the_only_bits_of_the_masks(matcher, rng, case):
+    here = matcher(json_schema=case.text)
+    for token in walk(matcher(json_schema=case.text), rng, most=60)[0]:
+        forced = here.forced_tokens(8)
+        for each in forced:
+            assert allowed(here.allowed_mask()) == {each}
+            here.advance(each)
+        here.rollback(len(forced))
+        assert here.forced_tokens(1) == forced[:1]
+        here.advance(token)
+
+
+def test_forced_tokens_are_the_usual_tokenization(matcher, vocabulary):
+    text = '{"kind":"river","length":'
+    schema = {
+        "properties": {"kind": {"const": "river"}, "length": {"enum": [7, 8]}},
+        "required": ["kind", "length"],
+        "additionalProperties": False,
+        "type": "object",
+    }
+    forced = matcher(json_schema=json.dumps(schema)).forced_tokens(100)
+    assert list(forced) == vocabulary.encode(text)
+
+
+def test_special_and_padding_tokens_are_never_allowed(matcher, rng):
+    here = matcher(regex=r"(?s:.)*")
+    for _ in range(30):
+        mask = allowed(here.allowed_mask())
+        assert 1 not in mask
+        assert max(mask) < 383
+        here.advance(int(rng.choice(sorted(mask - EOS))))
+
+
+def test_masks_along_a_draft(matcher, vocabulary):
+    here = matcher(regex="[ab]{3}")
+    a, x = vocabulary.encode("a")[0], vocabulary.encode("x")[0]
+    masks = here.masks_along([a, a, x, a])
+    assert masks.shape == (5, -(-VOCAB_SIZE // 32))
+    assert (masks[0] == here.allowed_mask()).all()
+    assert x not in allowed(masks[2])
+    assert (masks[3:] == -1).all()  # behind a token that may not come nothing is decided
+    here.advance(a)
+    assert (masks[1] == here.allowed_mask()).all()
+
+
+def test_a_token_that_may_not_come_is_an_error_and_changes_nothing(matcher, vocabulary):
+    here = matcher(choice=("yes", "no"))
+    before = here.allowed_mask()
+    with pytest.raises(GrammarError, match="not what structured_output allows"):
+        here.advance(vocabulary.encode("x")[0])
+    assert (here.allowed_mask() == before).all()
+
+
+def test_a_grammar_that_runs_out_of_means_is_an_error_for_its_sequence_alone(compiler, rng):
+    grammar = compiler.compile(StructuredOutput(grammar='start: x\nx: x x x | x x | /./ | ""'))
+    stuck, other = grammar.matcher(), compiler.compile(StructuredOutput(json_object=True)).matcher()
+    with pytest.raises(GrammarError, match="cannot be continued"):
+        wander(stuck, rng, 200)
+    with pytest.raises(GrammarError):
+        stuck.allowed_mask()
+    assert allowed(other.allowed_mask())

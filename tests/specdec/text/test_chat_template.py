@@ -1,0 +1,120 @@
+"""What a template reads, renders and refuses."""
+
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from specdec.text.chat_template import ChatTemplate, Conversation
+from specdec.types.errors import InvalidValueError
+from tests.specdec.tiny import train_tokenizer
+
+PLAIN = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+RICH = (
+    "{{ bos_token }}{% set total = messages | length %}{{ total }}"
+    "{% if tools %}{{ tools | tojson }}{% endif %}"
+    "{% if enable_thinking is defined and enable_thinking %}<think>{% endif %}"
+    "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+)
+MESSAGES = ({"role": "user", "content": "Hi"},)
+TOOL = {"type": "function", "function": {"name": "ask"}}
+
+
+@pytest.fixture(scope="module")
+def backend():
+    return train_tokenizer(300)
+
+
+def template(backend: PreTrainedTokenizerFast, text: object) -> ChatTemplate:
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend.backend_tokenizer, bos_token="<|im_start|>", chat_template=text
+    )
+    return ChatTemplate(tokenizer)
+
+
+def test_it_knows_what_a_template_reads(backend):
+    plain, rich = template(backend, PLAIN), template(backend, RICH)
+    assert plain.variables == {"messages", "add_generation_prompt"}
+    assert (plain.takes_tools, plain.options()) == (False, frozenset())
+    assert (rich.takes_tools, rich.options()) == (True, {"enable_thinking"})
+
+
+def test_a_conversation_becomes_text(backend):
+    plain = template(backend, PLAIN)
+    assert plain.render(Conversation(MESSAGES)) == "[user]Hi[assistant]"
+    closed = Conversation(MESSAGES, add_generation_prompt=False)
+    assert plain.render(closed) == "[user]Hi"
+
+
+def test_tools_and_variables_reach_the_template(backend):
+    rich = template(backend, RICH)
+    told = rich.render(Conversation(MESSAGES, (TOOL,), template_kwargs={"enable_thinking": True}))
+    assert '"name": "ask"' in told
+    assert told.endswith("<think>Hi")
+    assert "<think>" not in rich.render(Conversation(MESSAGES))
+
+
+def test_the_last_message_can_be_left_open(backend):
+    turns = (*MESSAGES, {"role": "assistant", "content": "The river"})
+    open_end = Conversation(turns, add_generation_prompt=False, continue_final_message=True)
+    assert template(backend, PLAIN + "<end>").render(open_end).endswith("[assistant]The river")
+
+
+@pytest.mark.parametrize(
+    ("text", "conversation", "field", "words"),
+    [
+        (None, Conversation(MESSAGES), "messages", "no chat template"),
+        ("{{ raise_exception('no!') }}", Conversation(MESSAGES), "messages", "which says: no!"),
+        ("{{", Conversation(MESSAGES), "messages", "acceptable"),
+        (
+            PLAIN,
+            Conversation(MESSAGES, template_kwargs={"tools": 1}),
+            "chat_template_kwargs.tools",
+            "variable",
+        ),
+        (
+            "{{ raise_exception('no!') }}",
+            Conversation(MESSAGES, template_kwargs={"raise_exception": 1}),
+            "chat_template_kwargs.raise_exception",
+            "variable of the model's chat template: none",
+        ),
+        (
+            PLAIN,
+            Conversation(MESSAGES, continue_final_message=True),
+            "add_generation_prompt",
+            "false",
+        ),
+    ],
+)
+def test_what_cannot_be_rendered_is_told(backend, text, conversation, field, words):
+    with pytest.raises(InvalidValueError, match=words) as caught:
+        template(backend, text).render(conversation)
+    assert caught.value.field == field
+
+
+def test_of_several_templates_the_one_for_tools_is_looked_at(backend):
+    both = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": RICH}]
+    several = template(backend, {each["name"]: each["template"] for each in both})
+    assert several.takes_tools
+    assert several.render(Conversation(MESSAGES)) == "[user]Hi[assistant]"
+
+
+def test_options_are_those_of_the_template_that_is_rendered(backend):
+    several = template(backend, {"default": PLAIN, "tool_use": RICH})
+    options = {"enable_thinking": True}
+    with pytest.raises(InvalidValueError):
+        several.render(Conversation(MESSAGES, template_kwargs=options))
+    assert several.render(Conversation(MESSAGES, (TOOL,), template_kwargs=options))
+
+
+def test_what_jinja_and_transformers_supply_is_no_option(backend):
+    text = "{% set x = namespace(a=1) %}{{ range(2) }}{{ strftime_now('%Y') }}{{ tone }}"
+    assert template(backend, text).options() == {"tone"}
+
+
+@pytest.mark.parametrize("text", ["{{ 1 / 0 }}", "{{ messages[0].secret.part }}", "{{"])
+def test_a_fault_of_the_template_is_not_quoted(backend, text):
+    with pytest.raises(InvalidValueError) as caught:
+        template(backend, text).render(Conversation(MESSAGES))
+    assert caught.value.limit == "acceptable to the model's chat template, which failed on them"

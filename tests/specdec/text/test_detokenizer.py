@@ -1,0 +1,370 @@
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models
+from transformers import PreTrainedTokenizerFast
+
+from specdec.text.detokenizer import ByteDecoder, IncrementalDetokenizer, WindowDecoder
+from specdec.text.tokenizer import Tokenizer
+from specdec.text.vocab_bytes import TokenBytes
+
+EMOJI = "🤯👨‍👩‍👧"  # the second is one sign of five characters
+
+
+@pytest.fixture(scope="session")
+def tokenizer(tiny_model_dir: Path) -> Tokenizer:
+    return Tokenizer(tiny_model_dir)
+
+
+@pytest.fixture(scope="session")
+def byte_ids(tokenizer: Tokenizer) -> list[int]:
+    """The token of each byte: a byte-level vocabulary writes some bytes as other characters."""
+    backend = tokenizer._backend
+    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    moved = (b for b in range(256) if b not in kept)
+    letters = {b: chr(b) for b in kept} | {b: chr(256 + i) for i, b in enumerate(moved)}
+    return [backend.token_to_id(letters[b]) for b in range(256)]
+
+
+def expected_text(
+    text: str, stop: tuple[str, ...], *, begin: int = 0, includes_stop: bool = False
+) -> tuple[str, str | None]:
+    """The slow reference: the text up to the first stop string, and which one that is.
+
+    begin: how many characters a stop string must reach beyond.
+    """
+    for end in range(begin + 1, len(text) + 1):
+        found = [s for s in stop if text[:end].endswith(s)]
+        if found:
+            longest = max(found, key=len)
+            return text[: end if includes_stop else end - len(longest)], longest
+    return text, None
+
+
+def detokenize(
+    tokenizer: Tokenizer,
+    token_ids: list[int],
+    stop: tuple[str, ...],
+    rng: random.Random,
+    *,
+    includes_stop: bool = False,
+    min_tokens: int = 0,
+) -> tuple[str, str | None]:
+    """Feeds all tokens, taking at random moments."""
+    detokenizer = IncrementalDetokenizer(
+        tokenizer, stop, includes_stop=includes_stop, min_tokens=min_tokens
+    )
+    parts, stopped = [], None
+    for token_id in token_ids:
+        stopped = detokenizer.append(token_id)
+        if rng.random() < 0.5:
+            parts.append(detokenizer.take())
+        if stopped is not None:
+            break
+    return "".join(parts) + detokenizer.flush(), stopped
+
+
+BYTES = st.one_of(
+    st.binary(max_size=12),
+    st.text(max_size=6).map(str.encode),
+    st.sampled_from([EMOJI.encode(), "\ufffd".encode() * 12, b"\xf0\x9f\x98", b"\x80" * 20]),
+)
+# `r` picks any token, a byte string spells itself out byte by byte.
+PIECES = st.lists(st.one_of(st.integers(0, 400), BYTES), max_size=24)
+
+
+def spelled(pieces: list[int | bytes], byte_ids: list[int]) -> list[int]:
+    """The tokens of PIECES."""
+    return [
+        token_id
+        for piece in pieces
+        for token_id in ([piece] if isinstance(piece, int) else [byte_ids[b] for b in piece])
+    ]
+
+
+STOPS = st.lists(
+    st.one_of(
+        st.text("aeir t\n", min_size=1, max_size=3),
+        st.sampled_from(
+            ["🤯", "👨\u200d", "the river", "aab", "aaab", "\ufffd", "\ufffd\ufffd", "é"]
+        ),
+    ),
+    max_size=4,
+).map(tuple)
+
+
+@settings(max_examples=250, deadline=None)
+@given(PIECES, STOPS, st.booleans(), st.randoms(use_true_random=False))
+def test_joined_text_is_the_decoded_text(
+    tokenizer: Tokenizer,
+    byte_ids: list[int],
+    pieces: list[int | bytes],
+    stop: tuple[str, ...],
+    includes_stop: bool,
+    rng: random.Random,
+) -> None:
+    token_ids = spelled(pieces, byte_ids)
+    text, stopped = detokenize(tokenizer, token_ids, stop, rng, includes_stop=includes_stop)
+    expected, expected_stop = expected_text(
+        tokenizer.decode(token_ids), stop, includes_stop=includes_stop
+    )
+    assert text == expected
+    assert stopped in (None, expected_stop)
+
+
+# Of whole characters only: which token's text a character is that two have a part of is not for
+# this reference to say.
+WORDS = st.lists(
+    st.sampled_from(["a", "aa", "aab", "the", " river", "\n", "e", " ", "it"]), max_size=24
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(WORDS, STOPS, st.integers(0, 12), st.booleans(), st.randoms(use_true_random=False))
+def test_stop_strings_within_the_first_tokens_are_passed_over(
+    tokenizer: Tokenizer,
+    words: list[str],
+    stop: tuple[str, ...],
+    min_tokens: int,
+    includes_stop: bool,
+    rng: random.Random,
+) -> None:
+    token_ids = [token_id for word in words for token_id in tokenizer.encode(word)]
+    options = {"includes_stop": includes_stop}
+    found = detokenize(tokenizer, token_ids, stop, rng, min_tokens=min_tokens, **options)
+    passed_over = len(tokenizer.decode(token_ids[:min_tokens]))
+    whole = tokenizer.decode(token_ids)
+    assert found == expected_text(whole, stop, begin=passed_over, **options)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(0, 255), max_size=60), st.randoms(use_true_random=False))
+def test_any_bytes(
+    tokenizer: Tokenizer, byte_ids: list[int], data: list[int], rng: random.Random
+) -> None:
+    token_ids = [byte_ids[b] for b in data]
+    text, _ = detokenize(tokenizer, token_ids, (), rng)
+    assert text == bytes(data).decode(errors="replace")
+
+
+def test_no_half_characters_and_no_needless_wait(tokenizer: Tokenizer, byte_ids: list[int]) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    seen = []
+    for byte in ("a" + EMOJI).encode():
+        assert not detokenizer.append(byte_ids[byte])
+        seen.append(detokenizer.take())
+    assert [text for text in seen if text] == list("a" + EMOJI)
+    assert detokenizer.flush() == ""
+
+
+def test_unfinished_character_ends_as_a_replacement(
+    tokenizer: Tokenizer, byte_ids: list[int]
+) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    for byte in "é🤯".encode()[:-1]:
+        detokenizer.append(byte_ids[byte])
+    assert detokenizer.take() == "é"
+    assert detokenizer.flush() == "\ufffd"
+    assert detokenizer.flush() == ""
+
+
+def test_bytes_that_are_no_text_are_not_held_for_ever(
+    tokenizer: Tokenizer, byte_ids: list[int]
+) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    for _ in range(1000):
+        detokenizer.append(byte_ids[0x80])
+    assert len(detokenizer.take()) == 1000
+
+
+def test_special_tokens_are_text_only_if_asked(tokenizer: Tokenizer) -> None:
+    token_ids = [1, *tokenizer.encode("the town"), 2]
+    skipping = IncrementalDetokenizer(tokenizer)
+    showing = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
+    for token_id in token_ids:
+        skipping.append(token_id)
+        showing.append(token_id)
+    assert skipping.flush() == "the town"
+    assert showing.flush() == "<|im_start|>the town<|im_end|>"
+
+
+def feed(
+    tokenizer: Tokenizer, text: str, stop: tuple[str, ...]
+) -> tuple[list[str], IncrementalDetokenizer]:
+    """Appends `text` a character at a time, up to a stop string; what each `take` gave."""
+    detokenizer = IncrementalDetokenizer(tokenizer, stop)
+    taken = []
+    for char in text:
+        stopped = any(detokenizer.append(token_id) for token_id in tokenizer.encode(char))
+        taken.append(detokenizer.take())
+        if stopped:
+            break
+    return taken, detokenizer
+
+
+def test_the_beginning_of_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
+    taken, detokenizer = feed(tokenizer, "xabaabay", ("aabab",))
+    assert taken == ["x", "", "ab", "", "", "", "", "aabay"]
+    assert detokenizer.flush() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "expected"),
+    [
+        ("one, two", (",",), "one"),
+        ("abcd", ("cd", "bc"), "a"),  # the one that ends first
+        ("abcd", ("c", "abc", "bc"), ""),  # of those that end together, the longest
+        ("aaab", ("aab",), "a"),
+        ("x🤯y", ("🤯",), "x"),
+        ("abc", ("bcd",), "abc"),
+        ("stop", ("stop",), ""),
+    ],
+)
+def test_text_ends_before_the_first_stop_string(
+    tokenizer: Tokenizer, text: str, stop: tuple[str, ...], expected: str
+) -> None:
+    taken, detokenizer = feed(tokenizer, text, stop)
+    assert "".join(taken) + detokenizer.flush() == expected
+
+
+@pytest.mark.parametrize(("includes_stop", "expected"), [(False, " r"), (True, " riv")])
+def test_a_token_may_hold_the_stop_string_and_more(
+    tokenizer: Tokenizer, includes_stop: bool, expected: str
+) -> None:
+    (token_id,) = tokenizer.encode(" river")
+    detokenizer = IncrementalDetokenizer(tokenizer, ("iv",), includes_stop=includes_stop)
+    assert detokenizer.append(token_id) == "iv"
+    assert detokenizer.take() == expected
+    assert detokenizer.flush() == ""
+
+
+def test_a_stop_string_may_begin_in_what_was_passed_over(tokenizer: Tokenizer) -> None:
+    detokenizer = IncrementalDetokenizer(tokenizer, ("ab",), min_tokens=3)
+    found = [detokenizer.append(tokenizer.encode(char)[0]) for char in "abab"]
+    assert found == [None, None, None, "ab"]
+    assert detokenizer.flush() == "ab"
+
+
+def test_nothing_may_follow_a_stop_string(tokenizer: Tokenizer) -> None:
+    _, detokenizer = feed(tokenizer, "a.", (".",))
+    with pytest.raises(AssertionError):
+        detokenizer.append(50)
+
+
+@pytest.fixture(scope="session")
+def llama2_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """Word pieces that begin with a sign for the space, and a token for every byte."""
+    pieces = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁the", "▁river", "s"]
+    backend = Backend(
+        models.BPE(
+            vocab={piece: index for index, piece in enumerate(pieces)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    backend.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    directory = tmp_path_factory.mktemp("llama2_like")
+    PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="<unk>").save_pretrained(directory)
+    return Tokenizer(directory)
+
+
+def llama2_ids(tokenizer: Tokenizer, *pieces: str | bytes) -> list[int]:
+    names = [
+        name
+        for piece in pieces
+        for name in ([piece] if isinstance(piece, str) else [f"<0x{b:02X}>" for b in piece])
+    ]
+    return [tokenizer._backend.token_to_id(name) for name in names]
+
+
+def test_spaces_and_fallback_bytes(llama2_like: Tokenizer) -> None:
+    emoji = (EMOJI * 3).encode()
+    token_ids = llama2_ids(llama2_like, "▁the", "▁river", "s", emoji, "▁", "▁the", "é".encode())
+    text, _ = detokenize(llama2_like, token_ids, (), random.Random(0))
+    assert text == llama2_like.decode(token_ids) == f"the rivers{EMOJI * 3}  theé"
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.integers(1, 260), max_size=60), st.randoms(use_true_random=False))
+def test_broken_fallback_bytes_lose_no_text(
+    llama2_like: Tokenizer, token_ids: list[int], rng: random.Random
+) -> None:
+    text, _ = detokenize(llama2_like, token_ids, (), rng)
+    # Each time broken bytes fill the window, one U+FFFD more may be shown.
+    assert len(text) <= len(llama2_like.decode(token_ids)) + len(token_ids) // 8
+    shown = iter(text)
+    at_once = llama2_like.decode(token_ids).replace("\ufffd", "")
+    assert all(char in shown for char in at_once)  # in this order, with others between
+
+
+@pytest.mark.parametrize("kind", ["text", "broken bytes", "special tokens"])
+def test_a_token_costs_the_same_however_long_the_text(
+    llama2_like: Tokenizer, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token_ids = {
+        "text": llama2_ids(llama2_like, *["▁the", "▁river", "s", "▁the", "é".encode()] * 60),
+        "broken bytes": llama2_ids(llama2_like, b"\x80" * 400),
+        "special tokens": [*llama2_like.special_token_ids] * 400,
+    }[kind]
+    assert token_ids
+    decode, decoded_tokens = Tokenizer.decode, [0]
+
+    def counting_decode(self: Tokenizer, ids: list[int], skip_special_tokens: bool) -> str:
+        decoded_tokens.append(len(ids))
+        return decode(self, ids, skip_special_tokens)
+
+    monkeypatch.setattr(Tokenizer, "decode", counting_decode)
+    detokenizer = IncrementalDetokenizer(llama2_like, ("zzz",))
+    for token_id in token_ids:
+        detokenizer.append(token_id)
+    assert max(decoded_tokens) <= 14
+    assert sum(decoded_tokens) <= 8 * len(token_ids)
+    assert (kind == "special tokens") == (sum(decoded_tokens) == 0)
+
+
+@settings(max_examples=250, deadline=None)
+@given(PIECES)
+def test_bytes_and_windows_make_the_same_text(
+    tokenizer: Tokenizer, byte_ids: list[int], pieces: list[int | bytes]
+) -> None:
+    token_ids = spelled(pieces, byte_ids)
+    for decoder in (ByteDecoder(tokenizer), WindowDecoder(tokenizer)):
+        text = "".join(map(decoder.add, token_ids)) + decoder.finish()
+        assert text == tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize(
+    ("token", "text"),
+    [
+        ("<tool>", "<tool>"),
+        ("two words", "two words"),  # a space is no letter of a byte-level vocabulary
+        ("日本", "日本"),
+        ("für", "f\ufffdr"),  # here each letter is one, and stands for a byte
+    ],
+)
+def test_added_tokens_are_decoded_as_tokenizers_does(
+    tiny_model_dir: Path, tmp_path: Path, token: str, text: str
+) -> None:
+    files = PreTrainedTokenizerFast.from_pretrained(tiny_model_dir)
+    files.add_tokens([token])
+    files.save_pretrained(tmp_path)
+    tokenizer = Tokenizer(tmp_path)
+    token_id = tokenizer.token_id(token)
+    assert token_id is not None
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    detokenizer.append(token_id)
+    assert detokenizer.flush() == tokenizer.decode([token_id]) == text
+    [shown_alone] = TokenBytes(tokenizer).of([token_id])
+    assert shown_alone.decode(errors="replace") == text

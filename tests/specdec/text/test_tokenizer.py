@@ -1,0 +1,189 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from specdec.text.chat_template import Conversation
+from specdec.text.tokenizer import MAX_RENDERED_CHARS, Tokenizer, check_token_ids
+from specdec.types.chat import ChatMessage
+from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from tests.specdec.tiny import TURN_END, TURN_START, tiny_llama_dir
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model_dir: Path) -> Tokenizer:
+    return Tokenizer(tiny_model_dir)
+
+
+@pytest.fixture
+def own_dir(tmp_path: Path) -> Path:
+    return tiny_llama_dir(tmp_path, layers=1)
+
+
+@pytest.mark.parametrize("text", ["", "The river, 2003.", "naïve 🤯 你好\n\t  x", "\x00"])
+def test_decoding_undoes_encoding(tokenizer: Tokenizer, text: str) -> None:
+    token_ids = tokenizer.encode(text)
+    assert tokenizer.decode(token_ids) == text
+    check_token_ids("token_ids", token_ids, tokenizer.vocab_size)
+
+
+@pytest.mark.parametrize("adds", [True, False])
+@pytest.mark.parametrize(
+    "text", ["", "The river, 2003.", f"{TURN_START}user\nnaïve 🤯 你好{TURN_END}"]
+)
+def test_a_text_has_the_ids_that_the_library_gives_it(
+    tokenizer: Tokenizer, text: str, adds: bool
+) -> None:
+    assert tokenizer.encode(text, adds) == tokenizer._backend.encode(text, None, False, adds).ids
+
+
+def test_a_conversation_counts_with_all_that_is_rendered(tokenizer: Tokenizer) -> None:
+    long = Conversation(({"role": "user", "content": "x" * (MAX_RENDERED_CHARS + 1)},))
+    with pytest.raises(InvalidValueError) as caught:
+        tokenizer.encode_conversation(long)
+    assert caught.value.field == "messages length"
+
+
+def test_vocabulary(tokenizer: Tokenizer) -> None:
+    assert tokenizer.vocab_size == 383
+    assert tokenizer.special_token_ids == {0, 1, 2}
+    assert tokenizer.blank_token_ids == frozenset()
+
+
+def test_special_tokens_are_skipped_only_if_asked(tokenizer: Tokenizer) -> None:
+    token_ids = tokenizer.encode(f"river{TURN_END}")
+    assert tokenizer.decode(token_ids) == "river"
+    assert tokenizer.decode(token_ids, skip_special_tokens=False) == f"river{TURN_END}"
+
+
+def test_ids_beyond_the_vocabulary_are_no_text(tokenizer: Tokenizer) -> None:
+    assert tokenizer.decode([*tokenizer.encode("river"), 383, 100_000]) == "river"
+
+
+def test_files_cannot_truncate_a_prompt(own_dir: Path, tokenizer: Tokenizer) -> None:
+    from tokenizers import Tokenizer as Backend
+
+    backend = Backend.from_file(str(own_dir / "tokenizer.json"))
+    backend.enable_truncation(max_length=4)
+    backend.enable_padding(length=64)
+    backend.save(str(own_dir / "tokenizer.json"))
+    text = "The river is older than the town."
+    assert Tokenizer(own_dir).encode(text) == tokenizer.encode(text)
+
+
+def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        tokenizer.encode("ab\ud83d")
+    assert caught.value.field == "text"
+    assert "character 2" in str(caught.value)
+
+
+def test_a_chat_ends_where_the_answer_begins(tokenizer: Tokenizer) -> None:
+    messages = [ChatMessage("system", "Be brief."), ChatMessage("user", "When?")]
+    text = tokenizer.decode(tokenizer.encode_chat(messages), skip_special_tokens=False)
+    assert text == (
+        f"{TURN_START}system\nBe brief.{TURN_END}\n{TURN_START}user\nWhen?{TURN_END}\n"
+        f"{TURN_START}assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("messages", "field"),
+    [
+        ([], "messages"),
+        ([ChatMessage("user", "a"), ChatMessage("tool", "b")], "messages[1].role"),
+        ([ChatMessage("", "a")], "messages[0].role"),
+        ([ChatMessage("user", "\udc00")], "messages[0].content"),
+    ],
+)
+def test_malformed_messages_are_refused(
+    tokenizer: Tokenizer, messages: list[ChatMessage], field: str
+) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        tokenizer.encode_chat(messages)
+    assert caught.value.field == field
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('no system\nmessages') }}", "says: no system messages"),
+        ("{{ messages[7]['role'] }}", "failed on them"),
+        ("{% for %}", "failed on them"),
+    ],
+)
+def test_what_a_template_refuses_is_told_in_one_line(
+    own_dir: Path, template: str, reason: str
+) -> None:
+    (own_dir / "chat_template.jinja").write_text(template)
+    with pytest.raises(InvalidValueError) as caught:
+        Tokenizer(own_dir).encode_chat([ChatMessage("user", "a")])
+    assert caught.value.field == "messages"
+    assert reason in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_chat_template(own_dir: Path) -> None:
+    (own_dir / "chat_template.jinja").unlink()
+    with pytest.raises(InvalidValueError, match="no chat template"):
+        Tokenizer(own_dir).encode_chat([ChatMessage("user", "a")])
+
+
+def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(UnsupportedModelError) as caught:
+        Tokenizer(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_code_of_the_model_is_not_run(own_dir: Path, tmp_path: Path) -> None:
+    config = own_dir / "tokenizer_config.json"
+    auto_map = '{"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}'
+    config.write_text(auto_map)
+    (own_dir / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Own: pass")
+    with pytest.raises(UnsupportedModelError):
+        Tokenizer(own_dir)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(("token_ids", "index"), [([0, 383], 1), ([-1], 0), ([5, 382, -7, 999], 2)])
+def test_ids_out_of_range_are_named(token_ids: list[int], index: int) -> None:
+    with pytest.raises(InvalidValueError) as caught:
+        check_token_ids("prompt_token_ids", token_ids, 383)
+    assert caught.value.field == f"prompt_token_ids[{index}]"
+    assert caught.value.value == token_ids[index]
+    assert "from 0 to 382" in str(caught.value)
+
+
+@pytest.mark.parametrize("token_ids", [[], [0, 382]])
+def test_ids_in_range(token_ids: list[int]) -> None:
+    check_token_ids("prompt_token_ids", token_ids, 383)
+
+
+@pytest.mark.model
+def test_smollm2_adds_its_system_message(smollm2_dir: Path) -> None:
+    tokenizer = Tokenizer(smollm2_dir)
+    text = tokenizer.decode(tokenizer.encode_chat([ChatMessage("user", "Hi")]), False)
+    assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
+    assert text.endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+
+
+@pytest.mark.model
+def test_smollm2_makes_each_digit_a_token(smollm2_dir: Path) -> None:
+    tokenizer = Tokenizer(smollm2_dir)
+    words = [tokenizer.decode([token_id]) for token_id in tokenizer.encode("in   2003")]
+    assert words == ["in", "   ", "2", "0", "0", "3"]
+
+
+def test_several_can_be_read_at_once(tiny_model_dir: Path) -> None:
+    """In a process of its own, that has read none yet: imports are first made there."""
+    code = (
+        "import sys\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from pathlib import Path\n"
+        "from specdec.text.tokenizer import Tokenizer\n"
+        "with ThreadPoolExecutor(4) as pool:\n"
+        "    list(pool.map(Tokenizer, [Path(sys.argv[1])] * 4))\n"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tiny_model_dir)], check=True)

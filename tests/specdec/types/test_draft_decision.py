@@ -1,0 +1,46 @@
+"""Decisions counted by reason, and the timeline of their changes."""
+
+from specdec.types.draft_decision import (
+    MAX_KEPT_CHANGES,
+    DecisionChange,
+    DecisionLog,
+    DecisionReason,
+)
+from tests.clock import Clock
+
+
+def test_every_step_counts_and_changes_alone_are_kept():
+    clock = Clock(5.0)
+    log = DecisionLog(clock)
+    for count, reason, load in (
+        (3, DecisionReason.GOODPUT, 1),
+        (3, DecisionReason.GOODPUT, 2),
+        (0, DecisionReason.THRESHOLD, 9),
+        (0, DecisionReason.OPERATOR, 9),
+    ):
+        log.record(count, reason, load)
+        clock.now_s += 1
+    assert log.counts == {
+        DecisionReason.GOODPUT: 2,
+        DecisionReason.THRESHOLD: 1,
+        DecisionReason.OPERATOR: 1,
+    }
+    assert log.lengths == (2, 0, 0, 2)
+    assert log.changes == (
+        DecisionChange(5.0, 3, DecisionReason.GOODPUT, 1),
+        DecisionChange(7.0, 0, DecisionReason.THRESHOLD, 9),
+        DecisionChange(8.0, 0, DecisionReason.OPERATOR, 9),
+    )
+
+
+def test_before_the_first_step_nothing_is_counted():
+    log = DecisionLog(Clock())
+    assert (log.counts, log.lengths, log.changes) == ({}, (), ())
+
+
+def test_the_timeline_is_bounded():
+    log = DecisionLog(Clock())
+    for index in range(2 * MAX_KEPT_CHANGES):
+        log.record(index % 2, DecisionReason.GOODPUT, index)
+    assert len(log.changes) == MAX_KEPT_CHANGES
+    assert log.changes[-1].num_decoding == 2 * MAX_KEPT_CHANGES - 1

@@ -1,0 +1,78 @@
+"""Rules by the rate of requests."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec.types.control import (
+    LEAVING_SHARE,
+    SpeculationControl,
+    SpeculationRule,
+    active_rule,
+    check_rules,
+)
+from specdec.types.errors import InvalidValueError
+
+RULES = (
+    SpeculationRule(5, num_speculative_tokens=2),
+    SpeculationRule(10, num_speculative_tokens=1),
+    SpeculationRule(20, mode="off"),
+)
+
+
+@pytest.mark.parametrize(
+    ("rate", "active", "expected"),
+    [
+        (4.9, None, None),
+        (5, None, 0),
+        (19.9, None, 1),
+        (100, None, 2),
+        (16, 2, 2),
+        (15.9, 2, 1),
+        (8, 1, 1),
+        (7.9, 1, 0),
+        (7.9, 2, 0),
+        (4, 2, 0),
+        (3.9, 2, None),
+        (100, 0, 2),
+        (0, 7, None),
+    ],
+)
+def test_a_rule_is_left_later_than_it_is_entered(rate, active, expected):
+    assert active_rule(RULES, rate, active) == expected
+
+
+@given(st.lists(st.floats(0, 40), max_size=50))
+def test_a_rule_that_holds_has_a_reason(rates):
+    active = None
+    for rate in rates:
+        active = active_rule(RULES, rate, active)
+        if active is not None:
+            assert rate >= LEAVING_SHARE * RULES[active].min_requests_per_s
+        above = RULES[0 if active is None else active + 1 :]
+        assert all(rate < rule.min_requests_per_s for rule in above)
+
+
+def test_what_a_rule_leaves_out_stays():
+    control = SpeculationControl("auto", 32, 3, method="ngram")
+    applied = RULES[2].applied_to(control)
+    assert (applied.mode, applied.num_speculative_tokens, applied.method) == ("off", 3, "ngram")
+    assert applied.is_by_rule
+
+
+@pytest.mark.parametrize(
+    ("rules", "field"),
+    [
+        ((SpeculationRule(-1, "off"),), "rules[0].min_requests_per_s"),
+        ((SpeculationRule(float("nan"), "off"),), "rules[0].min_requests_per_s"),
+        ((SpeculationRule(True, "off"),), "rules[0].min_requests_per_s"),
+        ((SpeculationRule(1, "maybe"),), "rules[0].mode"),
+        ((SpeculationRule(1, None, 33),), "rules[0].num_speculative_tokens"),
+        ((SpeculationRule(1, "off"), SpeculationRule(1, "on")), "rules[1].min_requests_per_s"),
+        (tuple(SpeculationRule(n, "off") for n in range(17)), "rules"),
+    ],
+)
+def test_rules_that_cannot_be_are_named(rules, field):
+    with pytest.raises(InvalidValueError) as caught:
+        check_rules(rules)
+    assert caught.value.field == field

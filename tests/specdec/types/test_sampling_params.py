@@ -1,0 +1,225 @@
+"""The limits of each parameter, just inside and just outside, and what fills in for silence."""
+
+import math
+
+import pytest
+
+from specdec.types.errors import InvalidValueError
+from specdec.types.sampling_params import (
+    SamplingDefaults,
+    SamplingParams,
+    SpeculationOptions,
+    StructuredOutput,
+)
+
+INSIDE = [
+    {"n": 1},
+    {"n": 128},
+    {"temperature": 0},
+    {"temperature": 100},
+    {"top_p": 1e-9},
+    {"top_p": 1},
+    {"top_k": 0},
+    {"top_k": 2**31 - 1},
+    {"min_p": 0},
+    {"min_p": 1},
+    {"repetition_penalty": 1e-9},
+    {"repetition_penalty": 100},
+    {"presence_penalty": -2},
+    {"presence_penalty": 2},
+    {"frequency_penalty": -2},
+    {"frequency_penalty": 2},
+    {"logit_bias": {7: -100.0, 8: 100.0}},
+    {"logit_bias": dict.fromkeys(range(1024), 0.0)},
+    {"bad_words": ("x" * 256,) * 64},
+    {"bad_words": ("x" * 64,) * 256},
+    {"allowed_token_ids": (0,)},
+    {"stop": ("x" * 256,) * 16},
+    {"stop_token_ids": (0,) * 256},
+    {"min_tokens": 5, "max_tokens": 5},
+    {"max_tokens": 1},
+    {"seed": 0},
+    {"seed": 2**63 - 1},
+    {"logprobs": 0},
+    {"logprobs": 20},
+    {"prompt_logprobs": 20},
+    {"structured_output": StructuredOutput(choice=("a",))},
+]
+OUTSIDE = [
+    ("n", {"n": 0}),
+    ("n", {"n": 129}),
+    ("temperature", {"temperature": -0.1}),
+    ("temperature", {"temperature": 100.1}),
+    ("temperature", {"temperature": math.nan}),
+    ("temperature", {"temperature": math.inf}),
+    ("temperature", {"temperature": 10**400}),
+    ("top_p", {"top_p": 0}),
+    ("top_p", {"top_p": 1.1}),
+    ("top_p", {"top_p": math.nan}),
+    ("top_k", {"top_k": -1}),
+    ("top_k", {"top_k": 2**31}),
+    ("min_p", {"min_p": -0.1}),
+    ("min_p", {"min_p": 1.1}),
+    ("repetition_penalty", {"repetition_penalty": 0}),
+    ("repetition_penalty", {"repetition_penalty": 100.1}),
+    ("repetition_penalty", {"repetition_penalty": math.nan}),
+    ("presence_penalty", {"presence_penalty": -2.1}),
+    ("presence_penalty", {"presence_penalty": math.inf}),
+    ("frequency_penalty", {"frequency_penalty": 2.1}),
+    ("logit_bias[7]", {"logit_bias": {7: 100.1}}),
+    ("logit_bias[7]", {"logit_bias": {7: math.nan}}),
+    ("logit_bias length", {"logit_bias": dict.fromkeys(range(1025), 0.0)}),
+    ("bad_words[1]", {"bad_words": ("x", "")}),
+    ("bad_words[0]", {"bad_words": ("x" * 257,)}),
+    ("bad_words", {"bad_words": ("x",) * 257}),
+    ("bad_words length", {"bad_words": ("x" * 64,) * 255 + ("x" * 65,)}),
+    ("allowed_token_ids length", {"allowed_token_ids": ()}),
+    ("stop[0]", {"stop": ("",)}),
+    ("stop[0]", {"stop": ("x" * 257,)}),
+    ("stop", {"stop": ("x",) * 17}),
+    ("stop_token_ids length", {"stop_token_ids": (0,) * 257}),
+    ("min_tokens", {"min_tokens": -1}),
+    ("min_tokens", {"min_tokens": 6, "max_tokens": 5}),
+    ("max_tokens", {"max_tokens": 0}),
+    ("seed", {"seed": -1}),
+    ("seed", {"seed": 2**63}),
+    ("logprobs", {"logprobs": -1}),
+    ("logprobs", {"logprobs": 21}),
+    ("prompt_logprobs", {"prompt_logprobs": -1}),
+    ("prompt_logprobs", {"prompt_logprobs": 21}),
+]
+OPTIONS_INSIDE = [
+    {"num_speculative_tokens": 0},
+    {"num_speculative_tokens": 32},
+    {"typical_epsilon": 0, "typical_delta": 1},
+    {"acceptance_threshold": 0},
+    {"acceptance_threshold": 1},
+    {"acceptance_threshold": "auto"},
+]
+OPTIONS_OUTSIDE = [
+    ("num_speculative_tokens", -1),
+    ("num_speculative_tokens", 33),
+    ("method", "telepathy"),
+    ("verifier", "dice"),
+    ("typical_epsilon", 1.1),
+    ("typical_delta", math.nan),
+    ("acceptance_threshold", -0.1),
+    ("acceptance_threshold", 1.1),
+    ("acceptance_threshold", "harsh"),
+]
+OF_ANOTHER_TYPE = [
+    {"n": 2.5},
+    {"n": True},
+    {"temperature": "0.5"},
+    {"top_p": False},
+    {"top_k": 1.5},
+    {"logit_bias": [(7, 1.0)]},
+    {"logit_bias": {"7": 1.0}},
+    {"logit_bias": {7: "1"}},
+    {"bad_words": "foo"},
+    {"allowed_token_ids": (5, 6.0)},
+    {"allowed_token_ids": "56"},
+    {"bad_words": "END"},
+    {"stop": [1]},
+    {"stop": None},
+    {"stop_token_ids": 5},
+    {"include_stop_str_in_output": 1},
+    {"max_tokens": "9"},
+    {"seed": 1.0},
+    {"structured_output": {"json_object": True}},
+    {"speculation": {"enabled": False}},
+]
+
+
+def named(error, field):
+    assert error.field == field
+    assert str(error).startswith(f"{field} is ")
+    assert "; it must be " in str(error)
+    return True
+
+
+@pytest.mark.parametrize("values", INSIDE, ids=lambda values: next(iter(values)))
+def test_the_limits_themselves_are_allowed(values):
+    params = SamplingParams(**values)
+    assert all(getattr(params, name) == value for name, value in values.items())
+
+
+@pytest.mark.parametrize(("field", "values"), OUTSIDE)
+def test_beyond_them_field_value_and_limit_are_named(field, values):
+    with pytest.raises(InvalidValueError) as caught:
+        SamplingParams(**values)
+    assert named(caught.value, field)
+
+
+@pytest.mark.parametrize("values", OF_ANOTHER_TYPE, ids=str)
+def test_a_value_of_another_type_is_refused(values):
+    [(field, value)] = values.items()
+    with pytest.raises(InvalidValueError, match="it must be of type ") as caught:
+        SamplingParams(**values)
+    assert named(caught.value, field)
+    assert caught.value.value in (value, tuple(value) if isinstance(value, list) else value)
+
+
+@pytest.mark.parametrize(
+    "values", [{"json_schema": {"type": "object"}}, {"choice": "abc"}, {"json_object": "yes"}]
+)
+def test_a_structure_of_another_type_is_refused(values):
+    with pytest.raises(InvalidValueError, match="it must be of type ") as caught:
+        StructuredOutput(**values)
+    assert named(caught.value, f"structured_output.{next(iter(values))}")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("enabled", 1), ("acceptance_threshold", [0.5]), ("verifier", 3)]
+)
+def test_an_option_of_another_type_is_refused(field, value):
+    with pytest.raises(InvalidValueError, match="it must be of type ") as caught:
+        SpeculationOptions(**{field: value})
+    assert named(caught.value, f"speculation.{field}")
+
+
+def test_the_type_is_named():
+    with pytest.raises(
+        InvalidValueError, match=r"^bad_words is 'END'; .* of type tuple\[str, \.\.\.\]$"
+    ):
+        SamplingParams(bad_words="END")
+    with pytest.raises(InvalidValueError, match=r"^top_k is 1\.5; .* of type int or None$"):
+        SamplingParams(top_k=1.5)
+
+
+def test_lists_become_tuples():
+    structure = StructuredOutput(choice=["a", "b"])
+    assert hash(structure) == hash(StructuredOutput(choice=("a", "b")))
+    params = SamplingParams(stop=["END"], bad_words=[], allowed_token_ids=[5, 6])
+    assert params == SamplingParams(stop=("END",), allowed_token_ids=(5, 6))
+    assert params == SamplingParams(stop="END", allowed_token_ids=(5, 6))
+
+
+def test_every_parameter_with_a_limit_is_tried():
+    flags = {"include_stop_str_in_output", "ignore_eos", "skip_special_tokens"}
+    nested = {"speculation", "structured_output"}
+    names = set(vars(SamplingParams())) - flags - nested
+    assert {field.partition("[")[0].split()[0] for field, _ in OUTSIDE} == names
+    assert {name for values in INSIDE for name in values} >= names
+
+
+@pytest.mark.parametrize("values", OPTIONS_INSIDE)
+def test_the_limits_of_speculation_are_allowed(values):
+    options = SpeculationOptions(**values)
+    assert all(getattr(options, name) == value for name, value in values.items())
+
+
+@pytest.mark.parametrize(("field", "value"), OPTIONS_OUTSIDE)
+def test_beyond_the_limits_of_speculation_the_field_is_named(field, value):
+    with pytest.raises(InvalidValueError) as caught:
+        SpeculationOptions(**{field: value})
+    assert named(caught.value, f"speculation.{field}")
+
+
+def test_what_is_not_asked_for_is_the_models_affair():
+    defaults = SamplingDefaults(0.6, 0.9, 20, 0.1, 1.1, 99)
+    assert SamplingParams().settled(defaults) == defaults
+    neutral = SamplingParams(
+        temperature=0, top_p=1, top_k=0, min_p=0, repetition_penalty=1, max_tokens=1
+    )
+    assert neutral.settled(defaults) == SamplingDefaults(0, 1, 0, 0, 1, 1)

@@ -1,0 +1,98 @@
+"""A draft worker's matchers, against ones that are built from nothing at every step."""
+
+import numpy as np
+import pytest
+
+from specdec.models.config import ModelConfig
+from specdec.text.grammar import GrammarCompiler
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.messages import SequenceAdmission, StepInput
+from specdec.types.sampling_params import StructuredOutput
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.draft_grammars import DraftGrammars
+
+PROMPT = (5, 6, 7)
+SPEC = StructuredOutput(regex="[a-z ]{200}")
+
+
+@pytest.fixture(scope="module")
+def compiler(tiny_model_dir):
+    model = ModelConfig.from_directory(tiny_model_dir)
+    return GrammarCompiler(
+        Tokenizer(tiny_model_dir),
+        model.vocab_size,
+        model.eos_token_ids,
+        timeout_s=None,
+        tries_first=False,
+    )
+
+
+def admit(grammars, *admissions, released=()):
+    grammars.update(StepInput(0, released, admissions, (), ()))
+
+
+def expected_mask(compiler, output):
+    matcher = compiler.compile(SPEC).matcher()
+    for token in output:
+        matcher.advance(token)
+    return matcher.allowed_mask()
+
+
+def some_tokens(compiler, rng, output, count):
+    matcher, tokens = compiler.compile(SPEC).matcher(), []
+    for token in output:
+        matcher.advance(token)
+    for _ in range(count):
+        bits = np.unpackbits(matcher.allowed_mask().view(np.uint8), bitorder="little")
+        tokens.append(int(rng.choice(np.flatnonzero(bits))))
+        matcher.advance(tokens[-1])
+    return tokens
+
+
+def test_it_follows_what_was_drafted_rejected_and_admitted_again(compiler):
+    rng, grammars = np.random.default_rng(0), DraftGrammars(compiler)
+    output = some_tokens(compiler, rng, [], 3)
+    admit(grammars, SequenceAdmission(1, len(PROMPT), SamplingRules(), (*PROMPT, *output), SPEC))
+    known = 0  # tokens that the draft model has run, prompt included
+    for step in range(30):
+        whole = (*PROMPT, *output)
+        grammars.move_to(1, known, whole[known:])
+        assert (grammars.mask(1) == expected_mask(compiler, output)).all()
+        drafts = some_tokens(compiler, rng, output, 3)
+        for index, token in enumerate(drafts):
+            grammars.move_to(1, len(whole) + index, (token,))
+        num_true = int(rng.integers(0, 4))
+        known = len(whole) + min(num_true, 2)
+        output += drafts[:num_true] + some_tokens(compiler, rng, output + drafts[:num_true], 1)
+        if step % 7 == 6:  # preempted, and what it had run was found in the cache
+            admission = SequenceAdmission(1, len(PROMPT), SamplingRules(), (*PROMPT, *output), SPEC)
+            admit(grammars, admission, released=(1,))
+        if len(output) > 40:
+            break
+
+
+def test_a_sequence_without_a_grammar_has_no_mask(compiler):
+    grammars = DraftGrammars(compiler)
+    admit(grammars, SequenceAdmission(1, 3, SamplingRules()))
+    grammars.move_to(1, 0, (*PROMPT, 300))
+    assert grammars.mask(1) is None
+    assert not grammars.is_finished(1)
+
+
+def test_what_cannot_be_followed_is_drafted_without_a_mask(compiler):
+    grammars = DraftGrammars(compiler)
+    bad = StructuredOutput(regex="(a")
+    admit(grammars, SequenceAdmission(1, 3, SamplingRules(), PROMPT, bad))
+    admit(grammars, SequenceAdmission(2, 3, SamplingRules(), (*PROMPT, 1), SPEC))
+    assert grammars.mask(1) is None
+    assert grammars.mask(2) is None
+
+
+def test_it_knows_when_only_an_end_may_come(compiler):
+    grammars = DraftGrammars(compiler)
+    spec = StructuredOutput(choice=("a", "b"))
+    admit(grammars, SequenceAdmission(1, 3, SamplingRules(), PROMPT, spec))
+    assert not grammars.is_finished(1)
+    bits = np.unpackbits(grammars.mask(1).view(np.uint8), bitorder="little")
+    grammars.move_to(1, 3, (int(np.flatnonzero(bits)[0]),))
+    assert grammars.is_finished(1)
