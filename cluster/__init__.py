@@ -1,1 +1,4 @@
-"""The cluster service: Ray actors, Serve deployments, gRPC and HTTP ingress, and the CLI."""
+"""The cluster service: Ray actors, Serve deployments, interfaces and the command line.
+
+Everything that runs without Ray, gRPC and HTTP belongs in `specdec`.
+"""

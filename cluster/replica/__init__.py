@@ -1,1 +1,5 @@
-"""TODO: replica."""
+"""One replica.
+
+The Router, its executor, preprocessing of prompts, limits, load, tracing and reports. What is
+independent of Ray belongs in `specdec.engine`, protocols in `api`.
+"""

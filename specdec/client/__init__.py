@@ -1,4 +1,8 @@
-"""The Python client of the gRPC service. Light: it needs neither torch nor the engine."""
+"""The Python client of the gRPC service.
+
+The codec between protobuf messages and `specdec.types` is here too, as the service uses the same.
+It needs neither torch nor the engine. Interfaces of the service belong in `cluster.api`.
+"""
 
 from specdec.client.admin_client import AdminClient
 from specdec.client.async_client import AsyncClient

@@ -1,4 +1,8 @@
-"""The Python API in one process: `LLM` for batches, `AsyncLLM` for streams."""
+"""The Python API in one process.
+
+`LLM` for batches, `AsyncLLM` for streams, with vLLM's arguments, outputs and metrics. What both
+share with a service belongs in `engine`.
+"""
 
 from specdec.llm.arguments import LLMArguments
 from specdec.llm.async_llm import AsyncLLM

@@ -1,1 +1,5 @@
-"""Models, and where their files come from. Finding a model needs no torch; running it does."""
+"""Models: configuration, architectures, loading, and resolving a model's name to files.
+
+Finding a model needs no torch; running it does. Layers have a folder of their own, and so have
+checkpoint formats.
+"""

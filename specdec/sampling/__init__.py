@@ -1,4 +1,9 @@
-"""Which token a row of logits is defined to be, over a vocabulary that is split by rank."""
+"""From logits to a token.
+
+Logits processors, truncation, Gumbel noise and argmax over a vocabulary that is split across ranks.
+Deciding how many draft tokens are accepted belongs in `verifiers`, resolving a request's parameters
+in `engine`.
+"""
 
 from specdec.sampling.argmax import whole_peaks
 from specdec.sampling.distribution import (

@@ -1,4 +1,8 @@
-"""Runs the models: one rank's workers."""
+"""One rank of a model.
+
+Builds a flat batch from a step message, runs the model, samples and verifies, or drafts. It knows a
+sequence only by step messages. The processes around ranks belong in `cluster.workers`.
+"""
 
 from specdec.distributed.rendezvous import Rendezvous
 from specdec.kernels.cpu import native_library_fault

@@ -1,4 +1,8 @@
-"""The operators' page at /dashboard; docs/dashboard.md shows it."""
+"""The operators' page at /dashboard, and its data feed.
+
+The files under `static` are served as they are; there is no build. Changes go through the admin
+interface in `api.http`.
+"""
 
 from cluster.api.dashboard.routes import make_dashboard
 

@@ -1,4 +1,5 @@
-"""The OpenAI HTTP API of a Router: chats, completions, responses, models and tokens.
+"""The OpenAI HTTP API.
 
-`routes` is what is mounted.
+Chats, completions, responses, models and tokens; `routes` is what is mounted. Conversion to the
+engine's requests happens here, running them in `replica`.
 """

@@ -1,4 +1,5 @@
-"""`specdec bench`: measures a service that runs, from outside, as its callers see it.
+"""`specdec bench`: measures a running service from outside, as its clients see it.
 
-`methods` compares what drafts, one request at a time; `load` asks at a rate or so many at once.
+`methods` compares drafting methods one request at a time; `load` sends requests at a rate or at a
+fixed concurrency. Benchmarks of the code itself are in benchmarks/.
 """

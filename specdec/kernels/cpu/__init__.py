@@ -1,6 +1,7 @@
-"""Kernels for CPUs in C++, compiled for the machine at hand when they are first needed.
+"""CPU kernels in C++, compiled for the machine on first use.
 
-Every kernel stands beside a torch reference, which runs where there is no compiler.
+The Python that builds, loads and calls them is here too. Every kernel has a torch reference, which
+runs where no compiler is available. Model structure belongs in `models.cpu_decoder`.
 """
 
 from specdec.kernels.cpu.library import native_library, native_library_fault

@@ -1,4 +1,7 @@
-"""Tensor-parallel layers; each reads its own share of a checkpoint."""
+"""Tensor-parallel layers; each reads its own shard of a checkpoint.
+
+Arithmetic that needs more than torch belongs in `kernels`.
+"""
 
 from specdec.models.layers.embedding import VocabEmbedding, VocabHead
 from specdec.models.layers.linear import ColumnParallelLinear, RowParallelLinear, WeightPart

@@ -1,4 +1,8 @@
-"""How much of a draft is accepted, and the token that follows: one module a verifier."""
+"""How many draft tokens are accepted, and the token that follows: one module a verifier.
+
+`coupled`, `rejection` and `block` are lossless; `typical` and `threshold` are not. Drawing a row's
+token belongs in `sampling`.
+"""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType

@@ -18,9 +18,7 @@ from specdec.speculation.policy.hysteresis import LoadThreshold
 from specdec.types.adaptive_length import draft_budget
 from specdec.types.control import (
     MAX_SPECULATION_THRESHOLD,
-    SPECULATION_MODES,
     SpeculationControl,
-    SpeculationMode,
     require_count,
 )
 from specdec.types.draft_decision import Decision, DecisionLog, DecisionReason

@@ -1,4 +1,7 @@
-"""Proposers guess the next tokens of a sequence; the target verifies them."""
+"""Proposers guess the next tokens of a sequence.
+
+One module a method, and the registry of methods. Running a draft model belongs in `worker`.
+"""
 
 from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer
 from specdec.speculation.proposers.cross_vocab.draft_vocabulary import DraftVocabulary

@@ -1,7 +1,9 @@
-"""Holds outputs to a JSON schema, a regular expression, a grammar or a choice, token by token.
+"""Structured output.
 
-A `GrammarCompiler` makes a `Grammar` of what a request asks for; each of the request's sequences
-gets a `GrammarMatcher` of it, which says after every token which ones may come next.
+Holds an output to a JSON schema, a regular expression, a grammar or a choice, token by token. A
+`GrammarCompiler` turns a request's constraint into a `Grammar`; every sequence gets a
+`GrammarMatcher` of it, which computes the tokens that may follow. Applying the resulting bitmask to
+logits belongs in `sampling`.
 """
 
 from specdec.text.grammar.compiler import BUSY, COMPILE_TIMEOUT_S, GrammarCompiler
