@@ -54,11 +54,12 @@ test-chart: .make/setup ## fetch helm 3 and 4 and checkov, and test the chart wi
 third-party: .make/tools ## check what the dashboard takes from npm; ARGS=update fetches it anew
 	$(BIN)/python -m tools.third_party $(or $(ARGS),check)
 
-check: .make/setup ## lint, formatting, types, import rules, protos, documentation
+check: .make/setup ## lint, formatting, types, import rules, language, protos, documentation
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.language
 	$(BIN)/buf lint
 	$(MAKE) --no-print-directory docs
 
