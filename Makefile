@@ -1,4 +1,4 @@
-# Everything a developer or CI runs, by one name each. `make help` lists them.
+# Every command of development and CI. `make help` lists the targets.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,12 +14,12 @@ PROTOS := $(shell find protos -name '*.proto')
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-23s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: .make/setup ## create the environment and install into it, where something changed
+setup: .make/setup ## create the environment and install into it, if something has changed
 
 protos: .make/tools ## generate the gRPC stubs, nothing else
 	$(BIN)/python setup.py --quiet generate_stubs
 
-serve: .make/setup ## serve smollm2-135m-instruct, or as ARGS='--...' says, until Ctrl-C
+serve: .make/setup ## serve smollm2-135m-instruct until Ctrl-C; ARGS are flags of specdec serve
 	@exec $(BIN)/specdec serve $(ARGS)
 
 test: .make/setup ## run the tests that are not slow; ARGS go to pytest
@@ -28,30 +28,30 @@ test: .make/setup ## run the tests that are not slow; ARGS go to pytest
 test-slow: .make/setup ## run the slow tests: recovery, load, replicas of the real service
 	$(BIN)/python -m pytest -m slow $(ARGS)
 
-test-openapi: .make/setup ## have schemathesis try the HTTP API by its OpenAPI document
+test-openapi: .make/setup ## test the HTTP API with schemathesis, from its OpenAPI document
 	$(BIN)/python -m pytest -m slow tests/e2e/test_openapi.py $(ARGS)
 
-test-browser: .make/setup .make/axe ## run the tests of the dashboard in Chromium, as the system has it
+test-browser: .make/setup .make/axe ## run the tests of the dashboard in the Chromium of the system
 	$(BIN)/python -m pytest -m browser tests/browser $(ARGS)
 
 test-prometheus: .make/setup ## test dashboard and alerts with promtool and a real Prometheus
 	@command -v promtool && command -v prometheus
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/tools/test_monitoring.py tests/e2e/test_prometheus.py $(ARGS)
 
-monitoring: .make/setup ## make Grafana's dashboard and Prometheus' files; ARGS=check only compares
+monitoring: .make/setup ## generate Grafana's dashboard and the Prometheus files; ARGS=check only compares
 	$(BIN)/python -m tools.monitoring $(ARGS)
 
-cli-reference: .make/setup ## make docs/cli-reference.md of the commands; ARGS=check only compares
+cli-reference: .make/setup ## generate docs/cli-reference.md from the commands; ARGS=check only compares
 	$(BIN)/python -m tools.cli_reference $(ARGS)
 
-chart: .make/setup ## make what of k8s/ is made by code; ARGS=check only compares
+chart: .make/setup ## generate the generated files of k8s/; ARGS=check only compares
 	$(BIN)/python -m tools.chart $(ARGS)
 
 test-chart: .make/setup ## fetch helm 3 and 4 and checkov, and test the chart with them and on a real Ray
 	$(BIN)/python -m tools.chart.binaries .make/chart-tools
 	$(BIN)/python -m pytest -m 'slow or not slow' tests/k8s $(ARGS)
 
-third-party: .make/tools ## check what the dashboard takes from npm; ARGS=update fetches it anew
+third-party: .make/tools ## verify the files of the dashboard that come from npm; ARGS=update fetches them again
 	$(BIN)/python -m tools.third_party $(or $(ARGS),check)
 
 check: .make/setup ## lint, formatting, types, import rules, language, protos, documentation
@@ -66,10 +66,10 @@ check: .make/setup ## lint, formatting, types, import rules, language, protos, d
 docs: .make/setup ## build the documentation site into build/site; any warning fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
-breaking: .make/setup ## check that the protos break no client of those at AGAINST, by default .git#branch=main
+breaking: .make/setup ## check that the protos are compatible with those at AGAINST, by default .git#branch=main
 	$(BIN)/buf breaking --against '$(or $(AGAINST),.git#branch=main)'
 
-format: .make/setup ## format the code and fix what can be fixed
+format: .make/setup ## format the code and apply automatic fixes
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -82,19 +82,19 @@ bench: .make/setup ## measure throughput
 bench-acceptance: .make/setup ## compare how many draft tokens the lossless verifiers accept
 	$(BIN)/python -m benchmarks.acceptance --output docs/benchmarks/acceptance.json $(ARGS)
 
-bench-structured-output: .make/setup ## hold the model to JSON schemas, with and without speculation
+bench-structured-output: .make/setup ## generate by JSON schemas, with and without speculation
 	$(BIN)/python -m benchmarks.structured_output --output docs/benchmarks/structured-output.json $(ARGS)
 
-bench-sampling: .make/setup ## measure what sampling and verification cost of a step
+bench-sampling: .make/setup ## measure the share of sampling and verification in a step
 	$(BIN)/python -m benchmarks.sampling_cost $(ARGS)
 
-bench-kernels: .make/setup ## measure the matrix products of a model beside torch's
+bench-kernels: .make/setup ## measure the matrix products of a model and torch's
 	$(BIN)/python -m benchmarks.kernels --output docs/benchmarks/kernels.json $(ARGS)
 
-bench-drafting: .make/setup ## count what the drafts of each method yield
+bench-drafting: .make/setup ## count accepted draft tokens by method
 	$(BIN)/python -m benchmarks.drafting $(ARGS)
 
-bench-collectives: .make/setup ## measure what ranks of one node take to add up tensors
+bench-collectives: .make/setup ## measure collectives between ranks of one node
 	$(BIN)/python -m benchmarks.collectives $(ARGS)
 
 bench-precision: .make/setup ## measure how far other precisions are from fp32
@@ -103,7 +103,7 @@ bench-precision: .make/setup ## measure how far other precisions are from fp32
 bench-tensor-parallel: .make/setup ## measure steps on several ranks against one process
 	$(BIN)/python -m benchmarks.tensor_parallel $(ARGS)
 
-bench-forward: .make/setup ## measure a forward pass on the CPU: native kernels, torch's, the memory floor
+bench-forward: .make/setup ## measure a forward pass on the CPU: native kernels, torch's, the memory bandwidth bound
 	$(BIN)/python -m benchmarks.forward_pass $(ARGS)
 
 bench-single-stream: .make/setup ## measure one stream by suite and method
@@ -112,25 +112,25 @@ bench-single-stream: .make/setup ## measure one stream by suite and method
 bench-load: .make/setup ## measure throughput and latency against concurrency, in process and as a service
 	$(BIN)/python -m benchmarks.load $(ARGS)
 
-bench-verification: .make/setup ## measure a forward pass by its rows, beside the memory floor
+bench-verification: .make/setup ## measure a forward pass by number of rows, with the memory bandwidth bound
 	$(BIN)/python -m benchmarks.verification_cost $(ARGS)
 
-bench-context: .make/setup ## measure a step by the length of its context
+bench-context: .make/setup ## measure a step by context length
 	$(BIN)/python -m benchmarks.context_length $(ARGS)
 
-bench-overhead: .make/setup ## measure what the service adds to the engine, and the step to the model
+bench-overhead: .make/setup ## measure the overhead of the service and of a step
 	$(BIN)/python -m benchmarks.overhead $(ARGS)
 
-bench-memory: .make/setup ## measure the service's memory and start-up
+bench-memory: .make/setup ## measure memory and start-up time of the service
 	$(BIN)/python -m benchmarks.memory $(ARGS)
 
-bench-peers: .make/setup ## set up other engines, in the cache, and compare them with ours
+bench-peers: .make/setup ## set up other engines, in the cache, and compare them with specdec
 	$(BIN)/python -m benchmarks.peers $(ARGS)
 
 bench-control: .make/setup ## compare goodput's choice of draft tokens with the best fixed number
 	$(BIN)/python -m benchmarks.control $(ARGS)
 
-bench-off: .make/setup ## measure what speculation costs that an operator has switched off
+bench-off: .make/setup ## measure the cost of speculation that is switched off at run time
 	$(BIN)/python -m benchmarks.off_cost $(ARGS)
 
 bench-service-control: .make/setup ## compare automatic control with fixed numbers, on the real service
@@ -139,7 +139,7 @@ bench-service-control: .make/setup ## compare automatic control with fixed numbe
 gpu-check: .make/setup ## check the engine on a GPU and measure its steps; skips without one
 	$(BIN)/python -m benchmarks.gpu_check $(ARGS)
 
-clean: ## remove what was built; the environment stays
+clean: ## remove built files; the environment stays
 	rm -rf .make build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
 	find protos -name '*_pb2*' -delete
 	find specdec cluster protos tests -name __pycache__ -prune -exec rm -rf {} +
@@ -151,7 +151,7 @@ clean: ## remove what was built; the environment stays
 	$(BIN)/python -m pip install --quiet -c constraints.txt setuptools grpcio-tools
 	@mkdir -p $(@D) && touch $@
 
-# Without npm the test that needs axe-core skips, and says so.
+# Without npm the test that needs axe-core is skipped and reports that.
 .make/axe: tests/browser/package-lock.json
 	command -v npm && npm ci --silent --prefix tests/browser || true
 	@mkdir -p $(@D) && touch $@
