@@ -33,7 +33,7 @@ from specdec.speculation.proposers import DraftModelProposer
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.chat import ChatMessage
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams, SpeculationMethod, StructuredOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 

@@ -18,7 +18,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-FOLDER = Path("cluster/dashboard/static/third_party")
+FOLDER = Path("cluster/api/dashboard/static/third_party")
 PACKAGE = "uplot"
 FILES = {
     "uPlot.iife.min.js": "package/dist/uPlot.iife.min.js",

@@ -8,10 +8,10 @@ from typing import cast
 
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.client.sampling_codec import VERIFIER_PREFIX
-from specdec.types.messages import FinishReason
 from specdec.types.responses import (
     Choice,
     Completion,
+    FinishReason,
     PositionLogprobs,
     StreamChunk,
     TokenLogprob,

@@ -13,7 +13,7 @@ from enum import Enum
 from threading import Lock
 
 from specdec.types.counters import Counts, HistogramCounts, ModelCounts
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.stats import EngineStats
 
 ABORTED = "abort"

@@ -8,7 +8,8 @@ from specdec.engine.stop_checker import Ending
 from specdec.sequences.output_buffer import ToldTokens
 from specdec.sequences.sequence import Choices, Sequence
 from specdec.types.errors import SpecdecError
-from specdec.types.messages import FinishReason, Logprobs
+from specdec.types.messages import Logprobs
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import VerifierName
 from specdec.types.stats import SpeculationStats
 

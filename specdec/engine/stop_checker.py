@@ -6,7 +6,7 @@ from collections.abc import Set
 from dataclasses import dataclass
 
 from specdec.sequences.sequence import Sequence
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from typing import NamedTuple
 
 import numpy as np
@@ -20,13 +19,6 @@ from numpy.typing import NDArray
 
 from specdec.types.sampling_params import StructuredOutput
 from specdec.types.sampling_spec import SamplingRules
-
-
-class FinishReason(Enum):
-    """Why a sequence ended."""
-
-    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
-    LENGTH = "length"  # max_tokens or the context length
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from specdec.types.chat import ChatMessage
-from specdec.types.messages import FinishReason
 from specdec.types.sampling_params import SamplingDefaults, VerifierName
 from specdec.types.stats import SpeculationStats
 
 Prompt = str | Sequence[int] | Sequence[ChatMessage]
 """A text, token ids that are used as they are, or the turns of a conversation."""
+
+
+class FinishReason(Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens or the context length
 
 
 @dataclass(frozen=True)

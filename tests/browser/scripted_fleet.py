@@ -34,7 +34,7 @@ from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 from tests.cluster.admin_service import LocalHandle, take_profile
 

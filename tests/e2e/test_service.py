@@ -17,7 +17,7 @@ from transformers import LlamaForCausalLM
 
 from specdec.client import Client, ClientError
 from specdec.types.chat import ChatMessage
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]

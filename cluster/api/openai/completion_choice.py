@@ -14,7 +14,8 @@ from cluster.api.openai.logprobs import (
     prompt_logprobs,
 )
 from specdec.engine.outputs import RequestOutput
-from specdec.types.messages import FinishReason, Logprobs
+from specdec.types.messages import Logprobs
+from specdec.types.responses import FinishReason
 
 
 @dataclass

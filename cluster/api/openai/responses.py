@@ -36,7 +36,7 @@ from cluster.api.openai.usage import UsageMeter
 from cluster.replica.router import Router
 from specdec.engine.outputs import RequestOutput
 from specdec.types.errors import InvalidValueError
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 
 _COPIED = (
     "model",

@@ -16,8 +16,8 @@ from typing import Any
 
 import certifi
 import yaml
-from specdec.sampling_params import SamplingParams
 
+from specdec import SamplingParams
 from specdec.client import Client
 
 

@@ -17,7 +17,7 @@ from cluster.observability.logs import (
 from specdec.engine.metrics import Metrics
 from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import RequestObserver
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 
 

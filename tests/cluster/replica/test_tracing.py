@@ -30,7 +30,7 @@ from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import TimedProposer, TimedTarget
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import NotReadyError, OverloadedError
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
 from tests.clock import Clock

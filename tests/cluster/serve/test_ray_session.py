@@ -149,7 +149,7 @@ def test_what_the_serve_that_runs_has_otherwise_is_told(join, given, told):
 
 @pytest.mark.parametrize("functions", [[], OURS[1:], OURS[::-1]])
 def test_a_serve_without_our_services_is_refused(join, functions):
-    with pytest.raises(StartupError, match=r"cluster\.serve_proxy\.restate_answers"):
+    with pytest.raises(StartupError, match=r"cluster\.api\.grpc\.serve_proxy\.restate_answers"):
         join(CONFIG, functions=functions)
 
 

@@ -21,7 +21,7 @@ from specdec.client import (
 from specdec.client.connection import MAX_ATTEMPTS
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import (
     SamplingDefaults,
     SamplingParams,

@@ -7,7 +7,8 @@ import pytest
 
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError
-from specdec.types.messages import FinishReason, VerifiedRow
+from specdec.types.messages import VerifiedRow
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SpeculationOptions
 from tests.specdec.engines import (
     HashTarget,

@@ -11,7 +11,7 @@ from specdec.engine.engine import Engine
 from specdec.speculation.proposers.cascade import CombinedProposer, Lookup
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.stats import SpeculationStats
 from tests.specdec.engines import (

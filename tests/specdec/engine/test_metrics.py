@@ -10,7 +10,7 @@ from specdec.engine import metrics as names
 from specdec.engine.metrics import Histogram, Metrics
 from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import RequestObserver
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 
 

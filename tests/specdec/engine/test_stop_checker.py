@@ -3,7 +3,7 @@
 import pytest
 
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from tests.specdec.engines import HashTarget, engine_config, make_engine, request, run
 
 PROMPT = [11, 12, 13, 14, 11, 12]

@@ -11,7 +11,7 @@ from specdec.speculation.proposers import DraftVocabulary
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import GrammarError, InvalidValueError
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SpeculationOptions, StructuredOutput
 from tests.specdec.engines import (
     HashTarget,

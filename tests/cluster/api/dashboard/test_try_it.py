@@ -11,7 +11,7 @@ from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, TargetFailedError
-from specdec.types.messages import FinishReason
+from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 
 TEXT = "the river, the bridge and a café"

@@ -11,7 +11,8 @@ from specdec.client.output_codec import decode_chunk, decode_completion
 from specdec.engine.outputs import RequestOutput
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
-from specdec.types.messages import FinishReason, Logprobs
+from specdec.types.messages import Logprobs
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import (
     VERIFIERS,
     SamplingDefaults,
