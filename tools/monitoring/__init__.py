@@ -1,1 +1,1 @@
-"""Makes what is under deploy/ for Grafana and Prometheus."""
+"""Generate the Grafana dashboard and the Prometheus files under deploy/."""

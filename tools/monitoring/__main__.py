@@ -1,4 +1,4 @@
-"""Writes the files of deploy/ that are made here, or says which of them differ.
+"""Write the generated files of deploy/, or with `check` list those that are out of date.
 
 python -m tools.monitoring [check]
 """
@@ -15,7 +15,7 @@ DEPLOY = Path("deploy")
 
 
 def main(arguments: list[str]) -> int:
-    """Exit status 1 where a file is not as it would be made."""
+    """Return exit status 1 if `check` finds a file that is out of date."""
     return run(made(DEPLOY), "make monitoring", __doc__, arguments)
 
 

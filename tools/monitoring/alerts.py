@@ -1,7 +1,7 @@
-"""What is worth waking somebody for, or looking at in the morning; docs/runbook.md says what to do.
+"""Alerts of Prometheus; docs/runbook.md documents what to do about each.
 
-No alert goes off for an idle service, nor for the seconds in which a replica or the control plane
-is made again: whatever heals by itself is given the time for it.
+No alert fires for an idle service, nor while a replica or the control plane restarts: each alert
+waits long enough for automatic recovery.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Severity = Literal["warning", "critical"]
 
 @dataclass(frozen=True)
 class Alert:
-    """A rule of Prometheus. holds_for: how long `expr` must yield something before it goes off."""
+    """Alerting rule of Prometheus. holds_for: how long `expr` must be true before it fires."""
 
     name: str
     expr: str
@@ -26,7 +26,7 @@ class Alert:
 
     @property
     def runbook(self) -> str:
-        """Where it says what to do: each alert has a heading of its name."""
+        """Return the link to the section of the runbook, whose heading is the name of the alert."""
         return f"{RUNBOOK}#{self.name.lower()}"
 
 
@@ -41,7 +41,7 @@ ALERTS = (
         "15m",
         "warning",
         "Only {{ $value | humanizePercentage }} of the draft tokens of {{ $labels.model_name }} "
-        "become output.",
+        "are accepted.",
     ),
     Alert(
         "SpecdecSpeculationSlower",
@@ -52,7 +52,7 @@ ALERTS = (
         "10m",
         "warning",
         "Drafting makes replica {{ $labels.replica }} of {{ $labels.model_name }} slower: "
-        '{{ $value | printf "%.2f" }} times the tokens a second without it.',
+        '{{ $value | printf "%.2f" }} times the tokens per second without drafts.',
     ),
     Alert(
         "SpecdecKvCacheNearlyFull",
@@ -60,7 +60,7 @@ ALERTS = (
         "5m",
         "warning",
         "{{ $value | humanizePercentage }} of the KV cache of replica {{ $labels.replica }} of "
-        "{{ $labels.model_name }} is taken.",
+        "{{ $labels.model_name }} is in use.",
     ),
     Alert(
         "SpecdecRequestsFailing",
@@ -81,12 +81,12 @@ ALERTS = (
     ),
     Alert(
         "SpecdecQueueLong",
-        # By its level: a queue that is full grows no more, and what it has no room for is refused.
+        # The level, not the growth: a full queue stops growing and rejects further requests.
         "specdec:num_requests_waiting > 10",
         "10m",
         "warning",
-        "For ten minutes requests have waited on replica {{ $labels.replica }} of "
-        "{{ $labels.model_name }}: {{ $value }} do now.",
+        "More than ten requests have waited on replica {{ $labels.replica }} of "
+        "{{ $labels.model_name }} for ten minutes: {{ $value }} now.",
     ),
     Alert(
         "SpecdecTimeToFirstTokenHigh",
@@ -98,24 +98,23 @@ ALERTS = (
         """,
         "10m",
         "warning",
-        "One request in twenty to {{ $labels.model_name }} waits "
-        "{{ $value | humanizeDuration }} or longer for its first token.",
+        "The 95th percentile of the time to first token of {{ $labels.model_name }} is "
+        "{{ $value | humanizeDuration }}.",
     ),
     Alert(
         "SpecdecDraftWorkerAway",
         "specdec:draft_worker_up == 0",
         "5m",
         "warning",
-        "Replica {{ $labels.replica }} of {{ $labels.model_name }} has gone without its draft "
-        "model for five minutes.",
+        "The draft worker of replica {{ $labels.replica }} of {{ $labels.model_name }} has been "
+        "down for five minutes.",
     ),
     Alert(
         "SpecdecReplicaMissing",
         "specdec:fleet_replicas_ready < specdec:fleet_replicas_expected",
         "5m",
         "critical",
-        "Replicas of {{ $labels.model_name }} that answer requests: {{ $value }}, fewer than there "
-        "have to be.",
+        "Ready replicas of {{ $labels.model_name }}: {{ $value }}, fewer than configured.",
     ),
     Alert(
         "SpecdecCrashLoop",
@@ -126,8 +125,8 @@ ALERTS = (
         """,
         "0m",
         "critical",
-        "Replicas or models of {{ $labels.model_name }} are made again and again: "
-        "{{ $value | humanize }} times in 15 minutes.",
+        "Replicas or models of {{ $labels.model_name }} failed {{ $value | humanize }} times in 15 "
+        "minutes.",
     ),
     Alert(
         "SpecdecReplicasDisagree",
@@ -137,28 +136,28 @@ ALERTS = (
         """,
         "2m",
         "warning",
-        "Replicas of {{ $labels.model_name }} go by different versions of what operators have set.",
+        "Replicas of {{ $labels.model_name }} apply different versions of the operator settings.",
     ),
     Alert(
         "SpecdecControlPlaneUnreachable",
-        # Behind Serve's ingress each scrape may come to another replica.
+        # Behind Serve's ingress, each scrape may reach a different replica.
         "max by (model_name) (specdec:control_plane_up) == 0",
         "2m",
         "critical",
-        "The control plane does not answer the replicas of {{ $labels.model_name }}.",
+        "The control plane does not respond to the replicas of {{ $labels.model_name }}.",
     ),
     Alert(
         "SpecdecFleetUnreachable",
         'up{job="specdec"} == 0',
         "5m",
         "critical",
-        "{{ $labels.instance }} does not tell of the service, so most other alerts are blind.",
+        "Scrapes of /metrics at {{ $labels.instance }} fail, so most other alerts have no data.",
     ),
     Alert(
         "SpecdecUnreachable",
         'up{job="specdec-replica"} == 0',
         "2m",
         "critical",
-        "Nothing answers at {{ $labels.instance }}.",
+        "Nothing responds at {{ $labels.instance }}.",
     ),
 )

@@ -1,4 +1,4 @@
-"""The panels as a Grafana dashboard, laid out on its grid of 24 columns."""
+"""Build the Grafana dashboard from the panels, on its grid of 24 columns."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _ALL = VariableOption(text="All", value="$__all")
 
 
 def dashboard_json() -> str:
-    """The whole dashboard, as Grafana imports it."""
+    """Return the dashboard as JSON that Grafana imports."""
     builder = (
         dashboard.Dashboard("specdec")
         .uid(UID)
-        .description("Speculative decoding: load, latency, acceptance and what was decided.")
+        .description("Speculative decoding: load, latency, acceptance and decisions of the policy.")
         .tags(["specdec", "llm"])
         .timezone("browser")
         .refresh("10s")
@@ -70,7 +70,7 @@ def _model_variable() -> dashboard.QueryVariable:
 
 
 def _replica_variable() -> dashboard.QueryVariable:
-    """All replicas, those that come later too, or some of them."""
+    """Return the replica filter; "All" also matches replicas that start later."""
     return (
         dashboard.QueryVariable(REPLICA_LABEL)
         .label("Replica")
@@ -141,5 +141,5 @@ def _target(query: Query, ref_id: str) -> prometheus.Dataquery:
 
 
 def _grafana_unit(unit: Unit) -> str:
-    """Grafana's own name, or a suffix for what it has no unit for."""
+    """Return Grafana's name of a unit, or a suffix for a unit that Grafana does not have."""
     return f"suffix: {unit}" if unit in ("tokens/s", "steps/s", "x") else unit

@@ -1,4 +1,4 @@
-"""Which file holds what."""
+"""Map each generated file to the function that generates it."""
 
 from __future__ import annotations
 
@@ -21,5 +21,5 @@ MADE: Mapping[Path, Callable[[], str]] = {
 
 
 def made(folder: Path) -> MadeFiles:
-    """All of them below `folder`."""
+    """Return the generated files with their paths below `folder`."""
     return {folder / path: make for path, make in MADE.items()}

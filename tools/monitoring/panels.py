@@ -1,4 +1,4 @@
-"""The panels of the dashboard, row by row: what they ask and what they mean."""
+"""Panels of the dashboard, row by row: titles, descriptions and queries."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FIRST_TOKEN = "time_to_first_token_seconds"
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel. most: where its axis ends; None where that follows the values."""
+    """Panel of the dashboard. most: the maximum of its axis; None adapts it to the values."""
 
     title: str
     meaning: str
@@ -41,7 +41,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """Panels that belong together."""
+    """Row of related panels."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -60,32 +60,39 @@ SERVICE = Row(
     (
         _stat(
             "Requests",
-            "Requests that arrived a second, over all replicas and the last ten seconds.",
+            "Requests received per second, over all replicas and the last ten seconds.",
             series("fleet_requests_per_second"),
             "reqps",
         ),
         _stat(
-            "Throughput", "Tokens generated a second.", rate("generation_tokens_total"), "tokens/s"
+            "Throughput",
+            "Tokens generated per second.",
+            rate("generation_tokens_total"),
+            "tokens/s",
         ),
         _stat(
-            "First token, p95",
-            "Of twenty requests, nineteen had their first token within this time.",
+            "Time to first token, p95",
+            "95 % of the requests received their first token within this time.",
             quantile(0.95, FIRST_TOKEN),
             "s",
         ),
         _stat(
             "Acceptance",
-            "Share of the draft tokens that became output.",
+            "Accepted draft tokens divided by all draft tokens.",
             ratio(ACCEPTED, DRAFTED),
             "percentunit",
         ),
         _stat(
             "Speed-up",
-            "Tokens a second over those without drafts, as estimated, mean over the replicas.",
+            "Estimated tokens per second relative to no drafts; mean over the replicas.",
             f"avg({series('speculation_estimated_speedup')})",
             "x",
         ),
-        _stat("Replicas ready", "Replicas that answer requests.", series("fleet_replicas_ready")),
+        _stat(
+            "Replicas ready",
+            "Replicas that are ready to serve requests.",
+            series("fleet_replicas_ready"),
+        ),
     ),
 )
 
@@ -93,8 +100,8 @@ TRAFFIC = Row(
     "Traffic and latency",
     (
         Panel(
-            "Ends of requests",
-            "Requests that ended a second, by why; errors by gRPC status code.",
+            "Finished requests",
+            "Requests finished per second, by finish reason; errors by gRPC status code.",
             (
                 Query(rate("request_success_total", "finished_reason"), "{{finished_reason}}"),
                 Query(rate("request_failure_total", "code"), "{{code}}"),
@@ -103,7 +110,7 @@ TRAFFIC = Row(
         ),
         Panel(
             "Tokens",
-            "Prompt tokens that came, those the prefix cache had, and tokens generated.",
+            "Prompt tokens, prompt tokens found in the prefix cache, and generated tokens.",
             (
                 Query(rate("prompt_tokens_total"), "prompt"),
                 Query(rate("prompt_tokens_cached_total"), "prompt, cached"),
@@ -113,13 +120,13 @@ TRAFFIC = Row(
         ),
         Panel(
             "Time to first token",
-            "From a request's arrival to its first token, queue included.",
+            "From the arrival of a request to its first token, including the queue.",
             quantiles(FIRST_TOKEN),
             "s",
         ),
         Panel(
             "Inter-token latency",
-            "Between two steps that brought tokens to a choice; with drafts, several tokens each.",
+            "Between two steps that produced tokens for a choice; with drafts, several per step.",
             quantiles("inter_token_latency_seconds"),
             "s",
         ),
@@ -130,8 +137,8 @@ TRAFFIC = Row(
             "s",
         ),
         Panel(
-            "Phases of a request",
-            "Mean time in the queue, from there to the first token, and from that to the last.",
+            "Request phases",
+            "Mean time in the queue, from the first step to the first token, and to the last.",
             (
                 Query(mean("request_queue_time_seconds"), "queue"),
                 Query(mean("request_prefill_time_seconds"), "prefill"),
@@ -141,13 +148,13 @@ TRAFFIC = Row(
             "stacked",
         ),
         Panel(
-            "Length of prompts",
-            "Tokens of a request's prompt.",
+            "Prompt length",
+            "Prompt tokens per request.",
             quantiles("request_prompt_tokens"),
         ),
         Panel(
-            "Length of answers",
-            "Tokens generated for a request, all its choices together.",
+            "Output length",
+            "Generated tokens per request, over all its choices.",
             quantiles("request_generation_tokens"),
         ),
     ),
@@ -158,7 +165,7 @@ SPECULATION = Row(
     (
         Panel(
             "Mode in force",
-            "Replicas by mode, with the rule that holds; and those that draft at this moment.",
+            "Number of replicas per mode, including the active rule, and of those that draft now.",
             (
                 Query(total("speculation_mode", "mode"), "mode {{mode}}"),
                 Query(total("speculation_in_force"), "drafting"),
@@ -166,45 +173,45 @@ SPECULATION = Row(
         ),
         Panel(
             "Chosen draft tokens",
-            "Draft tokens of a sequence in the latest step, by replica.",
+            "Draft tokens per sequence in the latest step, by replica.",
             (Query(series("speculation_chosen_tokens"), "{{replica}}"),),
         ),
         Panel(
             "Steps by number of draft tokens",
-            "How many steps a second went with each number, 0 included.",
+            "Steps per second with each number of draft tokens, including 0.",
             (Query(rate("speculation_steps_total", "num_draft_tokens"), "{{num_draft_tokens}}"),),
             "steps/s",
             "stacked",
         ),
         Panel(
             "Decisions by reason",
-            "Why steps drafted as much as they did; docs/control.md lists the reasons.",
+            "Reasons for the number of draft tokens; docs/control.md lists them.",
             (Query(rate("speculation_decisions_total", "reason"), "{{reason}}"),),
             "steps/s",
             "stacked",
         ),
         Panel(
             "Acceptance rate by method",
-            "Share of the draft tokens that became output, by what made the draft.",
+            "Accepted draft tokens divided by all draft tokens, by speculation method.",
             (Query(ratio(ACCEPTED_BY, DRAFTED_BY, "method"), "{{method}}"),),
             "percentunit",
             most=1,
         ),
         Panel(
             "Acceptance by position",
-            "Share of all drafts that were accepted up to there; 0 is the first position.",
+            "Fraction of all drafts accepted at each position; 0 is the first position.",
             (Query(_share_of_drafts(ACCEPTED_AT, "position"), "{{position}}"),),
             "percentunit",
             most=1,
         ),
         Panel(
             "Mean acceptance length",
-            "Tokens that a draft yields, the target's own included.",
+            "Tokens per draft, including the target's own token.",
             (Query(f"1 + {ratio(ACCEPTED, DRAFTS)}", "tokens"),),
         ),
         Panel(
             "Draft tokens",
-            "Draft tokens verified a second, by what came of them.",
+            "Draft tokens verified per second, by result.",
             (
                 Query(rate(ACCEPTED), "accepted"),
                 Query(rate("spec_decode_num_rejected_tokens_total"), "rejected"),
@@ -214,14 +221,14 @@ SPECULATION = Row(
         ),
         Panel(
             "Estimated speed-up",
-            "Tokens a second over those without drafts; below 1 drafting costs. docs/metrics.md "
-            "says how it is estimated.",
+            "Tokens per second relative to no drafts; below 1, drafting is slower. docs/metrics.md "
+            "documents the estimate.",
             (Query(series("speculation_estimated_speedup"), "{{replica}}"),),
             "x",
         ),
         Panel(
             "Goodput",
-            "Tokens a second that the cost table and acceptance promise, beside what came.",
+            "Tokens per second expected from the cost table and acceptance, and actual ones.",
             (
                 Query(total("goodput_tokens_per_second"), "expected"),
                 Query(rate("generation_tokens_total"), "generated"),
@@ -229,8 +236,8 @@ SPECULATION = Row(
             "tokens/s",
         ),
         Panel(
-            "Work beside drafts",
-            "Text that the draft model ran to catch up, and guesses of lookahead decoding.",
+            "Catch-up and lookahead tokens",
+            "Text that the draft model processed to catch up, and guesses of lookahead decoding.",
             (
                 Query(rate("spec_decode_num_catch_up_tokens_total"), "catch-up"),
                 Query(rate("spec_decode_num_lookahead_tokens_total"), "lookahead"),
@@ -239,7 +246,7 @@ SPECULATION = Row(
         ),
         Panel(
             "Control version",
-            "What operators have set last, and what each replica goes by.",
+            "Latest version of the operator settings, and the version each replica applies.",
             (
                 Query(series("fleet_control_version"), "set"),
                 Query(series("speculation_control_version"), "{{replica}}"),
@@ -253,7 +260,7 @@ STEPS = Row(
     (
         Panel(
             "Requests in the engine",
-            "Decoding, running with those in prefill, and waiting.",
+            "Decoding; running, including prefill; and waiting.",
             (
                 Query(total("num_requests_decoding"), "decoding"),
                 Query(total("num_requests_running"), "running"),
@@ -262,38 +269,38 @@ STEPS = Row(
         ),
         Panel(
             "Batch size",
-            "Choices of requests that a step brought tokens to.",
+            "Choices of requests that received tokens from a step.",
             quantiles("batch_size"),
         ),
         Panel(
             "KV cache",
-            "Part of the KV blocks in use, by replica.",
+            "Fraction of the KV blocks in use, by replica.",
             (Query(series("kv_cache_usage_perc"), "{{replica}}"),),
             "percentunit",
             most=1,
         ),
         Panel(
             "Cached prompts",
-            "Share of prompt tokens whose KV the prefix cache had.",
+            "Fraction of prompt tokens found in the prefix cache.",
             (Query(ratio("prompt_tokens_cached_total", "prompt_tokens_total"), "cached"),),
             "percentunit",
             most=1,
         ),
         Panel(
-            "Drafting",
-            "What a step waited for its drafts.",
+            "Draft time",
+            "Time that a step waited for its drafts.",
             quantiles("draft_time_seconds"),
             "s",
         ),
         Panel(
-            "Verification",
-            "From handing the target a step to having its answer.",
+            "Verification time",
+            "From sending a step to the target to receiving its result.",
             quantiles("verify_time_seconds"),
             "s",
         ),
         Panel(
             "Steps",
-            "Forward passes of the target, and parts of prompts that left more to do.",
+            "Forward passes of the target, and prompt chunks other than the last of a prompt.",
             (
                 Query(rate("engine_steps_total"), "steps"),
                 Query(rate("prefill_chunks_total"), "prefill chunks"),
@@ -302,7 +309,7 @@ STEPS = Row(
         ),
         Panel(
             "Preemptions",
-            "Requests that gave up their KV blocks, a second.",
+            "Preempted requests per second, whose KV blocks were released.",
             (Query(rate("num_preemptions_total"), "preemptions"),),
             "reqps",
         ),
@@ -310,19 +317,19 @@ STEPS = Row(
 )
 
 FAILURES = Row(
-    "What can break",
+    "Failures",
     (
         Panel(
             "Replicas",
-            "Those that answer requests, and those that there have to be at any load.",
+            "Replicas that are ready, and replicas required at any load.",
             (
                 Query(series("fleet_replicas_ready"), "ready"),
                 Query(series("fleet_replicas_expected"), "expected"),
             ),
         ),
         Panel(
-            "Losses",
-            "Replicas, targets and draft models that were lost, in the hour before.",
+            "Restarts and losses",
+            "Replicas, targets and draft models lost within the last hour.",
             (
                 Query(f"increase({series('fleet_replicas_lost_total')}[1h])", "replicas"),
                 Query(f"sum(increase({series('target_restarts_total')}[1h]))", "targets"),
@@ -333,37 +340,37 @@ FAILURES = Row(
         ),
         Panel(
             "Draft worker",
-            "1 while a replica's draft model has a worker; empty without a draft model.",
+            "1 while the draft worker of a replica is running; empty without a draft model.",
             (Query(series("draft_worker_up"), "{{replica}}"),),
             most=1,
         ),
         Panel(
             "Control plane",
-            "1 while the control plane answers the replica that was scraped.",
+            "1 while the control plane responds to the scraped replica.",
             (Query(series("control_plane_up"), "{{replica}}"),),
             most=1,
         ),
         Panel(
-            "Age of reports",
-            "Up to 30 s at rest, about a second under load.",
+            "Report age",
+            "Normally up to 30 s when idle, and about one second under load.",
             (Query(series("replica_report_age_seconds"), "{{replica}}"),),
             "s",
         ),
         Panel(
             "Uptime",
-            "Since each replica's process began to serve.",
+            "Time since the process of each replica started to serve.",
             (Query(series("replica_uptime_seconds"), "{{replica}}"),),
             "s",
         ),
         Panel(
             "Readiness",
-            "1 while a replica answers requests.",
+            "1 while a replica is ready to serve requests.",
             (Query(series("replica_ready"), "{{replica}}"),),
             most=1,
         ),
         Panel(
-            "Arrivals",
-            "Requests that come, each choice counted as one, by replica.",
+            "Received requests",
+            "Requests received per second by replica; each choice counts as one.",
             (Query(rate("requests_received_total", "replica"), "{{replica}}"),),
             "reqps",
         ),

@@ -1,4 +1,4 @@
-"""Prometheus' own files: what it scrapes, and the alerts as its rules."""
+"""Generate Prometheus' scrape configuration and alerting rules."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from tools.monitoring.alerts import ALERTS, Alert
 FLEET_JOB, REPLICA_JOB = "specdec", "specdec-replica"
 TARGET = "127.0.0.1:8000"
 
-_MADE = "# Made by `make monitoring` from tools/monitoring; a test compares the two.\n"
+_MADE = "# Generated from tools/monitoring by `make monitoring`; a test compares the two.\n"
 
 
 def rules_yaml() -> str:
-    """The alerts, as `rule_files` takes them."""
+    """Return the alerts in the format of `rule_files`."""
     return _dump({"groups": [{"name": "specdec", "rules": [_rule(alert) for alert in ALERTS]}]})
 
 
 def scrape_yaml() -> str:
-    """A configuration for a service on this machine; elsewhere the targets differ.
+    """Return the scrape configuration for a service on this machine; elsewhere the targets differ.
 
-    The whole fleet is one target. The other one says whether the control plane answers, which the
-    first cannot say while it does not.
+    One target covers the whole fleet. The other reports whether the control plane responds, which
+    the first cannot report while the control plane is unavailable.
     """
     kept = "|".join(each.exposed_name for each in LINK_METRICS)
     keep = {"source_labels": ["__name__"], "regex": kept, "action": "keep"}
@@ -55,7 +55,7 @@ def _rule(alert: Alert) -> dict[str, Any]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Keeps the lines of a text of several."""
+    """YAML dumper that preserves the line breaks of multi-line strings."""
 
 
 def _write_text(dumper: _Dumper, text: str) -> yaml.ScalarNode:

@@ -1,7 +1,7 @@
-"""PromQL over the service's metrics, for the panels of the dashboard.
+"""PromQL expressions over the service's metrics, for the panels of the dashboard.
 
-Every expression is narrowed to the model and the replicas that the dashboard's reader has chosen.
-Rates come before sums and sums before ratios, so that a replica that starts anew makes no jump.
+Every expression selects the model and the replicas that the user of the dashboard has chosen.
+Rates come before sums and sums before ratios, so that a restarted replica causes no jump.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ WINDOW = "$__rate_interval"
 
 @dataclass(frozen=True)
 class Query:
-    """An expression, and how Grafana names its series; `legend` may hold {{labels}}."""
+    """PromQL expression and the legend of its series; `legend` may contain {{labels}}."""
 
     expr: str
     legend: str
 
 
 def series(name: str) -> str:
-    """A metric by its exposed name without the prefix."""
+    """Return the selector of a metric; `name` is its exposed name without the prefix."""
     chosen = f'{MODEL_LABEL}="$model_name"'
     if not name.startswith("fleet_"):
         chosen += f', {REPLICA_LABEL}=~"$replica"'
@@ -31,32 +31,32 @@ def series(name: str) -> str:
 
 
 def total(name: str, by: str = "") -> str:
-    """A gauge over all replicas, or for each value of a label."""
+    """Return the sum of a gauge over all replicas, or for each value of the labels `by`."""
     return f"{_sum(by)}({series(name)})"
 
 
 def rate(name: str, by: str = "") -> str:
-    """What a counter grows by a second, over all replicas or for each value of labels."""
+    """Return the rate of a counter, over all replicas or for each value of the labels `by`."""
     return f"{_sum(by)}(rate({series(name)}[{WINDOW}]))"
 
 
 def ratio(part: str, whole: str, by: str = "") -> str:
-    """One counter's growth over another's."""
+    """Return the rate of one counter divided by that of another."""
     return f"{rate(part, by)} / {rate(whole, by)}"
 
 
 def mean(histogram: str) -> str:
-    """What an observation was on average."""
+    """Return the mean of a histogram's observations."""
     return ratio(f"{histogram}_sum", f"{histogram}_count")
 
 
 def quantile(share: float, histogram: str) -> str:
-    """What so many of the observations did not exceed."""
+    """Return a quantile of a histogram; `share` is from 0 to 1."""
     return f"histogram_quantile({share:g}, {rate(f'{histogram}_bucket', 'le')})"
 
 
 def quantiles(histogram: str) -> tuple[Query, ...]:
-    """Median, 95th and 99th percentile."""
+    """Return the median, the 95th and the 99th percentile of a histogram."""
     shares = ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
     return tuple(Query(quantile(share, histogram), legend) for share, legend in shares)
 
