@@ -1,1 +1,1 @@
-"""The service's gRPC API: the .proto files, and the stubs that the build generates beside them."""
+"""gRPC API of the service: the .proto files and the stubs generated from them."""

@@ -1,1 +1,1 @@
-"""Protobuf package `specdec`, a folder a version."""
+"""Protobuf package `specdec`, with one folder per version."""
