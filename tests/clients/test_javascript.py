@@ -1,4 +1,4 @@
-"""The JavaScript of docs/clients.md: it is the file that is run here, against the real service."""
+"""Tests of the JavaScript example of docs/clients.md against the real service."""
 
 import os
 import re
@@ -19,7 +19,7 @@ PROMPT = "Once upon a time"
 KEY = "sk-correct-horse"
 
 
-def test_the_page_shows_the_file_that_is_run():
+def test_the_page_shows_the_tested_file():
     page = (ROOT / "docs" / "clients.md").read_text()
     [shown] = re.findall(r"```javascript\n(.*?)```", page, re.DOTALL)
     assert shown == (FOLDER / SCRIPT).read_text()
@@ -27,7 +27,7 @@ def test_the_page_shows_the_file_that_is_run():
 
 @pytest.fixture(scope="module")
 def script(tmp_path_factory):
-    """The script beside the packages that its lock file names."""
+    """Return the path of the script, installed with the packages of its lock file."""
     if not (shutil.which("npm") and shutil.which("node")):
         pytest.skip("needs node and npm")
     folder = tmp_path_factory.mktemp("javascript")
@@ -47,17 +47,17 @@ def run(script, service, **environment):
 @pytest.mark.slow
 @pytest.mark.e2e
 @pytest.mark.timeout(500)
-def test_javascript_streams_what_python_gets(script, tiny_model_dir, tmp_path):
+def test_javascript_streams_the_same_text_as_python(script, tiny_model_dir, tmp_path):
     keys = tmp_path / "keys.yaml"
     keys.write_text(f"[{{name: ann, key: {KEY}}}]")
     flags = ["--max-model-len", "256", "--api-key-file", str(keys)]
     with running_service(tiny_model_dir, tmp_path / "log", *flags) as service:
-        said = run(script, service, SPECDEC_API_KEY=KEY)
+        streamed = run(script, service, SPECDEC_API_KEY=KEY)
         refused = run(script, service, SPECDEC_API_KEY="sk-wrong-key")
         with Client(service.grpc_address, api_key=KEY) as client:
             params = SamplingParams(temperature=0.8, seed=7, max_tokens=64)
             expected = client.generate(PROMPT, params)
-    assert (said.returncode, said.stdout) == (0, expected.text), said.stderr
-    assert re.search(r"\d+ of \d+ draft tokens accepted", said.stderr)
+    assert (streamed.returncode, streamed.stdout) == (0, expected.text), streamed.stderr
+    assert re.search(r"\d+ of \d+ draft tokens accepted", streamed.stderr)
     assert (refused.returncode, refused.stdout) == (1, "")
     assert refused.stderr.startswith("UNAUTHENTICATED: an API key is needed")

@@ -1,4 +1,4 @@
-"""What a Dockerfile says, as far as ours go: one word an instruction, backslashes, no heredocs."""
+"""Parser for the subset of Dockerfile syntax that ours use: continuation lines, no heredocs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Instruction:
-    """word: RUN, COPY and so on. text: the rest, on one line."""
+    """Instruction of a Dockerfile. word: RUN, COPY and so on. text: the rest, on one line."""
 
     word: str
     text: str
 
     @property
     def listed(self) -> list[str]:
-        """Of the exec form."""
+        """Return the arguments of the exec form."""
         words = json.loads(self.text[self.text.index("[") :])
         assert all(isinstance(word, str) for word in words)
         return words
@@ -26,14 +26,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Copy:
-    """sources: of the build context. None of them comes from another stage."""
+    """COPY instruction from the build context, not from another stage."""
 
     sources: list[str]
     destination: str
 
 
 def stages(path: Path) -> list[list[Instruction]]:
-    """The instructions of each stage, its FROM first."""
+    """Return the instructions of each stage; the first one is its FROM."""
     lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
     text = re.sub(r"\\\n\s*", "", "\n".join(lines))
     found: list[list[Instruction]] = []
@@ -50,7 +50,7 @@ def of_word(stage: list[Instruction], word: str) -> list[Instruction]:
 
 
 def copies(stage: list[Instruction]) -> list[Copy]:
-    """From the build context alone."""
+    """Return the COPY instructions whose sources are in the build context."""
     words = [shlex.split(each.text) for each in of_word(stage, "COPY")]
     ours = [each for each in words if not any(word.startswith("--from") for word in each)]
     return [Copy(each[:-1], each[-1]) for each in ours]

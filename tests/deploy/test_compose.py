@@ -1,4 +1,4 @@
-"""The laptop's compose file and what it mounts."""
+"""Tests of the compose file and the files that it mounts."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ def services():
     return yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
 
 
-def test_only_this_machine_reaches_what_is_published(services):
+def test_ports_are_published_on_loopback_only(services):
     ports = [port for each in services.values() for port in each.get("ports", ())]
     assert len(ports) == 4
     assert all(port.startswith("127.0.0.1:") for port in ports)
@@ -27,7 +27,7 @@ def test_images_are_pinned(services):
         assert each["image"].rpartition(":")[2][-1].isdigit()
 
 
-def test_what_is_mounted_is_there(services):
+def test_mounted_files_exist(services):
     mounted = [
         volume.split(":")[0] for each in services.values() for volume in each.get("volumes", ())
     ]
@@ -39,7 +39,7 @@ def test_what_is_mounted_is_there(services):
     assert (FOLDER / build["context"] / build["dockerfile"]).is_file()
 
 
-def test_there_is_time_to_drain(services):
+def test_stop_grace_period_covers_the_drain(services):
     specdec = services["specdec"]
     given = dict(
         flag.removeprefix("--").replace("-", "_").split("=") for flag in specdec["command"]
@@ -48,7 +48,7 @@ def test_there_is_time_to_drain(services):
     assert int(specdec["stop_grace_period"].removesuffix("s")) >= config.drain_timeout_s + 25
 
 
-def test_grafana_finds_its_source_and_its_dashboard(services):
+def test_grafana_finds_its_data_source_and_dashboard(services):
     [source] = yaml.safe_load((FOLDER / "grafana/datasources.yaml").read_text())["datasources"]
     host, _, port = source["url"].removeprefix("http://").partition(":")
     assert services["prometheus"]["network_mode"] == f"service:{host}"

@@ -1,4 +1,4 @@
-"""The Dockerfiles: what they must hold, and their steps as far as they run without an engine."""
+"""Tests of the Dockerfiles: their content, and the steps that run without a container engine."""
 
 import os
 import re
@@ -30,8 +30,8 @@ def dockerfile(request):
     return request.param
 
 
-def ignored():
-    """Which top-level names of the repository the build context lacks: all but these."""
+def build_context():
+    """Return the top-level names that .dockerignore excepts, which form the build context."""
     lines = Path(".dockerignore").read_text().splitlines()
     assert "*" in lines
     return {line[1:] for line in lines if line.startswith("!")}
@@ -46,11 +46,13 @@ def test_base_images_are_pinned_to_a_patch_version(dockerfile):
     assert all(re.fullmatch(r"[a-z/]+:\d+\.\d+\.\d+[-a-z0-9]*", base) for base in bases), bases
 
 
-def test_what_is_copied_is_there_and_in_the_build_context(dockerfile):
+def test_copied_files_exist_and_are_the_whole_build_context(dockerfile):
     sources = [
         source for stage in stages(dockerfile) for each in copies(stage) for source in each.sources
     ]
-    assert set(sources) == ignored(), "the context holds what is copied, and nothing else"
+    assert set(sources) == build_context(), (
+        "the build context must contain the copied files and nothing else"
+    )
     assert all(Path(source).exists() for source in sources)
 
 
@@ -61,35 +63,35 @@ def test_nothing_runs_as_root(dockerfile):
     assert not of_word(after, "RUN")
 
 
-def test_what_builds_stays_behind(dockerfile):
+def test_build_tools_are_not_in_the_final_stage(dockerfile):
     build, last = stages(dockerfile)
     assert any("grpcio-tools" in each.text for each in of_word(build, "RUN"))
     assert not any("pip" in each.text for each in of_word(last, "RUN"))
 
 
-def test_packages_of_the_system_leave_no_lists(dockerfile):
+def test_apt_lists_are_removed(dockerfile):
     for each in of_word(stages(dockerfile)[-1], "RUN"):
         if "apt-get install" in each.text:
             assert "--no-install-recommends" in each.text
             assert "rm -rf /var/lib/apt/lists/*" in each.text
 
 
-def test_ray_is_told_what_specdec_serve_tells_it(dockerfile):
-    """So that `ray start` in the image gives the same service."""
+def test_ray_has_the_environment_that_specdec_serve_sets(dockerfile):
+    """`ray start` in the image must behave like the Ray that `specdec serve` starts."""
     given = environment(stages(dockerfile)[-1])
     assert {name: given.get(name) for name in RAY_ENVIRONMENT} == RAY_ENVIRONMENT
 
 
-def test_no_secret_is_in_it(dockerfile):
+def test_no_variable_is_a_secret(dockerfile):
     names = [name for stage in stages(dockerfile) for name in environment(stage)]
     names += [each.text for stage in stages(dockerfile) for each in of_word(stage, "ARG")]
     assert not [name for name in names if re.search("TOKEN|KEY|SECRET|PASSWORD", name)]
 
 
-def test_whatever_follows_the_image_it_serves_on_all_interfaces(dockerfile, served):
+def test_the_image_serves_on_all_interfaces_with_any_arguments(dockerfile, served):
     *_, last = stages(dockerfile)
     [entry] = of_word(last, "ENTRYPOINT")
-    assert not of_word(last, "CMD"), "arguments would replace it"
+    assert not of_word(last, "CMD"), "arguments of docker run would replace it"
     specdec, *arguments = entry.listed
     assert specdec == "specdec"
     given = [*arguments, "org/model", "--block-size", "8"]
@@ -103,7 +105,7 @@ def test_whatever_follows_the_image_it_serves_on_all_interfaces(dockerfile, serv
 
 @pytest.fixture
 def served(monkeypatch):
-    """The configurations that the service was to be started with."""
+    """Return the configurations that the command passes to the service."""
     configs = []
     fake = types.ModuleType("cluster.serve.startup")
     fake.serve_forever = lambda config, report, others: configs.append(config)
@@ -111,9 +113,9 @@ def served(monkeypatch):
     return configs
 
 
-@pytest.mark.skipif(shutil.which("wget") is None, reason="no wget on the path, as there is inside")
-def test_the_health_check_asks_for_readiness(dockerfile, tmp_path):
-    """Its command is run: against servers that are ready, by TLS or not, and against none."""
+@pytest.mark.skipif(shutil.which("wget") is None, reason="wget is not on the path")
+def test_the_health_check_requests_readiness(dockerfile, tmp_path):
+    """Run its command against ready servers, with TLS and without, and against no server."""
     [check] = of_word(stages(dockerfile)[-1], "HEALTHCHECK")
     command = check.text.partition(" CMD ")[2]
     assert command.count("127.0.0.1:8000/ready") == 2
@@ -153,7 +155,7 @@ class QuietHandler(SimpleHTTPRequestHandler):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_the_environment_can_be_built(tmp_path):
-    """The steps of the build stage, with a directory of this machine in place of /opt/specdec."""
+    """Run the steps of the build stage, with a temporary directory instead of /opt/specdec."""
     build, _ = stages(Path("deploy/docker/Dockerfile.cpu"))
     context, prefix = tmp_path / "build", tmp_path / "specdec"
     context.mkdir()
@@ -161,7 +163,7 @@ def test_the_environment_can_be_built(tmp_path):
         if instruction.word == "COPY":
             *sources, _ = instruction.text.split()
             for source in sources:
-                take(Path(source), context / source)
+                copy_source(Path(source), context / source)
         if instruction.word == "RUN":
             step = instruction.text.replace("/opt/specdec", str(prefix))
             step = step.replace("python -m venv", f"{sys.executable} -m venv")
@@ -169,8 +171,8 @@ def test_the_environment_can_be_built(tmp_path):
                 ["bash", "-ec", step], cwd=context, capture_output=True, text=True
             )
             assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert answer_of(prefix, "--version").startswith("specdec ")
-    assert "--ray-address" in answer_of(prefix, "serve", "--help")
+    assert output_of(prefix, "--version").startswith("specdec ")
+    assert "--ray-address" in output_of(prefix, "serve", "--help")
     for absent in ("pytest", "grpc_tools"):
         found = subprocess.run(
             [prefix / "bin/python", "-c", f"import {absent}"], capture_output=True
@@ -186,14 +188,14 @@ def test_the_environment_can_be_built(tmp_path):
     assert built.returncode == 0, built.stderr
 
 
-def take(source, destination):
+def copy_source(source, destination):
     if source.is_dir():
         shutil.copytree(source, destination, ignore=shutil.ignore_patterns("__pycache__", "*_pb2*"))
     else:
         shutil.copy(source, destination)
 
 
-def answer_of(prefix, *arguments):
+def output_of(prefix, *arguments):
     command = [prefix / "bin/specdec", *arguments]
     environment = {**os.environ, "PYTHONPATH": ""}
     done = subprocess.run(command, env=environment, cwd=prefix, capture_output=True, text=True)

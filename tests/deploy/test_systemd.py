@@ -1,4 +1,4 @@
-"""The unit for bare metal, as systemd itself reads it."""
+"""Tests of the systemd unit with systemd-analyze."""
 
 import re
 import shutil
@@ -9,7 +9,7 @@ import pytest
 
 UNIT = Path("deploy/systemd/specdec.service")
 MOST_EXPOSED = 3.0
-"""Of 10, as `systemd-analyze security` judges; 9.6 is a unit that says nothing."""
+"""Limit of the exposure level of `systemd-analyze security`, out of 10; 9.6 is the default."""
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="no systemd-analyze on the path"
@@ -22,7 +22,7 @@ def analyze(*arguments):
 
 
 @needs_systemd
-def test_systemd_knows_every_word_of_it(tmp_path):
+def test_systemd_accepts_every_directive(tmp_path):
     unit = tmp_path / UNIT.name
     unit.write_text(re.sub(r"/opt/specdec/bin/specdec", "/bin/true", UNIT.read_text()))
     assert analyze("verify", "--man=no", str(unit)) == ""
@@ -30,6 +30,6 @@ def test_systemd_knows_every_word_of_it(tmp_path):
 
 @needs_systemd
 def test_it_is_hardened():
-    said = analyze("security", "--offline=true", str(UNIT))
-    exposure = float(re.search(r"exposure level for specdec.service: ([\d.]+)", said)[1])
-    assert exposure <= MOST_EXPOSED, said
+    report = analyze("security", "--offline=true", str(UNIT))
+    exposure = float(re.search(r"exposure level for specdec.service: ([\d.]+)", report)[1])
+    assert exposure <= MOST_EXPOSED, report

@@ -1,4 +1,4 @@
-"""A real Prometheus that scrapes a service of these tests, by the configuration under deploy/."""
+"""Prometheus server for tests, with the scrape configuration under deploy/."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ class RunningPrometheus:
     url: str
 
     def query(self, expr: str) -> list[float]:
-        """What an expression yields now, a value for each series; what is no number is left out."""
-        found = self.ask("query", query=expr)["result"]
+        """Return the current value of each series of an expression, without NaN."""
+        found = self.get("query", query=expr)["result"]
         values = [float(series["value"][1]) for series in found]
         return [value for value in values if not math.isnan(value)]
 
-    def ask(self, what: str, **params: str) -> Any:
-        answer = httpx.get(f"{self.url}/api/v1/{what}", params=params).json()
-        assert answer["status"] == "success", answer
-        return answer["data"]
+    def get(self, path: str, **params: str) -> Any:
+        body = httpx.get(f"{self.url}/api/v1/{path}", params=params).json()
+        assert body["status"] == "success", body
+        return body["data"]
 
 
 @contextmanager
 def running_prometheus(target: str, directory: Path) -> Iterator[RunningPrometheus]:
-    """target: host:port of the service's HTTP interface. Ended with the block."""
+    """Run Prometheus for the block. target: host:port of the service's HTTP interface."""
     config = yaml.safe_load((DEPLOY / SCRAPE).read_text())
     config["global"] = {"scrape_interval": INTERVAL, "evaluation_interval": INTERVAL}
     config["rule_files"] = [str(DEPLOY / RULES)]

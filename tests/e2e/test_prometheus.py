@@ -1,4 +1,4 @@
-"""A real Prometheus asks two replicas with a draft model all that the dashboard wants to know."""
+"""Tests of a real Prometheus that scrapes two replicas with a draft model."""
 
 import json
 import shutil
@@ -38,26 +38,26 @@ MODEL = "monitored"
 
 @pytest.fixture(scope="module")
 def service(tiny_model_dir, tmp_path_factory):
-    """Two replicas, so that one Router has to tell of another."""
+    """Start two replicas, so that one Router must report the metrics of another."""
     draft = {"method": "draft_model", "model": str(tiny_model_dir), "num_speculative_tokens": 3}
     flags = ["--speculative-config", json.dumps(draft), "--served-model-name", MODEL]
     flags += ["--ingress", "serve", "--num-replicas", "2", "--max-model-len", "256"]
     log = tmp_path_factory.mktemp("monitored") / "log"
     with running_service(tiny_model_dir, log, *flags) as service:
-        with AdminClient(service.grpc_address) as admin:  # whether drafts pay here or not
+        with AdminClient(service.grpc_address) as admin:  # also where drafts are slower
             admin.set_speculation(SpeculationChange(mode="on"))
         yield service
 
 
 class Load:
-    """Requests, one after another on each of several streams, and what they brought."""
+    """Load of several streams, each with one request at a time."""
 
     def __init__(self, address):
         self.address = address
         self.is_over = threading.Event()
 
-    def ask(self):
-        """Tokens generated and draft tokens accepted, until the load is over."""
+    def generate(self):
+        """Return the numbers of generated and of accepted draft tokens at the end of the load."""
         params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
         tokens = accepted = 0
         with Client(self.address, timeout_s=60) as client:
@@ -67,17 +67,17 @@ class Load:
                 accepted += usage.speculation.num_accepted_tokens
         return tokens, accepted
 
-    def refuse(self):
-        """A call that is refused."""
+    def send_invalid(self):
+        """Send a request that the service rejects."""
         with Client(self.address) as client, suppress(ClientError):
             client.generate([10**9], SamplingParams(max_tokens=1))
 
 
 @contextmanager
 def running(load):
-    """Yields what will hold each stream's yield once the load is over."""
+    """Yield a future per stream; each resolves to its token counts when the load ends."""
     with ThreadPoolExecutor(NUM_STREAMS) as pool:
-        streams = [pool.submit(load.ask) for _ in range(NUM_STREAMS)]
+        streams = [pool.submit(load.generate) for _ in range(NUM_STREAMS)]
         try:
             yield streams
         finally:
@@ -101,7 +101,7 @@ def replicas(text):
 
 
 def total(service, name):
-    """Over both replicas."""
+    """Return the sum of a metric over both replicas."""
     text = scrape(service)
     return sum(samples(text, replica).get((name,), 0) for replica in replicas(text))
 
@@ -114,7 +114,7 @@ def wait_until(condition, timeout_s=30):
 
 
 def panel_queries():
-    """By panel and legend, with Grafana's variables filled in."""
+    """Return the queries by panel and legend, with values for Grafana's variables."""
     dashboard = json.loads((DEPLOY / DASHBOARD).read_text())
     variables = {"$__rate_interval": WINDOW, "$model_name": MODEL, "$replica": ".*"}
     queries = {}
@@ -131,22 +131,22 @@ def test_every_panels_query_returns_data(service, tmp_path):
     load = Load(service.grpc_address)
     target = service.http_url.removeprefix("http://")
     with running_prometheus(target, tmp_path) as prometheus, running(load):
-        load.refuse()
+        load.send_invalid()
         left = panel_queries()
         deadline_s = time.monotonic() + 60
         while left:
             left = {key: expr for key, expr in left.items() if not prometheus.query(expr)}
             assert time.monotonic() < deadline_s, f"no data: {left}"
-            load.refuse()
+            load.send_invalid()
             time.sleep(1)
-        rules = prometheus.ask("rules")["groups"][0]["rules"]
+        rules = prometheus.get("rules")["groups"][0]["rules"]
         assert {rule["health"] for rule in rules} == {"ok"}
         assert [rule["name"] for rule in rules if rule["state"] == "firing"] == []
         assert len(prometheus.query("specdec:replica_ready == 1")) == 2
         assert prometheus.query("count(specdec:control_plane_up)") == [1]
 
 
-def test_the_running_service_exposes_the_catalogue_and_nothing_else(service):
+def test_the_service_exposes_exactly_the_defined_metrics(service):
     of_fleet = {each.name: each.type for each in (*REPLICA_METRICS, *FLEET_METRICS)}
     of_replica = {each.name: each.type for each in (*REPLICA_METRICS, *LINK_METRICS)}
     for path, expected in (("/metrics", of_fleet), ("/metrics/replica", of_replica)):
@@ -156,25 +156,25 @@ def test_the_running_service_exposes_the_catalogue_and_nothing_else(service):
     assert len(replicas(scrape(service, "/metrics/replica"))) == 1
 
 
-def test_both_replicas_together_have_counted_what_clients_were_told(service):
+def test_the_counters_of_both_replicas_sum_to_the_usage_of_clients(service):
     names = ("generation_tokens_total", "spec_decode_num_accepted_tokens_total")
-    time.sleep(1.5)  # what was said before is a second old at most
+    time.sleep(1.5)  # reports of earlier requests arrive within a second
     before = [total(service, name) for name in names]
     load = Load(service.grpc_address)
     with running(load) as streams:
         time.sleep(3)
-    told = [sum(column) for column in zip(*(stream.result() for stream in streams), strict=True)]
-    assert told[0] > 0
-    # The replica that does not answer has reported within a second.
+    used = [sum(column) for column in zip(*(stream.result() for stream in streams), strict=True)]
+    assert used[0] > 0
+    # The replica that does not serve the scrape reports within a second.
     wait_until(
         lambda: (
-            [total(service, name) for name in names] == [*map(sum, zip(before, told, strict=True))]
+            [total(service, name) for name in names] == [*map(sum, zip(before, used, strict=True))]
         ),
         5,
     )
 
 
-def test_while_the_control_plane_is_away_the_fleet_is_not_told_of(service):
+def test_fleet_metrics_are_unavailable_without_the_control_plane(service):
     [plane] = [each for each in service.descendants() if "ControlPlane" in command_of(each)]
     plane.kill()
     wait_until(lambda: httpx.get(f"{service.http_url}/metrics").status_code == 503, 10)
@@ -187,5 +187,5 @@ def test_while_the_control_plane_is_away_the_fleet_is_not_told_of(service):
 def command_of(process):
     try:
         return " ".join(process.cmdline())
-    except psutil.Error:  # it has just ended
+    except psutil.Error:  # the process has just ended
         return ""

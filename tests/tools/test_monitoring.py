@@ -1,4 +1,4 @@
-"""What is under deploy/ is what its code makes, and asks for nothing that is not there."""
+"""Tests of the generated monitoring files under deploy/ and of the runbook."""
 
 import json
 import re
@@ -30,7 +30,7 @@ needs_promtool = pytest.mark.skipif(
 
 
 def panels():
-    """Every panel of the dashboard, rows aside."""
+    """Return every panel of the dashboard except rows."""
     dashboard = json.loads((DEPLOY / DASHBOARD).read_text())
     return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
 
@@ -45,14 +45,14 @@ def rule_queries():
 
 
 def without_variables(expr):
-    """As Grafana fills them in."""
+    """Return the expression with values in place of Grafana's variables."""
     return (
         expr.replace("$__rate_interval", "1m").replace("$model_name", "m").replace("$replica", "r")
     )
 
 
 def selectors(expr):
-    """The metrics that an expression reads, with the labels that it compares."""
+    """Return the metrics that an expression reads, each with the labels that it matches."""
     found = []
 
     def visit(node):
@@ -65,7 +65,7 @@ def selectors(expr):
 
 
 def series_labels():
-    """Every series that the exposition may have, with the names of its labels."""
+    """Return every series that the service can expose, with the names of its labels."""
     labels = {}
     for spec in (*REPLICA_METRICS, *FLEET_METRICS, *LINK_METRICS):
         about = {"model_name"} if spec in FLEET_METRICS else {"model_name", "replica"}
@@ -78,11 +78,11 @@ def series_labels():
     return labels
 
 
-def test_the_files_are_as_they_would_be_made_now():
+def test_generated_files_are_up_to_date():
     assert changed_files(made(DEPLOY)) == [], "run `make monitoring`"
 
 
-def test_a_file_that_was_changed_by_hand_is_noticed(tmp_path, monkeypatch, capsys):
+def test_check_detects_a_file_changed_by_hand(tmp_path, monkeypatch, capsys):
     write_files(made(tmp_path / "deploy"))
     monkeypatch.chdir(tmp_path)
     assert main(["check"]) == 0
@@ -95,29 +95,29 @@ def test_a_file_that_was_changed_by_hand_is_noticed(tmp_path, monkeypatch, capsy
 
 
 @pytest.mark.parametrize("expr", [*panel_queries(), *rule_queries()])
-def test_every_metric_and_label_that_is_named_exists(expr):
+def test_every_metric_and_label_in_queries_exists(expr):
     known = series_labels()
     for name, compared in selectors(expr):
         if name in NOT_OURS:
             continue
-        assert name in known, f"{name} is not in the catalogue"
+        assert name in known, f"{name} is not defined"
         assert set(compared) <= known[name], f"{name} has no such label"
 
 
-def test_every_metric_that_tells_of_speculation_is_on_the_dashboard():
+def test_every_speculation_metric_is_on_the_dashboard():
     shown = {name for expr in panel_queries() for name, _ in selectors(expr)}
     known = {name for name in series_labels() if re.search("specul|spec_decode|goodput", name)}
     assert known <= shown
 
 
-def test_titles_are_unique_and_every_panel_says_what_it_means():
+def test_titles_are_unique_and_every_panel_has_a_description():
     titles = [panel["title"] for panel in panels()]
     assert len(set(titles)) == len(titles) > 30
     assert all(panel["description"] for panel in panels())
 
 
-def test_panels_lie_side_by_side():
-    """None over another, and none beyond the 24 columns of the grid."""
+def test_panels_do_not_overlap():
+    """All panels must lie within the 24 columns of the grid."""
     taken = set()
     for panel in panels():
         place = panel["gridPos"]
@@ -135,20 +135,20 @@ def test_every_alert_has_a_section_of_the_runbook_and_every_section_an_alert():
     assert all(alert.runbook == f"{RUNBOOK}#{alert.name.lower()}" for alert in ALERTS)
 
 
-def test_every_section_says_what_it_means_what_to_look_at_and_what_to_do():
+def test_every_section_has_its_three_parts():
     _, *sections = re.split(r"^## ", (ROOT / RUNBOOK).read_text(), flags=re.MULTILINE)
     for section in sections:
         for part in ("**Means.**", "**Look at.**", "**Do.**"):
             assert section.count(part) == 1, (section.splitlines()[0], part)
 
 
-def test_every_alert_is_tested_to_go_off_and_not_to():
-    goes_off, stays_silent = set(), set()
+def test_every_alert_is_tested_to_fire_and_not_to_fire():
+    fires, silent = set(), set()
     for path in RULE_TESTS:
         for case in yaml.safe_load(path.read_text())["tests"]:
             for each in case["alert_rule_test"]:
-                (goes_off if each.get("exp_alerts") else stays_silent).add(each["alertname"])
-    assert goes_off == stays_silent == {alert.name for alert in ALERTS}
+                (fires if each.get("exp_alerts") else silent).add(each["alertname"])
+    assert fires == silent == {alert.name for alert in ALERTS}
 
 
 @needs_promtool
@@ -160,12 +160,12 @@ def test_promtool_accepts_the_configuration_and_its_rules():
 
 @needs_promtool
 @pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.stem)
-def test_promtool_finds_the_alerts_as_they_are_meant(path):
+def test_promtool_passes_the_tests_of_the_alerts(path):
     done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_nothing_else_lies_beside_what_is_made():
+def test_only_generated_files_and_tests_are_present():
     present = {
         path for folder in ("grafana", "prometheus") for path in (DEPLOY / folder).rglob("*")
     }
@@ -173,13 +173,13 @@ def test_nothing_else_lies_beside_what_is_made():
     assert files == {*RULE_TESTS, *(DEPLOY / path for path in MADE)}
 
 
-def test_the_runbook_names_panels_and_settings_that_exist():
+def test_panels_and_flags_in_the_runbook_exist():
     text = (ROOT / RUNBOOK).read_text()
     named = set(re.findall(r'"([A-Z][a-z][\w -]+)"', text))
     assert named
     assert named <= {panel["title"] for panel in panels()}
     flags = set(re.findall(r"`?(--[a-z-]+)", text))
-    of_operators = {
+    operator_flags = {
         flag for param in set_speculation.params for flag in (*param.opts, *param.secondary_opts)
     }
-    assert flags <= {f"--{name.replace('_', '-')}" for name in settings()} | of_operators
+    assert flags <= {f"--{name.replace('_', '-')}" for name in settings()} | operator_flags
