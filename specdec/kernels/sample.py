@@ -82,7 +82,7 @@ def row_peaks(logits: Tensor) -> Peaks:
     logits, is_bfloat16 = _readable(logits)
     num_rows, num_tokens = logits.shape
     peaks = _unknown_peaks(num_rows)
-    library.specdec_peaks(
+    library.specdec_argmax(
         logits.data_ptr(),
         is_bfloat16,
         num_rows,
@@ -107,7 +107,7 @@ def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
     num_rows = len(hidden)
     logits = torch.empty(num_rows, head.out_features, device="cpu")
     peaks = _unknown_peaks(num_rows)
-    if not _library().specdec_multiply_peaks(
+    if not _library().specdec_gemm_argmax(
         head,
         hidden.data_ptr(),
         hidden.stride(0),
@@ -125,8 +125,8 @@ def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
 def peaks_of_ranks(peaks: Peaks, shared_memory: SharedMemory, first_token: int) -> Peaks:
     """`whole_peaks` of ranks that share memory. Raises RuntimeError once a peer is lost."""
     whole = Peaks(peaks.values.clone(), peaks.token_ids.clone(), peaks.is_broken.clone())
-    if not _library().specdec_whole_peaks(
-        shared_memory.reducer,
+    if not _library().specdec_all_ranks_argmax(
+        shared_memory.communicator,
         first_token,
         len(whole),
         whole.values.data_ptr(),
@@ -169,7 +169,7 @@ def draw_tokens(logits: Tensor, draws: Draws) -> NDArray[np.int64] | None:
     logits, is_bfloat16 = _readable(logits)
     draws = np.ascontiguousarray(draws)
     token_ids = np.empty(len(draws), dtype=np.int64)
-    library.specdec_draw(
+    library.specdec_sample(
         logits.data_ptr(),
         is_bfloat16,
         logits.stride(0),
@@ -196,21 +196,21 @@ def _library() -> Any:
     library = native_library()
     if library is not None:
         address, flag, count = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-        library.specdec_peaks.argtypes = [
+        library.specdec_argmax.argtypes = [
             *(address, flag, count, count, count),
             *(address, address, address),
         ]
-        library.specdec_peaks.restype = None
-        library.specdec_multiply_peaks.argtypes = [
+        library.specdec_argmax.restype = None
+        library.specdec_gemm_argmax.argtypes = [
             *(ctypes.POINTER(MatrixStruct), address, count, count, address, flag),
             *(address, address, address),
         ]
-        library.specdec_multiply_peaks.restype = ctypes.c_bool
-        library.specdec_whole_peaks.argtypes = [
+        library.specdec_gemm_argmax.restype = ctypes.c_bool
+        library.specdec_all_ranks_argmax.argtypes = [
             *(address, count, count),
             *(address, address, address),
         ]
-        library.specdec_whole_peaks.restype = ctypes.c_bool
-        library.specdec_draw.argtypes = [address, flag, count, count, address, count, address]
-        library.specdec_draw.restype = None
+        library.specdec_all_ranks_argmax.restype = ctypes.c_bool
+        library.specdec_sample.argtypes = [address, flag, count, count, address, count, address]
+        library.specdec_sample.restype = None
     return library

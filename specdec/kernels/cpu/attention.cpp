@@ -1,98 +1,101 @@
 #include "attention.h"
 
-#include "segment.h"
+#include "split_kv_attention.h"
 
 namespace specdec {
 
 namespace {
 
-// One thread's memory: its scratch, and one segment's result.
-struct ThreadMemory {
+// Scratch memory of one thread: for one split, and for its result.
+struct ThreadScratch {
   float* begin;
   AttentionShape shape;
 
-  SegmentScratch scratch() const { return SegmentScratch(begin, shape); }
-  SegmentResult one() const { return SegmentResult(begin + SegmentScratch::floats(shape), shape); }
+  SplitScratch scratch() const { return SplitScratch(begin, shape); }
+  SplitResult split_result() const {
+    return SplitResult(begin + SplitScratch::floats(shape), shape);
+  }
 };
 
-// One share's memory: a running result, and those of segments that are kept apart.
-struct ShareMemory {
+// Memory of one share: the running result of a tile, and partial results for an earlier share.
+struct ShareScratch {
   float* begin;
   AttentionShape shape;
 
-  SegmentResult total() const { return result(0); }
-  SegmentResult apart(int64_t index) const { return result(1 + index); }
+  SplitResult running() const { return result(0); }
+  SplitResult partial(int64_t index) const { return result(1 + index); }
 
  private:
-  SegmentResult result(int64_t index) const {
-    return SegmentResult(begin + index * SegmentResult::floats(shape), shape);
+  SplitResult result(int64_t index) const {
+    return SplitResult(begin + index * SplitResult::floats(shape), shape);
   }
 };
 
 }  // namespace
 
 int64_t AttentionPlan::floats_per_thread() const {
-  return SegmentScratch::floats(shape_) + SegmentResult::floats(shape_);
+  return SplitScratch::floats(shape_) + SplitResult::floats(shape_);
 }
 
 int64_t AttentionPlan::floats_per_share() const {
-  return (1 + most_apart_) * SegmentResult::floats(shape_);
+  return (1 + max_partials_) * SplitResult::floats(shape_);
 }
 
 void AttentionPlan::attend(const float* q, int64_t q_stride, const KvLayer& kv, float* output,
-                           int64_t output_stride, float* scratch, Team team) const {
-  const ThreadMemory own_memory = {scratch + team.index * floats_per_thread(), shape_};
-  float* const shares = scratch + num_threads_ * floats_per_thread();
-  const auto memory_of = [&](int64_t share) {
-    return ShareMemory{shares + share * floats_per_share(), shape_};
+                           int64_t output_stride, float* scratch, ThreadTeam team) const {
+  const ThreadScratch thread_scratch = {scratch + team.index * floats_per_thread(), shape_};
+  float* const share_memory = scratch + num_threads_ * floats_per_thread();
+  const auto share_scratch = [&](int64_t share) {
+    return ShareScratch{share_memory + share * floats_per_share(), shape_};
   };
-  const auto kernel_of = [&](int64_t chain) {
-    return SegmentKernel(batch_, shape_, window_, kv, chains_[chain], own_memory.scratch());
+  const auto kernel_for = [&](int64_t tile) {
+    return SplitKvAttention(batch_, shape_, window_, kv, tiles_[tile], thread_scratch.scratch());
   };
-  // What a share reads after a segment; the segment itself where it reads no more, or only copies.
-  const auto kv_after = [&](int64_t share, int64_t chain, int64_t segment, const SegmentKv& own) {
+  // Return the KV that the share reads after a split, for prefetching; the split itself where it
+  // reads nothing more, or where KV is gathered into scratch memory.
+  const auto kv_after = [&](int64_t share, int64_t tile, int64_t split, const SplitKv& own) {
     if (kv.block_size % kLanes) return own;
-    if (segment + 1 < segments_of(share, chain).end) {
-      return kernel_of(chain).locate(segment + 1);
+    if (split + 1 < splits_of(share, tile).end) {
+      return kernel_for(tile).locate_kv(split + 1);
     }
-    const Range segments = segments_of(share, chain + 1);
-    return segments.begin < segments.end ? kernel_of(chain + 1).locate(segments.begin) : own;
+    const Range splits = splits_of(share, tile + 1);
+    return splits.begin < splits.end ? kernel_for(tile + 1).locate_kv(splits.begin) : own;
   };
-  const auto compute = [&](int64_t share) {
-    const ShareMemory memory = memory_of(share);
-    each_piece(share, [&](int64_t chain, Range segments) {
-      const SegmentKernel kernel = kernel_of(chain);
+  const auto compute_share = [&](int64_t share) {
+    const ShareScratch memory = share_scratch(share);
+    for_each_tile(share, [&](int64_t tile, Range splits) {
+      const SplitKvAttention kernel = kernel_for(tile);
       kernel.load_queries(q, q_stride);
-      for (int64_t segment = segments.begin; segment < segments.end; ++segment) {
-        const SegmentKv own = kernel.locate(segment);
-        const SegmentKv next = kv_after(share, chain, segment, own);
-        if (segments.begin > 0) {
-          kernel.compute(segment, own, next, memory.apart(segment - segments.begin));
+      for (int64_t split = splits.begin; split < splits.end; ++split) {
+        const SplitKv own = kernel.locate_kv(split);
+        const SplitKv next = kv_after(share, tile, split, own);
+        if (splits.begin > 0) {
+          kernel.compute(split, own, next, memory.partial(split - splits.begin));
         } else {
-          kernel.compute(segment, own, next, own_memory.one());
-          kernel.merge(segment, memory.total(), own_memory.one());
+          kernel.compute(split, own, next, thread_scratch.split_result());
+          kernel.merge(split, memory.running(), thread_scratch.split_result());
         }
       }
-      if (segments.begin == 0 && segments.end == chains_[chain].num_segments) {
-        kernel.write(memory.total(), output, output_stride);
+      if (splits.begin == 0 && splits.end == tiles_[tile].num_splits) {
+        kernel.write(memory.running(), output, output_stride);
       }
     });
   };
-  const auto complete = [&](int64_t share) {
-    const int64_t chain = left_open(share);
-    if (chain < 0) return;
-    const SegmentKernel kernel = kernel_of(chain);
+  const auto reduce_share = [&](int64_t share) {
+    const int64_t tile = spanning_tile(share);
+    if (tile < 0) return;
+    const SplitKvAttention kernel = kernel_for(tile);
     for (int64_t later = share + 1; later < num_shares_; ++later) {
-      const Range segments = segments_of(later, chain);
-      for (int64_t segment = segments.begin; segment < segments.end; ++segment) {
-        kernel.merge(segment, memory_of(share).total(),
-                     memory_of(later).apart(segment - segments.begin));
+      const Range splits = splits_of(later, tile);
+      for (int64_t split = splits.begin; split < splits.end; ++split) {
+        kernel.merge(split, share_scratch(share).running(),
+                     share_scratch(later).partial(split - splits.begin));
       }
     }
-    kernel.write(memory_of(share).total(), output, output_stride);
+    kernel.write(share_scratch(share).running(), output, output_stride);
   };
-  team.for_each(num_shares_, compute);
-  if (is_divided()) team.for_each(num_shares_, complete);
+  team.parallel_for(num_shares_, compute_share);
+  if (has_spanning_tile()) team.parallel_for(num_shares_, reduce_share);
 }
 
 }  // namespace specdec

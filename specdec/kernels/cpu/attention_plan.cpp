@@ -1,4 +1,4 @@
-// How the attention of a batch is divided: evenly by cost, between any two segments.
+// Load balancing of attention: shares of equal cost that start and end between any two splits.
 #include <cassert>
 
 #include "attention.h"
@@ -7,10 +7,11 @@ namespace specdec {
 
 namespace {
 
-constexpr int64_t kCostOfKv = 4;  // reading and unpacking a position costs as much as 4 queries
+constexpr int64_t kKvLoadCost =
+    4;  // loading and converting a KV position costs as much as 4 queries
 constexpr int64_t kSharesPerThread = 4;
-constexpr int64_t kFewSegments = 4;  // of a thread: fewer may divide badly
-constexpr int64_t kMostParts = 4;    // of a block of tokens
+constexpr int64_t kMinSplitsPerThread = 4;  // fewer splits per thread balance badly
+constexpr int64_t kMaxParts = 4;            // per tile
 
 }  // namespace
 
@@ -21,99 +22,102 @@ AttentionPlan::AttentionPlan(const Batch& batch, AttentionShape shape, int64_t w
       window_(window),
       num_threads_(num_threads),
       num_shares_(num_threads > 1 ? num_threads * kSharesPerThread : 1) {
-  add_all_chains(1);
-  const bool has_blocks = batch.num_tokens > batch.num_sequences;  // of more than one token
-  if (has_blocks && num_threads > 1 && count_segments() < kFewSegments * num_threads) cut_blocks();
+  build_tiles(1);
+  const bool is_divisible =
+      batch.num_tokens > batch.num_sequences;  // some sequence has more than one token
+  if (is_divisible && num_threads > 1 && count_splits() < kMinSplitsPerThread * num_threads) {
+    split_tiles();
+  }
   for (int64_t share = 0; share <= num_shares_; ++share) boundaries_.push_back(boundary(share));
   for (int64_t share = 0; share < num_shares_; ++share) {
     const Boundary begin = boundaries_[share];
-    if (begin.segment == 0) continue;
-    const Range segments = segments_of(share, begin.chain);
-    most_apart_ = std::max(most_apart_, segments.end - segments.begin);
+    if (begin.split == 0) continue;
+    const Range splits = splits_of(share, begin.tile);
+    max_partials_ = std::max(max_partials_, splits.end - splits.begin);
   }
 }
 
-int64_t AttentionPlan::count_segments() const {
+int64_t AttentionPlan::count_splits() const {
   int64_t count = 0;
-  for (const Chain& chain : chains_) count += chain.num_segments;
+  for (const QueryTile& tile : tiles_) count += tile.num_splits;
   return count;
 }
 
-// What the thread with the most segments has to do, were all alike.
-int64_t AttentionPlan::longest_cost() const {
-  const int64_t count = count_segments();
+// Return the cost of the thread with the most splits, assuming splits of equal cost.
+int64_t AttentionPlan::critical_path_cost() const {
+  const int64_t count = count_splits();
   assert(count > 0);  // a batch has tokens
-  return divide_up(count, num_threads_) * (total_cost_ / count);
+  return ceil_div(count, num_threads_) * (total_cost_ / count);
 }
 
-// Cuts blocks of tokens, each part of which reads the KV again, where threads are through sooner so:
-// with three chains on two of them one would wait for the other half of the time.
-void AttentionPlan::cut_blocks() {
-  int64_t best = 1, least_cost = longest_cost();
-  for (int64_t parts = 2; parts <= kMostParts; ++parts) {
-    add_all_chains(parts);
-    const int64_t cost = longest_cost();
-    if (cost < least_cost) best = parts, least_cost = cost;
+// Divide the tiles further, where the critical path gets shorter although each part loads the KV
+// again: with three tiles on two threads, one thread would idle for half of the time.
+void AttentionPlan::split_tiles() {
+  int64_t best_parts = 1, least_cost = critical_path_cost();
+  for (int64_t parts = 2; parts <= kMaxParts; ++parts) {
+    build_tiles(parts);
+    const int64_t cost = critical_path_cost();
+    if (cost < least_cost) best_parts = parts, least_cost = cost;
   }
-  add_all_chains(best);
+  build_tiles(best_parts);
 }
 
-// Blocks of tokens that read the same KV follow each other, so that the cache still has it.
-void AttentionPlan::add_all_chains(int64_t parts_of_block) {
-  chains_.clear();
+// Tiles that read the same KV are consecutive, so that the KV is still in the cache.
+void AttentionPlan::build_tiles(int64_t parts_per_tile) {
+  tiles_.clear();
   total_cost_ = 0;
   for (int64_t sequence = 0; sequence < batch_.num_sequences; ++sequence) {
     const int64_t begin = batch_.query_starts[sequence], end = batch_.query_starts[sequence + 1];
-    const int64_t most_tokens =
-        divide_up(std::min(shape_.tokens_per_block(), end - begin), parts_of_block);
+    const int64_t max_tokens =
+        ceil_div(std::min(shape_.tokens_per_tile(), end - begin), parts_per_tile);
     for (int64_t kv_head = 0; kv_head < shape_.num_kv_heads; ++kv_head) {
-      for (int64_t first = begin; first < end; first += most_tokens) {
-        add_chain(sequence, kv_head, {first, std::min(first + most_tokens, end)});
+      for (int64_t first = begin; first < end; first += max_tokens) {
+        add_tile(sequence, kv_head, {first, std::min(first + max_tokens, end)});
       }
     }
   }
 }
 
-void AttentionPlan::add_chain(int64_t sequence, int64_t kv_head, Range tokens) {
+void AttentionPlan::add_tile(int64_t sequence, int64_t kv_head, Range tokens) {
   const int64_t num_tokens = tokens.end - tokens.begin;
   const int64_t position =
       batch_.context_lens[sequence] - (batch_.query_starts[sequence + 1] - tokens.begin);
-  const int64_t first_seen = window_ ? std::max<int64_t>(0, position - window_ + 1) : 0;
-  const int64_t first_segment = first_seen / kSegment;
-  const int64_t num_segments = (position + num_tokens - 1) / kSegment - first_segment + 1;
-  const int64_t num_seen = (position + num_tokens - first_seen) / num_segments;
+  const int64_t first_visible = window_ ? std::max<int64_t>(0, position - window_ + 1) : 0;
+  const int64_t first_split = first_visible / kSplitSize;
+  const int64_t num_splits = (position + num_tokens - 1) / kSplitSize - first_split + 1;
+  const int64_t num_visible = (position + num_tokens - first_visible) / num_splits;
   const Range heads = shape_.heads_of(kv_head);
   const int64_t num_queries = num_tokens * (heads.end - heads.begin);
-  const int64_t cost = num_seen * (num_queries + kCostOfKv);
-  chains_.push_back({sequence, kv_head, heads, tokens.begin, num_tokens, position, first_segment,
-                     num_segments, cost, total_cost_});
-  total_cost_ += num_segments * cost;
+  const int64_t cost = num_visible * (num_queries + kKvLoadCost);
+  tiles_.push_back({sequence, kv_head, heads, tokens.begin, num_tokens, position, first_split,
+                    num_splits, cost, total_cost_});
+  total_cost_ += num_splits * cost;
 }
 
 Boundary AttentionPlan::boundary(int64_t share) const {
-  const int64_t num_chains = chains_.size();
-  if (share == num_shares_) return {num_chains, 0};
+  const int64_t num_tiles = tiles_.size();
+  if (share == num_shares_) return {num_tiles, 0};
   const int64_t cost = total_cost_ * share / num_shares_;
-  const auto later = std::upper_bound(
-      chains_.begin(), chains_.end(), cost,
-      [](int64_t value, const Chain& chain) { return value < chain.cost_before; });
-  const int64_t index = later - chains_.begin() - 1;
-  const Chain& chain = chains_[index];
-  const int64_t segment = (cost - chain.cost_before + chain.segment_cost / 2) / chain.segment_cost;
-  return segment < chain.num_segments ? Boundary{index, segment} : Boundary{index + 1, 0};
+  const auto next_tile = std::upper_bound(
+      tiles_.begin(), tiles_.end(), cost,
+      [](int64_t value, const QueryTile& tile) { return value < tile.cost_before; });
+  const int64_t index = next_tile - tiles_.begin() - 1;
+  const QueryTile& tile = tiles_[index];
+  const int64_t split = (cost - tile.cost_before + tile.split_cost / 2) / tile.split_cost;
+  return split < tile.num_splits ? Boundary{index, split} : Boundary{index + 1, 0};
 }
 
-Range AttentionPlan::segments_of(int64_t share, int64_t chain) const {
+Range AttentionPlan::splits_of(int64_t share, int64_t tile) const {
   const Boundary begin = boundaries_[share], end = boundaries_[share + 1];
-  if (chain < begin.chain || chain > end.chain || chain == int64_t(chains_.size())) return {0, 0};
-  return {chain == begin.chain ? begin.segment : 0,
-          chain == end.chain ? end.segment : chains_[chain].num_segments};
+  if (tile < begin.tile || tile > end.tile || tile == int64_t(tiles_.size())) return {0, 0};
+  return {tile == begin.tile ? begin.split : 0,
+          tile == end.tile ? end.split : tiles_[tile].num_splits};
 }
 
-int64_t AttentionPlan::left_open(int64_t share) const {
-  const int64_t chain = boundaries_[share + 1].chain;
-  const Range segments = segments_of(share, chain);
-  return segments.begin == 0 && segments.end > 0 ? chain : -1;
+int64_t AttentionPlan::spanning_tile(int64_t share) const {
+  const int64_t tile = boundaries_[share + 1].tile;
+  const Range splits = splits_of(share, tile);
+  return splits.begin == 0 && splits.end > 0 ? tile : -1;
 }
 
 }  // namespace specdec

@@ -7,10 +7,10 @@
 
 #include <cstdint>
 
+#include "allreduce.h"
 #include "batch.h"
 #include "kv_cache.h"
 #include "matrix.h"
-#include "reduce.h"
 
 namespace specdec {
 
@@ -25,7 +25,7 @@ struct Layer {
 
 // This rank's rows of the embedding: those of a tied head's matrix, or a table of their own.
 struct Embedding {
-  const void* panels;  // as panels.h lays them out, or null
+  const void* packed;  // as panels.h lays them out, or null
   const void* table;   // [num_tokens, hidden_size], or null
   Format format;
   int64_t first_token, num_tokens;
@@ -36,7 +36,7 @@ using AllReduce = bool (*)(float* data, int64_t count);
 
 // One rank of a model. The sizes are this rank's, but for those of all hidden states.
 struct Decoder {
-  int64_t hidden_size, num_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
+  int64_t hidden_size, num_hidden_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
   int64_t head_dim, num_layers;
   float norm_eps;
   int32_t rank;
@@ -45,8 +45,8 @@ struct Decoder {
   const float* final_norm;  // [hidden_size]
   const float* cos;         // [max_positions, head_dim / 2]; so sin
   const float* sin;
-  Reducer* reducer;         // of ranks that share memory, else null
-  AllReduce all_reduce;     // of other ranks, else null
+  Communicator* communicator;  // of ranks that share memory, else null
+  AllReduce all_reduce;        // of other ranks, else null
 };
 
 // What came of a pass. Where a peer was lost, what was written is of no use.

@@ -44,7 +44,7 @@ class _LayerStruct(ctypes.Structure):
 
 class _EmbeddingStruct(ctypes.Structure):
     _fields_ = (
-        ("panels", _Address),
+        ("packed", _Address),
         ("table", _Address),
         ("format", ctypes.c_int32),
         ("first_token", ctypes.c_int64),
@@ -54,7 +54,7 @@ class _EmbeddingStruct(ctypes.Structure):
 
 class _DecoderStruct(ctypes.Structure):
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("hidden_size", "num_units", "num_heads")),
+        *((name, ctypes.c_int64) for name in ("hidden_size", "num_hidden_units", "num_heads")),
         *((name, ctypes.c_int64) for name in ("num_kv_heads", "heads_per_kv", "first_in_group")),
         *((name, ctypes.c_int64) for name in ("head_dim", "num_layers")),
         ("norm_eps", ctypes.c_float),
@@ -64,7 +64,7 @@ class _DecoderStruct(ctypes.Structure):
         ("final_norm", _Address),
         ("cos", _Address),
         ("sin", _Address),
-        ("reducer", _Address),
+        ("communicator", _Address),
         ("all_reduce", _AllReduce),
     )
 
@@ -169,7 +169,7 @@ class DecoderKernel:
         kv_cache: as `new_kv_cache` makes it. Raises RuntimeError once a peer is lost, or what
         `reduction` raised.
         """
-        numbers = _BatchNumbers(batch, max_positions=len(self._weights.cos))
+        numbers = _BatchArrays(batch, max_positions=len(self._weights.cos))
         kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
         hidden = torch.empty(numbers.num_tokens, len(self._weights.final_norm), device="cpu")
         num_threads = torch.get_num_threads()
@@ -204,7 +204,7 @@ class DecoderKernel:
         weights, reduction = self._weights, self._reduction
         return _DecoderStruct(
             hidden_size=len(weights.final_norm),
-            num_units=weights.layers[0].down.matrix.in_features,
+            num_hidden_units=weights.layers[0].down.matrix.in_features,
             num_heads=len(weights.heads.query),
             num_kv_heads=len(weights.heads.kv),
             heads_per_kv=weights.heads.heads_per_kv,
@@ -218,7 +218,7 @@ class DecoderKernel:
             final_norm=_address(weights.final_norm),
             cos=_address(weights.cos),
             sin=_address(weights.sin),
-            reducer=reduction.reducer if isinstance(reduction, SharedMemory) else None,
+            communicator=reduction.communicator if isinstance(reduction, SharedMemory) else None,
             all_reduce=self._callback,
         )
 
@@ -265,11 +265,11 @@ def _embedding_struct(embedding: EmbeddingWeights) -> _EmbeddingStruct:
     if isinstance(rows, Tensor):
         struct.table, struct.format = _address(rows), FORMATS[rows.dtype]
     else:
-        struct.panels, struct.format = rows.panels, rows.format
+        struct.packed, struct.format = rows.packed, rows.format
     return struct
 
 
-class _BatchNumbers:
+class _BatchArrays:
     """A batch as C++ reads it. Owns the memory, with as few objects as will do (docs/adr/0013)."""
 
     def __init__(self, batch: ModelInput, max_positions: int) -> None:

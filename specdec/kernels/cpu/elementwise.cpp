@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "lanes.h"
+#include "simd_math.h"
 
 namespace specdec {
 
@@ -11,7 +11,7 @@ namespace {
 
 // Calls work(begin, count) for `size` numbers, a vector at a time.
 template <typename Work>
-SPECDEC_INLINE void by_lanes(int64_t size, Work&& work) {
+SPECDEC_INLINE void for_each_vector(int64_t size, Work&& work) {
   int64_t begin = 0;
   for (; begin + kLanes <= size; begin += kLanes) work(begin, int64_t(kLanes));
   if (begin < size) work(begin, size - begin);
@@ -21,33 +21,33 @@ SPECDEC_INLINE void by_lanes(int64_t size, Work&& work) {
 
 void rms_norm(const float* x, const float* weight, float eps, int64_t size, float* to) {
   Floats squares = {};
-  by_lanes(size, [&](int64_t begin, int64_t count) {
-    const Floats part = load_part(x + begin, count);
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats part = load_partial(x + begin, count);
     squares += part * part;
   });
-  const float scale = 1.0f / std::sqrt(sum_of(squares) / float(size) + eps);
-  by_lanes(size, [&](int64_t begin, int64_t count) {
-    const Floats scaled = load_part(x + begin, count) * scale;
-    store_part(to + begin, scaled * load_part(weight + begin, count), count);
+  const float scale = 1.0f / std::sqrt(reduce_sum(squares) / float(size) + eps);
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats scaled = load_partial(x + begin, count) * scale;
+    store_partial(to + begin, scaled * load_partial(weight + begin, count), count);
   });
 }
 
-void rotate(float* head, const float* cos, const float* sin, int64_t head_dim) {
+void apply_rotary(float* head, const float* cos, const float* sin, int64_t head_dim) {
   const int64_t half = head_dim / 2;
-  by_lanes(half, [&](int64_t begin, int64_t count) {
-    const Floats first = load_part(head + begin, count);
-    const Floats second = load_part(head + half + begin, count);
-    const Floats c = load_part(cos + begin, count), s = load_part(sin + begin, count);
-    store_part(head + begin, first * c - second * s, count);
-    store_part(head + half + begin, second * c + first * s, count);
+  for_each_vector(half, [&](int64_t begin, int64_t count) {
+    const Floats first = load_partial(head + begin, count);
+    const Floats second = load_partial(head + half + begin, count);
+    const Floats c = load_partial(cos + begin, count), s = load_partial(sin + begin, count);
+    store_partial(head + begin, first * c - second * s, count);
+    store_partial(head + half + begin, second * c + first * s, count);
   });
 }
 
-void gate_units(float* gate, const float* up, int64_t size) {
-  by_lanes(size, [&](int64_t begin, int64_t count) {
-    const Floats x = load_part(gate + begin, count);
-    const Floats activated = x / (1.0f + exp_of(-x));
-    store_part(gate + begin, activated * load_part(up + begin, count), count);
+void silu_and_mul(float* gate, const float* up, int64_t size) {
+  for_each_vector(size, [&](int64_t begin, int64_t count) {
+    const Floats x = load_partial(gate + begin, count);
+    const Floats activated = x / (1.0f + vec_exp(-x));
+    store_partial(gate + begin, activated * load_partial(up + begin, count), count);
   });
 }
 

@@ -10,9 +10,9 @@ void rms_norm(const float* x, const float* weight, float eps, int64_t size, floa
 
 // Rotates a head in place by the angles of its position (Su et al. 2021), in the half-split layout
 // of Hugging Face models. cos and sin: [head_dim / 2].
-void rotate(float* head, const float* cos, const float* sin, int64_t head_dim);
+void apply_rotary(float* head, const float* cos, const float* sin, int64_t head_dim);
 
 // gate = silu(gate) * up, the hidden units of SwiGLU (Shazeer 2020).
-void gate_units(float* gate, const float* up, int64_t size);
+void silu_and_mul(float* gate, const float* up, int64_t size);
 
 }  // namespace specdec

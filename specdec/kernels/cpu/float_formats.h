@@ -1,8 +1,8 @@
 // Floating-point weights, as a kernel meets them: step by step down a panel.
 //
 // Each format has the types of a weight (`Element`) and of what it is multiplied by (`Input`), and
-// says how many inputs of an output lie side by side (`kInputs`): a step. A step is kTerms vectors of
-// products for the same outputs, which are added to their sums one after the other.
+// says how many inputs of an output lie side by side (`kInputs`): a step. A step is kTerms vectors
+// of products for the same outputs, which are added to their sums one after the other.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 #include <immintrin.h>
 #endif
 
-#include "numbers.h"
-#include "panels.h"
+#include "format_convert.h"
+#include "packed_layout.h"
 
 namespace specdec {
 
@@ -50,7 +50,7 @@ struct Float16 : SingleWeights {
   using Element = uint16_t;
 
   static SPECDEC_INLINE Floats weights(const uint16_t* step, int) {
-    return Numbers<Format::kFloat16>::widen(load<Halves>(step));
+    return FormatTraits<Format::kFloat16>::to_float(load<Halves>(step));
   }
 };
 
@@ -75,7 +75,7 @@ struct BFloat16 {
     return (Floats)_mm512_dpbf16_ps((__m512)sums, (__m512bh)weights, (__m512bh)input);
   }
   static SPECDEC_INLINE uint16_t round(float value) {
-    return Numbers<Format::kBFloat16>::narrow(value);
+    return FormatTraits<Format::kBFloat16>::from_float(value);
   }
 #else
   using Input = float;
@@ -92,7 +92,7 @@ struct BFloat16 {
     return SingleWeights::add_product(sums, weights, input);
   }
   static SPECDEC_INLINE float round(float value) {
-    const uint32_t bits = uint32_t(Numbers<Format::kBFloat16>::narrow(value)) << 16;
+    const uint32_t bits = uint32_t(FormatTraits<Format::kBFloat16>::from_float(value)) << 16;
     float rounded;
     std::memcpy(&rounded, &bits, sizeof(rounded));
     return rounded;

@@ -12,14 +12,14 @@ namespace specdec {
 #if defined(__AVX512VNNI__)
 
 // In each lane: sums + the four bytes of `weights` by those of `digits`, modulo 2^32.
-inline Ints add_dots(Ints sums, Ints weights, Ints digits) {
-  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)digits);
+inline Ints dot_accumulate(Ints sums, Ints weights, Ints values) {
+  return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)values);
 }
 
 #elif defined(__AVXVNNI__) && !defined(__AVX512F__)
 
-inline Ints add_dots(Ints sums, Ints weights, Ints digits) {
-  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)digits);
+inline Ints dot_accumulate(Ints sums, Ints weights, Ints values) {
+  return (Ints)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)values);
 }
 
 #else
@@ -28,7 +28,7 @@ using Shorts = int16_t __attribute__((vector_size(kVectorBytes)));
 using Bytes = uint16_t __attribute__((vector_size(kVectorBytes)));  // two in each lane of 16 bits
 
 // In each lane of 32 bits, the sum of the two products of 16 bits.
-inline Bits add_pairs(Shorts a, Shorts b) {
+inline Bits dot_pairs(Shorts a, Shorts b) {
 #if defined(__AVX512BW__)
   return (Bits)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__) && !defined(__AVX512F__)
@@ -39,11 +39,11 @@ inline Bits add_pairs(Shorts a, Shorts b) {
 #endif
 }
 
-inline Ints add_dots(Ints sums, Ints weights, Ints digits) {
+inline Ints dot_accumulate(Ints sums, Ints weights, Ints values) {
   const Bytes bytes = (Bytes)weights;
-  const Shorts signs = (Shorts)digits;
-  const Bits even = add_pairs((Shorts)(bytes & 0xff), (Shorts)((Bytes)signs << 8) >> 8);
-  const Bits odd = add_pairs((Shorts)(bytes >> 8), signs >> 8);
+  const Shorts signs = (Shorts)values;
+  const Bits even = dot_pairs((Shorts)(bytes & 0xff), (Shorts)((Bytes)signs << 8) >> 8);
+  const Bits odd = dot_pairs((Shorts)(bytes >> 8), signs >> 8);
   return (Ints)((Bits)sums + even + odd);
 }
 

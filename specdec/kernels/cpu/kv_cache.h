@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "numbers.h"
+#include "format_convert.h"
 
 namespace specdec {
 
@@ -16,14 +16,14 @@ struct KvLayer {
   int64_t num_kv_heads, num_blocks, block_size, head_dim;
 
   int64_t num_bytes() const {
-    return num_kv_heads * num_blocks * 2 * block_size * head_dim * bytes_of(format);
+    return num_kv_heads * num_blocks * 2 * block_size * head_dim * element_bytes(format);
   }
   char* keys(int64_t head, int64_t block) const {
     const int64_t elements = 2 * block_size * head_dim;
-    return data + (head * num_blocks + block) * elements * bytes_of(format);
+    return data + (head * num_blocks + block) * elements * element_bytes(format);
   }
   char* values(int64_t head, int64_t block) const {
-    return keys(head, block) + block_size * head_dim * bytes_of(format);
+    return keys(head, block) + block_size * head_dim * element_bytes(format);
   }
 
   void write_key(int64_t head, int64_t slot, const float* key) const {
@@ -37,10 +37,10 @@ struct KvLayer {
   // Inlined, so that values, which lie side by side, are written as vectors.
   SPECDEC_INLINE void write(char* half_block, int64_t first, int64_t stride,
                             const float* from) const {
-    with_format(format, [&](auto constant) {
-      using Kind = Numbers<constant.value>;
+    dispatch_format(format, [&](auto constant) {
+      using Kind = FormatTraits<constant.value>;
       auto* to = reinterpret_cast<typename Kind::Element*>(half_block) + first;
-      for (int64_t d = 0; d < head_dim; ++d) to[d * stride] = Kind::narrow(from[d]);
+      for (int64_t d = 0; d < head_dim; ++d) to[d * stride] = Kind::from_float(from[d]);
     });
   }
 };

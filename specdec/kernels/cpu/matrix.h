@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "team.h"
+#include "thread_team.h"
 
 namespace specdec {
 
@@ -28,9 +28,9 @@ enum class Format : int32_t {
 struct Matrix {
   Format format;
   int64_t out_features, in_features;
-  const void* panels;    // the weights, as panels.h lays them out
-  const float* scales;   // [out_features] of 8-bit formats, else null
-  const float* bias;     // [out_features], or null
+  const void* packed;   // the weights, as panels.h lays them out
+  const float* scales;  // [out_features] of 8-bit formats, else null
+  const float* bias;    // [out_features], or null
 };
 
 // Bytes of scratch memory that the product of `rows` rows needs, on all threads together.
@@ -38,27 +38,27 @@ int64_t scratch_bytes(const Matrix& matrix, int64_t rows);
 
 // What a matrix is multiplied by: x [count, in_features], and scratch memory for what its format
 // rounds them to.
-struct Rows {
+struct Activations {
   const float* x;
   int64_t stride, count;
   void* scratch;
 };
 
 // Whether the format rounds rows. If so, each has to be rounded before they are multiplied.
-bool rounds_rows(const Matrix& matrix);
+bool quantizes_rows(const Matrix& matrix);
 
 // Rounds those of `own`, where the format does.
-void round_rows(const Matrix& matrix, const Rows& rows, Range own);
+void quantize_rows(const Matrix& matrix, const Activations& rows, Range own);
 
 // A stage that rounds all; none where the format does not.
-void round_rows(const Matrix& matrix, const Rows& rows, Team team);
+void quantize_rows(const Matrix& matrix, const Activations& rows, ThreadTeam team);
 
-enum class Store { kWrite, kAdd };
+enum class Store { kOverwrite, kAccumulate };
 
 // y = x W^T + bias, or y += that. Every thread of the team calls it, with the same arguments and
 // with the rows complete and rounded; one of them writes each output, and all are written when it
 // returns. y: [rows.count, out_features] with stride y_stride.
-void multiply(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride, Store store,
-              Team team);
+void gemm(const Matrix& matrix, const Activations& rows, float* y, int64_t y_stride, Store store,
+          ThreadTeam team);
 
 }  // namespace specdec

@@ -45,14 +45,14 @@ class MatrixStruct(ctypes.Structure):
         ("format", ctypes.c_int32),
         ("out_features", _Int),
         ("in_features", _Int),
-        ("panels", _Address),
+        ("packed", _Address),
         ("scales", _Address),
         ("bias", _Address),
     )
 
 
 class PackedMatrix:
-    """A matrix [out_features, in_features] in panels, which `pack` fills.
+    """A matrix [out_features, in_features] in packed, which `pack` fills.
 
     Every output is one sum in a fixed order, so a row's product is the same bits alone, in any
     batch, and on any number of threads. A sum is in float32, over blocks of 1024 inputs that are
@@ -70,8 +70,8 @@ class PackedMatrix:
         self._scales = torch.zeros(shape[0], device="cpu") if self.dtype == torch.int8 else None
         scales = None if self._scales is None else self._scales.data_ptr()
         self.struct = MatrixStruct(weights, *shape, None, scales, None)
-        self._panels = large_memory().take(library.specdec_panel_bytes(self.struct))
-        self.struct.panels = self._panels.data_ptr()
+        self._packed_weights = large_memory().take(library.specdec_packed_bytes(self.struct))
+        self.struct.packed = self._packed_weights.data_ptr()
 
     def pack(self, first: int, rows: Tensor, scales: Tensor | None = None) -> None:
         """Sets the rows from `first` on.
@@ -96,7 +96,7 @@ class PackedMatrix:
         assert x.stride(-1) == y.stride(-1) == 1
         assert x.shape[1] == self.shape[1]
         assert y.shape == (len(x), self.shape[0])
-        has_run = self._library.specdec_multiply(
+        has_run = self._library.specdec_gemm(
             self.struct,
             x.data_ptr(),
             x.stride(0),
@@ -118,7 +118,7 @@ class PackedMatrix:
         assert indices.dtype == torch.int64
         indices = indices.contiguous()
         rows = torch.empty(len(indices), self.shape[1], dtype=self.dtype, device="cpu")
-        if not self._library.specdec_rows_of(
+        if not self._library.specdec_gather_rows(
             self.struct, indices.data_ptr(), len(indices), rows.data_ptr()
         ):
             raise IndexError(f"a row is not from 0 to {self.shape[0] - 1}")
@@ -127,12 +127,12 @@ class PackedMatrix:
 
 def _declare(library: ctypes.CDLL) -> None:
     matrix = ctypes.POINTER(MatrixStruct)
-    library.specdec_panel_bytes.argtypes = (matrix,)
-    library.specdec_panel_bytes.restype = _Int
+    library.specdec_packed_bytes.argtypes = (matrix,)
+    library.specdec_packed_bytes.restype = _Int
     library.specdec_pack_rows.argtypes = (matrix, _Address, _Int, _Int)
     library.specdec_pack_rows.restype = None
-    library.specdec_rows_of.argtypes = (matrix, _Address, _Int, _Address)
-    library.specdec_rows_of.restype = ctypes.c_bool
-    of_product = (_Address, _Int, _Int, _Address, _Int, ctypes.c_bool, ctypes.c_int32)
-    library.specdec_multiply.argtypes = (matrix, *of_product)
-    library.specdec_multiply.restype = ctypes.c_bool
+    library.specdec_gather_rows.argtypes = (matrix, _Address, _Int, _Address)
+    library.specdec_gather_rows.restype = ctypes.c_bool
+    gemm_arguments = (_Address, _Int, _Int, _Address, _Int, ctypes.c_bool, ctypes.c_int32)
+    library.specdec_gemm.argtypes = (matrix, *gemm_arguments)
+    library.specdec_gemm.restype = ctypes.c_bool

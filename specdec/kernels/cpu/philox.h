@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace specdec::draws {
+namespace specdec::sampling {
 
 struct Words {
   uint32_t w0, w1, w2, w3;
@@ -14,14 +14,13 @@ inline Words philox4x32(Words counter, uint64_t key) {
   for (int round = 0; round < 10; ++round) {
     const uint64_t product0 = uint64_t{0xD2511F53} * counter.w0;
     const uint64_t product1 = uint64_t{0xCD9E8D57} * counter.w2;
-    counter = {static_cast<uint32_t>(product1 >> 32) ^ counter.w1 ^ key0,
-               static_cast<uint32_t>(product1),
-               static_cast<uint32_t>(product0 >> 32) ^ counter.w3 ^ key1,
-               static_cast<uint32_t>(product0)};
+    counter = {
+        static_cast<uint32_t>(product1 >> 32) ^ counter.w1 ^ key0, static_cast<uint32_t>(product1),
+        static_cast<uint32_t>(product0 >> 32) ^ counter.w3 ^ key1, static_cast<uint32_t>(product0)};
     key0 += 0x9E3779B9;
     key1 += 0xBB67AE85;
   }
   return counter;
 }
 
-}  // namespace specdec::draws
+}  // namespace specdec::sampling

@@ -5,7 +5,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "lanes.h"
+#include "simd_math.h"
 
 namespace specdec {
 
@@ -16,7 +16,7 @@ class Scratch {
       : bytes_(bytes),
         memory_(bytes ? std::aligned_alloc(kLine, round_up(bytes, kLine)) : nullptr, std::free) {}
 
-  bool is_there() const { return memory_ || bytes_ == 0; }
+  bool is_allocated() const { return memory_ || bytes_ == 0; }
   void* begin() const { return memory_.get(); }
 
  private:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from specdec.kernels.cpu.region import shared_region
 
-_KINDS = {
+_ELEMENT_TYPES = {
     torch.float32: 1,
     torch.float64: 2,
     torch.float16: 3,
@@ -44,27 +44,27 @@ class SharedMemory:
         self._timeout_s = timeout_s
         num_bytes = library.specdec_region_bytes(size)
         with shared_region(rank, size, num_bytes, address, timeout_s) as region:
-            reducer = library.specdec_open_reducer(region, rank, size, timeout_s)
-            if reducer is None:
+            communicator = library.specdec_open_communicator(region, rank, size, timeout_s)
+            if communicator is None:
                 os.close(region)
                 raise RuntimeError(f"rank {rank} could not map {num_bytes} bytes to share")
-            self._reducer: int | None = reducer
+            self._communicator: int | None = communicator
 
     @property
-    def reducer(self) -> int:
+    def communicator(self) -> int:
         """The address of the `Reducer`, for kernels that reduce on their own."""
-        assert self._reducer is not None, "used after close"
-        return self._reducer
+        assert self._communicator is not None, "used after close"
+        return self._communicator
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums `tensor` over the ranks, in place. Raises TypeError for kinds not in `_KINDS`."""
-        if tensor.dtype not in _KINDS:
-            kinds = ", ".join(str(dtype) for dtype in _KINDS)
+        """Sums `tensor` over the ranks, in place. Raises TypeError for kinds not in `_ELEMENT_TYPES`."""
+        if tensor.dtype not in _ELEMENT_TYPES:
+            kinds = ", ".join(str(dtype) for dtype in _ELEMENT_TYPES)
             raise TypeError(f"dtype is {tensor.dtype}; it must be one of {kinds}")
         whole = tensor.contiguous()
         self._raise(
             self._library.specdec_all_reduce(
-                self.reducer, _KINDS[tensor.dtype], whole.data_ptr(), whole.numel()
+                self.communicator, _ELEMENT_TYPES[tensor.dtype], whole.data_ptr(), whole.numel()
             )
         )
         if whole is not tensor:
@@ -76,20 +76,20 @@ class SharedMemory:
         gathered = own.new_empty(self._size, *own.shape)
         self._raise(
             self._library.specdec_all_gather(
-                self.reducer, own.data_ptr(), own.nbytes, gathered.data_ptr()
+                self.communicator, own.data_ptr(), own.nbytes, gathered.data_ptr()
             )
         )
         return gathered
 
     def close(self) -> None:
         """Leaves the group; the others see this rank as ended."""
-        if self._reducer is not None:
-            self._library.specdec_close_reducer(self._reducer)
-            self._reducer = None
+        if self._communicator is not None:
+            self._library.specdec_close_communicator(self._communicator)
+            self._communicator = None
 
     def check(self) -> None:
         """Raises what `all_reduce` would, once a kernel that reduces on its own has failed."""
-        self._raise(self._library.specdec_reducer_failure(self.reducer))
+        self._raise(self._library.specdec_communicator_failure(self.communicator))
 
     def _raise(self, failure: int) -> None:
         """failure: as reduce.cpp returns it."""
@@ -104,16 +104,16 @@ def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """Gives the functions their types, which ctypes would otherwise guess."""
     library.specdec_region_bytes.argtypes = [ctypes.c_int64]
     library.specdec_region_bytes.restype = ctypes.c_int64
-    library.specdec_open_reducer.argtypes = [
+    library.specdec_open_communicator.argtypes = [
         ctypes.c_int32,
         ctypes.c_int64,
         ctypes.c_int64,
         ctypes.c_double,
     ]
-    library.specdec_open_reducer.restype = ctypes.c_void_p
-    library.specdec_close_reducer.argtypes = [ctypes.c_void_p]
-    library.specdec_close_reducer.restype = None
-    library.specdec_reducer_failure.argtypes = [ctypes.c_void_p]
+    library.specdec_open_communicator.restype = ctypes.c_void_p
+    library.specdec_close_communicator.argtypes = [ctypes.c_void_p]
+    library.specdec_close_communicator.restype = None
+    library.specdec_communicator_failure.argtypes = [ctypes.c_void_p]
     library.specdec_all_reduce.argtypes = [
         ctypes.c_void_p,
         ctypes.c_int32,

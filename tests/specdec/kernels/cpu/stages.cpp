@@ -6,7 +6,7 @@
 #include <numeric>
 #include <vector>
 
-#include "team.h"
+#include "thread_team.h"
 
 namespace {
 
@@ -53,7 +53,7 @@ SPECDEC_EXPORT int64_t count_faults(int32_t num_threads, int64_t num_stages, uin
   std::vector<Stage> stages;
   for (int64_t i = 0; i < num_stages; ++i) stages.emplace_back(mixed(seed + i), num_threads);
   std::atomic<int64_t> faults{0};
-  specdec::run_team(num_threads, [&](specdec::Team team) {
+  specdec::run_parallel(num_threads, [&](specdec::ThreadTeam team) {
     if (team.size != num_threads) {
       faults = -1;
       return;
@@ -62,7 +62,7 @@ SPECDEC_EXPORT int64_t count_faults(int32_t num_threads, int64_t num_stages, uin
       Stage& stage = stages[i];
       nap_rarely(seed + i * num_threads + team.index);
       if (stage.is_met) team.barrier();
-      team.hand_out(
+      team.parallel_tasks(
           stage.total(), [&](int64_t owner) { return stage.counts[owner]; },
           [&](int64_t owner, int64_t index) {
             if (i > 0 && !stages[i - 1].is_done()) ++faults;

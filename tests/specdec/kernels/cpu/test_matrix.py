@@ -182,7 +182,7 @@ def test_rows_packed_in_pieces_make_the_same_matrix(weights):
 def library_for(tmp_path_factory):
     """Compiles the products for another processor of this kind."""
     directory = tmp_path_factory.mktemp("products")
-    names = ("matrix", "pack", "float_product", "int8_product", "int8_rows")
+    names = ("matrix", "pack", "gemm_float", "gemm_int8", "quantize_rows")
     sources = [KERNELS / f"{name}.cpp" for name in names]
     return lambda processor: compiled(sources, directory, f"-march={processor}")
 

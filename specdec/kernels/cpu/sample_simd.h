@@ -6,7 +6,7 @@
 #include <cstring>
 #include <limits>
 
-namespace specdec::draws {
+namespace specdec::sampling {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
@@ -45,7 +45,7 @@ inline DoubleLanes load_doubles(const float* values) {
   return __builtin_convertvector(load<HalfLanes>(values), DoubleLanes);
 }
 
-inline float largest_of(FloatLanes lanes) {
+inline float max_of(FloatLanes lanes) {
   float best = lanes[0];
   for (int64_t i = 1; i < kFloatLanes; ++i) best = lanes[i] > best ? lanes[i] : best;
   return best;
@@ -88,7 +88,7 @@ inline DoubleLanes exponential(DoubleLanes x) {
 }
 
 // log(x) of positive normal x to within 1e-6 of max(1, log(x)).
-inline FloatLanes rough_log(FloatLanes x) {
+inline FloatLanes approx_log(FloatLanes x) {
   constexpr int32_t kTwoThirds = 0x3f2aaaab;  // so that the mantissa is from 2/3 to 4/3
   const IntLanes bits = bits_of<IntLanes>(x) - kTwoThirds;
   const FloatLanes power = __builtin_convertvector(bits >> 23, FloatLanes);
@@ -102,4 +102,4 @@ inline FloatLanes rough_log(FloatLanes x) {
   return sum * r + power * 0.69314718f;
 }
 
-}  // namespace specdec::draws
+}  // namespace specdec::sampling

@@ -8,10 +8,10 @@ namespace specdec {
 int64_t float_scratch_bytes(const Matrix& matrix, int64_t rows);
 
 // See `round_rows` in matrix.h, for kBFloat16.
-void round_to_bfloat16(const Matrix& matrix, const Rows& rows, Range own);
+void convert_to_bfloat16(const Matrix& matrix, const Activations& rows, Range own);
 
 // See `multiply` in matrix.h, for kFloat32, kBFloat16, kFloat16 and kShortFloat32.
-void multiply_floats(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride,
-                     Store store, Team team);
+void gemm_float(const Matrix& matrix, const Activations& rows, float* y, int64_t y_stride,
+                Store store, ThreadTeam team);
 
 }  // namespace specdec

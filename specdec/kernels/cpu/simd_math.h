@@ -10,20 +10,20 @@ namespace specdec {
 
 #define SPECDEC_INLINE inline __attribute__((always_inline))
 
-constexpr int64_t divide_up(int64_t count, int64_t by) { return (count + by - 1) / by; }
+constexpr int64_t ceil_div(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
-constexpr int64_t round_up(int64_t count, int64_t step) { return divide_up(count, step) * step; }
+constexpr int64_t round_up(int64_t count, int64_t step) { return ceil_div(count, step) * step; }
 
 SPECDEC_INLINE Floats load(const float* from) { return load<Floats>(from); }
 
 // The first `count` lanes, the others zero.
-SPECDEC_INLINE Floats load_part(const float* from, int64_t count) {
+SPECDEC_INLINE Floats load_partial(const float* from, int64_t count) {
   Floats value = {};
   std::memcpy(&value, from, count * sizeof(float));
   return value;
 }
 
-SPECDEC_INLINE void store_part(float* to, Floats value, int64_t count) {
+SPECDEC_INLINE void store_partial(float* to, Floats value, int64_t count) {
   std::memcpy(to, &value, count * sizeof(float));
 }
 
@@ -31,7 +31,7 @@ SPECDEC_INLINE Floats broadcast(float value) { return value - Floats{}; }
 
 // All lanes combined, halves first: one order, whatever the caller.
 template <class Combine>
-SPECDEC_INLINE float fold(Floats value, Combine combine) {
+SPECDEC_INLINE float reduce_lanes(Floats value, Combine combine) {
   float part[kLanes];
   store(part, value);
   for (int width = kLanes / 2; width > 0; width /= 2) {
@@ -40,19 +40,19 @@ SPECDEC_INLINE float fold(Floats value, Combine combine) {
   return part[0];
 }
 
-SPECDEC_INLINE float sum_of(Floats value) {
-  return fold(value, [](float a, float b) { return a + b; });
+SPECDEC_INLINE float reduce_sum(Floats value) {
+  return reduce_lanes(value, [](float a, float b) { return a + b; });
 }
 
-SPECDEC_INLINE float max_of(Floats value) {
-  return fold(value, [](float a, float b) { return b > a ? b : a; });
+SPECDEC_INLINE float reduce_max(Floats value) {
+  return reduce_lanes(value, [](float a, float b) { return b > a ? b : a; });
 }
 
-SPECDEC_INLINE Floats larger(Floats a, Floats b) { return a > b ? a : b; }
+SPECDEC_INLINE Floats vec_max(Floats a, Floats b) { return a > b ? a : b; }
 
 // e^x to about 1 ulp: e^x = 2^n e^r with |r| <= ln(2) / 2, and a Taylor-like polynomial of e^r
 // fitted by minimax (Cephes' coefficients). Below -87 it is 0, above 88 it is e^88. NaN is NaN.
-SPECDEC_INLINE Floats exp_of(Floats x) {
+SPECDEC_INLINE Floats vec_exp(Floats x) {
   const Floats lowest = broadcast(-87.0f), highest = broadcast(88.0f);
   const Floats clamped = x < lowest ? lowest : (x > highest ? highest : x);
   // Adding 1.5 * 2^23 leaves the rounded number in the lowest bits of the sum.

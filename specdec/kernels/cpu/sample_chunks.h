@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <cstring>
 
-#include "draw_lanes.h"
+#include "sample_simd.h"
 
-namespace specdec::draws {
+namespace specdec::sampling {
 
 constexpr int64_t kChunkTokens = 64;
 
@@ -34,15 +34,15 @@ inline void load_chunk(const T* row, int64_t chunk, int64_t num_tokens, float* v
 
 // The largest numbers of a chunk and of `best`, in lanes. NaN counts as -inf, as long as best has
 // none. Notes in is_broken where there is NaN or +inf.
-inline FloatLanes largest(const float* chunk, FloatLanes best, IntLanes& is_broken) {
+inline FloatLanes max_of_chunk(const float* chunk, FloatLanes best, IntLanes& has_nan) {
   for (int64_t i = 0; i < kChunkTokens; i += kFloatLanes) {
     const auto lanes = load<FloatLanes>(chunk + i);
     best = lanes > best ? lanes : best;
-    is_broken |= ~(lanes < kInfinity);
+    has_nan |= ~(lanes < kInfinity);
   }
   return best;
 }
 
-inline FloatLanes nothing() { return FloatLanes{} - kInfinity; }
+inline FloatLanes negative_infinity() { return FloatLanes{} - kInfinity; }
 
-}  // namespace specdec::draws
+}  // namespace specdec::sampling

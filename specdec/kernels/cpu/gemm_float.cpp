@@ -1,9 +1,9 @@
-#include "float_product.h"
+#include "gemm_float.h"
 
 #include <algorithm>
 
 #include "float_formats.h"
-#include "tiles.h"
+#include "micro_kernel.h"
 
 namespace specdec {
 namespace {
@@ -23,20 +23,20 @@ struct FloatTile {
   int64_t panel_elements;  // from one panel to the next
   int64_t panel_outputs;
   int64_t steps;  // in this block
-  Ahead ahead;
+  Prefetch prefetch;
   const typename Weights::Input* x;
   int64_t x_stride;
   float* y;
   int64_t y_stride;
   int64_t outputs;    // from the first of the tile to the last of the matrix
   const float* bias;  // what sums begin with, or null
-  bool adds;          // to what y holds
+  bool accumulate;    // to what y holds
 };
 
 template <class Weights>
-struct FloatKernels {
+struct FloatMicroKernel {
   using Tile = FloatTile<Weights>;
-  static constexpr int kMaxRows = kTileSums / kTileVectors;
+  static constexpr int kMaxRows = kTileAccumulators / kTileVectors;
 
   template <int kRows, int kPanels>
   static void run(const Tile& tile) {
@@ -44,15 +44,16 @@ struct FloatKernels {
     Floats sums[kRows][kVectors];
     SPECDEC_UNROLL
     for (int vector = 0; vector < kVectors; ++vector) {
-      const int64_t first = output_of(tile, vector);
-      const Floats begin = tile.bias ? read(tile.bias + first, tile.outputs - first) : Floats{};
+      const int64_t first = output_offset(tile, vector);
+      const Floats begin =
+          tile.bias ? load_tail(tile.bias + first, tile.outputs - first) : Floats{};
       SPECDEC_UNROLL
       for (int row = 0; row < kRows; ++row) sums[row][vector] = begin;
     }
     for (int64_t step = 0; step < tile.steps; ++step) {
       SPECDEC_UNROLL
       for (int panel = 0; panel < kPanels; ++panel) {
-        tile.ahead.fetch(step, panel * tile.panel_elements * sizeof(*tile.weights));
+        tile.prefetch.fetch_line(step, panel * tile.panel_elements * sizeof(*tile.weights));
       }
       SPECDEC_UNROLL
       for (int term = 0; term < Weights::kTerms; ++term) {
@@ -60,7 +61,7 @@ struct FloatKernels {
         SPECDEC_UNROLL
         for (int vector = 0; vector < kVectors; ++vector) {
           const auto* panel = tile.weights + vector / kPanelVectors * tile.panel_elements;
-          const int64_t output = step * kPanel + vector % kPanelVectors * kLanes;
+          const int64_t output = step * kPanelOutputs + vector % kPanelVectors * kLanes;
           weights[vector] = Weights::weights(panel + output * Weights::kInputs, term);
         }
         SPECDEC_UNROLL
@@ -77,36 +78,37 @@ struct FloatKernels {
     SPECDEC_UNROLL
     for (int row = 0; row < kRows; ++row) {
       SPECDEC_UNROLL
-      for (int vector = 0; vector < kVectors; ++vector) finish(tile, row, vector, sums[row][vector]);
+      for (int vector = 0; vector < kVectors; ++vector)
+        store_tile_vector(tile, row, vector, sums[row][vector]);
     }
   }
 
  private:
-  static int64_t output_of(const Tile& tile, int vector) {
+  static int64_t output_offset(const Tile& tile, int vector) {
     return vector / kPanelVectors * tile.panel_outputs + vector % kPanelVectors * kLanes;
   }
 
-  static void finish(const Tile& tile, int row, int vector, Floats sum) {
-    const int64_t first = output_of(tile, vector), count = tile.outputs - first;
+  static void store_tile_vector(const Tile& tile, int row, int vector, Floats sum) {
+    const int64_t first = output_offset(tile, vector), count = tile.outputs - first;
     float* const y = tile.y + row * tile.y_stride + first;
-    write(y, tile.adds ? read(y, count) + sum : sum, count);
+    store_tail(y, tile.accumulate ? load_tail(y, count) + sum : sum, count);
   }
 };
 
 // The products of some rows with some panels: block by block of the inputs, and in each block tile
 // by tile of the rows, so that the block's weights are read from memory once.
 template <class Weights>
-void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
-                    const typename Weights::Input* x, int64_t x_stride, Range rows, float* y,
-                    int64_t y_stride, Store store) {
-  using Family = FloatKernels<Weights>;
+void multiply_panels(const Matrix& matrix, PanelGroup panels, PanelGroup next,
+                     const typename Weights::Input* x, int64_t x_stride, Range rows, float* y,
+                     int64_t y_stride, Store store) {
+  using Kernel = FloatMicroKernel<Weights>;
   constexpr int64_t kBlockSteps = kBlockInputs / Weights::kInputs;
-  constexpr int64_t kStepElements = kPanel * Weights::kInputs;
+  constexpr int64_t kStepElements = kPanelOutputs * Weights::kInputs;
   const int64_t first = panels.first_output(), steps = num_steps(matrix);
-  const auto* weights = static_cast<const typename Weights::Element*>(matrix.panels);
-  typename Family::Tile tile;
-  tile.panel_elements = panels.apart * steps * kStepElements;
-  tile.panel_outputs = panels.apart * kPanel;
+  const auto* weights = static_cast<const typename Weights::Element*>(matrix.packed);
+  typename Kernel::Tile tile;
+  tile.panel_elements = panels.stride * steps * kStepElements;
+  tile.panel_outputs = panels.stride * kPanelOutputs;
   tile.x_stride = x_stride;
   tile.y_stride = y_stride;
   tile.outputs = matrix.out_features - first;
@@ -117,31 +119,31 @@ void multiply_group(const Matrix& matrix, PanelGroup panels, PanelGroup next,
     const bool is_last = begin + tile.steps == steps;
     const auto* next_weights = is_last ? weights + next.first * steps * kStepElements
                                        : tile.weights + tile.steps * kStepElements;
-    const int64_t num_next = steps_from(is_last ? 0 : begin + tile.steps);
+    const int64_t next_steps = steps_from(is_last ? 0 : begin + tile.steps);
     tile.bias = begin == 0 && matrix.bias ? matrix.bias + first : nullptr;
-    tile.adds = begin > 0 || store == Store::kAdd;
-    for_each_part(rows, Family::kMaxRows, [&](Range part, int64_t index, int64_t count) {
-      tile.ahead = Ahead::of(index, count, tile.weights, next_weights, tile.steps, num_next,
-                             kStepElements * sizeof(*tile.weights));
+    tile.accumulate = begin > 0 || store == Store::kAccumulate;
+    for_each_row_part(rows, Kernel::kMaxRows, [&](Range part, int64_t index, int64_t count) {
+      tile.prefetch = Prefetch::plan(index, count, tile.weights, next_weights, tile.steps,
+                                     next_steps, kStepElements * sizeof(*tile.weights));
       tile.x = x + part.begin * x_stride + begin * Weights::kInputs;
       tile.y = y + part.begin * y_stride + first;
-      Kernels<Family>::of(part.end - part.begin, panels.count)(tile);
+      KernelTable<Kernel>::get(part.end - part.begin, panels.count)(tile);
     });
   }
 }
 
 template <class Weights>
-void multiply_by(const Matrix& matrix, const typename Weights::Input* x, int64_t x_stride,
-                 int64_t rows, float* y, int64_t y_stride, Store store, Team team) {
-  for_each_group(num_panels(matrix), rows, kBlockRows, team,
-                 [&](Range part, PanelGroup panels, PanelGroup next) {
-                   multiply_group<Weights>(matrix, panels, next, x, x_stride, part, y, y_stride,
-                                           store);
-                 });
+void gemm_as(const Matrix& matrix, const typename Weights::Input* x, int64_t x_stride, int64_t rows,
+             float* y, int64_t y_stride, Store store, ThreadTeam team) {
+  parallel_for_panels(num_panels(matrix), rows, kBlockRows, team,
+                      [&](Range part, PanelGroup panels, PanelGroup next) {
+                        multiply_panels<Weights>(matrix, panels, next, x, x_stride, part, y,
+                                                 y_stride, store);
+                      });
 }
 
 // From one row to the next, as BFloat16 takes them in scratch memory.
-int64_t rounded_stride(const Matrix& matrix) {
+int64_t bfloat16_stride(const Matrix& matrix) {
   return round_up(matrix.in_features, kLineBytes / sizeof(BFloat16::Input));
 }
 
@@ -149,11 +151,11 @@ int64_t rounded_stride(const Matrix& matrix) {
 
 int64_t float_scratch_bytes(const Matrix& matrix, int64_t rows) {
   if (matrix.format != Format::kBFloat16) return 0;
-  return rows * rounded_stride(matrix) * sizeof(BFloat16::Input);
+  return rows * bfloat16_stride(matrix) * sizeof(BFloat16::Input);
 }
 
-void round_to_bfloat16(const Matrix& matrix, const Rows& rows, Range own) {
-  const int64_t stride = rounded_stride(matrix);
+void convert_to_bfloat16(const Matrix& matrix, const Activations& rows, Range own) {
+  const int64_t stride = bfloat16_stride(matrix);
   for (int64_t row = own.begin; row < own.end; ++row) {
     auto* const to = static_cast<BFloat16::Input*>(rows.scratch) + row * stride;
     const float* const from = rows.x + row * rows.stride;
@@ -164,22 +166,20 @@ void round_to_bfloat16(const Matrix& matrix, const Rows& rows, Range own) {
   }
 }
 
-void multiply_floats(const Matrix& matrix, const Rows& rows, float* y, int64_t y_stride,
-                     Store store, Team team) {
-  const auto* const rounded = static_cast<const BFloat16::Input*>(rows.scratch);
+void gemm_float(const Matrix& matrix, const Activations& rows, float* y, int64_t y_stride,
+                Store store, ThreadTeam team) {
+  const auto* const converted = static_cast<const BFloat16::Input*>(rows.scratch);
   switch (matrix.format) {
     case Format::kFloat32:
-      return multiply_by<Float32>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store,
-                                  team);
+      return gemm_as<Float32>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store, team);
     case Format::kBFloat16:
-      return multiply_by<BFloat16>(matrix, rounded, rounded_stride(matrix), rows.count, y, y_stride,
-                                   store, team);
+      return gemm_as<BFloat16>(matrix, converted, bfloat16_stride(matrix), rows.count, y, y_stride,
+                               store, team);
     case Format::kShortFloat32:
-      return multiply_by<ShortFloat32>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store,
-                                       team);
+      return gemm_as<ShortFloat32>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store,
+                                   team);
     default:
-      return multiply_by<Float16>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store,
-                                  team);
+      return gemm_as<Float16>(matrix, rows.x, rows.stride, rows.count, y, y_stride, store, team);
   }
 }
 

@@ -10,7 +10,8 @@
 
 namespace specdec {
 
-constexpr int64_t kPanel = 16;  // outputs; a step of them is a cache line, in float16 half of one
+constexpr int64_t kPanelOutputs =
+    16;  // outputs; a step of them is a cache line, in float16 half of one
 
 constexpr int64_t inputs_per_step(Format format) {
   switch (format) {
@@ -26,7 +27,7 @@ constexpr int64_t inputs_per_step(Format format) {
 }
 
 inline int64_t num_panels(const Matrix& matrix) {
-  return (matrix.out_features + kPanel - 1) / kPanel;
+  return (matrix.out_features + kPanelOutputs - 1) / kPanelOutputs;
 }
 
 // Of each panel.
@@ -40,16 +41,17 @@ inline int64_t num_steps(const Matrix& matrix) {
 }
 
 // Where the weight of an output and an input is, counted in elements.
-struct PanelLayout {
+struct PackedLayout {
   int64_t inputs, panel_elements;  // per step, a power of two; from one panel to the next
 
-  PanelLayout(Format format, int64_t in_features)
+  PackedLayout(Format format, int64_t in_features)
       : inputs(inputs_per_step(format)),
-        panel_elements(num_steps(format, in_features) * inputs * kPanel) {}
+        panel_elements(num_steps(format, in_features) * inputs * kPanelOutputs) {}
 
-  int64_t place(int64_t output, int64_t input) const {
-    const int64_t within = input & (inputs - 1), step = (input - within) * kPanel;
-    return output / kPanel * panel_elements + step + output % kPanel * inputs + within;
+  int64_t offset(int64_t output, int64_t input) const {
+    const int64_t remainder = input & (inputs - 1), step = (input - remainder) * kPanelOutputs;
+    return output / kPanelOutputs * panel_elements + step + output % kPanelOutputs * inputs +
+           remainder;
   }
 };
 

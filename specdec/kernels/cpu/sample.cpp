@@ -1,0 +1,288 @@
+// The tokens of rows of logits: the best, or samples of what min-p, top-k and top-p leave.
+//
+// The definition is that of `specdec/sampling`, in torch. Logarithms and exponentials round
+// differently here, so a token is returned only where it is certain: it wins by more than any
+// rounding, under limits that are met by more than any rounding. Whoever asks has the reference
+// decide the other rows, so the tokens are the reference's, always.
+//
+// A row is read once, and weighed once where top-p is asked for. All else passes over chunks of 64
+// tokens by their maxima, and costs in proportion to what is left.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "sample_argmax.h"
+#include "sample_chunks.h"
+#include "sample_gumbel.h"
+#include "sample_simd.h"
+#include "thread_team.h"
+
+namespace specdec::sampling {
+namespace {
+
+constexpr float kBoundTolerance =
+    1e-3f;  // more than what bounds on perturbed scores are rounded by
+constexpr float kScoreTolerance = 1e-4f;  // more than what perturbed scores are rounded by
+constexpr double kMassTolerance = 1e-11;  // more than what shares of a sum of masses are rounded by
+constexpr int64_t kSortThreshold = 128;   // so many are sorted rather than divided again
+
+// How one row is sampled; `kernels/draws.py` has the same fields.
+struct SampleParams {
+  double top_p;  // 1: uncut
+  uint64_t seed;
+  int64_t row;
+  int64_t top_k;      // 0: uncut
+  float temperature;  // 0: the best token, and nothing else counts
+  float min_score;    // the logarithm of min_p; -inf: uncut
+  uint32_t choice, position;
+};
+
+// Some tokens: how many there are, and what they weigh.
+struct Tally {
+  double mass = 0.0, count = 0.0;
+};
+
+// Samples rows one after another, on one thread.
+class Sampler {
+ public:
+  // Returns the token, or -1 where the reference has to say it.
+  template <typename T>
+  int64_t sample(const SampleParams& params, const T* row, int64_t num_tokens) {
+    if (params.temperature == 0.0f) return argmax_of(row, num_tokens).token;
+    if (!read(row, num_tokens)) return -1;
+    scale(params.temperature);
+    float threshold = std::max(params.min_score, -std::numeric_limits<float>::max());  // never -inf
+    if (params.top_k > 0 && params.top_k < num_tokens) {
+      // Half a token less, so that no number of tokens is near it.
+      const double target = static_cast<double>(params.top_k) - 0.5;
+      if (!raise_threshold(&Tally::count, tally(threshold), target, 0.25, threshold)) return -1;
+    }
+    if (params.top_p < 1.0) {
+      compute_masses(threshold);
+      const Tally total = tally(threshold);
+      const double target = params.top_p * total.mass, slack = kMassTolerance * total.mass;
+      if (!raise_threshold(&Tally::mass, total, target, slack, threshold)) return -1;
+    }
+    return sample_above({params.seed, params.choice, params.position}, threshold);
+  }
+
+ private:
+  struct ScoredToken {
+    float score;
+    Tally tally;
+  };
+
+  struct Candidate {
+    int64_t chunk, offset;  // which token has the chunk's largest noise
+    float limit;            // no token of the chunk has more with its noise
+  };
+
+  struct TopTwo {
+    float best = -kInfinity, second = -kInfinity;
+    int64_t token = -1;
+  };
+
+  // Takes in a row's logits and their maxima; false for one with NaN or +inf, or with nothing.
+  template <typename T>
+  bool read(const T* row, int64_t num_tokens) {
+    num_chunks_ = num_chunks_of(num_tokens);
+    scores_.resize(num_chunks_ * kChunkTokens);
+    masses_.resize(num_chunks_ * kChunkTokens);
+    chunk_maxima_.assign((num_chunks_ + kFloatLanes - 1) / kFloatLanes * kFloatLanes, -kInfinity);
+    IntLanes has_nan = {};
+    max_logit_ = -kInfinity;
+    for (int64_t chunk = 0; chunk < num_chunks_; ++chunk) {
+      float* scores = &scores_[chunk * kChunkTokens];
+      load_chunk(row, chunk, num_tokens, scores);
+      chunk_maxima_[chunk] = max_of(max_of_chunk(scores, negative_infinity(), has_nan));
+      max_logit_ = std::max(max_logit_, chunk_maxima_[chunk]);
+    }
+    return !any(has_nan) && max_logit_ > -kInfinity;
+  }
+
+  // Makes logits logarithms of probabilities relative to the best token's.
+  void scale(float temperature) {
+    for (float& score : scores_) score = (score - max_logit_) / temperature;
+    for (float& score : chunk_maxima_) score = (score - max_logit_) / temperature;
+  }
+
+  // Calls function(first token, its scores) for each chunk that has a token from `floor` on.
+  template <typename Function>
+  void for_each_chunk_above(float threshold, Function function) const {
+    for (int64_t chunk = 0; chunk < num_chunks_; ++chunk) {
+      const int64_t first = chunk * kChunkTokens;
+      if (chunk_maxima_[chunk] >= threshold) function(first, &scores_[first]);
+    }
+  }
+
+  // Notes the probabilities, relative to the best token's, of all that can be from `floor` on.
+  void compute_masses(float threshold) {
+    for_each_chunk_above(threshold, [this](int64_t first, const float* scores) {
+      for (int64_t i = 0; i < kChunkTokens; i += kDoubleLanes) {
+        const DoubleLanes masses = exponential(load_doubles(scores + i));
+        std::memcpy(&masses_[first + i], &masses, sizeof masses);
+      }
+    });
+  }
+
+  // The tokens from `floor` on; their mass means something once they have been weighed.
+  Tally tally(float threshold) const {
+    DoubleLanes mass = {}, count = {};
+    const double least = threshold;
+    for_each_chunk_above(threshold, [&](int64_t first, const float* scores) {
+      for (int64_t i = 0; i < kChunkTokens; i += kDoubleLanes) {
+        const LongLanes is_included = load_doubles(scores + i) >= least;
+        mass += is_included ? load<DoubleLanes>(&masses_[first + i]) : DoubleLanes{};
+        count += is_included ? DoubleLanes{} + 1.0 : DoubleLanes{};
+      }
+    });
+    return {sum_of(mass), sum_of(count)};
+  }
+
+  // Raises `floor`, from which on there is `all`, to the highest score from which on the tokens
+  // weigh `target`; it stays where all fall short. False where `slack` more or less would change
+  // it.
+  bool raise_threshold(double Tally::*measure, const Tally& total, double target, double slack,
+                       float& threshold) {
+    if (total.*measure < target - slack) return true;
+    // The tokens from `low` on weigh enough, or are all there are; those from `high` on do not.
+    float low = std::max(-1.0f, threshold), high = 1.0f;  // the best score is 0
+    Tally below = tally(low), above;
+    while (below.*measure < target && low > threshold) {
+      high = low, above = below;
+      low = std::max(2.0f * low, threshold);
+      below = tally(low);
+    }
+    while (below.count - above.count > kSortThreshold) {
+      const float middle = 0.5f * (low + high);
+      if (!(low < middle && middle < high)) break;  // all have one score
+      const Tally from_middle = tally(middle);
+      const bool is_enough = from_middle.*measure >= target;
+      (is_enough ? low : high) = middle;
+      (is_enough ? below : above) = from_middle;
+    }
+    return settle_threshold(measure, target, slack, low, high, above.*measure, threshold);
+  }
+
+  // The same among the tokens from `low` to below `high`; those from `high` on weigh `above`.
+  bool settle_threshold(double Tally::*measure, double target, double slack, float low, float high,
+                        double above, float& threshold) {
+    entries_.clear();
+    for_each_chunk_above(low, [&](int64_t first, const float* scores) {
+      for (int64_t i = 0; i < kChunkTokens; ++i) {
+        if (scores[i] >= low && scores[i] < high) {
+          entries_.push_back({scores[i], {masses_[first + i], 1.0}});
+        }
+      }
+    });
+    std::sort(entries_.begin(), entries_.end(),
+              [](const ScoredToken& a, const ScoredToken& b) { return a.score > b.score; });
+    for (size_t next = 0; next < entries_.size();) {
+      const float score = entries_[next].score;
+      double cumulative = above;
+      for (; next < entries_.size() && entries_[next].score == score; ++next) {
+        cumulative += entries_[next].tally.*measure;
+      }
+      if (cumulative >= target) {
+        threshold = score;
+        return above < target - slack && cumulative >= target + slack;
+      }
+      above = cumulative;
+    }
+    return false;
+  }
+
+  // The best token from `floor` on with its noise, or -1 where rounding might decide.
+  int64_t sample_above(const GumbelKey& key, float threshold) {
+    const float lower_bound = find_candidate_chunks(key, threshold);
+    TopTwo top;
+    for (const Candidate& candidate : candidates_) {
+      if (candidate.limit >= std::max(lower_bound, top.best) - kBoundTolerance) {
+        score_chunk(key, threshold, candidate, top);
+      }
+    }
+    return top.best - top.second > kScoreTolerance ? top.token : -1;
+  }
+
+  // Finds the chunks that may hold the winner, and returns a perturbed score that is reached.
+  float find_candidate_chunks(const GumbelKey& key, float threshold) {
+    const float least = std::max(threshold, -kGumbelRange);
+    float lower_bound = -kInfinity;
+    candidates_.clear();
+    for (int64_t first = 0; first < num_chunks_; first += kFloatLanes) {
+      const IntLanes is_included = load_floats(&chunk_maxima_[first]) >= least;
+      if (!any(is_included)) continue;
+      const ApproxChunkMax approx = approx_chunk_max(key, static_cast<uint32_t>(first));
+      for (int64_t i = 0; i < kFloatLanes; ++i) {
+        if (!is_included[i]) continue;
+        const int64_t chunk = first + i, offset = approx.offsets[i];
+        const float score = scores_[chunk * kChunkTokens + offset];
+        if (score >= threshold) lower_bound = std::max(lower_bound, score + approx.gumbel[i]);
+        candidates_.push_back({chunk, offset, chunk_maxima_[chunk] + approx.gumbel[i]});
+      }
+    }
+    return lower_bound;
+  }
+
+  // Has the tokens of a chunk from `floor` on compete.
+  void score_chunk(const GumbelKey& key, float threshold, const Candidate& candidate,
+                   TopTwo& top) const {
+    const auto chunk = static_cast<uint32_t>(candidate.chunk);
+    const uint32_t bits_of_chunk = key.random_words(kFirstChunkCounter + chunk).w0;
+    const float smallest = exponential_of_bits(bits_of_chunk) / kChunkTokens;
+    const float* scores = &scores_[candidate.chunk * kChunkTokens];
+    for (uint32_t call = 0; call < kCallsPerChunk; ++call) {
+      const Words words = key.random_words(chunk * kCallsPerChunk + call);
+      const uint32_t bits[] = {words.w0, words.w1, words.w2, words.w3};
+      for (int64_t i = 0; i < kTokensPerCall; ++i) {
+        const int64_t offset = kTokensPerCall * call + i;
+        if (!(scores[offset] >= threshold)) continue;
+        float variable = smallest;
+        if (offset != candidate.offset) variable += exponential_of_bits(bits[i]);
+        const float perturbed = scores[offset] - std::log(variable);
+        top.second = std::max(top.second, std::min(perturbed, top.best));
+        if (perturbed > top.best) {
+          top.best = perturbed;
+          top.token = candidate.chunk * kChunkTokens + offset;
+        }
+      }
+    }
+  }
+
+  int64_t num_chunks_ = 0;
+  float max_logit_ = 0.0f;
+  std::vector<float> scores_;        // [num_chunks, kChunkTokens], -inf behind the last token
+  std::vector<double> masses_;       // [num_chunks, kChunkTokens]
+  std::vector<float> chunk_maxima_;  // [num_chunks], and -inf up to whole vectors
+  std::vector<ScoredToken> entries_;
+  std::vector<Candidate> candidates_;
+};
+
+template <typename T>
+void sample(const T* logits, int64_t stride, int64_t num_tokens, const SampleParams* params,
+            int64_t count, int64_t* tokens) {
+  parallel_for(count, [&](int64_t index) {
+    static thread_local Sampler sampler;  // keeps its memory
+    const SampleParams& own = params[index];
+    tokens[index] = sampler.sample(own, logits + own.row * stride, num_tokens);
+  });
+}
+
+}  // namespace
+
+// logits: rows of num_tokens, `stride` apart, float32 or bfloat16. Writes a token for each of
+// draws [count], or -1 where the reference has to decide.
+SPECDEC_EXPORT void specdec_sample(const void* logits, int32_t is_bfloat16, int64_t stride,
+                                   int64_t num_tokens, const SampleParams* params, int64_t count,
+                                   int64_t* tokens) {
+  if (is_bfloat16) {
+    sample(static_cast<const uint16_t*>(logits), stride, num_tokens, params, count, tokens);
+  } else {
+    sample(static_cast<const float*>(logits), stride, num_tokens, params, count, tokens);
+  }
+}
+
+}  // namespace specdec::sampling

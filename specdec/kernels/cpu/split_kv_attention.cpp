@@ -1,0 +1,307 @@
+#include "split_kv_attention.h"
+
+#include <cmath>
+#include <limits>
+#include <type_traits>
+
+namespace specdec {
+
+namespace {
+
+// Register tile of the micro-kernels: queries, and vectors of positions or of dimensions.
+constexpr int kQueries = kLanes == 16 ? 6 : 2;
+constexpr int kVectors = 4;
+
+Range intersect(Range a, Range b) { return {std::max(a.begin, b.begin), std::min(a.end, b.end)}; }
+
+Range relative_to(Range range, Range outer) {
+  return {range.begin - outer.begin, range.end - outer.begin};
+}
+
+// Call `work` with `size`, from 1 to kMax, as a compile-time constant.
+template <int kMax, typename Work>
+SPECDEC_INLINE void dispatch_size(int64_t size, Work&& work) {
+  if constexpr (kMax > 1) {
+    if (size < kMax) return dispatch_size<kMax - 1>(size, work);
+  }
+  work(std::integral_constant<int, kMax>());
+}
+
+// QK^T: scores[q, v * kLanes + lane] = queries[q] . key of position `lane` of keys[v]. Prefetches
+// `next` with the same layout. queries: [kQ, head_dim]; scores: [kQ, kSplitSize].
+template <Format kFormat, int kQ, int kV>
+void qk_tile(const float* queries, const void* const* keys, const void* const* next,
+             int64_t key_stride, int64_t head_dim, float* scores) {
+  using Element = typename FormatTraits<kFormat>::Element;
+  Floats sums[kQ][kV] = {};
+  for (int64_t d = 0; d < head_dim; ++d) {
+    for (int v = 0; v < kV; ++v) {
+      const Floats key =
+          load_as_float<kFormat>(static_cast<const Element*>(keys[v]) + d * key_stride);
+      __builtin_prefetch(static_cast<const Element*>(next[v]) + d * key_stride);
+      for (int q = 0; q < kQ; ++q) sums[q][v] += queries[q * head_dim + d] * key;
+    }
+  }
+  for (int q = 0; q < kQ; ++q) {
+    for (int v = 0; v < kV; ++v) store(scores + q * kSplitSize + v * kLanes, sums[q][v]);
+  }
+}
+
+// PV: sums[q, :] += weights[q, i] * values[i, :] for i in `rows`, in order, and for the `count`
+// dimensions of kV vectors. Prefetches `next` with the same layout. weights: [kQ, kSplitSize];
+// sums: [kQ, padded_dim].
+template <Format kFormat, int kQ, int kV>
+void pv_tile(const float* weights, Range rows, const void* values, const void* next,
+             int64_t head_dim, int64_t count, int64_t padded_dim, float* sums) {
+  using Element = typename FormatTraits<kFormat>::Element;
+  Floats sum[kQ][kV];
+  for (int q = 0; q < kQ; ++q) {
+    for (int v = 0; v < kV; ++v) sum[q][v] = load(sums + q * padded_dim + v * kLanes);
+  }
+  for (int64_t i = rows.begin; i < rows.end; ++i) {
+    const Element* row = static_cast<const Element*>(values) + i * head_dim;
+    for (int v = 0; v < kV; ++v) {
+      const Floats value = kV * kLanes == count
+                               ? load_as_float<kFormat>(row + v * kLanes)
+                               : load_part_as_float<kFormat>(row + v * kLanes, count);
+      __builtin_prefetch(static_cast<const Element*>(next) + i * head_dim + v * kLanes);
+      for (int q = 0; q < kQ; ++q) sum[q][v] += weights[q * kSplitSize + i] * value;
+    }
+  }
+  for (int q = 0; q < kQ; ++q) {
+    for (int v = 0; v < kV; ++v) store(sums + q * padded_dim + v * kLanes, sum[q][v]);
+  }
+}
+
+template <Format kFormat, int kQ>
+void accumulate_rows(const float* weights, Range rows, const void* values, const void* next,
+                     AttentionShape shape, float* sums) {
+  using Element = typename FormatTraits<kFormat>::Element;
+  const int64_t dim = shape.head_dim, padded = shape.padded_dim();
+  const auto add = [&](auto vectors, int64_t d, int64_t count) {
+    pv_tile<kFormat, kQ, vectors>(weights, rows, static_cast<const Element*>(values) + d,
+                                  static_cast<const Element*>(next) + d, dim, count, padded,
+                                  sums + d);
+  };
+  constexpr int64_t kWidth = kVectors * kLanes;
+  int64_t d = 0;
+  for (; d + kWidth <= dim; d += kWidth) add(std::integral_constant<int, kVectors>(), d, kWidth);
+  for (; d < dim; d += kLanes) {
+    add(std::integral_constant<int, 1>(), d, std::min<int64_t>(kLanes, dim - d));
+  }
+}
+
+}  // namespace
+
+SplitKvAttention::SplitKvAttention(const Batch& batch, AttentionShape shape, int64_t window,
+                                   const KvLayer& kv, const QueryTile& tile, SplitScratch scratch)
+    : batch_(batch), shape_(shape), window_(window), kv_(kv), tile_(tile), scratch_(scratch) {}
+
+// Query i belongs to token i / num_heads: the heads of a token are adjacent.
+void SplitKvAttention::load_queries(const float* q, int64_t q_stride) const {
+  const int64_t dim = shape_.head_dim, width = tile_.num_heads() * dim;
+  const float scale = 1.0f / std::sqrt(float(shape_.head_dim));
+  for (int64_t token = 0; token < tile_.num_tokens; ++token) {
+    const float* from = q + (tile_.first_token + token) * q_stride + tile_.heads.begin * dim;
+    float* to = scratch_.queries + token * width;
+    for (int64_t i = 0; i < width; ++i) to[i] = from[i] * scale;
+  }
+}
+
+Range SplitKvAttention::positions_of(int64_t split) const {
+  const int64_t begin = (tile_.first_split + split) * kSplitSize;
+  return {begin, begin + kSplitSize};
+}
+
+// Return which of `positions` are visible to a query; begin may exceed end where none is.
+Range SplitKvAttention::visible_to(int64_t query, Range positions) const {
+  const int64_t own = tile_.first_position + query / tile_.num_heads();
+  return intersect(positions, {window_ ? own - window_ + 1 : 0, own + 1});
+}
+
+Range SplitKvAttention::visible_to_any(Range positions) const {
+  return {visible_to(0, positions).begin, visible_to(num_queries() - 1, positions).end};
+}
+
+void SplitKvAttention::compute(int64_t split, const SplitKv& kv, const SplitKv& next,
+                               SplitResult result) const {
+  const Range positions = positions_of(split);
+  dispatch_format(kv.format, [&](auto format) {
+    compute_scores<format>(kv);
+    softmax(positions, result);
+    accumulate_values<format>(positions, kv, next, result);
+  });
+}
+
+// KV blocks that hold whole vectors are read in place; others are gathered.
+SplitKv SplitKvAttention::locate_kv(int64_t split) const {
+  const Range positions = positions_of(split), visible = visible_to_any(positions);
+  const Range groups = {relative_to(visible, positions).begin / kLanes,
+                        ceil_div(relative_to(visible, positions).end, kLanes)};
+  const bool in_place = kv_.block_size % kLanes == 0;
+  SplitKv located = {
+      in_place ? kv_.format : Format::kFloat32, in_place ? kv_.block_size : kLanes, groups, {}, {}};
+  const int32_t* table = batch_.block_tables[tile_.sequence];
+  for (int64_t group = groups.begin; group < groups.end; ++group) {
+    const int64_t begin = positions.begin + group * kLanes;
+    if (in_place) {
+      const int64_t block = table[begin / kv_.block_size], offset = begin % kv_.block_size;
+      const int64_t bytes = element_bytes(kv_.format);
+      located.keys[group] = kv_.keys(tile_.kv_head, block) + offset * bytes;
+      located.values[group] = kv_.values(tile_.kv_head, block) + offset * shape_.head_dim * bytes;
+    } else {
+      float* keys = scratch_.keys + group * kLanes * shape_.head_dim;
+      float* values = scratch_.values + group * kLanes * shape_.head_dim;
+      gather_group(visible, begin, keys, values);
+      located.keys[group] = keys;
+      located.values[group] = values;
+    }
+  }
+  return located;
+}
+
+void SplitKvAttention::gather_group(Range visible, int64_t begin, float* keys,
+                                    float* values) const {
+  const int64_t dim = shape_.head_dim, block_size = kv_.block_size;
+  const Range own = intersect(visible, {begin, begin + kLanes});
+  dispatch_format(kv_.format, [&](auto format) {
+    using Element = typename FormatTraits<format>::Element;
+    for (int64_t position = own.begin; position < own.end; ++position) {
+      const int64_t slot = batch_.slot(tile_.sequence, position);
+      const int64_t block = slot / block_size, offset = slot % block_size;
+      const auto* key = reinterpret_cast<const Element*>(kv_.keys(tile_.kv_head, block));
+      const auto* value = reinterpret_cast<const Element*>(kv_.values(tile_.kv_head, block));
+      for (int64_t d = 0; d < dim; ++d) {
+        keys[d * kLanes + position - begin] =
+            load_part_as_float<format>(key + d * block_size + offset, 1)[0];
+        values[(position - begin) * dim + d] =
+            load_part_as_float<format>(value + offset * dim + d, 1)[0];
+      }
+    }
+  });
+}
+
+// Scores of positions that are not visible to a query, or were not loaded, are left undefined.
+template <Format kFormat>
+void SplitKvAttention::compute_scores(const SplitKv& kv) const {
+  const int64_t dim = shape_.head_dim, count = num_queries();
+  for (int64_t group = kv.groups.begin; group < kv.groups.end;) {
+    const int64_t size = std::min<int64_t>(kVectors, kv.groups.end - group);
+    const void* prefetch[kVectors];
+    for (int64_t v = 0; v < size; ++v) prefetch[v] = kv.keys_or_next(group + kVectors + v);
+    for (int64_t first = 0; first < count; first += kQueries) {
+      dispatch_size<kQueries>(count - first, [&](auto queries) {
+        dispatch_size<kVectors>(size, [&](auto vectors) {
+          qk_tile<kFormat, queries, vectors>(scratch_.queries + first * dim, kv.keys + group,
+                                             prefetch, kv.key_stride, dim,
+                                             scratch_.scores + first * kSplitSize + group * kLanes);
+        });
+      });
+    }
+    group += size;
+  }
+}
+
+// Turn each query's scores of visible positions into weights, of which the largest is 1.
+void SplitKvAttention::softmax(Range positions, SplitResult result) const {
+  const float masked = -std::numeric_limits<float>::infinity();
+  for (int64_t query = 0; query < num_queries(); ++query) {
+    const Range visible = relative_to(visible_to(query, positions), positions);
+    if (visible.begin >= visible.end) continue;
+    float* scores = scratch_.scores + query * kSplitSize;
+    const int64_t begin = visible.begin / kLanes * kLanes, end = round_up(visible.end, kLanes);
+    std::fill(scores + begin, scores + visible.begin, masked);
+    std::fill(scores + visible.end, scores + end, masked);
+    Floats maxima = broadcast(masked);
+    for (int64_t j = begin; j < end; j += kLanes) maxima = vec_max(maxima, load(scores + j));
+    const float max_score = reduce_max(maxima);
+    Floats sum = {};
+    for (int64_t j = begin; j < end; j += kLanes) {
+      const Floats weight = vec_exp(load(scores + j) - max_score);
+      store(scores + j, weight);
+      sum += weight;
+    }
+    result.max_scores[query] = max_score;
+    result.weight_sums[query] = reduce_sum(sum);
+    float* sums = result.sums + query * shape_.padded_dim();
+    std::fill(sums, sums + shape_.padded_dim(), 0.0f);
+  }
+}
+
+// Each query accumulates exactly the visible positions of a group, in order: a weight of 0 for a
+// masked position would still propagate a NaN.
+template <Format kFormat>
+void SplitKvAttention::accumulate_values(Range positions, const SplitKv& kv, const SplitKv& next,
+                                         SplitResult result) const {
+  const int64_t padded = shape_.padded_dim(), count = num_queries();
+  const int64_t distance = std::min<int64_t>(kVectors, kv.groups.end - kv.groups.begin);
+  for (int64_t group = kv.groups.begin; group < kv.groups.end; ++group) {
+    const int64_t begin = positions.begin + group * kLanes;
+    const Range own = {begin, begin + kLanes};
+    const void* prefetch = kv.values_or_next(group + distance, next);
+    const auto add = [&](int64_t query, auto queries, Range rows) {
+      if (rows.begin >= rows.end) return;
+      accumulate_rows<kFormat, queries>(scratch_.scores + query * kSplitSize + group * kLanes, rows,
+                                        kv.values[group], prefetch, shape_,
+                                        result.sums + query * padded);
+    };
+    constexpr auto kOne = std::integral_constant<int, 1>();
+    for (int64_t first = 0; first < count; first += kQueries) {
+      const int64_t last = std::min(first + kQueries, count) - 1;
+      // The visible range of a later query starts and ends at the same position or later.
+      const Range first_visible = relative_to(visible_to(first, own), own);
+      const Range last_visible = relative_to(visible_to(last, own), own);
+      const Range shared = {last_visible.begin, std::max(last_visible.begin, first_visible.end)};
+      for (int64_t query = first; query <= last; ++query) {
+        const Range visible = relative_to(visible_to(query, own), own);
+        add(query, kOne, {visible.begin, std::min(visible.end, shared.begin)});
+      }
+      dispatch_size<kQueries>(last - first + 1, [&](auto size) { add(first, size, shared); });
+      for (int64_t query = first; query <= last; ++query) {
+        const Range visible = relative_to(visible_to(query, own), own);
+        add(query, kOne, {std::max(visible.begin, shared.end), visible.end});
+      }
+    }
+  }
+}
+
+__attribute__((noinline)) void SplitKvAttention::merge(int64_t split, SplitResult running,
+                                                       SplitResult result) const {
+  const int64_t padded = shape_.padded_dim();
+  const Range positions = positions_of(split);
+  for (int64_t query = 0; query < num_queries(); ++query) {
+    const Range visible = visible_to(query, positions);
+    if (visible.begin >= visible.end) continue;
+    float* sums = running.sums + query * padded;
+    const float* added = result.sums + query * padded;
+    const bool is_first = visible_to(query, {0, positions.begin}).begin >= positions.begin;
+    if (is_first) {
+      std::copy(added, added + padded, sums);
+      running.max_scores[query] = result.max_scores[query];
+      running.weight_sums[query] = result.weight_sums[query];
+      continue;
+    }
+    const float max_scores = std::max(running.max_scores[query], result.max_scores[query]);
+    const float old_scale = vec_exp(broadcast(running.max_scores[query] - max_scores))[0];
+    const float new_scale = vec_exp(broadcast(result.max_scores[query] - max_scores))[0];
+    for (int64_t d = 0; d < padded; d += kLanes) {
+      store(sums + d, load(sums + d) * old_scale + load(added + d) * new_scale);
+    }
+    running.weight_sums[query] =
+        running.weight_sums[query] * old_scale + result.weight_sums[query] * new_scale;
+    running.max_scores[query] = max_scores;
+  }
+}
+
+void SplitKvAttention::write(SplitResult running, float* output, int64_t output_stride) const {
+  const int64_t heads = tile_.num_heads(), dim = shape_.head_dim;
+  for (int64_t query = 0; query < num_queries(); ++query) {
+    const int64_t token = tile_.first_token + query / heads;
+    const int64_t head = tile_.heads.begin + query % heads;
+    float* to = output + token * output_stride + head * dim;
+    const float* sums = running.sums + query * shape_.padded_dim();
+    for (int64_t d = 0; d < dim; ++d) to[d] = sums[d] / running.weight_sums[query];
+  }
+}
+
+}  // namespace specdec
