@@ -10,7 +10,7 @@
 namespace specdec::sampling {
 namespace {
 
-// Where the peaks of all rows go, [num_rows] each.
+// Output arrays, [num_rows] each.
 struct ArgmaxColumns {
   float* values;
   int64_t* tokens;
@@ -38,8 +38,8 @@ void argmax_rows(const T* logits, int64_t num_rows, int64_t stride, int64_t num_
 
 }  // namespace
 
-// logits: [num_rows, num_tokens] with the rows `stride` apart, float32 or bfloat16. The best token
-// of each, its logit, and whether the row is broken go to arrays [num_rows].
+// Write the argmax of each row, its logit and has_nan to arrays [num_rows].
+// logits: [num_rows, num_tokens] with row stride `stride`, float32 or bfloat16.
 SPECDEC_EXPORT void specdec_argmax(const void* logits, int32_t is_bfloat16, int64_t num_rows,
                                    int64_t stride, int64_t num_tokens, float* values,
                                    int64_t* tokens, bool* has_nan) {
@@ -51,8 +51,8 @@ SPECDEC_EXPORT void specdec_argmax(const void* logits, int32_t is_bfloat16, int6
   }
 }
 
-// Logits as products of `num_rows` rows, x [num_rows, in_features], with a head, and their peaks as
-// above, in one parallel region. False where there is no memory for it.
+// Compute logits [num_rows, num_tokens] of x [num_rows, in_features] by the output head, and their
+// argmax as above, in one parallel region. Return false when no memory is available.
 SPECDEC_EXPORT bool specdec_gemm_argmax(const Matrix* head, const float* x, int64_t x_stride,
                                         int64_t num_rows, float* logits, int32_t num_threads,
                                         float* values, int64_t* tokens, bool* has_nan) {
@@ -70,8 +70,9 @@ SPECDEC_EXPORT bool specdec_gemm_argmax(const Matrix* head, const float* x, int6
   return true;
 }
 
-// What `whole_peaks` in Python says, of ranks that share memory: those of the whole vocabulary go
-// to `values`, `tokens` and `is_broken`, where this rank's are. False once a peer is lost.
+// Combine the argmax of vocabulary-parallel ranks through shared memory, in place, as
+// `specdec/sampling` does for other ranks. values, tokens, has_nan: [num_rows]. Return false when a
+// peer is lost.
 SPECDEC_EXPORT bool specdec_all_ranks_argmax(Communicator* communicator, int64_t first_token,
                                              int64_t num_rows, float* values, int64_t* tokens,
                                              bool* has_nan) {
@@ -86,7 +87,8 @@ SPECDEC_EXPORT bool specdec_all_ranks_argmax(Communicator* communicator, int64_t
     for (int64_t rank = 1; rank < num_ranks(communicator); ++rank) {
       const Argmax candidate = all[rank * num_rows + row];
       const bool has_nan = best.has_nan || candidate.has_nan;
-      if (candidate.value > best.value) best = candidate;  // ties: the first rank's token is lower
+      if (candidate.value > best.value)
+        best = candidate;  // ties: the first rank has the lower token
       best.has_nan = has_nan;
     }
     write_argmax(best, row, {values, tokens, has_nan});

@@ -1,12 +1,13 @@
-// What one forward pass reads: a flat batch of tokens over paged KV (`specdec/kernels/forward_batch.py`).
+// Input of one forward pass: a flat batch of tokens over a paged KV cache
+// (`specdec/kernels/forward_batch.py`).
 #pragma once
 
 #include <cstdint>
 
 namespace specdec {
 
-// Sequence i owns the tokens query_starts[i] to query_starts[i + 1]: the last ones of its
-// context_lens[i] tokens, whose slots are in the blocks that block_tables[i] names, in order.
+// Sequence i owns tokens query_starts[i] to query_starts[i + 1], the last of its context_lens[i]
+// tokens. block_tables[i] lists the KV blocks of the sequence in order.
 struct Batch {
   int64_t num_tokens, num_sequences, block_size;
   const int32_t* input_ids;            // [num_tokens]

@@ -12,17 +12,18 @@ namespace specdec {
 
 namespace {
 
-// Rows whose hidden units are computed together, so that they stay near the processor.
+// Rows of an MLP pass; their hidden units stay in the cache.
 constexpr int64_t kMlpRows = 128;
 
-// Tokens of which a head is prepared at once: the keys of as many lie in few lines, and all that
-// was computed for them in a cache.
+// Tokens per task that processes one head: their keys share few cache lines, and the head's
+// projections are still in the cache.
 constexpr int64_t kTokensPerHeadTask = 32;
 
-// From so many rows a thread on, hidden units are gated row by row: fewer would divide badly.
+// With at least this many rows per thread, the activation function is parallelized over rows; fewer
+// rows would balance badly.
 constexpr int64_t kMinRowsPerThread = 2;
 
-// A plan for each window that some layer has, and one more where the passes' memory begins.
+// Return one plan for each distinct attention window of the layers.
 std::vector<AttentionPlan> make_plans(const Decoder& model, const Batch& batch, int num_threads) {
   std::vector<AttentionPlan> plans;
   const AttentionShape shape = {model.num_heads, model.num_kv_heads, model.heads_per_kv,
@@ -37,7 +38,8 @@ std::vector<AttentionPlan> make_plans(const Decoder& model, const Batch& batch, 
   return plans;
 }
 
-// Hands out a block of memory piece by piece, each beginning at a cache line.
+// Bump allocator over one block of memory; each allocation starts at a cache line. Without memory,
+// only counts bytes.
 class Arena {
  public:
   explicit Arena(void* memory) : begin_(static_cast<char*>(memory)) {}
@@ -57,7 +59,7 @@ class Arena {
   int64_t used_ = 0;
 };
 
-// Where a token stands in its sequence, and its KV in the pool.
+// A token's position in its sequence, and the slot of its KV.
 struct TokenSlot {
   int64_t position, slot;
 };
@@ -75,7 +77,7 @@ std::vector<TokenSlot> token_slots(const Batch& batch) {
   return slots;
 }
 
-// One forward pass. All threads of a team call its parts in the same order.
+// One forward pass. All threads of a team call its steps in the same order.
 class ForwardPass {
  public:
   ForwardPass(const Decoder& model, const Batch& batch, KvCache cache, void* memory,
@@ -118,11 +120,11 @@ class ForwardPass {
   std::vector<AttentionPlan> plans_;
   std::atomic<bool> has_failed_{false};
   int64_t memory_bytes_;
-  float* residual_;          // [num_tokens, hidden_size], the residual stream
-  float* normed_;            // [num_tokens, hidden_size]
-  float* qkv_;               // [num_tokens, query heads, then key and value heads, head_dim]
+  float* residual_;  // [num_tokens, hidden_size], the residual stream
+  float* normed_;    // [num_tokens, hidden_size]
+  float* qkv_;  // [num_tokens, num_heads + 2 * num_kv_heads, head_dim]: query, key, value heads
   float* attention_output_;  // [num_tokens, num_heads, head_dim]
-  float* hidden_units_;      // [mlp_rows, 2, num_units], gates before what they gate
+  float* hidden_units_;      // [mlp_rows, 2, num_hidden_units]: gate, then up projection
   void* matrix_scratch_;
   float* attention_scratch_;
 
@@ -171,7 +173,7 @@ class ForwardPass {
         float* to = residual_ + token * model_.hidden_size;
         const int64_t row = batch_.input_ids[token] - embedding.first_token;
         if (row < 0 || row >= embedding.num_tokens) {
-          std::fill(to, to + model_.hidden_size, 0.0f);  // another rank's
+          std::fill(to, to + model_.hidden_size, 0.0f);  // held by another rank
         } else {
           gather_embedding(embedding, row, to);
         }
@@ -194,7 +196,7 @@ class ForwardPass {
     });
   }
 
-  // Writes the normalised hidden states of some tokens to `to` [num_tokens, hidden_size].
+  // Write the normalized hidden states of `tokens` to `to` [num_tokens, hidden_size].
   void norm(const float* weight, Range tokens, float* to) {
     const int64_t size = model_.hidden_size;
     for (int64_t token = tokens.begin; token < tokens.end; ++token) {
@@ -202,7 +204,7 @@ class ForwardPass {
     }
   }
 
-  // A stage that normalises tokens and rounds them for the matrix that they are multiplied by.
+  // Run a stage that normalizes tokens and quantizes them for the next GEMM.
   Activations norm_and_quantize(const float* weight, const Matrix& matrix, Range tokens,
                                 ThreadTeam team) {
     const int64_t size = model_.hidden_size;
@@ -229,9 +231,9 @@ class ForwardPass {
     project_to_residual(layer.output, attention_rows, 0, team);
   }
 
-  // Normalises and rotates queries and keys, and puts keys and values into the cache. Of a few
-  // tokens head by head: a thread has most of the heads that it computed, and their keys share
-  // lines.
+  // Normalize and rotate queries and keys, and write keys and values to the KV cache. Tasks of few
+  // tokens and one head: a thread then has most of the heads that it computed, and the keys share
+  // cache lines.
   void rope_and_cache(const Layer& layer, const KvLayer& kv, ThreadTeam team) {
     const int64_t num_chunks = ceil_div(batch_.num_tokens, kTokensPerHeadTask);
     team.parallel_for(num_chunks * num_all_heads(), [&](int64_t index) {
@@ -270,9 +272,9 @@ class ForwardPass {
     }
   }
 
-  // Gates hidden units, and rounds them for the matrix that they are multiplied by: in one stage,
-  // row by row. Where rows are few, or not rounded, they are divided vector by vector, so that a
-  // single one is shared too, and rounded in a stage of its own.
+  // Run the activation function and quantize its result for the next GEMM, in one stage over rows.
+  // With few rows, or without quantization, the activation is parallelized over vectors, so that
+  // even one row is divided, and quantization is a separate stage.
   Activations activate_and_quantize(const Matrix& matrix, int64_t num_rows, ThreadTeam team) {
     const Activations rows = {hidden_units_, hidden_units_stride(), num_rows, matrix_scratch_};
     const int64_t per_row = ceil_div(model_.num_hidden_units, kLanes);
@@ -288,7 +290,7 @@ class ForwardPass {
     return rows;
   }
 
-  // Of vectors of hidden units, per_row of them in a row.
+  // Apply the activation function to a range of vectors, with per_row vectors in each row.
   void activate(Range vectors, int64_t per_row) {
     for (int64_t i = vectors.begin; i < vectors.end;) {
       const int64_t row = i / per_row, begin = i % per_row;
@@ -300,9 +302,8 @@ class ForwardPass {
     }
   }
 
-  // Adds a projection of rows, its partial results summed over the ranks, to the stream from token
-  // `first` on. What the stream held, equal on every rank, is the first one's to bring to the sum;
-  // so is the bias.
+  // Add a projection, summed over the ranks, to the residual stream from token `first` on. The
+  // residual, equal on every rank, and the bias enter the sum on rank 0 only.
   void project_to_residual(const Matrix& matrix, const Activations& rows, int64_t first,
                            ThreadTeam team) {
     const int64_t size = model_.hidden_size;
@@ -311,8 +312,8 @@ class ForwardPass {
     all_reduce_residual(rows.count, residual_ + first * size, team);
   }
 
-  // Sums rows of the stream over the ranks. All threads meet before it can fail: one that is behind
-  // has yet to see that it did not fail before, and all must come to the same stages.
+  // All-reduce rows of the residual stream over the ranks. The barriers make every thread read
+  // has_failed_ before it can change, so that all threads run the same stages.
   void all_reduce_residual(int64_t num_rows, float* data, ThreadTeam team) {
     const int64_t count = num_rows * model_.hidden_size;
     if (model_.communicator) {
@@ -329,15 +330,15 @@ class ForwardPass {
 
 }  // namespace specdec
 
-// Bytes of memory that the forward pass of a batch needs besides what it reads and writes.
+// Return the bytes of workspace that the forward pass of a batch needs.
 SPECDEC_EXPORT int64_t specdec_decoder_memory_bytes(const specdec::Decoder* model,
                                                     const specdec::Batch* batch,
                                                     int32_t num_threads) {
   return specdec::ForwardPass(*model, *batch, {}, nullptr, num_threads).memory_bytes();
 }
 
-// Writes the batch's KV into the cache and its hidden states to `hidden` [num_tokens, hidden_size].
-// memory: of memory_bytes; where that is too little, nothing is done but to say so.
+// Write the batch's KV to the cache and its hidden states to hidden [num_tokens, hidden_size].
+// Return kNeedsMemory without effect when memory_bytes is less than specdec_decoder_memory_bytes.
 SPECDEC_EXPORT specdec::PassResult specdec_decoder_forward(const specdec::Decoder* model,
                                                            const specdec::Batch* batch,
                                                            const specdec::KvCache* cache,

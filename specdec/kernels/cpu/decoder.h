@@ -1,8 +1,8 @@
-// A whole forward pass of a decoder (`specdec/models/llama.py`) in one call.
+// The forward pass of a decoder (`specdec/models/llama.py`) in one call.
 //
-// Activations are float32 whatever the weights and the KV are. Every step works on a row by itself
-// or sums over a row in one fixed order, so a token's hidden state is the same bits whatever else
-// is in the batch, however its prompt was divided into chunks, and on any number of threads.
+// Activations are float32 for every data type of weights and KV. Each operation works on one row or
+// sums over one row in a fixed order, so a token's hidden state is the same bits in any batch, with
+// any chunking of its prompt and with any number of threads.
 #pragma once
 
 #include <cstdint>
@@ -18,23 +18,23 @@ struct Layer {
   Matrix qkv, output, gate_up, down;
   const float* input_norm;  // [hidden_size]
   const float* mlp_norm;    // [hidden_size]
-  const float* query_norm;  // [head_dim], or null; so key_norm
+  const float* query_norm;  // [head_dim], or null
   const float* key_norm;
-  int64_t window;  // how many tokens a query sees, itself included; 0 for all before it
+  int64_t window;  // tokens that are visible to a query, itself included; 0 for no limit
 };
 
-// This rank's rows of the embedding: those of a tied head's matrix, or a table of their own.
+// This rank's rows of the embedding: a tied head's packed matrix, or a separate table.
 struct Embedding {
-  const void* packed;  // as panels.h lays them out, or null
+  const void* packed;  // in the layout of packed_layout.h, or null
   const void* table;   // [num_tokens, hidden_size], or null
   Format format;
   int64_t first_token, num_tokens;
 };
 
-// Sums [count] floats over ranks that share no memory, in place; false once a peer is lost.
+// Sums data [count] in place over ranks that share no memory; returns false when a peer is lost.
 using AllReduce = bool (*)(float* data, int64_t count);
 
-// One rank of a model. The sizes are this rank's, but for those of all hidden states.
+// One rank of a model. Sizes are this rank's, except hidden_size.
 struct Decoder {
   int64_t hidden_size, num_hidden_units, num_heads, num_kv_heads, heads_per_kv, first_in_group;
   int64_t head_dim, num_layers;
@@ -43,16 +43,16 @@ struct Decoder {
   Embedding embedding;
   const Layer* layers;      // [num_layers]
   const float* final_norm;  // [hidden_size]
-  const float* cos;         // [max_positions, head_dim / 2]; so sin
+  const float* cos;         // [max_positions, head_dim / 2]
   const float* sin;
-  Communicator* communicator;  // of ranks that share memory, else null
-  AllReduce all_reduce;        // of other ranks, else null
+  Communicator* communicator;  // for ranks that share memory, else null
+  AllReduce all_reduce;        // for other ranks, else null
 };
 
-// What came of a pass. Where a peer was lost, what was written is of no use.
+// Result of a forward pass. After kPeerLost the output is undefined.
 enum class PassResult : int32_t { kDone = 0, kPeerLost = 1, kNeedsMemory = 2 };
 
-// The pool: layer after layer, as KvLayer says.
+// KV cache of all layers: [num_layers] of KvLayer.
 struct KvCache {
   char* data;
   Format format;

@@ -9,7 +9,7 @@ namespace specdec {
 
 namespace {
 
-// Calls work(begin, count) for `size` numbers, a vector at a time.
+// Call work(begin, count) for each vector of `size` floats; the last one may be partial.
 template <typename Work>
 SPECDEC_INLINE void for_each_vector(int64_t size, Work&& work) {
   int64_t begin = 0;

@@ -1,4 +1,4 @@
-// The small operations of a decoder, one row at a time: what a row comes to is its own affair.
+// Element-wise operations of a decoder, one row at a time; no result depends on other rows.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +8,11 @@ namespace specdec {
 // to = x / rms(x) * weight over `size` numbers (Zhang and Sennrich 2019); `to` may be x.
 void rms_norm(const float* x, const float* weight, float eps, int64_t size, float* to);
 
-// Rotates a head in place by the angles of its position (Su et al. 2021), in the half-split layout
-// of Hugging Face models. cos and sin: [head_dim / 2].
+// Apply rotary position embedding (Su et al. 2021) to a head [head_dim] in place, in the half-split
+// layout of Hugging Face models. cos, sin: [head_dim / 2].
 void apply_rotary(float* head, const float* cos, const float* sin, int64_t head_dim);
 
-// gate = silu(gate) * up, the hidden units of SwiGLU (Shazeer 2020).
+// gate = silu(gate) * up, the hidden units of SwiGLU (Shazeer 2020). gate, up: [size].
 void silu_and_mul(float* gate, const float* up, int64_t size);
 
 }  // namespace specdec

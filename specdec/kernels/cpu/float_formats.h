@@ -1,8 +1,8 @@
-// Floating-point weights, as a kernel meets them: step by step down a panel.
+// Floating-point weight formats of the GEMM micro-kernel, which processes a panel step by step.
 //
-// Each format has the types of a weight (`Element`) and of what it is multiplied by (`Input`), and
-// says how many inputs of an output lie side by side (`kInputs`): a step. A step is kTerms vectors
-// of products for the same outputs, which are added to their sums one after the other.
+// Each format defines the types of a weight (`Element`) and of an activation (`Input`), and the
+// number of adjacent inputs of one output (`kInputs`), which make up a step. A step consists of
+// kTerms vectors of products for the same outputs, which are added to the accumulators in order.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@
 
 namespace specdec {
 
-// What formats have in common whose weights are multiplied one by one, as float32.
+// Base of the formats whose weights are multiplied one by one, as float32.
 struct SingleWeights {
   using Input = float;
   static constexpr int kInputs = 1, kTerms = 1;
@@ -34,7 +34,7 @@ struct Float32 : SingleWeights {
   static SPECDEC_INLINE Floats weights(const float* step, int) { return load(step); }
 };
 
-// In pairs of inputs, as each then becomes a float by one instruction.
+// Weights are stored in pairs of inputs: one instruction converts each of a pair to float32.
 struct ShortFloat32 : SingleWeights {
   using Element = uint16_t;
   static constexpr int kInputs = inputs_per_step(Format::kShortFloat32), kTerms = 2;
@@ -54,9 +54,9 @@ struct Float16 : SingleWeights {
   }
 };
 
-// Inputs are rounded to bfloat16 as well, so their products are exact in float32. The second of a
-// pair is added first, with one rounding each: on every processor as the instruction of some does.
-// (That one takes numbers below 2^-126 for zero.)
+// Activations are rounded to bfloat16 too, so products are exact in float32. The second product of
+// a pair is added first, each with one rounding, as the instruction vdpbf16ps does; results are the
+// same bits on processors without it. (The instruction flushes numbers below 2^-126 to zero.)
 struct BFloat16 {
   using Element = uint16_t;
   static constexpr int kInputs = inputs_per_step(Format::kBFloat16);

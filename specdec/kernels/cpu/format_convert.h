@@ -1,4 +1,4 @@
-// Floating-point formats: how numbers in memory become floats, and floats such numbers.
+// Conversions between floating-point storage formats and float32.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace specdec {
 
-// How numbers of a format become floats: kLanes at a time, or fewer with zeros behind them.
+// Conversion of a storage format: to float32 for kLanes values at a time, from float32 one by one.
 template <Format>
 struct FormatTraits;
 
@@ -31,13 +31,13 @@ struct FormatTraits<Format::kBFloat16> {
   using Element = uint16_t;
   using Vector = Halves;
   static SPECDEC_INLINE Floats to_float(Halves bits) {
-#if defined(__AVX512F__)  // by itself the compiler takes five instructions
+#if defined(__AVX512F__)  // the compiler's conversion takes five instructions
     return (Floats)((Bits)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)bits) << 16);
 #else
     return (Floats)(__builtin_convertvector(bits, Bits) << 16);
 #endif
   }
-  // Rounds to nearest, ties to even; a NaN stays one.
+  // Round to nearest, ties to even; NaN stays NaN.
   static SPECDEC_INLINE uint16_t from_float(float value) {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -59,8 +59,8 @@ struct FormatTraits<Format::kFloat16> {
     return (Floats)_mm256_cvtph_ps((__m128i)bits);
   }
 #else
-  // Moves exponent and fraction into place, and multiplies by 2^112, the difference of the biases.
-  // What is not finite has all bits of the exponent set, here as there.
+  // Shift exponent and fraction into place and multiply by 2^112, the difference of the biases.
+  // Infinities and NaN have all exponent bits set in both formats.
   static SPECDEC_INLINE Floats to_float(Halves halves) {
     const Bits bits = __builtin_convertvector(halves, Bits);
     const Floats magnitude = (Floats)((bits & 0x7fff) << 13) * 0x1p112f;
@@ -84,8 +84,8 @@ SPECDEC_INLINE Floats load_part_as_float(const typename FormatTraits<kFormat>::E
   return load_as_float<kFormat>(padded);
 }
 
-// Calls `work` with the format of single numbers as a constant: those of kShortFloat32 are
-// kBFloat16's.
+// Call `work` with the format of single values as a compile-time constant; single values of
+// kShortFloat32 are bfloat16.
 template <typename Work>
 SPECDEC_INLINE auto dispatch_format(Format format, Work&& work) {
   switch (format) {

@@ -8,15 +8,16 @@
 namespace specdec {
 namespace {
 
-// Inputs that are summed before the sum is added to the output. Their weights, those of the block
-// that is fetched meanwhile, and those inputs of kBlockRows rows fit a second-level cache of 1 MiB.
-// Part of the definition of a product: a block's sum is rounded as one number.
+// Cache blocking. The inputs of a block are summed before the sum is added to the output. The
+// weights of a block, those of the next block, which are prefetched, and the inputs of kBlockRows
+// rows fit a second-level cache of 1 MiB. kBlockInputs determines results: the sum of each block is
+// rounded once.
 constexpr int64_t kBlockInputs = 1024;
 constexpr int64_t kBlockRows = 72;
 
-constexpr int64_t kLineBytes = 64;  // of the cache
+constexpr int64_t kLineBytes = 64;  // cache line
 
-// One block of inputs of a few rows, and the panels that they are multiplied by.
+// Arguments of the micro-kernel: one block of inputs of a few rows, and a few panels.
 template <class Weights>
 struct FloatTile {
   const typename Weights::Element* weights;
@@ -28,9 +29,9 @@ struct FloatTile {
   int64_t x_stride;
   float* y;
   int64_t y_stride;
-  int64_t outputs;    // from the first of the tile to the last of the matrix
-  const float* bias;  // what sums begin with, or null
-  bool accumulate;    // to what y holds
+  int64_t outputs;    // from the tile's first output to the matrix's last one
+  const float* bias;  // initial value of the sums, or null
+  bool accumulate;    // add to y instead of overwriting it
 };
 
 template <class Weights>
@@ -95,8 +96,9 @@ struct FloatMicroKernel {
   }
 };
 
-// The products of some rows with some panels: block by block of the inputs, and in each block tile
-// by tile of the rows, so that the block's weights are read from memory once.
+// Multiply `rows` by a group of panels: block by block of the inputs, and within a block tile by
+// tile of the rows, so that the block's weights are read from memory once. x: [rows, in_features];
+// y: [rows, out_features].
 template <class Weights>
 void multiply_panels(const Matrix& matrix, PanelGroup panels, PanelGroup next,
                      const typename Weights::Input* x, int64_t x_stride, Range rows, float* y,
@@ -142,7 +144,7 @@ void gemm_as(const Matrix& matrix, const typename Weights::Input* x, int64_t x_s
                       });
 }
 
-// From one row to the next, as BFloat16 takes them in scratch memory.
+// Return the stride of the converted activations, in elements.
 int64_t bfloat16_stride(const Matrix& matrix) {
   return round_up(matrix.in_features, kLineBytes / sizeof(BFloat16::Input));
 }

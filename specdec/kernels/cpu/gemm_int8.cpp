@@ -8,34 +8,34 @@
 namespace specdec {
 namespace {
 
-constexpr int64_t kBlockRows = 64;  // their digits stay in the second-level cache
+constexpr int64_t kBlockRows = 64;  // their quantized values stay in the second-level cache
 
 inline Floats to_floats(Ints values) { return __builtin_convertvector(values, Floats); }
 
-// Four digits in every lane.
+// Broadcast four int8 values to every lane.
 inline Ints broadcast_quad(const int8_t* quad) {
   int32_t bits;
   std::memcpy(&bits, quad, sizeof(bits));
   return bits - Ints{};
 }
 
-// A few rows, and the panels that they are multiplied by.
+// Arguments of the micro-kernel: a few rows and a few panels.
 struct Int8Tile {
   const uint8_t* weights;
   int64_t panel_bytes;  // from one panel to the next
   int64_t panel_outputs;
-  int64_t quads;  // of inputs
+  int64_t quads;  // number of steps, of four inputs each
   Prefetch prefetch;
-  int64_t num_groups, group_quads;  // of quads that share a scale; in each
+  int64_t num_groups, group_quads;  // groups that share a scale; quads in a group
   const float* row_scales;          // [rows, num_groups]
-  const int32_t* compensations;     // [rows, kDigits, num_groups]
+  const int32_t* compensations;     // [rows, kParts, num_groups]
   const int8_t* values;
   int64_t value_stride;
   float* y;
   int64_t y_stride;
-  int64_t outputs;      // from the first of the tile to the last of the matrix
-  const float* scales;  // of the outputs
-  const float* bias;    // or null
+  int64_t outputs;      // from the tile's first output to the matrix's last one
+  const float* scales;  // [out_features], scales of the weights
+  const float* bias;    // [out_features], or null
   Store store;
 };
 
@@ -50,7 +50,7 @@ struct Int8MicroKernel {
     const auto store_sums = [&](int row, int vector, Floats sum) {
       store_tile_vector(tile, row, vector, sum);
     };
-    if constexpr (kParts == 2) {  // all inputs are one group
+    if constexpr (kParts == 2) {  // one group holds all inputs
       accumulate_group<kRows, kPanels>(tile, 0, store_sums);
     } else {
       Floats totals[kRows][kVectors] = {};
@@ -69,7 +69,7 @@ struct Int8MicroKernel {
   }
 
  private:
-  // Calls visit(row, vector, sums) with the products of one group of inputs.
+  // Multiply one group of inputs: calls emit(row, vector, sums) with its scaled sums.
   template <int kRows, int kPanels, class Emit>
   static SPECDEC_INLINE void accumulate_group(const Tile& tile, int64_t group, Emit emit) {
     constexpr int kVectors = kPanels * kPanelVectors, kPartRows = kRows * kParts;
@@ -129,7 +129,7 @@ struct Int8MicroKernel {
   }
 };
 
-// The products of some rows with some panels, tile by tile of the rows.
+// Multiply `rows` by a group of panels, tile by tile of the rows. y: [rows, out_features].
 template <int kParts>
 void multiply_panels(const Matrix& matrix, PanelGroup panels, PanelGroup next,
                      const QuantizedRows& batch, Range rows, float* y, int64_t y_stride,

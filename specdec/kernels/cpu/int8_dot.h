@@ -1,4 +1,4 @@
-// Dot products of four unsigned and four signed bytes, the step of which 8-bit products consist.
+// Dot products of four unsigned and four signed bytes, as the instruction vpdpbusd computes them.
 #pragma once
 
 #if defined(__AVX2__)
@@ -11,7 +11,8 @@ namespace specdec {
 
 #if defined(__AVX512VNNI__)
 
-// In each lane: sums + the four bytes of `weights` by those of `digits`, modulo 2^32.
+// Return, in each lane, sums + the dot product of four `weights` (unsigned) and four `values`
+// (signed), modulo 2^32.
 inline Ints dot_accumulate(Ints sums, Ints weights, Ints values) {
   return (Ints)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)values);
 }
@@ -25,9 +26,9 @@ inline Ints dot_accumulate(Ints sums, Ints weights, Ints values) {
 #else
 
 using Shorts = int16_t __attribute__((vector_size(kVectorBytes)));
-using Bytes = uint16_t __attribute__((vector_size(kVectorBytes)));  // two in each lane of 16 bits
+using Bytes = uint16_t __attribute__((vector_size(kVectorBytes)));  // two bytes in each 16-bit lane
 
-// In each lane of 32 bits, the sum of the two products of 16 bits.
+// Return, in each 32-bit lane, the sum of the products of its two 16-bit lanes.
 inline Bits dot_pairs(Shorts a, Shorts b) {
 #if defined(__AVX512BW__)
   return (Bits)_mm512_madd_epi16((__m512i)a, (__m512i)b);

@@ -1,4 +1,4 @@
-// Keys and values of one layer, in the model's number format, block by block.
+// Paged KV cache of one layer, in the model's data type.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +7,9 @@
 
 namespace specdec {
 
-// One layer of the pool: [num_kv_heads, num_blocks, 2, block_size * head_dim]. A block holds its
-// keys dimension by dimension, [head_dim, block_size], so that those of neighbouring positions make
-// a vector, and then its values position by position, [block_size, head_dim].
+// One layer of the KV cache: [num_kv_heads, num_blocks, 2, block_size * head_dim]. A block stores
+// its keys as [head_dim, block_size], so that the keys of neighbouring positions form a vector,
+// followed by its values as [block_size, head_dim].
 struct KvLayer {
   char* data;
   Format format;
@@ -34,7 +34,7 @@ struct KvLayer {
   }
 
  private:
-  // Inlined, so that values, which lie side by side, are written as vectors.
+  // Inlined, so that the values, which are contiguous, are stored as vectors.
   SPECDEC_INLINE void write(char* half_block, int64_t first, int64_t stride,
                             const float* from) const {
     dispatch_format(format, [&](auto constant) {

@@ -45,8 +45,8 @@ void gemm(const Matrix& matrix, const Activations& rows, float* y, int64_t y_str
 
 }  // namespace specdec
 
-// See `multiply`, of rows that are yet to be rounded; a team of `num_threads`, in a parallel region
-// of its own. False where there is no memory for it.
+// Quantize the rows and compute `gemm`, in a parallel region of `num_threads` threads. x:
+// [num_rows, in_features]; y: [num_rows, out_features]. Return false when no memory is available.
 SPECDEC_EXPORT bool specdec_gemm(const specdec::Matrix* matrix, const float* x, int64_t x_stride,
                                  int64_t num_rows, float* y, int64_t y_stride, bool adds,
                                  int32_t num_threads) {

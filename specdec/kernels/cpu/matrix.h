@@ -1,9 +1,9 @@
-// Matrices held for products with few rows, and those products.
+// Packed matrices for GEMM with few rows.
 //
-// Every output is one sum over the inputs in a fixed order, whatever the number of rows: a row's
-// result is the same bits alone and in any batch. Sums are in float32, in int32 for 8-bit weights,
-// and with kW8A8 in both. Rows are rounded first, to bfloat16 or to 8-bit digits, where the format
-// says so.
+// Each output is one sum over the inputs in a fixed order, whatever the number of rows, so a row's
+// result is the same bits alone and in any batch. Sums are in float32; in int32 for 8-bit weights;
+// in both with kW8A8. Formats with narrow inputs quantize the activations first, to bfloat16 or
+// int8.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 
 namespace specdec {
 
-// kBFloat16, kInt8 and kW8A8 round rows too. kShortFloat32 does not: float32 whose last 16 bits are
-// zero and left out, so that products are the same bits as with kFloat32. For an even number of
-// inputs.
+// kBFloat16, kInt8 and kW8A8 quantize activations too. kShortFloat32 does not: it stores float32
+// weights whose lower 16 bits are zero without those bits, so results are the same bits as with
+// kFloat32. It needs an even number of inputs.
 enum class Format : int32_t {
   kFloat32 = 0,
   kBFloat16 = 1,
@@ -24,40 +24,40 @@ enum class Format : int32_t {
   kShortFloat32 = 5,
 };
 
-// A packed matrix [out_features, in_features]; `layers/` fills it by way of ctypes.
+// A packed matrix [out_features, in_features]; filled by `layers/` through ctypes.
 struct Matrix {
   Format format;
   int64_t out_features, in_features;
-  const void* packed;   // the weights, as panels.h lays them out
-  const float* scales;  // [out_features] of 8-bit formats, else null
+  const void* packed;   // weights in the layout of packed_layout.h
+  const float* scales;  // [out_features] for 8-bit formats, else null
   const float* bias;    // [out_features], or null
 };
 
-// Bytes of scratch memory that the product of `rows` rows needs, on all threads together.
+// Return the bytes of scratch memory that the GEMM of `rows` rows needs for all threads.
 int64_t scratch_bytes(const Matrix& matrix, int64_t rows);
 
-// What a matrix is multiplied by: x [count, in_features], and scratch memory for what its format
-// rounds them to.
+// Left operand of a GEMM: x [count, in_features], and scratch memory for its quantized rows.
 struct Activations {
   const float* x;
   int64_t stride, count;
   void* scratch;
 };
 
-// Whether the format rounds rows. If so, each has to be rounded before they are multiplied.
+// Return whether the format quantizes activations; then every row must be quantized before the
+// GEMM.
 bool quantizes_rows(const Matrix& matrix);
 
-// Rounds those of `own`, where the format does.
+// Quantize the rows of `own` where the format requires it.
 void quantize_rows(const Matrix& matrix, const Activations& rows, Range own);
 
-// A stage that rounds all; none where the format does not.
+// Run a stage that quantizes all rows; no stage where the format does not quantize.
 void quantize_rows(const Matrix& matrix, const Activations& rows, ThreadTeam team);
 
 enum class Store { kOverwrite, kAccumulate };
 
-// y = x W^T + bias, or y += that. Every thread of the team calls it, with the same arguments and
-// with the rows complete and rounded; one of them writes each output, and all are written when it
-// returns. y: [rows.count, out_features] with stride y_stride.
+// y = x W^T + bias, or y += x W^T + bias. Every thread of the team calls it with the same arguments
+// and with complete, quantized rows. Each output is written by one thread; on return all are
+// written. y: [rows.count, out_features] with stride y_stride.
 void gemm(const Matrix& matrix, const Activations& rows, float* y, int64_t y_stride, Store store,
           ThreadTeam team);
 

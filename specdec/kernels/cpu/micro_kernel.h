@@ -1,4 +1,5 @@
-// What the products of all formats have in common: few rows by few panels, kept in registers.
+// Common parts of the GEMM micro-kernels, which compute a tile of few rows by few panels in
+// registers.
 #pragma once
 
 #include <algorithm>
@@ -12,26 +13,26 @@ namespace specdec {
 
 constexpr int kPanelVectors = kPanelOutputs / kLanes;
 
-// A tile's sums fill the registers, with room for its weights and one input.
+// The accumulators of a tile fill the registers, except those of its weights and one input.
 constexpr int kTilePanels = kVectorBytes == 64 ? 3 : 1;
 constexpr int kTileVectors = kTilePanels * kPanelVectors;
 constexpr int kTileAccumulators = (kNumRegisters - kTileVectors - 1) / kTileVectors * kTileVectors;
 
-// The panels of one tile: kTilePanels of them, or a single one where a share does not divide.
+// Panels of one tile: kTilePanels, or one where the number of panels does not divide.
 struct PanelGroup {
   int64_t first, stride, count;
 
   int64_t first_output() const { return first * kPanelOutputs; }
 };
 
-// Up to so many rows the panels of a group are far apart.
+// Up to this many rows, the panels of a group are far apart in memory.
 constexpr int64_t kMaxStridedRows = 8;
 
-// The panels of one thread's share of a matrix, group by group.
+// One thread's panels of a matrix, as groups.
 //
-// For few rows memory sets the pace: in the next group each panel is followed by the one that lies
-// behind it, so a thread reads kTilePanels long streams. For more rows panels are read several
-// times from the cache, where neighbours get in each other's way less.
+// With few rows the kernel is bound by memory bandwidth: each panel of the next group follows the
+// corresponding panel of this one, so that a thread reads kTilePanels long streams. With more rows
+// panels are read several times from the cache, where adjacent panels cause fewer conflicts.
 class PanelPartition {
  public:
   PanelPartition(int64_t num_panels, ThreadTeam owner)
@@ -48,15 +49,15 @@ class PanelPartition {
   }
 
  private:
-  Range groups_;  // groups of kTilePanels
+  Range groups_;  // groups of kTilePanels panels
   int64_t num_single_;
 
   int64_t num_whole() const { return groups_.end - groups_.begin; }
 };
 
-// A stage that divides a product: calls visit(part, panels, next) for parts of the rows, of at most
-// `most_rows`, and groups of panels. next: the group that this thread is likely to come to then, or
-// the same one if there is none.
+// Run a stage of one GEMM: calls visit(part, panels, next) for parts of the rows, of at most
+// `max_rows`, and groups of panels. next: the group that this thread is expected to compute next,
+// or the same group if there is none.
 template <class Visit>
 void parallel_for_panels(int64_t num_panels, int64_t rows, int64_t max_rows, ThreadTeam team,
                          Visit visit) {
@@ -78,22 +79,22 @@ void parallel_for_panels(int64_t num_panels, int64_t rows, int64_t max_rows, Thr
   });
 }
 
-// What a tile fetches from memory or a farther cache while it computes.
+// Software prefetch of weights while a tile is computed.
 //
-// Where it is the only one with its weights, those that it comes to itself in a moment. Else the
-// weights are in the cache after the first tile at the latest, and memory would be idle: a few
-// tiles fetch a part each of the weights that come next, so that the first tile finds them there
-// too.
+// The only tile with its weights prefetches its own weights, a fixed distance ahead. Where several
+// tiles share weights, these are in the cache after the first tile, and the memory would be idle:
+// each of the first few tiles then prefetches a part of the next weights, so that the next first
+// tile finds them in the cache too.
 //
-// A forward pass nearly always reads more weights than caches hold, so those that no other tile
-// wants are fetched past the farther caches where the processor can: what others keep in there
-// stays, as the code and data of the processes that serve the model do.
+// A forward pass usually reads more weights than the caches hold, so weights that are read once are
+// prefetched with a non-temporal hint: they do not evict the code and data of the processes that
+// serve the model.
 struct Prefetch {
   const char* start;  // in the first panel
-  int64_t stride;     // bytes from one step to the next; the same in each panel
+  int64_t stride;     // bytes per step, in each panel
   bool is_streaming;
 
-  // A line for this step, of the panel that lies so many bytes behind the first one.
+  // Prefetch one cache line for this step, of the panel at panel_offset bytes from the first one.
   void fetch_line(int64_t step, int64_t panel_offset) const {
     const char* const line = start + panel_offset + step * stride;
     if (is_streaming) {
@@ -103,8 +104,9 @@ struct Prefetch {
     }
   }
 
-  // Of tile `index` of `count` with the same weights. They begin at `weights` and have num_steps of
-  // `bytes` each; what comes next begins at `next` and has num_next of them, or is the same.
+  // Return the prefetch of tile `index` of the `count` tiles with the same weights. These start at
+  // `weights` and have num_steps steps of `bytes` each; the next ones start at `next`, which may
+  // equal `weights`, and have next_steps.
   static Prefetch plan(int64_t index, int64_t count, const void* weights, const void* next,
                        int64_t num_steps, int64_t next_steps, int64_t bytes) {
     const int64_t parts = std::min(count, kMaxParts);
@@ -117,11 +119,11 @@ struct Prefetch {
 
  private:
   static constexpr int64_t kPrefetchDistance = 3072;
-  static constexpr int64_t kMaxParts = 4;  // with more, a step would be too few bytes to divide
+  static constexpr int64_t kMaxParts = 4;  // more parts would prefetch too few bytes per step
 };
 
-// Visits `rows` in parts of at most `most`, of which none is more than one longer than another:
-// calls visit(part, index, number of parts).
+// Call visit(part, index, number of parts) for parts of `rows` of at most max_rows; their lengths
+// differ by at most one.
 template <class Visit>
 void for_each_row_part(Range rows, int64_t max_rows, Visit visit) {
   const int64_t count = rows.end - rows.begin, parts = (count + max_rows - 1) / max_rows;
@@ -131,7 +133,7 @@ void for_each_row_part(Range rows, int64_t max_rows, Visit visit) {
   }
 }
 
-// Of values that end after `count`, the first few; beyond are zeros.
+// Load up to kLanes of `count` values; missing lanes are zero.
 inline Floats load_tail(const float* values, int64_t count) {
   if (count >= kLanes) return load<Floats>(values);
   Floats result = {};
@@ -144,8 +146,9 @@ inline void store_tail(float* values, Floats result, int64_t count) {
   for (int64_t lane = 0; lane < count; ++lane) values[lane] = result[lane];
 }
 
-// The kernels of a family for each number of rows, and for as many panels as a group has. A family
-// has a type `Tile`, a constant `kMaxRows`, and a function `run<kRows, kPanels>(const Tile&)`.
+// Table of a micro-kernel's instances, for each number of rows and for full groups and single
+// panels. A `Kernel` has a type `Tile`, a constant `kMaxRows` and a function `run<kRows,
+// kPanels>(const Tile&)`.
 template <class Kernel>
 class KernelTable {
  public:

@@ -1,4 +1,4 @@
-// Packs the rows of a checkpoint's matrix into panels, and finds them there again.
+// Packs rows of a checkpoint's matrix into panels, and gathers rows from them.
 
 #include <algorithm>
 
@@ -8,8 +8,8 @@
 namespace specdec {
 namespace {
 
-// Rows `given` of the matrix, of which those in this panel are packed. An offset makes 8-bit
-// integers unsigned.
+// Pack the rows of `packed_rows` that belong to the panel. The offset makes 8-bit integers
+// unsigned.
 template <class Element, Element kOffset>
 void pack_panel(const Matrix& matrix, int64_t panel, const Element* rows, Range packed_rows) {
   const PackedLayout layout(matrix.format, matrix.in_features);
@@ -52,7 +52,7 @@ bool gather_rows(const Matrix& matrix, const int64_t* rows, int64_t count, void*
 }  // namespace
 }  // namespace specdec
 
-// Writes `count` rows of the matrix, from row `first` on, into its panels.
+// Pack `count` rows of the matrix, from row `first` on.
 // rows: [count, in_features] in the matrix's format, 8-bit integers signed.
 SPECDEC_EXPORT void specdec_pack_rows(const specdec::Matrix* matrix, const void* rows,
                                       int64_t first, int64_t count) {
@@ -70,8 +70,8 @@ SPECDEC_EXPORT void specdec_pack_rows(const specdec::Matrix* matrix, const void*
   }
 }
 
-// Copies rows of a matrix of floats, in its format: target is [count, in_features]. False, and
-// nothing is copied, if there is no such row.
+// Copy rows of a floating-point matrix to target [count, in_features], in the matrix's format.
+// Return false, and copy nothing, if an index is out of range.
 SPECDEC_EXPORT bool specdec_gather_rows(const specdec::Matrix* matrix, const int64_t* rows,
                                         int64_t count, void* target) {
   if (matrix->format == specdec::Format::kFloat32) {
@@ -80,7 +80,7 @@ SPECDEC_EXPORT bool specdec_gather_rows(const specdec::Matrix* matrix, const int
   return specdec::gather_rows<uint16_t>(*matrix, rows, count, target);
 }
 
-// Bytes of the panels of a matrix.
+// Return the size of the packed weights in bytes.
 SPECDEC_EXPORT int64_t specdec_packed_bytes(const specdec::Matrix* matrix) {
   const specdec::PackedLayout layout(matrix->format, matrix->in_features);
   const int64_t elements = specdec::num_panels(*matrix) * layout.panel_elements;

@@ -1,17 +1,16 @@
-// How the weights of a matrix lie in memory.
+// Packed layout of weights.
 //
-// A panel holds kPanel outputs, step by step: for a few inputs, as many as one instruction takes,
-// the weights of all of them side by side, those of an output together. A kernel that walks down a
-// few panels at once reads as many streams in order, which is what hardware prefetching follows
-// best. The last panel and the last step are filled up with zeros.
+// A panel holds kPanelOutputs outputs, step by step. A step holds the weights of a few inputs, as
+// many as one instruction takes, for all outputs of the panel; the weights of one output are
+// adjacent. A micro-kernel that processes a few panels reads as many sequential streams, which
+// hardware prefetchers handle best. The last panel and the last step are padded with zeros.
 #pragma once
 
 #include "matrix.h"
 
 namespace specdec {
 
-constexpr int64_t kPanelOutputs =
-    16;  // outputs; a step of them is a cache line, in float16 half of one
+constexpr int64_t kPanelOutputs = 16;  // one step is a cache line; in float16 half of one
 
 constexpr int64_t inputs_per_step(Format format) {
   switch (format) {
@@ -30,7 +29,7 @@ inline int64_t num_panels(const Matrix& matrix) {
   return (matrix.out_features + kPanelOutputs - 1) / kPanelOutputs;
 }
 
-// Of each panel.
+// Return the number of steps per panel.
 inline int64_t num_steps(Format format, int64_t in_features) {
   const int64_t inputs = inputs_per_step(format);
   return (in_features + inputs - 1) / inputs;
@@ -40,9 +39,9 @@ inline int64_t num_steps(const Matrix& matrix) {
   return num_steps(matrix.format, matrix.in_features);
 }
 
-// Where the weight of an output and an input is, counted in elements.
+// Position of a weight in the packed matrix, in elements.
 struct PackedLayout {
-  int64_t inputs, panel_elements;  // per step, a power of two; from one panel to the next
+  int64_t inputs, panel_elements;  // per step (a power of two); from one panel to the next
 
   PackedLayout(Format format, int64_t in_features)
       : inputs(inputs_per_step(format)),

@@ -14,7 +14,8 @@ namespace {
 
 int64_t aligned(int64_t bytes) { return round_up(bytes, 64); }
 
-// The bits of the largest magnitude. As integers, NaNs are above infinity and that above the rest.
+// Return the bits of the largest magnitude. Compared as integers, NaN exceeds infinity, and
+// infinity exceeds all other values.
 uint32_t max_abs_bits(const float* x, int64_t count) {
   uint32_t largest = 0;
   for (int64_t index = 0; index < count; ++index) {
@@ -25,7 +26,7 @@ uint32_t max_abs_bits(const float* x, int64_t count) {
   return largest;
 }
 
-// What 1 stands for in a row whose largest magnitude is 127 of it; NaN if it is not finite.
+// Return the scale that maps the largest magnitude to 127; NaN if a value is not finite.
 float compute_scale(const float* x, int64_t count) {
   const uint32_t bits = max_abs_bits(x, count);
   if (bits >= 0x7f800000) return std::numeric_limits<float>::quiet_NaN();
@@ -36,13 +37,13 @@ float compute_scale(const float* x, int64_t count) {
 
 using Bytes = int8_t __attribute__((vector_size(kLanes)));
 
-// To the nearest integers, ties to even.
+// Round to the nearest integers, ties to even.
 SPECDEC_INLINE Floats round_nearest(Floats x) {
   for (int lane = 0; lane < kLanes; ++lane) x[lane] = std::nearbyint(x[lane]);
   return x;
 }
 
-// Writes the first `count` of a vector of integers as digits, and adds them to their sums.
+// Store the first `count` integers as int8, and add them to `sums`.
 SPECDEC_INLINE void store_int8(Floats integers, int64_t count, int8_t* target, Ints& sums) {
   const Ints wide = __builtin_convertvector(integers, Ints);
   const Bytes bytes = __builtin_convertvector(wide, Bytes);
@@ -56,7 +57,7 @@ int32_t reduce_sum(Ints lanes) {
   return sum;
 }
 
-// Writes the digits of a group of inputs, and their corrections.
+// Quantize one group of inputs and compute its compensations.
 template <int kParts>
 void quantize_group(const QuantizedLayout& layout, const float* x, int64_t count, float scale,
                     int8_t* values, int32_t* compensations) {

@@ -1,4 +1,4 @@
-// Rows of floats as 8-bit digits.
+// Dynamic quantization of activations to int8.
 #pragma once
 
 #include <cstdint>
@@ -7,33 +7,34 @@
 
 namespace specdec {
 
-constexpr int64_t kQuad = inputs_per_step(Format::kInt8);  // what one dot product takes
-constexpr float kLoStepsPerHi = 254;    // in 1 of the first digit: what is left is at most 1/2
-constexpr int32_t kWeightOffset = 128;  // weights are stored as unsigned bytes
+constexpr int64_t kQuad = inputs_per_step(Format::kInt8);  // inputs of one dot product instruction
+constexpr float kLoStepsPerHi = 254;    // the rounding error of hi is at most 1/2
+constexpr int32_t kWeightOffset = 128;  // makes stored weights unsigned
 constexpr int64_t kW8A8Group = 64;      // inputs that share a scale
 
-// How a matrix has its rows: kInt8 in two digits and with one scale, kW8A8 in one digit and with a
-// scale for each group of inputs.
+// Layout of quantized activations: kInt8 has a hi and a lo part and one scale per row, kW8A8 one
+// part and a scale for each group of inputs.
 struct QuantizedLayout {
-  int64_t num_parts;   // of each input
-  int64_t group_size;  // inputs that share a scale, whole quads
-  int64_t num_groups;  // of a row
-  int64_t stride;      // from one row of digits to the next
+  int64_t num_parts;   // 2: hi and lo; 1: hi only
+  int64_t group_size;  // inputs that share a scale; whole quads
+  int64_t num_groups;  // per row
+  int64_t stride;      // from one part of a row to the next
 
   explicit QuantizedLayout(const Matrix& matrix);
 
   int64_t scales_bytes(int64_t rows) const;
   int64_t compensations_bytes(int64_t rows) const;
-  int64_t bytes(int64_t rows) const;  // in all
+  int64_t bytes(int64_t rows) const;  // in total
 };
 
-// The digits of a batch, in scratch memory.
+// Quantized activations of a batch, in scratch memory.
 struct QuantizedRows {
   QuantizedLayout layout;
-  float* scales;           // [rows, num_groups]: what 1 in the first digit stands for
-  int32_t* compensations;  // [rows, digits, num_groups]: what kWeightOffset has added to the
-                           // products of these digits, negated
-  int8_t* values;          // [rows, digits, stride], zeros beyond in_features
+  float* scales;  // [rows, num_groups], value of 1 in the hi part
+  // [rows, num_parts, num_groups]: -kWeightOffset times the sum of the values, which undoes the
+  // offset of the weights (zero-point compensation).
+  int32_t* compensations;
+  int8_t* values;  // [rows, num_parts, stride], padded with zeros
 
   QuantizedRows(const Matrix& matrix, int64_t rows, void* scratch);
 

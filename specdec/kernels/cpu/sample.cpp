@@ -1,12 +1,13 @@
-// The tokens of rows of logits: the best, or samples of what min-p, top-k and top-p leave.
+// Sampling of one token per row of logits: greedy, or with temperature, min-p, top-k and top-p.
 //
-// The definition is that of `specdec/sampling`, in torch. Logarithms and exponentials round
-// differently here, so a token is returned only where it is certain: it wins by more than any
-// rounding, under limits that are met by more than any rounding. Whoever asks has the reference
-// decide the other rows, so the tokens are the reference's, always.
+// `specdec/sampling` defines the result, in torch. Logarithms and exponentials round differently
+// here, so a token is returned only where rounding cannot change it: its margin, and the margin of
+// every truncation threshold, exceed the rounding error. The caller samples the other rows by the
+// torch reference, so all tokens equal the reference's.
 //
-// A row is read once, and weighed once where top-p is asked for. All else passes over chunks of 64
-// tokens by their maxima, and costs in proportion to what is left.
+// A row is read once, and its probability masses are computed once if top-p is set. Every other
+// pass skips chunks of 64 tokens by their maximum, so its cost is proportional to the tokens that
+// are left.
 
 #include <algorithm>
 #include <cmath>
@@ -24,31 +25,32 @@ namespace specdec::sampling {
 namespace {
 
 constexpr float kBoundTolerance =
-    1e-3f;  // more than what bounds on perturbed scores are rounded by
-constexpr float kScoreTolerance = 1e-4f;  // more than what perturbed scores are rounded by
-constexpr double kMassTolerance = 1e-11;  // more than what shares of a sum of masses are rounded by
-constexpr int64_t kSortThreshold = 128;   // so many are sorted rather than divided again
+    1e-3f;  // exceeds the rounding error of bounds on perturbed scores
+constexpr float kScoreTolerance = 1e-4f;  // exceeds the rounding error of perturbed scores
+constexpr double kMassTolerance = 1e-11;  // exceeds the relative rounding error of sums of masses
+constexpr int64_t kSortThreshold = 128;   // up to this many tokens are sorted instead of bisected
 
-// How one row is sampled; `kernels/draws.py` has the same fields.
+// Sampling parameters of one row; the fields of DRAW in `kernels/draws.py`.
 struct SampleParams {
-  double top_p;  // 1: uncut
+  double top_p;  // 1: off
   uint64_t seed;
   int64_t row;
-  int64_t top_k;      // 0: uncut
-  float temperature;  // 0: the best token, and nothing else counts
-  float min_score;    // the logarithm of min_p; -inf: uncut
+  int64_t top_k;      // 0: off
+  float temperature;  // 0: greedy; the other parameters are ignored
+  float min_score;    // log(min_p); -inf: off
   uint32_t choice, position;
 };
 
-// Some tokens: how many there are, and what they weigh.
+// Number of some tokens, and their total probability mass.
 struct Tally {
   double mass = 0.0, count = 0.0;
 };
 
-// Samples rows one after another, on one thread.
+// Samples one row at a time; one instance per thread.
 class Sampler {
  public:
-  // Returns the token, or -1 where the reference has to say it.
+  // Return the token, or -1 where the reference must decide.
+  // row: [num_tokens].
   template <typename T>
   int64_t sample(const SampleParams& params, const T* row, int64_t num_tokens) {
     if (params.temperature == 0.0f) return argmax_of(row, num_tokens).token;
@@ -56,7 +58,7 @@ class Sampler {
     scale(params.temperature);
     float threshold = std::max(params.min_score, -std::numeric_limits<float>::max());  // never -inf
     if (params.top_k > 0 && params.top_k < num_tokens) {
-      // Half a token less, so that no number of tokens is near it.
+      // Half a token less, so that rounding cannot matter.
       const double target = static_cast<double>(params.top_k) - 0.5;
       if (!raise_threshold(&Tally::count, tally(threshold), target, 0.25, threshold)) return -1;
     }
@@ -76,8 +78,8 @@ class Sampler {
   };
 
   struct Candidate {
-    int64_t chunk, offset;  // which token has the chunk's largest noise
-    float limit;            // no token of the chunk has more with its noise
+    int64_t chunk, offset;  // token with the chunk's largest noise
+    float limit;            // upper bound of the chunk's perturbed scores
   };
 
   struct TopTwo {
@@ -85,7 +87,7 @@ class Sampler {
     int64_t token = -1;
   };
 
-  // Takes in a row's logits and their maxima; false for one with NaN or +inf, or with nothing.
+  // Read a row and the maxima of its chunks; return false if it holds NaN or +inf, or only -inf.
   template <typename T>
   bool read(const T* row, int64_t num_tokens) {
     num_chunks_ = num_chunks_of(num_tokens);
@@ -103,13 +105,13 @@ class Sampler {
     return !any(has_nan) && max_logit_ > -kInfinity;
   }
 
-  // Makes logits logarithms of probabilities relative to the best token's.
+  // Convert logits to log probabilities relative to the most likely token.
   void scale(float temperature) {
     for (float& score : scores_) score = (score - max_logit_) / temperature;
     for (float& score : chunk_maxima_) score = (score - max_logit_) / temperature;
   }
 
-  // Calls function(first token, its scores) for each chunk that has a token from `floor` on.
+  // Call function(first token, scores) for each chunk with a score of at least `threshold`.
   template <typename Function>
   void for_each_chunk_above(float threshold, Function function) const {
     for (int64_t chunk = 0; chunk < num_chunks_; ++chunk) {
@@ -118,7 +120,7 @@ class Sampler {
     }
   }
 
-  // Notes the probabilities, relative to the best token's, of all that can be from `floor` on.
+  // Compute the probabilities, relative to the most likely token, of tokens above `threshold`.
   void compute_masses(float threshold) {
     for_each_chunk_above(threshold, [this](int64_t first, const float* scores) {
       for (int64_t i = 0; i < kChunkTokens; i += kDoubleLanes) {
@@ -128,7 +130,7 @@ class Sampler {
     });
   }
 
-  // The tokens from `floor` on; their mass means something once they have been weighed.
+  // Count and sum up the tokens above `threshold`; the mass is valid after compute_masses.
   Tally tally(float threshold) const {
     DoubleLanes mass = {}, count = {};
     const double least = threshold;
@@ -142,14 +144,15 @@ class Sampler {
     return {sum_of(mass), sum_of(count)};
   }
 
-  // Raises `floor`, from which on there is `all`, to the highest score from which on the tokens
-  // weigh `target`; it stays where all fall short. False where `slack` more or less would change
-  // it.
+  // Raise `threshold`, above which the tokens have `total`, to the highest score above which they
+  // reach `target` in `measure`; unchanged where all of them do not. Return false if a `target`
+  // that differs by `slack` could give another threshold. Bisects, then sorts.
   bool raise_threshold(double Tally::*measure, const Tally& total, double target, double slack,
                        float& threshold) {
     if (total.*measure < target - slack) return true;
-    // The tokens from `low` on weigh enough, or are all there are; those from `high` on do not.
-    float low = std::max(-1.0f, threshold), high = 1.0f;  // the best score is 0
+    // Invariant: the tokens above `low` reach the target, or are all tokens; those above `high` do
+    // not.
+    float low = std::max(-1.0f, threshold), high = 1.0f;  // the largest score is 0
     Tally below = tally(low), above;
     while (below.*measure < target && low > threshold) {
       high = low, above = below;
@@ -158,7 +161,7 @@ class Sampler {
     }
     while (below.count - above.count > kSortThreshold) {
       const float middle = 0.5f * (low + high);
-      if (!(low < middle && middle < high)) break;  // all have one score
+      if (!(low < middle && middle < high)) break;  // all have the same score
       const Tally from_middle = tally(middle);
       const bool is_enough = from_middle.*measure >= target;
       (is_enough ? low : high) = middle;
@@ -167,7 +170,8 @@ class Sampler {
     return settle_threshold(measure, target, slack, low, high, above.*measure, threshold);
   }
 
-  // The same among the tokens from `low` to below `high`; those from `high` on weigh `above`.
+  // Find the threshold among the tokens with scores in [low, high); those above `high` reach
+  // `above`.
   bool settle_threshold(double Tally::*measure, double target, double slack, float low, float high,
                         double above, float& threshold) {
     entries_.clear();
@@ -195,7 +199,8 @@ class Sampler {
     return false;
   }
 
-  // The best token from `floor` on with its noise, or -1 where rounding might decide.
+  // Return the token above `threshold` with the largest perturbed score (Gumbel-max), or -1 where
+  // rounding might decide.
   int64_t sample_above(const GumbelKey& key, float threshold) {
     const float lower_bound = find_candidate_chunks(key, threshold);
     TopTwo top;
@@ -207,7 +212,7 @@ class Sampler {
     return top.best - top.second > kScoreTolerance ? top.token : -1;
   }
 
-  // Finds the chunks that may hold the winner, and returns a perturbed score that is reached.
+  // Find the chunks that may hold the maximum; return a lower bound of the largest perturbed score.
   float find_candidate_chunks(const GumbelKey& key, float threshold) {
     const float least = std::max(threshold, -kGumbelRange);
     float lower_bound = -kInfinity;
@@ -227,7 +232,7 @@ class Sampler {
     return lower_bound;
   }
 
-  // Has the tokens of a chunk from `floor` on compete.
+  // Compute the perturbed scores of a chunk's tokens above `threshold`, and update the top two.
   void score_chunk(const GumbelKey& key, float threshold, const Candidate& candidate,
                    TopTwo& top) const {
     const auto chunk = static_cast<uint32_t>(candidate.chunk);
@@ -254,9 +259,9 @@ class Sampler {
 
   int64_t num_chunks_ = 0;
   float max_logit_ = 0.0f;
-  std::vector<float> scores_;        // [num_chunks, kChunkTokens], -inf behind the last token
+  std::vector<float> scores_;        // [num_chunks, kChunkTokens], padded with -inf
   std::vector<double> masses_;       // [num_chunks, kChunkTokens]
-  std::vector<float> chunk_maxima_;  // [num_chunks], and -inf up to whole vectors
+  std::vector<float> chunk_maxima_;  // [num_chunks], padded to whole vectors with -inf
   std::vector<ScoredToken> entries_;
   std::vector<Candidate> candidates_;
 };
@@ -265,7 +270,7 @@ template <typename T>
 void sample(const T* logits, int64_t stride, int64_t num_tokens, const SampleParams* params,
             int64_t count, int64_t* tokens) {
   parallel_for(count, [&](int64_t index) {
-    static thread_local Sampler sampler;  // keeps its memory
+    static thread_local Sampler sampler;  // reuses its memory
     const SampleParams& own = params[index];
     tokens[index] = sampler.sample(own, logits + own.row * stride, num_tokens);
   });
@@ -273,8 +278,8 @@ void sample(const T* logits, int64_t stride, int64_t num_tokens, const SamplePar
 
 }  // namespace
 
-// logits: rows of num_tokens, `stride` apart, float32 or bfloat16. Writes a token for each of
-// draws [count], or -1 where the reference has to decide.
+// Sample a token for each of params [count], or -1 where the reference must decide.
+// logits: rows of num_tokens with row stride `stride`, float32 or bfloat16; tokens: [count].
 SPECDEC_EXPORT void specdec_sample(const void* logits, int32_t is_bfloat16, int64_t stride,
                                    int64_t num_tokens, const SampleParams* params, int64_t count,
                                    int64_t* tokens) {

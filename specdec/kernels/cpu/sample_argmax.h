@@ -1,4 +1,4 @@
-// The best token of a row of logits.
+// Argmax of a row of logits.
 #pragma once
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 
 namespace specdec::sampling {
 
-// The best logit of a row, where NaN counts as -inf, and the first token that has it, 0 where there
-// is none. is_broken: whether the row holds NaN or +inf.
+// Largest logit of a row, where NaN counts as -inf, and the first token that has it; token 0 for a
+// row of -inf. has_nan: whether the row holds NaN or +inf.
 struct Argmax {
   float value;
   int32_t token;
@@ -20,7 +20,7 @@ struct Argmax {
 template <typename T>
 Argmax argmax_of(const T* row, int64_t num_tokens) {
   FloatLanes best = FloatLanes{} - kInfinity;
-  IntLanes best_vector = {};  // which vector of the row each lane's best number is from
+  IntLanes best_vector = {};  // index of the vector that holds each lane's maximum
   IntLanes has_nan = {};
   const auto update = [&](FloatLanes lanes, int64_t vector) {
     best_vector = lanes > best ? IntLanes{} + static_cast<int32_t>(vector) : best_vector;

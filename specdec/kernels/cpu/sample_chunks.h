@@ -1,4 +1,4 @@
-// Rows of logits in float32 or bfloat16, read in chunks of 64 tokens.
+// Access to rows of logits, in float32 or bfloat16, in chunks of 64 tokens.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ inline int64_t num_chunks_of(int64_t num_tokens) {
   return (num_tokens + kChunkTokens - 1) / kChunkTokens;
 }
 
-// Writes chunk `chunk` of a row to values [kChunkTokens], with -inf behind the row's end.
+// Write one chunk of a row to values [kChunkTokens], padded with -inf past the end of the row.
 template <typename T>
 inline void load_chunk(const T* row, int64_t chunk, int64_t num_tokens, float* values) {
   const int64_t start = chunk * kChunkTokens, count = std::min(kChunkTokens, num_tokens - start);
@@ -32,8 +32,8 @@ inline void load_chunk(const T* row, int64_t chunk, int64_t num_tokens, float* v
   std::fill(values + count, values + kChunkTokens, -kInfinity);
 }
 
-// The largest numbers of a chunk and of `best`, in lanes. NaN counts as -inf, as long as best has
-// none. Notes in is_broken where there is NaN or +inf.
+// Return the lane-wise maximum of a chunk and of `best`. NaN counts as -inf, provided that `best`
+// holds none. Sets has_nan where a logit is NaN or +inf.
 inline FloatLanes max_of_chunk(const float* chunk, FloatLanes best, IntLanes& has_nan) {
   for (int64_t i = 0; i < kChunkTokens; i += kFloatLanes) {
     const auto lanes = load<FloatLanes>(chunk + i);

@@ -1,4 +1,4 @@
-// The Gumbel noise of `specdec/sampling/gumbel.py`: its random bits, and what they stand for.
+// Gumbel noise, equal to `specdec/sampling/gumbel.py`: its random bits, and their transformation.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@ constexpr uint32_t kFirstChunkCounter = 1u << 31;
 constexpr int64_t kTokensPerCall = 4;
 constexpr uint32_t kCallsPerChunk = kChunkTokens / kTokensPerCall;
 constexpr float kLargestUniform = 1.0f - 0x1p-24f;
-constexpr float kGumbelRange = 29.87f;  // more than the largest noise less the smallest
+constexpr float kGumbelRange = 29.87f;  // upper bound of the largest noise minus the smallest
 
-// What fixes the noise of a row, together with the token.
+// Key of a row's noise; with the token it determines the random bits.
 struct GumbelKey {
   uint64_t seed;
   uint32_t choice, position;
@@ -27,13 +27,15 @@ struct GumbelKey {
   }
 };
 
-// The exponential variable of 32 random bits; noise is -log of such, or of their sum.
+// Return the exponential variable of 32 random bits; Gumbel noise is -log of one, or of a sum of
+// two.
 inline float exponential_of_bits(uint32_t bits) {
   const float uniform = static_cast<float>(bits) * 0x1p-32f + 0x1p-33f;
   return -std::log1p(-std::min(uniform, kLargestUniform));
 }
 
-// The largest noise of kFloatLanes chunks, to within 1e-4, and the token of each that has it.
+// Largest noise of each of kFloatLanes chunks, with an error below 1e-4, and the offset of its
+// token.
 struct ApproxChunkMax {
   FloatLanes gumbel;
   WordLanes offsets;
@@ -49,7 +51,7 @@ inline ApproxChunkMax approx_chunk_max(const GumbelKey& key, uint32_t first_chun
   }
   const FloatLanes v = __builtin_convertvector(bits, FloatLanes) * 0x1p-32f + 0x1p-33f;
   const FloatLanes complement = v < kLargestUniform ? 1.0f - v : FloatLanes{} + 0x1p-24f;
-  // -log(1 - v), where 1 - v keeps too few bits of a small v by its series.
+  // -log(1 - v); for small v by its series, because 1 - v loses too many bits.
   const FloatLanes series = v * (1.0f + v * (0.5f + v * (1 / 3.0f + v * (0.25f + v * 0.2f))));
   const FloatLanes variable = v < 0.0625f ? series : -approx_log(complement);
   return {approx_log(variable) * -1.0f + 4.1588831f, upper >> (32 - 6)};  // of variable / 64

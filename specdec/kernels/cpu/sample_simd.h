@@ -1,5 +1,5 @@
-// Vectors as the compilers' own extension has them, for what they will not vectorize by themselves:
-// reductions, whose order is then the same on every machine.
+// GCC vector extensions for loops that compilers do not vectorize: reductions, whose order is then
+// the same on every machine.
 #pragma once
 
 #include <cstdint>
@@ -64,14 +64,14 @@ inline bool any(IntLanes lanes) {
   return bits != 0;
 }
 
-// exp(x) of x <= 0 to within 3e-16 of it; about 1e-304 where that is more.
+// Return exp(x) for x <= 0 with a relative error below 3e-16; about 1e-304 where that is larger.
 inline DoubleLanes exponential(DoubleLanes x) {
-  constexpr double kShift = 0x1.8p52;  // adding it rounds to an integer, in the lowest bits
+  constexpr double kShift = 0x1.8p52;  // adding it rounds to an integer in the lowest bits
   x = x > -700.0 ? x : DoubleLanes{} - 700.0;
   const DoubleLanes shifted = x * 0x1.71547652b82fep0 + kShift;
   const DoubleLanes power = shifted - kShift;
   const DoubleLanes r = (x - power * 0x1.62e42fefa38p-1) - power * 0x1.ef35793c7673p-45;
-  DoubleLanes sum = r * (1.0 / 6227020800) + 1.0 / 479001600;  // Taylor's, |r| <= log(2) / 2
+  DoubleLanes sum = r * (1.0 / 6227020800) + 1.0 / 479001600;  // Taylor series, |r| <= log(2) / 2
   sum = sum * r + 1.0 / 39916800;
   sum = sum * r + 1.0 / 3628800;
   sum = sum * r + 1.0 / 362880;
@@ -87,13 +87,13 @@ inline DoubleLanes exponential(DoubleLanes x) {
   return sum * bits_of<DoubleLanes>((bits_of<LongLanes>(shifted) + 1023) << 52);
 }
 
-// log(x) of positive normal x to within 1e-6 of max(1, log(x)).
+// Return log(x) for positive normal x with an error below 1e-6 * max(1, log(x)).
 inline FloatLanes approx_log(FloatLanes x) {
-  constexpr int32_t kTwoThirds = 0x3f2aaaab;  // so that the mantissa is from 2/3 to 4/3
+  constexpr int32_t kTwoThirds = 0x3f2aaaab;  // puts the mantissa in [2/3, 4/3)
   const IntLanes bits = bits_of<IntLanes>(x) - kTwoThirds;
   const FloatLanes power = __builtin_convertvector(bits >> 23, FloatLanes);
   const FloatLanes r = bits_of<FloatLanes>((bits & 0x7fffff) + kTwoThirds) - 1.0f;
-  FloatLanes sum = r * 0.17111227f - 0.19407857f;  // Chebyshev's interpolation of log(1 + r) / r
+  FloatLanes sum = r * 0.17111227f - 0.19407857f;  // Chebyshev interpolation of log(1 + r) / r
   sum = sum * r + 0.1979503f;
   sum = sum * r - 0.24841635f;
   sum = sum * r + 0.33337989f;

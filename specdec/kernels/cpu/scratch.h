@@ -1,4 +1,4 @@
-// Memory of one call.
+// Temporary memory of one call.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace specdec {
 
-// Begins at a cache line; null where no bytes are asked for.
+// Cache-line-aligned allocation; null for 0 bytes.
 class Scratch {
  public:
   explicit Scratch(int64_t bytes)

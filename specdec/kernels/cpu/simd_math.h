@@ -1,4 +1,4 @@
-// What kernels do with vectors of floats beside arithmetic: ends of rows, sums, e^x.
+// Vector operations of the kernels: partial loads and stores, reductions, exponential.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ constexpr int64_t round_up(int64_t count, int64_t step) { return ceil_div(count,
 
 SPECDEC_INLINE Floats load(const float* from) { return load<Floats>(from); }
 
-// The first `count` lanes, the others zero.
+// Load the first `count` lanes; the others are zero.
 SPECDEC_INLINE Floats load_partial(const float* from, int64_t count) {
   Floats value = {};
   std::memcpy(&value, from, count * sizeof(float));
@@ -29,7 +29,7 @@ SPECDEC_INLINE void store_partial(float* to, Floats value, int64_t count) {
 
 SPECDEC_INLINE Floats broadcast(float value) { return value - Floats{}; }
 
-// All lanes combined, halves first: one order, whatever the caller.
+// Combine all lanes pairwise, halves first, in one fixed order.
 template <class Combine>
 SPECDEC_INLINE float reduce_lanes(Floats value, Combine combine) {
   float part[kLanes];
@@ -50,12 +50,12 @@ SPECDEC_INLINE float reduce_max(Floats value) {
 
 SPECDEC_INLINE Floats vec_max(Floats a, Floats b) { return a > b ? a : b; }
 
-// e^x to about 1 ulp: e^x = 2^n e^r with |r| <= ln(2) / 2, and a Taylor-like polynomial of e^r
-// fitted by minimax (Cephes' coefficients). Below -87 it is 0, above 88 it is e^88. NaN is NaN.
+// Return e^x to about 1 ulp: e^x = 2^n e^r with |r| <= ln(2) / 2, and a minimax polynomial of e^r
+// (Cephes' coefficients). The result is 0 below -87, e^88 above 88, and NaN for NaN.
 SPECDEC_INLINE Floats vec_exp(Floats x) {
   const Floats lowest = broadcast(-87.0f), highest = broadcast(88.0f);
   const Floats clamped = x < lowest ? lowest : (x > highest ? highest : x);
-  // Adding 1.5 * 2^23 leaves the rounded number in the lowest bits of the sum.
+  // Adding 1.5 * 2^23 leaves the rounded integer in the lowest bits of the sum.
   const Floats rounder = broadcast(12582912.0f);
   const Floats shifted = clamped * 1.44269504088896341f + rounder;
   const Floats n = shifted - rounder;

@@ -1,10 +1,10 @@
-// Vectors of the widest kind that the processor has, in the compiler's portable notation.
+// The processor's widest vectors, as GCC vector extensions.
 #pragma once
 
 #include <cstdint>
 #include <cstring>
 
-// Before a loop over an array that is to live in registers: only what is unrolled early can.
+// Before a loop over an array that must live in registers: only loops unrolled early can.
 #define SPECDEC_UNROLL _Pragma("GCC unroll 16")
 
 namespace specdec {
@@ -23,12 +23,12 @@ constexpr int kVectorBytes = 16;
 constexpr int kNumRegisters = 16;
 #endif
 
-constexpr int kLanes = kVectorBytes / 4;  // of 32 bits
+constexpr int kLanes = kVectorBytes / 4;  // lanes of 32 bits
 
 using Floats = float __attribute__((vector_size(kVectorBytes)));
 using Ints = int32_t __attribute__((vector_size(kVectorBytes)));
 using Bits = uint32_t __attribute__((vector_size(kVectorBytes)));
-using Halves = uint16_t __attribute__((vector_size(kVectorBytes / 2)));  // kLanes of 16 bits
+using Halves = uint16_t __attribute__((vector_size(kVectorBytes / 2)));  // kLanes values of 16 bits
 
 template <class Vector>
 inline Vector load(const void* memory) {
