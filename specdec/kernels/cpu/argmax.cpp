@@ -87,8 +87,8 @@ SPECDEC_EXPORT bool specdec_all_ranks_argmax(Communicator* communicator, int64_t
     for (int64_t rank = 1; rank < num_ranks(communicator); ++rank) {
       const Argmax candidate = all[rank * num_rows + row];
       const bool has_nan = best.has_nan || candidate.has_nan;
-      if (candidate.value > best.value)
-        best = candidate;  // ties: the first rank has the lower token
+      // Ties: the first rank has the lower token.
+      if (candidate.value > best.value) best = candidate;
       best.has_nan = has_nan;
     }
     write_argmax(best, row, {values, tokens, has_nan});

@@ -82,6 +82,8 @@ class AttentionPlan {
               int64_t output_stride, float* scratch, ThreadTeam team) const;
 
  private:
+  class Execution;
+
   bool has_spanning_tile() const { return max_partials_ > 0; }
   int64_t count_splits() const;
   int64_t critical_path_cost() const;

@@ -24,8 +24,7 @@
 namespace specdec::sampling {
 namespace {
 
-constexpr float kBoundTolerance =
-    1e-3f;  // exceeds the rounding error of bounds on perturbed scores
+constexpr float kBoundTolerance = 1e-3f;  // exceeds the rounding error of bounds of scores
 constexpr float kScoreTolerance = 1e-4f;  // exceeds the rounding error of perturbed scores
 constexpr double kMassTolerance = 1e-11;  // exceeds the relative rounding error of sums of masses
 constexpr int64_t kSortThreshold = 128;   // up to this many tokens are sorted instead of bisected
