@@ -1,4 +1,4 @@
-"""The ranks that share one model, and how they exchange tensors."""
+"""Tensor-parallel groups and their collectives."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from specdec.types.sharding import partition
 
 
 class Collectives(Protocol):
-    """How the ranks of a group exchange tensors.
+    """Collective communication between the ranks of a group.
 
-    Every rank calls the same collectives in the same order; a peer that dies raises RuntimeError.
+    Every rank must call the same collectives in the same order. Calls raise RuntimeError when a
+    peer dies.
     """
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums `tensor` over the ranks, in place."""
+        """Sum `tensor` over the ranks, in place."""
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Stacks every rank's `tensor` (equal shapes) to [size, *tensor.shape]."""
+        """Stack every rank's `tensor` (equal shapes) to [size, *tensor.shape]."""
 
 
 @dataclass(frozen=True)
 class ProcessGroupCollectives:
-    """Those of `torch.distributed`: NCCL's between GPUs, Gloo's on CPUs."""
+    """Collectives of `torch.distributed`: NCCL between GPUs, Gloo on CPUs."""
 
     process_group: dist.ProcessGroup
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums in the backend's order."""
+        """Sum `tensor` over the ranks in place, in the order of the backend."""
         dist.all_reduce(tensor, group=self.process_group)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """[size, *tensor.shape]."""
+        """Return every rank's `tensor`, [size, *tensor.shape]."""
         parts = [torch.empty_like(tensor) for _ in range(self.process_group.size())]
         dist.all_gather(parts, tensor.contiguous(), group=self.process_group)
         return torch.stack(parts)
@@ -44,24 +45,24 @@ class ProcessGroupCollectives:
 
 @dataclass(frozen=True)
 class TensorParallelGroup:
-    """One rank's view of its tensor-parallel group. Size 1 needs no collectives."""
+    """One rank's view of its tensor-parallel group; a group of size 1 has no collectives."""
 
     rank: int = 0
     size: int = 1
     collectives: Collectives | None = None
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
-        """Sums `tensor` over the ranks, in place, and returns it."""
+        """Sum `tensor` over the ranks in place, and return it."""
         if self.collectives is not None:
             self.collectives.all_reduce(tensor)
         return tensor
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Stacks every rank's `tensor` (equal shapes) to [size, *tensor.shape]."""
+        """Stack every rank's `tensor` (equal shapes) to [size, *tensor.shape]."""
         if self.collectives is None:
             return tensor.unsqueeze(0)
         return self.collectives.all_gather(tensor)
 
     def share_of(self, total: int) -> range:
-        """The indices of a dimension of `total` that this rank holds."""
+        """Return this rank's shard of range(total)."""
         return partition(total, self.size)[self.rank]

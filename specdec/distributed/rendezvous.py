@@ -1,4 +1,4 @@
-"""Where the ranks of a model meet, and what they exchange tensors by from then on."""
+"""Rendezvous of the ranks of a model, and choice of their collectives."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """One rank's invitation to its group.
+    """Arguments with which one rank joins its group.
 
-    device: its type. directory: one that all ranks see and nobody else does, empty at first.
-    timeout: for a rank to come, and for each collective later.
+    device: device type. directory: shared by all ranks and private to them, initially empty.
+    timeout: limit for the ranks to join, and for each collective.
     """
 
     rank: int
@@ -31,10 +31,10 @@ class Rendezvous:
     timeout: timedelta
 
     def join(self) -> TensorParallelGroup:
-        """Returns when every rank is here. To be called once in a process.
+        """Join the group; returns when every rank has joined. Call it once per process.
 
-        Ranks on GPUs use NCCL; ranks on the CPUs of one node shared memory where all of them have
-        the native kernels; other ranks Gloo.
+        Ranks on GPUs use NCCL. Ranks on the CPUs of one node use shared memory if all of them have
+        the native kernels. Other ranks use Gloo.
         """
         if self.size == 1:
             return TensorParallelGroup()
@@ -49,11 +49,11 @@ class Rendezvous:
             timeout=self.timeout,
         )
         assert dist.group.WORLD is not None
-        by_process_group = ProcessGroupCollectives(dist.group.WORLD)
-        if self.device != "cpu" or not _can_share_memory(by_process_group):
-            return by_process_group
+        process_group = ProcessGroupCollectives(dist.group.WORLD)
+        if self.device != "cpu" or not _can_share_memory(process_group):
+            return process_group
         library = native_library()
-        assert library is not None, "kernels that were there a moment ago"
+        assert library is not None, "the kernels were available during the check"
         address, timeout_s = self.directory / "shared-memory", self.timeout.total_seconds()
         shared_memory = SharedMemory(library, self.rank, self.size, address, timeout_s)
         dist.destroy_process_group()
@@ -61,7 +61,7 @@ class Rendezvous:
 
 
 def _can_share_memory(group: ProcessGroupCollectives) -> bool:
-    """Whether all ranks are on one node and have the kernels; the same answer on each."""
+    """Return whether all ranks are on one node and have the kernels; equal on all ranks."""
     can_share = native_library() is not None and _BOOT_ID.exists()
     node = uuid.UUID(_BOOT_ID.read_text().strip()).int >> 65 if can_share else -1
     nodes = group.all_gather(torch.tensor(node))

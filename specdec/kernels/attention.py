@@ -1,10 +1,10 @@
-"""Attention of a flat batch over paged KV: prefill, decode and several draft tokens in one call.
+"""Paged attention in torch: prefill, decode and draft tokens of a flat batch in one call.
 
-This is the torch implementation, and the reference for device kernels, which keep its two calls:
-`plan` once a forward pass, on the host; `run` once a layer.
+This is the reference for device kernels, which keep its two calls: `plan`, once per forward pass on
+the host, and `run`, once per layer.
 
-KV of one layer is [num_slots, 2, num_kv_heads, head_dim] (keys, then values), so that writing a
-token's pair and reading a sequence's pages are one indexed copy each.
+The KV cache of one layer is [num_slots, 2, num_kv_heads, head_dim] (keys, then values), so that
+writing a token's KV and reading a sequence's pages are one indexed copy each.
 """
 
 from __future__ import annotations
@@ -20,41 +20,41 @@ from specdec.kernels.forward_batch import ModelInput, on_device
 from specdec.types.sharding import HeadShard
 
 MAX_SHORT_QUERY_TOKENS = 16
-"""Queries up to this length (decode, drafts) share a padded group; longer chunks stand alone."""
+"""Queries up to this length (decode, drafts) share a padded group; longer chunks do not."""
 
 
 @dataclass(frozen=True)
 class AttentionGroup:
-    """G sequences that see similarly much, padded to Q query tokens and S context tokens."""
+    """G sequences of similar visible context, padded to Q query tokens and S context tokens."""
 
     rows: Tensor  # [G, Q] int64: flat token of each query; padding repeats the last one
-    slots: Tensor  # [G * S] int64: KV slot of each position seen; padding repeats the last one
-    mask: Tensor | None  # [G, 1, Q * heads_per_kv, S] additive; None when every query sees all
+    slots: Tensor  # [G * S] int64: KV slot of each visible position; padding repeats the last
+    mask: Tensor | None  # [G, 1, Q * heads_per_kv, S] additive; None when nothing is masked
 
 
 @dataclass(frozen=True)
 class AttentionPlan:
-    """Everything about a batch's attention that does not change from layer to layer."""
+    """The part of a batch's attention that is the same for all layers."""
 
     slot_mapping: Tensor  # [T] int64
     groups: tuple[AttentionGroup, ...]
 
     @property
     def is_one_block(self) -> bool:
-        """Whether one group without padding has every token in order, as when all decode."""
+        """Return whether one group without padding holds all tokens, as in a decode batch."""
         return len(self.groups) == 1 and self.groups[0].rows.numel() == len(self.slot_mapping)
 
 
 @dataclass(frozen=True)
 class _Member:
-    """A sequence of a group."""
+    """A sequence of a group, and the first block that is visible to its queries."""
 
     index: int
     first_block: int
 
 
 class PagedAttention:
-    """Scaled dot-product attention with grouped query heads over one rank's KV pages."""
+    """Grouped-query attention over one rank's paged KV cache."""
 
     def __init__(
         self,
@@ -63,36 +63,36 @@ class PagedAttention:
         block_size: int,
         device: torch.device,
     ) -> None:
-        """`heads` are this rank's."""
+        """heads: of this rank."""
         self.num_kv_heads = len(heads.kv)
         self.heads_per_kv = heads.heads_per_kv
         before = heads.first_in_group
         after = self.num_kv_heads * self.heads_per_kv - before - len(heads.query)
-        self._heads_elsewhere = (before, after)
+        self._missing_heads = (before, after)
         self.head_dim = head_dim
         self.block_size = block_size
         self.device = device
-        self._workspace = torch.empty(0, device="cpu")  # replaced by one of the cache's
+        self._workspace = torch.empty(0, device="cpu")  # replaced by one in the dtype of the cache
 
     def plan(
         self, batch: ModelInput, dtype: torch.dtype, window: int | None = None
     ) -> AttentionPlan:
-        """Groups the sequences of a batch; what they see differs by less than half in a group.
+        """Group the sequences of a batch; visible contexts within a group differ by under half.
 
-        window: how many tokens a query sees, itself included; None for all before it.
+        window: number of tokens that are visible to a query, itself included; None for no limit.
         """
         members: dict[tuple[int, int], list[_Member]] = defaultdict(list)
         for index, context_len in enumerate(batch.context_lens.tolist()):
             query_len = batch.query_len(index)
             member = _Member(index, self._first_block(context_len - query_len, window))
-            num_seen = context_len - member.first_block * self.block_size
+            num_visible = context_len - member.first_block * self.block_size
             is_long = query_len > MAX_SHORT_QUERY_TOKENS
-            members[num_seen.bit_length(), index + 1 if is_long else 0].append(member)
+            members[num_visible.bit_length(), index + 1 if is_long else 0].append(member)
         groups = tuple(self._plan_group(batch, each, window, dtype) for each in members.values())
         return AttentionPlan(on_device(batch.slot_mapping, self.device), groups)
 
     def run(self, query: Tensor, kv: Tensor, kv_cache: Tensor, plan: AttentionPlan) -> Tensor:
-        """Writes this pass's `kv` into its slots, then attends; returns [T, num_heads, head_dim].
+        """Write this pass's `kv` to its slots, then attend; return [T, num_heads, head_dim].
 
         query: [T, num_heads, head_dim]. kv: [T, 2, num_kv_heads, head_dim], keys rotated.
         kv_cache: [num_slots, 2, num_kv_heads, head_dim], changed in place.
@@ -108,13 +108,13 @@ class PagedAttention:
         return output
 
     def _first_block(self, first_query: int, window: int | None) -> int:
-        """The earliest block that a sequence's queries see, the first of them at `first_query`."""
+        """Return the first block that is visible to queries from position `first_query` on."""
         return 0 if window is None else max(0, first_query - window + 1) // self.block_size
 
     def _plan_group(
         self, batch: ModelInput, members: list[_Member], window: int | None, dtype: torch.dtype
     ) -> AttentionGroup:
-        """Positions here count from the beginning of each sequence's first block."""
+        """Plan one group; positions are relative to the start of each sequence's first block."""
         device = self.device
         indices = [member.index for member in members]
         query_lens = torch.tensor([batch.query_len(i) for i in indices], device=device)
@@ -122,53 +122,59 @@ class PagedAttention:
         contexts = on_device(batch.context_lens[indices], device)
         tables = on_device(batch.block_tables[indices], device)
         first_blocks = torch.tensor([member.first_block for member in members], device=device)
-        num_seen = contexts - first_blocks * self.block_size
-        max_query, max_seen = int(query_lens.max()), int(num_seen.max())
+        num_visible = contexts - first_blocks * self.block_size
+        max_query, max_visible = int(query_lens.max()), int(num_visible.max())
         # Padding queries repeat the last one, so writing their results back is harmless.
         steps = torch.arange(max_query, device=device)
         offsets = torch.minimum(steps, query_lens[:, None] - 1)  # [G, Q]
         return AttentionGroup(
             rows=starts[:, None] + offsets,
-            slots=self._slots(tables, first_blocks, num_seen, max_seen),
-            mask=self._mask((num_seen - query_lens)[:, None] + offsets, max_seen, window, dtype),
+            slots=self._slots(tables, first_blocks, num_visible, max_visible),
+            mask=self._mask(
+                (num_visible - query_lens)[:, None] + offsets, max_visible, window, dtype
+            ),
         )
 
     def _slots(
-        self, tables: Tensor, first_blocks: Tensor, num_seen: Tensor, max_seen: int
+        self, tables: Tensor, first_blocks: Tensor, num_visible: Tensor, max_visible: int
     ) -> Tensor:
-        """tables: [G, M]; first_blocks, num_seen: [G]. Returns [G * max_seen].
+        """Return the KV slots of visible positions, [G * max_visible].
 
-        Padding repeats the last position of its own sequence: a weight of 0 does not undo a NaN, so
-        nobody may read what another sequence wrote, or a rejected draft of its own.
+        tables: [G, M]; first_blocks, num_visible: [G]. Padding repeats the sequence's last
+        position: a weight of 0 still propagates a NaN, so a query must read neither the KV of
+        another sequence nor that of a rejected draft.
         """
-        positions = torch.arange(max_seen, device=tables.device)
-        own = torch.minimum(positions, num_seen[:, None] - 1)  # [G, max_seen]
+        positions = torch.arange(max_visible, device=tables.device)
+        own = torch.minimum(positions, num_visible[:, None] - 1)  # [G, max_visible]
         blocks = own.div(self.block_size, rounding_mode="floor")
         pages = tables.gather(1, blocks + first_blocks[:, None]) * self.block_size
         return (pages + own % self.block_size).flatten()
 
     def _mask(
-        self, last_seen: Tensor, max_seen: int, window: int | None, dtype: torch.dtype
+        self, last_visible: Tensor, max_visible: int, window: int | None, dtype: torch.dtype
     ) -> Tensor | None:
-        """last_seen: [G, Q], the last position that a query may attend to, its own."""
-        positions = torch.arange(max_seen, device=last_seen.device)
-        hidden = positions > last_seen[:, :, None]  # [G, Q, S]
+        """Return the additive mask of a group; None where nothing is masked.
+
+        last_visible: [G, Q], the last position that each query may attend to, itself.
+        """
+        positions = torch.arange(max_visible, device=last_visible.device)
+        is_masked = positions > last_visible[:, :, None]  # [G, Q, S]
         if window is not None:
-            hidden |= positions <= last_seen[:, :, None] - window
-        if not hidden.any():
+            is_masked |= positions <= last_visible[:, :, None] - window
+        if not is_masked.any():
             return None
-        mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device)
-        mask.masked_fill_(hidden, float("-inf"))
+        mask = torch.zeros(is_masked.shape, dtype=dtype, device=is_masked.device)
+        mask.masked_fill_(is_masked, float("-inf"))
         return mask.repeat_interleave(self.heads_per_kv, dim=1)[:, None]
 
     def _attend(self, query: Tensor, kv_cache: Tensor, group: AttentionGroup) -> Tensor:
-        """query: [G, Q, num_heads, head_dim]; returns the same shape."""
+        """Attend within one group; query and result: [G, Q, num_heads, head_dim]."""
         num_seqs, num_queries = query.shape[:2]
         pages = self._gather(kv_cache, group.slots).view(num_seqs, -1, *kv_cache.shape[1:])
         keys, values = pages[:, :, 0].transpose(1, 2), pages[:, :, 1].transpose(1, 2)
         # Query heads that share a KV head become more queries of that head: no KV is repeated.
-        # Where other ranks have some of a group, zeros take their place.
-        before, after = self._heads_elsewhere
+        # Heads of a KV group that other ranks hold are padded with zeros.
+        before, after = self._missing_heads
         whole = F.pad(query, (0, 0, before, after)) if before or after else query
         grouped = whole.view(num_seqs, num_queries, self.num_kv_heads, self.heads_per_kv, -1)
         folded = grouped.transpose(1, 2).reshape(num_seqs, self.num_kv_heads, -1, self.head_dim)
@@ -178,7 +184,7 @@ class PagedAttention:
         return heads[:, :, before : whole.shape[2] - after]
 
     def _gather(self, kv_cache: Tensor, slots: Tensor) -> Tensor:
-        """Copies slots to a buffer that lives on: fresh memory would cost twice the copy itself."""
+        """Copy slots [N] to a reused buffer; allocating one would cost twice the copy itself."""
         numel = slots.numel() * kv_cache[0].numel()
         if self._workspace.numel() < numel or self._workspace.dtype != kv_cache.dtype:
             self._workspace = kv_cache.new_empty(numel)

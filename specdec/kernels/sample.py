@@ -1,7 +1,7 @@
-"""Which token a row of logits gives: on a CPU in C++, beside torch's best token for elsewhere.
+"""Argmax and sampling of rows of logits: C++ kernels on CPUs, torch's argmax on other devices.
 
-How tokens are drawn is defined by `specdec.sampling`, whose torch code decides whatever a kernel
-here leaves open.
+`specdec.sampling` defines how tokens are sampled. Its torch code samples the rows for which a
+kernel here returns no token.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from specdec.kernels.cpu import MatrixStruct, SharedMemory, native_library
 
 DRAW = np.dtype(
     [
-        ("top_p", np.float64),  # 1: uncut
+        ("top_p", np.float64),  # 1: off
         ("seed", np.int64),
         ("row", np.int64),  # of the logits
-        ("top_k", np.int64),  # 0: uncut
-        ("temperature", np.float32),  # 0: the best token
-        ("min_score", np.float32),  # the logarithm of min_p; -inf: uncut
+        ("top_k", np.int64),  # 0: off
+        ("temperature", np.float32),  # 0: greedy
+        ("min_score", np.float32),  # log(min_p); -inf: off
         ("choice", np.uint32),
         ("position", np.uint32),
     ]
 )
-"""How a row is drawn from; the struct `Draw` of native/draws.cpp."""
+"""Sampling parameters of a row; the struct `SampleParams` in native/sample.cpp."""
 
 Draws = NDArray[np.void]
-"""Some of DRAW."""
+"""Array of DRAW records."""
 
 
 @dataclass(frozen=True)
 class Peaks:
-    """The best logit of each row, and the first token that has it; a row of -inf gives token 0.
+    """Argmax of rows of logits: the largest logit, and the first token that has it.
 
-    NaN counts as -inf. is_broken: whether a row holds NaN or +inf.
+    NaN counts as -inf; a row of -inf has token 0. is_broken: whether a row holds NaN or +inf.
     """
 
     values: Tensor  # [num_rows] float32
@@ -53,16 +53,16 @@ class Peaks:
 
     @property
     def bad_rows(self) -> list[bool]:
-        """Of each row, whether no token can be drawn from it: it is broken, or all -inf."""
+        """Return, for each row, whether no token can be sampled: NaN or +inf, or only -inf."""
         rows = zip(self.is_broken.tolist(), self.values.tolist(), strict=True)
         return [is_broken or value == -torch.inf for is_broken, value in rows]
 
     def take(self, rows: Tensor) -> Peaks:
-        """Of some rows; rows: int64."""
+        """Return the argmax of some rows; rows: [R] int64."""
         return Peaks(self.values[rows], self.token_ids[rows], self.is_broken[rows])
 
     def with_rows(self, rows: Sequence[int], others: Peaks) -> Peaks:
-        """The same but for `rows`, which are now `others`, in order."""
+        """Return a copy in which `rows` are replaced by `others`, in order."""
         values, token_ids, is_broken = (
             torch.index_copy(own, 0, torch.tensor(rows, device=own.device), new)
             for own, new in (
@@ -75,13 +75,16 @@ class Peaks:
 
 
 def row_peaks(logits: Tensor) -> Peaks:
-    """Of logits [num_rows, num_tokens], of any float type; reads them once."""
+    """Return the argmax of each row, in one pass.
+
+    logits: [num_rows, num_tokens], of any floating-point type.
+    """
     library = _library() if logits.device.type == "cpu" else None
     if library is None:
         return torch_row_peaks(logits)
-    logits, is_bfloat16 = _readable(logits)
+    logits, is_bfloat16 = _kernel_input(logits)
     num_rows, num_tokens = logits.shape
-    peaks = _unknown_peaks(num_rows)
+    peaks = _empty_peaks(num_rows)
     library.specdec_argmax(
         logits.data_ptr(),
         is_bfloat16,
@@ -96,9 +99,10 @@ def row_peaks(logits: Tensor) -> Peaks:
 
 
 def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
-    """The products of rows with a packed matrix [num_tokens, size], and their peaks, on the CPU.
+    """Compute logits by a packed output head [num_tokens, hidden_size], and their argmax, on CPU.
 
-    hidden: [num_rows, size] float32, with rows that are contiguous. Returns [num_rows, num_tokens].
+    hidden: [num_rows, hidden_size] float32 with contiguous rows. Returns logits
+    [num_rows, num_tokens] and the argmax of each row.
     """
     assert hidden.device.type == "cpu"
     assert hidden.dtype == torch.float32
@@ -106,7 +110,7 @@ def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
     assert hidden.shape[1] == head.in_features
     num_rows = len(hidden)
     logits = torch.empty(num_rows, head.out_features, device="cpu")
-    peaks = _unknown_peaks(num_rows)
+    peaks = _empty_peaks(num_rows)
     if not _library().specdec_gemm_argmax(
         head,
         hidden.data_ptr(),
@@ -123,7 +127,11 @@ def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
 
 
 def peaks_of_ranks(peaks: Peaks, shared_memory: SharedMemory, first_token: int) -> Peaks:
-    """`whole_peaks` of ranks that share memory. Raises RuntimeError once a peer is lost."""
+    """Return the argmax over all vocabulary shards, of ranks that share memory.
+
+    peaks: of this rank's shard, whose first token is first_token. Raises RuntimeError when a peer
+    is lost.
+    """
     whole = Peaks(peaks.values.clone(), peaks.token_ids.clone(), peaks.is_broken.clone())
     if not _library().specdec_all_ranks_argmax(
         shared_memory.communicator,
@@ -137,7 +145,7 @@ def peaks_of_ranks(peaks: Peaks, shared_memory: SharedMemory, first_token: int) 
     return whole
 
 
-def _unknown_peaks(num_rows: int) -> Peaks:
+def _empty_peaks(num_rows: int) -> Peaks:
     return Peaks(
         torch.empty(num_rows, dtype=torch.float32, device="cpu"),
         torch.empty(num_rows, dtype=torch.int64, device="cpu"),
@@ -146,10 +154,10 @@ def _unknown_peaks(num_rows: int) -> Peaks:
 
 
 def torch_row_peaks(logits: Tensor) -> Peaks:
-    """The reference of `row_peaks`."""
+    """Return the argmax of each row; the reference implementation of `row_peaks`."""
     if logits.dtype == torch.float64:
         logits = logits.float()
-    is_broken = ~(logits.amax(1) < torch.inf)  # as NaN counts as the highest there
+    is_broken = ~(logits.amax(1) < torch.inf)  # amax propagates NaN
     if is_broken.any():
         logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     best = logits.argmax(1)
@@ -157,16 +165,16 @@ def torch_row_peaks(logits: Tensor) -> Peaks:
 
 
 def draw_tokens(logits: Tensor, draws: Draws) -> NDArray[np.int64] | None:
-    """A token for each of `draws`, or -1 where rounding might decide and the reference has to.
+    """Sample a token for each of `draws`; -1 where rounding might matter and the reference decides.
 
-    logits: [num_rows, num_tokens], of the whole vocabulary and any float type. None where they are
-    not on a CPU, or there is no compiler for it.
+    logits: [num_rows, num_tokens], of the whole vocabulary and any floating-point type. Returns
+    [len(draws)], or None where the logits are not on a CPU or the kernels are not available.
     """
     library = _library() if logits.device.type == "cpu" else None
     if library is None:
         return None
     assert draws.dtype == DRAW, draws.dtype
-    logits, is_bfloat16 = _readable(logits)
+    logits, is_bfloat16 = _kernel_input(logits)
     draws = np.ascontiguousarray(draws)
     token_ids = np.empty(len(draws), dtype=np.int64)
     library.specdec_sample(
@@ -181,8 +189,11 @@ def draw_tokens(logits: Tensor, draws: Draws) -> NDArray[np.int64] | None:
     return token_ids
 
 
-def _readable(logits: Tensor) -> tuple[Tensor, bool]:
-    """In a type that the kernels know, each row in one piece; and whether that is bfloat16."""
+def _kernel_input(logits: Tensor) -> tuple[Tensor, bool]:
+    """Return logits in float32 or bfloat16 with contiguous rows, and whether that is bfloat16.
+
+    logits: [num_rows, num_tokens].
+    """
     if logits.dtype not in (torch.float32, torch.bfloat16):
         logits = logits.float()
     if logits.stride(1) != 1:
@@ -192,7 +203,7 @@ def _readable(logits: Tensor) -> tuple[Tensor, bool]:
 
 @cache
 def _library() -> Any:
-    """The compiled kernels with the types of their arguments; None without a compiler."""
+    """Return the kernels with argument and result types; None where they are not available."""
     library = native_library()
     if library is not None:
         address, flag, count = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64

@@ -1,8 +1,8 @@
-"""The decoder in native kernels: a forward pass is one call, whatever is in the batch.
+"""Decoder that runs each forward pass as one call of the native CPU kernels.
 
-Built from the layers of a `CausalDecoder`, which keep the weights and say what they mean. Hidden
-states and logits are float32 whatever the weights are, and every row is the same bits alone, in any
-batch, and however its text was divided into passes.
+Built from the layers of a `CausalDecoder`, which own the weights. Hidden states and logits are
+float32 for every weight format, and each row is the same bits alone, in any batch and with any
+chunking of its prompt.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from torch import Tensor
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import SharedMemory, native_library
 from specdec.kernels.cpu.decoder import (
+    AllReduce,
     DecoderKernel,
     DecoderWeights,
     EmbeddingWeights,
     LayerWeights,
-    Product,
-    Reduction,
+    PackedLinear,
 )
 from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.sample import Peaks, product_peaks
@@ -28,10 +28,10 @@ from specdec.models.llama import CausalDecoder, DecoderLayer
 
 
 class NativeDecoder:
-    """One rank of the decoder. All calls that compute are collective ones."""
+    """One rank of a decoder on native kernels; `forward` is a collective call."""
 
     def __init__(self, model: CausalDecoder, kernel: DecoderKernel) -> None:
-        """kernel: made of the weights of `model`."""
+        """kernel: built from the weights of `model`."""
         self.torch_decoder = model
         self._kernel = kernel
         head = model.lm_head.matrix
@@ -47,7 +47,7 @@ class NativeDecoder:
         return self.torch_decoder.vocab_slice
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
-        """See Decoder; whole blocks, in the kernels' own order."""
+        """See Decoder; `num_slots` in whole blocks, in the layout of the kernels."""
         block_size, dtype = self.torch_decoder.attention.block_size, self.torch_decoder.dtype
         assert num_slots % block_size == 0
         return self._kernel.new_kv_cache(num_slots // block_size, block_size, dtype)
@@ -57,32 +57,32 @@ class NativeDecoder:
         return self.forward(batch, kv_cache)
 
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
-        """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size]."""
+        """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
         return self._kernel.forward(batch, kv_cache)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
+        """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""
         return self._head.multiply(hidden)
 
     def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
-        """The same, and the best of each row among them."""
+        """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
         return product_peaks(self._head.native, hidden)
 
 
 def native_decoder(model: CausalDecoder) -> NativeDecoder | None:
-    """The same model in native kernels; None where its matrices are not native."""
+    """Return the model on native kernels; None where its matrices are not native."""
     library = native_library() if _is_native(model) else None
     if library is None:
         return None
-    kernel = DecoderKernel(library, _weights(model), _reduction(model.embed_tokens.group))
+    kernel = DecoderKernel(library, _weights(model), _all_reduce(model.embed_tokens.group))
     return NativeDecoder(model, kernel)
 
 
-def _reduction(group: TensorParallelGroup) -> Reduction | None:
+def _all_reduce(group: TensorParallelGroup) -> AllReduce | None:
     if group.size == 1:
         return None
-    shared = group.collectives
-    return shared if isinstance(shared, SharedMemory) else group.all_reduce
+    collectives = group.collectives
+    return collectives if isinstance(collectives, SharedMemory) else group.all_reduce
 
 
 def _is_native(model: CausalDecoder) -> bool:
@@ -120,10 +120,10 @@ def _layers(model: CausalDecoder) -> list[DecoderLayer]:
 def _layer(layer: DecoderLayer, window: int | None) -> LayerWeights:
     attention, mlp = layer.attention, layer.mlp
     return LayerWeights(
-        qkv=_product(attention.qkv_proj.matrix, attention.qkv_proj.bias),
-        output=_product(attention.o_proj.matrix, attention.o_proj.bias),
-        gate_up=_product(mlp.gate_up_proj.matrix, mlp.gate_up_proj.bias),
-        down=_product(mlp.down_proj.matrix, mlp.down_proj.bias),
+        qkv=_packed_linear(attention.qkv_proj.matrix, attention.qkv_proj.bias),
+        output=_packed_linear(attention.o_proj.matrix, attention.o_proj.bias),
+        gate_up=_packed_linear(mlp.gate_up_proj.matrix, mlp.gate_up_proj.bias),
+        down=_packed_linear(mlp.down_proj.matrix, mlp.down_proj.bias),
         input_norm=layer.input_norm.weight.float(),
         mlp_norm=layer.mlp_norm.weight.float(),
         query_norm=_norm(attention.query_norm) if attention.has_qk_norm else None,
@@ -132,9 +132,9 @@ def _layer(layer: DecoderLayer, window: int | None) -> LayerWeights:
     )
 
 
-def _product(matrix: Matrix, bias: Tensor | None) -> Product:
+def _packed_linear(matrix: Matrix, bias: Tensor | None) -> PackedLinear:
     assert isinstance(matrix, NativeMatrix)
-    return Product(matrix.native, None if bias is None else bias.float())
+    return PackedLinear(matrix.native, None if bias is None else bias.float())
 
 
 def _norm(norm: RMSNorm) -> Tensor:

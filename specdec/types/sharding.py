@@ -1,4 +1,4 @@
-"""How attention heads are divided among tensor-parallel ranks."""
+"""Sharding of attention heads over tensor-parallel ranks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdec.types.errors import InvalidValueError
 
 
 def partition(total: int, parts: int) -> tuple[range, ...]:
-    """Divides range(total) into `parts` contiguous ranges whose lengths differ by at most one."""
+    """Divide range(total) into `parts` contiguous ranges whose lengths differ by at most one."""
     bounds = [part * total // parts for part in range(parts + 1)]
     return tuple(range(start, end) for start, end in pairwise(bounds))
 
@@ -19,8 +19,8 @@ def partition(total: int, parts: int) -> tuple[range, ...]:
 class HeadShard:
     """The query heads of one rank, and the KV heads that they read.
 
-    heads_per_kv: query heads of the model that share a KV head. Of the first and of the last KV
-    head here, other ranks may have some.
+    heads_per_kv: query heads per KV head in the model. Other ranks may hold some query heads of
+    this rank's first and last KV head.
     """
 
     query: range
@@ -29,12 +29,13 @@ class HeadShard:
 
     @classmethod
     def all_ranks(cls, num_heads: int, num_kv_heads: int, size: int) -> tuple[HeadShard, ...]:
-        """Whole KV groups while there are as many as ranks; beyond that, ranks replicate a KV head.
+        """Return the shard of each rank.
 
-        Neither number has to divide by `size`. Where groups fall unevenly, query heads are divided
-        evenly instead, and a group that falls to two ranks has its KV head on both: if that spares
-        the rank with most to do some of it, and costs none with most KV heads another one. Raises
-        InvalidValueError when a rank would be left without a query head.
+        Ranks hold whole KV groups; with more ranks than KV heads, KV heads are replicated. Neither
+        number needs to be divisible by `size`. Query heads are instead divided evenly, and the KV
+        heads of divided groups replicated, if that reduces the maximum work of a rank and does not
+        increase the maximum number of KV heads. Raises InvalidValueError if a rank would have no
+        query head.
         """
         if size > num_heads:
             limit = f"at most {num_heads}, the number of query heads"
@@ -42,12 +43,13 @@ class HeadShard:
         heads_per_kv = num_heads // num_kv_heads
         by_groups = cls._holding(_divide_groups(num_kv_heads, heads_per_kv, size), heads_per_kv)
         by_heads = cls._holding(partition(num_heads, size), heads_per_kv)
-        is_worth_it = _most_work(by_heads) < _most_work(by_groups)
-        takes_more = _most_kv_heads(by_heads) > _most_kv_heads(by_groups)
-        return by_heads if is_worth_it and not takes_more else by_groups
+        reduces_work = _max_work(by_heads) < _max_work(by_groups)
+        needs_more_kv = _max_kv_heads(by_heads) > _max_kv_heads(by_groups)
+        return by_heads if reduces_work and not needs_more_kv else by_groups
 
     @classmethod
     def _holding(cls, queries: Sequence[range], heads_per_kv: int) -> tuple[HeadShard, ...]:
+        """Return shards with these query heads and the KV heads that they read."""
         return tuple(
             cls(
                 query,
@@ -59,12 +61,12 @@ class HeadShard:
 
     @property
     def first_in_group(self) -> int:
-        """The place of the first query head among those of its KV head."""
+        """Return the index of the first query head within its KV group."""
         return self.query.start - self.kv.start * self.heads_per_kv
 
 
 def _divide_groups(num_kv_heads: int, heads_per_kv: int, size: int) -> list[range]:
-    """The query heads of each rank, so that none has parts of two groups."""
+    """Return the query heads of each rank, such that no rank has parts of two KV groups."""
     if size <= num_kv_heads:
         return [
             range(kv.start * heads_per_kv, kv.stop * heads_per_kv)
@@ -72,20 +74,20 @@ def _divide_groups(num_kv_heads: int, heads_per_kv: int, size: int) -> list[rang
         ]
     return [
         range(kv_head * heads_per_kv + own.start, kv_head * heads_per_kv + own.stop)
-        for kv_head, sharers in enumerate(partition(size, num_kv_heads))
-        for own in partition(heads_per_kv, len(sharers))
+        for kv_head, ranks in enumerate(partition(size, num_kv_heads))
+        for own in partition(heads_per_kv, len(ranks))
     ]
 
 
-def _most_work(shards: Sequence[HeadShard]) -> int:
-    """Of any rank, in heads that it projects: queries and outputs, keys and values."""
+def _max_work(shards: Sequence[HeadShard]) -> int:
+    """Return the maximum work of a rank, in projected heads: query and output, key and value."""
     return max(2 * len(shard.query) + 2 * len(shard.kv) for shard in shards)
 
 
-def _most_kv_heads(shards: Sequence[HeadShard]) -> int:
+def _max_kv_heads(shards: Sequence[HeadShard]) -> int:
     return max(len(shard.kv) for shard in shards)
 
 
 def head_rows(heads: range, head_dim: int) -> range:
-    """The rows of a projection's weight that belong to `heads`."""
+    """Return the rows of a projection's weight that belong to `heads`."""
     return range(heads.start * head_dim, heads.stop * head_dim)

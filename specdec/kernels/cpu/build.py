@@ -1,4 +1,4 @@
-"""Compiles C++ sources to a shared library, once a machine: what was compiled is kept."""
+"""Compiles C++ sources to a shared library and caches it on the machine."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ FLAGS = (
     "-Wall",
     "-Wextra",
 )
-"""OpenMP's library is found by its name among those already loaded, torch's own: one thread pool.
+"""Compiler flags.
 
-Nothing here lets the compiler reorder sums, so the order that a kernel writes is the one it runs.
+The loader resolves OpenMP to the library that torch has loaded, so both share one thread pool. No
+flag permits the compiler to reorder sums: they are computed in the order of the source.
 """
 
 _TIMEOUT_S = 300.0
@@ -41,11 +42,11 @@ _MAX_MESSAGE_CHARS = 2000
 
 
 class BuildError(SpecdecError):
-    """There is no compiler, it refused the sources, or what was made cannot be trusted."""
+    """A missing compiler, a failed compilation, or a library that another user could change."""
 
 
 def find_compiler() -> str:
-    """The path of $CXX, else of the system's C++ compiler; raises BuildError without one."""
+    """Return the path of $CXX, else of the system's C++ compiler; raise BuildError without one."""
     for name in filter(None, (os.environ.get("CXX"), "c++", "g++", "clang++")):
         if path := shutil.which(name):
             return path
@@ -53,11 +54,11 @@ def find_compiler() -> str:
 
 
 def build(sources: Sequence[Path], directory: Path) -> Path:
-    """Returns the library of `sources` (.cpp, and .h that they include) in `directory`.
+    """Return the library of `sources` (.cpp, and .h that they include) in `directory`.
 
-    Compiles where no library was made of the same sources by the same compiler for the same
-    processor. Processes that need it at once wait for the first of them. Raises BuildError, also
-    where another user could have written the library: it would run as this one.
+    Compiles unless `directory` holds a library of the same sources, compiler and processor.
+    Concurrent processes wait for the first one. Raises BuildError; also if another user could have
+    written the library, because its code would run as the current user.
     """
     compiler = find_compiler()
     library = directory / f"kernels-{_fingerprint(compiler, sources)}.so"
@@ -75,14 +76,14 @@ def _require_own(path: Path) -> None:
     status = path.stat()
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & _WRITABLE_BY_OTHERS:
         found = f"belongs to user {status.st_uid} with mode {status.st_mode & 0o777:o}"
-        limit = "it must belong to this user or root, and nobody else may write it"
+        limit = "it must belong to this user or root and be writable by its owner only"
         raise BuildError(f"{path} {found}; {limit}")
 
 
 def _compile(compiler: str, sources: Sequence[Path], library: Path) -> None:
-    """Renames at the end, so that a library that exists is whole. Needs the library's lock."""
-    for left_behind in library.parent.glob(f"{library.stem}.*.tmp"):
-        shutil.rmtree(left_behind)
+    """Compile and rename at the end, so that the library is never partial. Needs its lock."""
+    for stale in library.parent.glob(f"{library.stem}.*.tmp"):  # of killed processes
+        shutil.rmtree(stale)
     with TemporaryDirectory(".tmp", f"{library.stem}.", library.parent) as directory:
         unfinished = Path(directory, library.name)
         to_object = partial(_compile_unit, compiler, Path(directory))
@@ -92,21 +93,21 @@ def _compile(compiler: str, sources: Sequence[Path], library: Path) -> None:
         _run([compiler, "-shared", "-fopenmp", "-o", str(unfinished), *objects])
         unfinished.chmod(0o755)
         with unfinished.open("rb") as file:
-            os.fsync(file.fileno())  # or a crash of the machine could leave a name without content
+            os.fsync(file.fileno())  # a crash must not leave an empty file under the final name
         unfinished.replace(library)
 
 
 def _compile_unit(compiler: str, directory: Path, unit: Path) -> str:
-    """Returns the path of its object file in `directory`."""
-    made = str(directory / f"{unit.stem}.o")
-    _run([compiler, *FLAGS, "-c", "-o", made, str(unit)])
-    return made
+    """Return the path of the object file in `directory`."""
+    path = str(directory / f"{unit.stem}.o")
+    _run([compiler, *FLAGS, "-c", "-o", path, str(unit)])
+    return path
 
 
 def _run(command: list[str]) -> str:
-    """What a compiler printed; raises BuildError with what it complained of."""
+    """Return the compiler's output; raise BuildError with its error message."""
     try:
-        ended = subprocess.run(
+        completed = subprocess.run(
             command, check=True, capture_output=True, text=True, timeout=_TIMEOUT_S
         )
     except subprocess.CalledProcessError as error:
@@ -114,11 +115,11 @@ def _run(command: list[str]) -> str:
         raise BuildError(f"{command[0]} failed: {message}") from error
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BuildError(f"{command[0]} failed: {error}") from error
-    return ended.stdout
+    return completed.stdout
 
 
 def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
-    """Names everything that a library depends on, the processor of `-march=native` included."""
+    """Hash everything that a library depends on, including the processor (-march=native)."""
     digest = hashlib.sha256()
     for part in (compiler, _run([compiler, "--version"]), *FLAGS, platform.machine(), _processor()):
         digest.update(part.encode() + b"\0")
@@ -128,7 +129,7 @@ def _fingerprint(compiler: str, sources: Sequence[Path]) -> str:
 
 
 def _processor() -> str:
-    """The instructions that the processor has, as far as the system tells."""
+    """Return the processor's instruction set flags where the system reports them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A whole forward pass as one call of the native library: decoder.cpp, seen from Python."""
+"""The forward pass as one call of the native library: Python bindings of decoder.cpp."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.cpu.large_memory import large_memory
+from specdec.kernels.cpu.large_memory import huge_page_allocator
 from specdec.kernels.cpu.matrix import MatrixStruct
 from specdec.kernels.cpu.shared_memory import SharedMemory
 from specdec.kernels.forward_batch import ModelInput
 from specdec.types.sharding import HeadShard
 
 FORMATS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-"""The numbers of `Format` in matrix.h, for embeddings and KV."""
+"""Data types of embeddings and KV; the values of `Format` in matrix.h."""
 
 _DONE, _NEEDS_MEMORY = 0, 2
-"""Of `PassResult` in decoder.h; anything else is that a peer was lost."""
+"""Values of `PassResult` in decoder.h; any other value means a lost peer."""
 
 _Address = ctypes.c_void_p
-_AllReduce = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(ctypes.c_float), ctypes.c_int64)
+_AllReduceCallback = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.POINTER(ctypes.c_float), ctypes.c_int64)
 
 
 class _LayerStruct(ctypes.Structure):
@@ -65,7 +65,7 @@ class _DecoderStruct(ctypes.Structure):
         ("cos", _Address),
         ("sin", _Address),
         ("communicator", _Address),
-        ("all_reduce", _AllReduce),
+        ("all_reduce", _AllReduceCallback),
     )
 
 
@@ -82,21 +82,21 @@ class _KvCacheStruct(ctypes.Structure):
 
 
 @dataclass(frozen=True)
-class Product:
-    """A packed matrix, whose memory is its owner's, and what is added to its products."""
+class PackedLinear:
+    """A packed weight matrix, and its bias."""
 
-    matrix: MatrixStruct
+    matrix: MatrixStruct  # does not own its memory
     bias: Tensor | None  # [out_features] float32
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """One layer's share of a rank; norms are float32."""
+    """One rank's weights of a layer; norms are float32."""
 
-    qkv: Product
-    output: Product
-    gate_up: Product
-    down: Product
+    qkv: PackedLinear
+    output: PackedLinear
+    gate_up: PackedLinear
+    down: PackedLinear
     input_norm: Tensor  # [hidden_size]
     mlp_norm: Tensor  # [hidden_size]
     query_norm: Tensor | None  # [head_dim]
@@ -106,7 +106,7 @@ class LayerWeights:
 
 @dataclass(frozen=True)
 class EmbeddingWeights:
-    """The rows of `tokens`: a table of their own, or a tied head's matrix."""
+    """Embeddings of `tokens`: a table, or the packed matrix of a tied output head."""
 
     tokens: range
     rows: Tensor | MatrixStruct  # [len(tokens), hidden_size]
@@ -114,7 +114,7 @@ class EmbeddingWeights:
 
 @dataclass(frozen=True)
 class DecoderWeights:
-    """One rank of a model."""
+    """Weights of one rank of a model."""
 
     embedding: EmbeddingWeights
     layers: tuple[LayerWeights, ...]
@@ -127,81 +127,86 @@ class DecoderWeights:
     rank: int
 
 
-Reduction = SharedMemory | Callable[[Tensor], object]
-"""How results are summed over the ranks, in place: by the kernels themselves, or by a function."""
+AllReduce = SharedMemory | Callable[[Tensor], object]
+"""All-reduce over the ranks, in place: inside the kernels, or by a Python function."""
 
 
 class DecoderKernel:
-    """The forward pass of one rank. One call at a time: it has memory of its own to compute in."""
+    """Forward pass of one rank. Not thread-safe: calls share one workspace."""
 
     def __init__(
         self,
         library: ctypes.CDLL,
         weights: DecoderWeights,
-        reduction: Reduction | None = None,
+        all_reduce: AllReduce | None = None,
     ) -> None:
-        """reduction: how to sum over the ranks; None for a rank that is alone."""
+        """all_reduce: sums over the ranks; None for a single rank."""
         self._forward, self._memory_bytes = _declare(library)
         self._weights = weights
-        self._reduction = reduction
+        self._all_reduce = all_reduce
         self._failure: BaseException | None = None
-        is_python = not (reduction is None or isinstance(reduction, SharedMemory))
-        self._callback = _AllReduce(self._reduce) if is_python else _AllReduce()
+        is_python = not (all_reduce is None or isinstance(all_reduce, SharedMemory))
+        self._callback = (
+            _AllReduceCallback(self._all_reduce_in_python) if is_python else _AllReduceCallback()
+        )
         self._layers = (_LayerStruct * len(weights.layers))(*map(_layer_struct, weights.layers))
         self._model = self._decoder_struct()
-        self._memory = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._workspace = torch.empty(0, dtype=torch.uint8, device="cpu")
 
     def new_kv_cache(self, num_blocks: int, block_size: int, dtype: torch.dtype) -> Tensor:
-        """[num_layers, num_kv_heads, num_blocks, 2, block_size * head_dim], zero.
+        """Return zeros [num_layers, num_kv_heads, num_blocks, 2, block_size * head_dim].
 
-        A block holds keys as [head_dim, block_size] and values as [block_size, head_dim]. What was
-        never used takes no memory.
+        A block holds keys as [head_dim, block_size] and values as [block_size, head_dim]. Pages
+        that were never written take no memory.
         """
         weights = self._weights
         block = (2, block_size * weights.head_dim)
         shape = (len(weights.layers), len(weights.heads.kv), num_blocks, *block)
         num_bytes = math.prod(shape) * dtype.itemsize
-        return large_memory().take(num_bytes).view(dtype).view(shape)
+        return huge_page_allocator().allocate(num_bytes).view(dtype).view(shape)
 
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
-        """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size] in float32.
+        """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size] in float32.
 
-        kv_cache: as `new_kv_cache` makes it. Raises RuntimeError once a peer is lost, or what
-        `reduction` raised.
+        kv_cache: as returned by `new_kv_cache`. Raises RuntimeError when a peer is lost, or the
+        exception that `all_reduce` raised.
         """
-        numbers = _BatchArrays(batch, max_positions=len(self._weights.cos))
+        arrays = _BatchArrays(batch, max_positions=len(self._weights.cos))
         kv = _KvCacheStruct(kv_cache.data_ptr(), FORMATS[kv_cache.dtype], kv_cache.shape[2])
-        hidden = torch.empty(numbers.num_tokens, len(self._weights.final_norm), device="cpu")
+        hidden = torch.empty(arrays.num_tokens, len(self._weights.final_norm), device="cpu")
         num_threads = torch.get_num_threads()
 
         def run() -> int:
-            memory = self._memory.data_ptr(), len(self._memory)
-            batch = numbers.struct
-            return self._forward(self._model, batch, kv, *memory, hidden.data_ptr(), num_threads)
+            workspace = self._workspace.data_ptr(), len(self._workspace)
+            batch = arrays.struct
+            return self._forward(self._model, batch, kv, *workspace, hidden.data_ptr(), num_threads)
 
         result = run()
         if result == _NEEDS_MEMORY:
-            num_bytes = self._memory_bytes(self._model, numbers.struct, num_threads)
-            self._memory = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
+            num_bytes = self._memory_bytes(self._model, arrays.struct, num_threads)
+            self._workspace = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
             result = run()
             assert result != _NEEDS_MEMORY
         if result != _DONE:
             failure, self._failure = self._failure, None
-            raise failure or RuntimeError("a rank has ended, or kept the others waiting")
+            raise failure or RuntimeError("a rank has ended, or did not respond in time")
         return hidden
 
-    def _reduce(self, data: ctypes._Pointer[ctypes.c_float], count: int) -> bool:
-        """What C calls. An exception cannot pass through it, and is kept until it has returned."""
-        assert callable(self._reduction)
+    def _all_reduce_in_python(self, data: ctypes._Pointer[ctypes.c_float], count: int) -> bool:
+        """Run the Python all-reduce; called from C++, so an exception is stored, not raised.
+
+        data: [count].
+        """
+        assert callable(self._all_reduce)
         try:
-            self._reduction(torch.from_numpy(np.ctypeslib.as_array(data, (count,))))
+            self._all_reduce(torch.from_numpy(np.ctypeslib.as_array(data, (count,))))
         except BaseException as error:
             self._failure = error
             return False
         return True
 
     def _decoder_struct(self) -> _DecoderStruct:
-        weights, reduction = self._weights, self._reduction
+        weights, all_reduce = self._weights, self._all_reduce
         return _DecoderStruct(
             hidden_size=len(weights.final_norm),
             num_hidden_units=weights.layers[0].down.matrix.in_features,
@@ -218,7 +223,7 @@ class DecoderKernel:
             final_norm=_address(weights.final_norm),
             cos=_address(weights.cos),
             sin=_address(weights.sin),
-            communicator=reduction.communicator if isinstance(reduction, SharedMemory) else None,
+            communicator=all_reduce.communicator if isinstance(all_reduce, SharedMemory) else None,
             all_reduce=self._callback,
         )
 
@@ -227,7 +232,7 @@ _Function = Callable[..., int]
 
 
 def _declare(library: ctypes.CDLL) -> tuple[_Function, _Function]:
-    """Gives the two functions their types, which ctypes would otherwise guess."""
+    """Set the argument and result types; return forward and memory_bytes."""
     model, batch = ctypes.POINTER(_DecoderStruct), ctypes.POINTER(_BatchStruct)
     forward = library.specdec_decoder_forward
     kv, count = ctypes.POINTER(_KvCacheStruct), ctypes.c_int64
@@ -253,9 +258,9 @@ def _layer_struct(layer: LayerWeights) -> _LayerStruct:
     )
 
 
-def _matrix_struct(product: Product) -> MatrixStruct:
-    struct = MatrixStruct.from_buffer_copy(product.matrix)
-    struct.bias = _address(product.bias)
+def _matrix_struct(linear: PackedLinear) -> MatrixStruct:
+    struct = MatrixStruct.from_buffer_copy(linear.matrix)
+    struct.bias = _address(linear.bias)
     return struct
 
 
@@ -270,36 +275,36 @@ def _embedding_struct(embedding: EmbeddingWeights) -> _EmbeddingStruct:
 
 
 class _BatchArrays:
-    """A batch as C++ reads it. Owns the memory, with as few objects as will do (docs/adr/0013)."""
+    """A batch in the memory layout of batch.h, in few Python objects (docs/adr/0013)."""
 
     def __init__(self, batch: ModelInput, max_positions: int) -> None:
-        """max_positions: no context may be longer."""
-        numbers, starts, context_lens = array("i"), [0], []
-        assert numbers.itemsize == ctypes.sizeof(ctypes.c_int32)
+        """max_positions: limit of each context length."""
+        integers, starts, context_lens = array("i"), [0], []
+        assert integers.itemsize == ctypes.sizeof(ctypes.c_int32)
         self._tables = []
         for chunk in batch.chunks:
             table, end = chunk.block_table, chunk.end
             if not (isinstance(table, array) and table.typecode == "i"):
                 table = array("i", table)
             assert end <= min(max_positions, len(table) * batch.block_size)
-            numbers.extend(chunk.token_ids)
-            starts.append(len(numbers))
+            integers.extend(chunk.token_ids)
+            starts.append(len(integers))
             context_lens.append(end)
             self._tables.append(table)
         self.num_tokens = starts[-1]
-        numbers.extend(starts)
-        numbers.extend(context_lens)
+        integers.extend(starts)
+        integers.extend(context_lens)
         addresses = array("q", [table.buffer_info()[0] for table in self._tables])
-        self._numbers, self._addresses = numbers, addresses
-        first = numbers.buffer_info()[0]
+        self._integers, self._addresses = integers, addresses
+        first = integers.buffer_info()[0]
         context_lens_at = self.num_tokens + len(starts)
         self.struct = _BatchStruct(
             self.num_tokens,
             len(context_lens),
             batch.block_size,
             first,
-            first + self.num_tokens * numbers.itemsize,
-            first + context_lens_at * numbers.itemsize,
+            first + self.num_tokens * integers.itemsize,
+            first + context_lens_at * integers.itemsize,
             addresses.buffer_info()[0],
         )
 

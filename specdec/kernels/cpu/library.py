@@ -1,4 +1,4 @@
-"""The compiled kernels of this machine, as functions of a C library."""
+"""Loads the compiled kernels of this machine as a C library."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ _SOURCES = Path(__file__).parent
 
 
 def native_library() -> ctypes.CDLL | None:
-    """Compiles the kernels where that was not done yet; None where it cannot be, with a warning.
+    """Return the kernels, compiled on first use; None, with a warning, where that fails.
 
-    Calls release the interpreter's lock. Threads are torch's: `torch.set_num_threads` applies.
+    Calls release the GIL. The kernels use torch's threads: `torch.set_num_threads` applies.
     """
-    return _compiled().library
+    return _load().library
 
 
 def native_library_fault() -> str:
-    """Why there is no library, or nothing; compiles it where that was not done yet."""
-    return _compiled().fault
+    """Return why the kernels are not available, or an empty string; compiles on first use."""
+    return _load().fault
 
 
 @dataclass(frozen=True)
-class _Compiled:
-    """The library, or why there is none."""
+class _LoadResult:
+    """The library, or the reason why it is missing."""
 
     library: ctypes.CDLL | None = None
     fault: str = ""
 
 
 @cache
-def _compiled() -> _Compiled:
+def _load() -> _LoadResult:
     sources = [*_SOURCES.glob("*.cpp"), *_SOURCES.glob("*.h")]
     try:
-        return _Compiled(ctypes.CDLL(str(build(sources, default_cache_dir() / "kernels"))))
+        return _LoadResult(ctypes.CDLL(str(build(sources, default_cache_dir() / "kernels"))))
     except (BuildError, OSError) as error:
-        logger.warning("CPU kernels are not available, torch's run instead: %s", error)
-        return _Compiled(fault=str(error))
+        logger.warning("CPU kernels are not available; using torch kernels: %s", error)
+        return _LoadResult(fault=str(error))

@@ -1,4 +1,4 @@
-"""Matrices packed for products with few rows: matrix.cpp and pack.cpp, seen from Python."""
+"""Packed matrices for GEMM with few rows: Python bindings of matrix.cpp and pack.cpp."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from enum import IntEnum
 import torch
 from torch import Tensor
 
-from specdec.kernels.cpu.large_memory import large_memory
+from specdec.kernels.cpu.large_memory import huge_page_allocator
 
 _Address = ctypes.c_void_p
 _Int = ctypes.c_int64
 
 
 class MatrixFormat(IntEnum):
-    """How a matrix holds its weights: `Format` in matrix.h.
+    """Storage format of the weights; the values of `Format` in matrix.h.
 
-    SHORT_FLOAT32 is float32 whose last 16 bits are zero and left out.
+    SHORT_FLOAT32 is float32 whose lower 16 bits are zero and not stored.
     """
 
     FLOAT32 = 0
@@ -39,7 +39,7 @@ _DTYPES = {
 
 
 class MatrixStruct(ctypes.Structure):
-    """`Matrix` in matrix.h. Whoever made it keeps the memory that it points to."""
+    """`Matrix` in matrix.h. Its creator owns the memory that it points to."""
 
     _fields_ = (
         ("format", ctypes.c_int32),
@@ -52,16 +52,19 @@ class MatrixStruct(ctypes.Structure):
 
 
 class PackedMatrix:
-    """A matrix [out_features, in_features] in packed, which `pack` fills.
+    """A matrix [out_features, in_features] in the packed layout, filled by `pack`.
 
-    Every output is one sum in a fixed order, so a row's product is the same bits alone, in any
-    batch, and on any number of threads. A sum is in float32, over blocks of 1024 inputs that are
-    added up, in BFLOAT16 of rows rounded to that; with 8-bit weights in int32, of rows rounded as
-    docs/adr/0007 says, in W8A8 group by group of inputs.
+    Each output is one sum in a fixed order, so a row's result is the same bits alone, in any batch
+    and with any number of threads. Sums are in float32, over blocks of 1024 inputs that are then
+    added; BFLOAT16 rounds activations to bfloat16 first. 8-bit weights use int32 sums of quantized
+    activations (docs/adr/0007), in W8A8 per group of inputs.
     """
 
     def __init__(self, library: ctypes.CDLL, weights: MatrixFormat, shape: tuple[int, int]) -> None:
-        """library: as `native_library` returns it."""
+        """Allocate the matrix, filled with zeros.
+
+        shape: (out_features, in_features).
+        """
         assert weights != MatrixFormat.SHORT_FLOAT32 or shape[1] % 2 == 0
         _declare(library)
         self.dtype = _DTYPES[weights]
@@ -70,13 +73,15 @@ class PackedMatrix:
         self._scales = torch.zeros(shape[0], device="cpu") if self.dtype == torch.int8 else None
         scales = None if self._scales is None else self._scales.data_ptr()
         self.struct = MatrixStruct(weights, *shape, None, scales, None)
-        self._packed_weights = large_memory().take(library.specdec_packed_bytes(self.struct))
+        self._packed_weights = huge_page_allocator().allocate(
+            library.specdec_packed_bytes(self.struct)
+        )
         self.struct.packed = self._packed_weights.data_ptr()
 
     def pack(self, first: int, rows: Tensor, scales: Tensor | None = None) -> None:
-        """Sets the rows from `first` on.
+        """Pack consecutive rows, from row `first` on.
 
-        rows: [R, in_features] in `dtype`; scales: [R] float32, of 8-bit integers.
+        rows: [R, in_features] in `dtype`; scales: [R] float32, for 8-bit formats only.
         """
         assert rows.dtype == self.dtype
         assert rows.shape[1:] == self.shape[1:]
@@ -88,15 +93,16 @@ class PackedMatrix:
             self._scales[first : first + len(rows)] = scales
 
     def multiply(self, x: Tensor, y: Tensor, *, adds: bool = False) -> None:
-        """Writes the products to y, or adds them to it.
+        """Compute y = x W^T, or y += x W^T if `adds`.
 
-        x: [R, in_features], y: [R, out_features], both float32 with rows that are contiguous.
+        x: [R, in_features], y: [R, out_features], both float32 with contiguous rows. Raises
+        MemoryError when no scratch memory is available.
         """
         assert x.dtype == y.dtype == torch.float32
         assert x.stride(-1) == y.stride(-1) == 1
         assert x.shape[1] == self.shape[1]
         assert y.shape == (len(x), self.shape[0])
-        has_run = self._library.specdec_gemm(
+        is_done = self._library.specdec_gemm(
             self.struct,
             x.data_ptr(),
             x.stride(0),
@@ -106,13 +112,13 @@ class PackedMatrix:
             adds,
             torch.get_num_threads(),
         )
-        if not has_run:
+        if not is_done:
             raise MemoryError(f"no memory to multiply {len(x)} rows")
 
     def rows(self, indices: Tensor) -> Tensor:
-        """The rows at `indices` [R] int64, as they were packed, [R, in_features]; not for int8.
+        """Return rows [R, in_features] as they were packed; not for 8-bit formats.
 
-        Raises IndexError for one beyond the last.
+        indices: [R] int64. Raises IndexError for an index out of range.
         """
         assert self._scales is None
         assert indices.dtype == torch.int64
@@ -121,11 +127,12 @@ class PackedMatrix:
         if not self._library.specdec_gather_rows(
             self.struct, indices.data_ptr(), len(indices), rows.data_ptr()
         ):
-            raise IndexError(f"a row is not from 0 to {self.shape[0] - 1}")
+            raise IndexError(f"row index out of range: it must be from 0 to {self.shape[0] - 1}")
         return rows
 
 
 def _declare(library: ctypes.CDLL) -> None:
+    """Set the argument and result types."""
     matrix = ctypes.POINTER(MatrixStruct)
     library.specdec_packed_bytes.argtypes = (matrix,)
     library.specdec_packed_bytes.restype = _Int

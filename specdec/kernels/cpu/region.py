@@ -1,4 +1,4 @@
-"""Memory that the ranks of one node share, and how they come by it."""
+"""Creates memory that the ranks of one node share, and passes it to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 _CONNECT_PERIOD_S = 0.01
 _CREDENTIALS = struct.Struct("3i")  # process, user and group, as SO_PEERCRED gives them
-_HERE = b"h"
+_READY = b"h"
 _COMPLETE = b"c"
 
 
@@ -21,38 +21,38 @@ _COMPLETE = b"c"
 def shared_region(
     rank: int, size: int, num_bytes: int, address: Path, timeout_s: float
 ) -> Iterator[int]:
-    """Yields a descriptor of `num_bytes` zeros that are the same memory on every rank.
+    """Yield a descriptor of `num_bytes` zeros that are the same memory on every rank.
 
-    Rank 0 makes the region and hands it out on a socket at `address`, a path on this node that is
-    not in use; leaving the context waits until all ranks do. The memory has no name, so when the
-    last process ends nothing is left of it, however it ends. The caller closes the descriptor.
+    Rank 0 creates the region and sends its descriptor over a Unix socket at `address`, an unused
+    path on this node. Leaving the context waits until all ranks leave it. The memory has no name,
+    so it is freed when the last process ends, even by a signal. The caller closes the descriptor.
 
-    Raises RuntimeError or ConnectionError when a rank ends meanwhile, TimeoutError when one does
-    not come within `timeout_s`, PermissionError when another user answers.
+    Raises RuntimeError or ConnectionError when a rank ends early, TimeoutError when one does not
+    connect within `timeout_s`, PermissionError when another user listens at `address`.
     """
     with ExitStack() as stack:
         if rank == 0:
             peers = _accept_all(stack, size - 1, address, timeout_s)
             region = _make_region(num_bytes)
             for peer in peers:
-                socket.send_fds(peer, [_HERE], [region])
+                socket.send_fds(peer, [_READY], [region])
             yield region
             for peer in peers:
-                _expect(_HERE, peer.recv(1))
+                _expect(_READY, peer.recv(1))
             for peer in peers:
                 peer.sendall(_COMPLETE)
         else:
             first = stack.enter_context(_connect(address, timeout_s))
             greeting, [*regions], _, _ = socket.recv_fds(first, 1, 1, socket.MSG_CMSG_CLOEXEC)
-            _expect(_HERE, greeting)
+            _expect(_READY, greeting)
             [region] = regions
             yield region
-            first.sendall(_HERE)
+            first.sendall(_READY)
             _expect(_COMPLETE, first.recv(1))
 
 
 def _make_region(num_bytes: int) -> int:
-    """Its size is sealed, so that no rank can pull the memory from under the others."""
+    """Create the region with a sealed size, so that no rank can truncate it."""
     region = os.memfd_create("specdec", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.truncate(region, num_bytes)
     fcntl.fcntl(region, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
@@ -62,7 +62,7 @@ def _make_region(num_bytes: int) -> int:
 def _accept_all(
     stack: ExitStack, count: int, address: Path, timeout_s: float
 ) -> list[socket.socket]:
-    """The connections of as many peers of this user; others are sent away."""
+    """Accept `count` peers of this user; close connections of other users."""
     deadline_s = time.monotonic() + timeout_s
     peers: list[socket.socket] = []
     with socket.socket(socket.AF_UNIX) as server:
@@ -80,7 +80,7 @@ def _accept_all(
 
 
 def _connect(address: Path, timeout_s: float) -> socket.socket:
-    """Waits for rank 0 to listen."""
+    """Connect to rank 0, and wait until it listens."""
     deadline_s = time.monotonic() + timeout_s
     while True:
         connection = socket.socket(socket.AF_UNIX)
@@ -91,11 +91,13 @@ def _connect(address: Path, timeout_s: float) -> socket.socket:
         except (FileNotFoundError, ConnectionRefusedError) as error:
             connection.close()
             if time.monotonic() > deadline_s:
-                raise TimeoutError(f"rank 0 did not come to {address} in {timeout_s} s") from error
+                raise TimeoutError(
+                    f"rank 0 did not listen at {address} in {timeout_s} s"
+                ) from error
             time.sleep(_CONNECT_PERIOD_S)
     if (user := _user_of(connection)) != os.geteuid():
         connection.close()
-        raise PermissionError(f"{address} is answered by user {user}, not by {os.geteuid()}")
+        raise PermissionError(f"{address} belongs to user {user}, not to {os.geteuid()}")
     return connection
 
 
@@ -106,4 +108,4 @@ def _user_of(connection: socket.socket) -> int:
 
 def _expect(message: bytes, received: bytes) -> None:
     if received != message:
-        raise RuntimeError("a rank ended before all of them shared their memory")
+        raise RuntimeError("a rank ended before all ranks had mapped the shared memory")

@@ -1,4 +1,4 @@
-"""Collectives of ranks on one node, through memory that they share."""
+"""Collectives of the ranks of one node, through shared memory."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ _ELEMENT_TYPES = {
     torch.int32: 5,
     torch.int64: 6,
 }
-"""What can be summed, by reduce.cpp's numbers. Half precisions are added up in float32."""
+"""Types that can be summed; `ElementType` in allreduce.cpp. 16-bit types are summed in float32."""
 
 
 class SharedMemory:
-    """A rank's part in the collectives of processes that share memory, on CPU tensors.
+    """Collectives of one rank of a group of processes on one node, on CPU tensors.
 
-    Sums are in the order of the ranks, so they are the same bits on each of them. A rank waits
-    awake for a moment, then asleep. Every rank calls the same collectives in the same order; where
-    a peer ends, does not come in time, or calls another one, all that wait for it get a
-    RuntimeError, and the group is of no further use. One thread of a rank calls at a time.
+    Sums are computed in rank order, so they are the same bits on every rank. A waiting rank spins
+    briefly, then sleeps. Every rank must call the same collectives in the same order. When a peer
+    ends, times out or calls another collective, the ranks that wait for it raise RuntimeError, and
+    the group is no longer usable. Not thread-safe.
     """
 
     def __init__(
         self, library: ctypes.CDLL, rank: int, size: int, address: Path, timeout_s: float
     ) -> None:
-        """Returns when every rank has come to `address`, as `shared_region` says.
+        """Join the group; returns when every rank has connected to `address` (`shared_region`).
 
-        library: the native kernels. timeout_s: how long a rank waits for others, here and later. A
-        peer that has ended is noticed within a tenth of a second.
+        timeout_s: limit of each wait for a peer, here and in collectives. The end of a peer is
+        detected within 0.1 s.
         """
         self._library = _declare(library)
         self._size = size
@@ -52,26 +52,29 @@ class SharedMemory:
 
     @property
     def communicator(self) -> int:
-        """The address of the `Reducer`, for kernels that reduce on their own."""
+        """The address of the C++ `Communicator`, for kernels that call collectives themselves."""
         assert self._communicator is not None, "used after close"
         return self._communicator
 
     def all_reduce(self, tensor: Tensor) -> None:
-        """Sums `tensor` over the ranks, in place. Raises TypeError for kinds not in `_ELEMENT_TYPES`."""
+        """Sum `tensor` over the ranks in place; raise TypeError for types not in _ELEMENT_TYPES."""
         if tensor.dtype not in _ELEMENT_TYPES:
-            kinds = ", ".join(str(dtype) for dtype in _ELEMENT_TYPES)
-            raise TypeError(f"dtype is {tensor.dtype}; it must be one of {kinds}")
-        whole = tensor.contiguous()
+            supported = ", ".join(str(dtype) for dtype in _ELEMENT_TYPES)
+            raise TypeError(f"dtype is {tensor.dtype}; it must be one of {supported}")
+        contiguous = tensor.contiguous()
         self._raise(
             self._library.specdec_all_reduce(
-                self.communicator, _ELEMENT_TYPES[tensor.dtype], whole.data_ptr(), whole.numel()
+                self.communicator,
+                _ELEMENT_TYPES[tensor.dtype],
+                contiguous.data_ptr(),
+                contiguous.numel(),
             )
         )
-        if whole is not tensor:
-            tensor.copy_(whole)
+        if contiguous is not tensor:
+            tensor.copy_(contiguous)
 
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Every rank's `tensor` (equal shapes, any dtype), [size, *tensor.shape]."""
+        """Return every rank's `tensor` (equal shapes, any dtype), [size, *tensor.shape]."""
         own = tensor.contiguous()
         gathered = own.new_empty(self._size, *own.shape)
         self._raise(
@@ -82,26 +85,26 @@ class SharedMemory:
         return gathered
 
     def close(self) -> None:
-        """Leaves the group; the others see this rank as ended."""
+        """Leave the group; the peers see this rank as ended."""
         if self._communicator is not None:
             self._library.specdec_close_communicator(self._communicator)
             self._communicator = None
 
     def check(self) -> None:
-        """Raises what `all_reduce` would, once a kernel that reduces on its own has failed."""
+        """Raise RuntimeError if a collective of a kernel has failed."""
         self._raise(self._library.specdec_communicator_failure(self.communicator))
 
     def _raise(self, failure: int) -> None:
-        """failure: as reduce.cpp returns it."""
+        """Raise RuntimeError for a failure code of allreduce.cpp."""
         if failure > 0:
-            limit = f"kept the others waiting for {self._timeout_s:g} s"
+            limit = f"did not respond for {self._timeout_s:g} s"
             raise RuntimeError(f"rank {failure - 1} has ended, or {limit}")
         if failure < 0:
             raise RuntimeError(f"rank {-failure - 1} called another collective than this rank")
 
 
 def _declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Gives the functions their types, which ctypes would otherwise guess."""
+    """Set the argument and result types; return the library."""
     library.specdec_region_bytes.argtypes = [ctypes.c_int64]
     library.specdec_region_bytes.restype = ctypes.c_int64
     library.specdec_open_communicator.argtypes = [

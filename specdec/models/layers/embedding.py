@@ -1,4 +1,4 @@
-"""Token embedding and output head, both split by vocabulary."""
+"""Vocabulary-parallel token embedding and output head."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from specdec.models.layers.matrix import FullMatrix, NativeMatrix, make_matrix, 
 from specdec.models.weights.checkpoint import CheckpointReader
 
 EmbeddingTable = Tensor | NativeMatrix
-"""[V_local, hidden_size]: a row for each token."""
+"""[V_local, hidden_size], one row per token."""
 
 
 class VocabHead(nn.Module):
-    """Logits of this rank's slice of the vocabulary."""
+    """Output head for this rank's shard of the vocabulary."""
 
     def __init__(
         self, reader: CheckpointReader, name: str, shape: tuple[int, int], tokens: range
     ) -> None:
-        """`shape` is [vocab_size, hidden_size]; `tokens` are the ids whose rows are read."""
+        """Read the rows of `tokens`; shape: [vocab_size, hidden_size]."""
         super().__init__()
         hidden_size = shape[1]
         dtype = reader.exact_dtype(name)
@@ -40,9 +40,9 @@ class VocabHead(nn.Module):
 
     @property
     def table(self) -> EmbeddingTable | None:
-        """The same numbers as a tied embedding's table, without a copy.
+        """Return the weights as the table of a tied embedding, without a copy.
 
-        None where the head is quantized: an embedding is not.
+        None where the head is quantized: embeddings are not.
         """
         match self.matrix:
             case FullMatrix(weight=weight):
@@ -53,12 +53,12 @@ class VocabHead(nn.Module):
                 return None
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """hidden: [R, hidden_size]; returns [R, V_local]."""
+        """Return logits [R, V_local] of hidden states [R, hidden_size]."""
         return self.matrix.multiply(hidden)
 
 
 class VocabEmbedding(nn.Module):
-    """Rows of the embedding; a token that another rank holds comes from there by the sum."""
+    """Vocabulary-parallel embedding; an all-reduce adds the rows that other ranks hold."""
 
     def __init__(
         self,
@@ -67,9 +67,9 @@ class VocabEmbedding(nn.Module):
         group: TensorParallelGroup,
         dtype: torch.dtype,
     ) -> None:
-        """weight: [V_local, hidden_size]; a tied head's `table` serves, without a copy.
+        """weight: [V_local, hidden_size]; may be the `table` of a tied head.
 
-        dtype: of the rows that come out; a float32 model's table may be shorter.
+        dtype: of the result; the table of a float32 model may be stored in 16 bits.
         """
         super().__init__()
         self.weight = weight
@@ -78,16 +78,16 @@ class VocabEmbedding(nn.Module):
         self.group = group
 
     def forward(self, token_ids: Tensor) -> Tensor:
-        """token_ids: [T] int64; returns [T, hidden_size], equal on every rank."""
+        """Return the embeddings [T, hidden_size], equal on every rank; token_ids: [T] int64."""
         if self.group.size == 1:
             return self._rows(token_ids)
         local = token_ids - self.tokens.start
-        is_elsewhere = (local < 0) | (local >= len(self.tokens))
-        embedded = self._rows(local.masked_fill(is_elsewhere, 0))
-        return self.group.all_reduce(embedded.masked_fill_(is_elsewhere[:, None], 0))
+        is_remote = (local < 0) | (local >= len(self.tokens))
+        embedded = self._rows(local.masked_fill(is_remote, 0))
+        return self.group.all_reduce(embedded.masked_fill_(is_remote[:, None], 0))
 
     def _rows(self, indices: Tensor) -> Tensor:
-        """indices: [T], from 0; returns [T, hidden_size]."""
+        """Return local rows [T, hidden_size]; indices: [T] int64."""
         if isinstance(self.weight, NativeMatrix):
             return self.weight.rows(indices)
         return F.embedding(indices, self.weight).to(self.dtype)

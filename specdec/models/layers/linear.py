@@ -1,7 +1,7 @@
-"""Linear layers that know how a checkpoint's weights are split over ranks.
+"""Column-parallel and row-parallel linear layers, which read their shard of a checkpoint.
 
-How a rank's matrix is held and multiplied is in `matrix.py`; `CheckpointReader.quantization` says
-whether it is quantized.
+`matrix.py` stores and multiplies the weights; `CheckpointReader.quantization` selects the
+quantization method.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from specdec.models.weights.checkpoint import CheckpointReader
 
 @dataclass(frozen=True)
 class WeightPart:
-    """One projection of a fused layer, and the output rows of it that a rank holds.
+    """One projection of a fused layer, and the output rows that a rank holds.
 
-    name: prefix of its tensors in the checkpoint, `weight` and, where has_bias, `bias`.
+    name: prefix of its tensors in the checkpoint, `weight` and, if has_bias, `bias`.
     """
 
     name: str
@@ -31,10 +31,10 @@ class WeightPart:
 
 
 class ColumnParallelLinear(nn.Module):
-    """Several projections of one input, fused; each rank computes its share of every output."""
+    """Fused projections of one input; each rank computes its shard of every output."""
 
     def __init__(self, reader: CheckpointReader, in_features: int, parts: list[WeightPart]) -> None:
-        """Reads only this rank's rows of each part."""
+        """Read this rank's rows of each part."""
         super().__init__()
         total = sum(len(part.rows) for part in parts)
         names = [f"{part.name}.weight" for part in parts]
@@ -56,14 +56,14 @@ class ColumnParallelLinear(nn.Module):
         self.bias = torch.cat(list(_biases(reader, parts))) if has_bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """x: [T, in_features]; returns [T, this rank's outputs], the parts side by side."""
+        """Return the parts side by side, [T, local outputs]; x: [T, in_features]."""
         if self.bias is None:
             return self.matrix.multiply(x)
         return self.matrix.multiply_add(self.bias, x)
 
 
 class RowParallelLinear(nn.Module):
-    """A projection whose input is split over the ranks; the partial results are summed."""
+    """Projection with its input split over the ranks; an all-reduce sums the partial results."""
 
     def __init__(
         self,
@@ -93,10 +93,9 @@ class RowParallelLinear(nn.Module):
         self.group = group
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Returns `residual` plus the projection, equal on every rank.
+        """Return `residual` plus the projection, equal on every rank.
 
-        x: [T, this rank's inputs]; residual: [T, out_features]. It and the bias are rank 0's to
-        bring to the sum.
+        x: [T, local inputs]; residual: [T, out_features]. Rank 0 adds residual and bias to the sum.
         """
         if self.group.rank != 0:
             return self.group.all_reduce(self.matrix.multiply(x))

@@ -1,7 +1,7 @@
-"""The matrices of linear layers: in which format they are held, and which kernels multiply by them.
+"""Weight matrices of linear layers: their storage format, and the kernels that multiply by them.
 
-A layer gives a matrix its rows as they come from a checkpoint, and asks for products. What is held
-is this module's affair, so a quantized layer is divided over ranks like any other.
+A layer passes rows of the checkpoint, and calls multiply. Layers do not depend on the storage
+format, so a quantized layer is sharded like any other.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from specdec.models.layers.quantization import Int8Matrix, quantize_rows
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 
 _BLOCK_ELEMENTS = 2**24
-"""Weights that are read at a time where a whole slice need not be in memory unquantized."""
+"""Weights per block, so that a shard is never in memory as a whole before quantization."""
 
 _FORMATS = {
     (torch.float32, torch.float32): MatrixFormat.FLOAT32,
@@ -36,7 +36,7 @@ _FORMATS = {
     (torch.bfloat16, torch.bfloat16): MatrixFormat.BFLOAT16,
     (torch.float16, torch.float16): MatrixFormat.FLOAT16,
 }
-"""By the model's data type, and the one that its weights come in."""
+"""Format by the dtypes of the model and of its checkpoint."""
 
 _QUANTIZED_FORMATS: dict[QuantizationMethod, MatrixFormat] = {
     "int8": MatrixFormat.INT8,
@@ -45,19 +45,19 @@ _QUANTIZED_FORMATS: dict[QuantizationMethod, MatrixFormat] = {
 
 
 class Matrix(Protocol):
-    """A matrix of shape [out_features, in_features] that rows are multiplied by."""
+    """Weight matrix [out_features, in_features] of a linear layer."""
 
     def multiply(self, x: Tensor) -> Tensor:
-        """x: [T, in_features]; returns [T, out_features] in the same dtype."""
+        """Return x W^T, [T, out_features] in the dtype of x; x: [T, in_features]."""
         ...
 
     def multiply_add(self, base: Tensor, x: Tensor) -> Tensor:
-        """The product plus `base`, which is [out_features] or [T, out_features]."""
+        """Return base + x W^T; base: [out_features] or [T, out_features]."""
         ...
 
 
 class FullMatrix:
-    """A matrix in the model's dtype, stored transposed, for torch (docs/adr/0003).
+    """Matrix for torch in the model's dtype, stored transposed (docs/adr/0003).
 
     weight: [in_features, out_features].
     """
@@ -65,9 +65,9 @@ class FullMatrix:
     def __init__(
         self, blocks: Iterable[Tensor], shape: tuple[int, int], dtype: torch.dtype
     ) -> None:
-        """blocks: as `make_matrix` says; where they are is where the matrix will be.
+        """Copy the blocks; see `make_matrix`. The matrix is on the device of the blocks.
 
-        `shape` is [out_features, in_features].
+        shape: (out_features, in_features).
         """
         out_features, in_features = shape
         pieces = iter(blocks)
@@ -89,14 +89,12 @@ class FullMatrix:
 
 
 class NativeMatrix:
-    """A matrix for the native kernels: packed, in 8-bit integers or in the model's dtype.
+    """Packed matrix for the native kernels, in int8 or in the model's dtype.
 
-    Weights of a float32 model that come in 16 bits stay so, and products are the same bits as if
-    they took 32.
+    16-bit weights of a float32 model stay in 16 bits; results are the same bits as with 32.
 
-    Whatever the format, activations and sums are float32, and a row's product is the same bits
-    alone and in any batch. A product rounds its input where the format does: to bfloat16, or to
-    8-bit digits.
+    Inputs and outputs are float32, and a row's result is the same bits alone and in any batch.
+    Formats with narrow inputs quantize the activations, to bfloat16 or int8.
     """
 
     def __init__(
@@ -107,7 +105,7 @@ class NativeMatrix:
         quantization: QuantizationMethod | None,
         library: ctypes.CDLL,
     ) -> None:
-        """blocks: as `make_matrix` says; each is quantized and packed before the next."""
+        """Quantize and pack the blocks one by one; see `make_matrix`."""
         self.is_quantized = quantization is not None
         self._dtype = dtype
         pieces = iter(blocks)
@@ -129,11 +127,11 @@ class NativeMatrix:
 
     @property
     def native(self) -> MatrixStruct:
-        """What the kernels in C++ take; valid as long as this matrix is."""
+        """Return the argument of C++ kernels; valid for the lifetime of this matrix."""
         return self._packed.struct
 
     def rows(self, indices: Tensor) -> Tensor:
-        """The rows at `indices` [R] int64, as they came in; not of a quantized matrix."""
+        """Return the unpacked rows [R, in_features] of indices [R] int64; not if quantized."""
         return self._packed.rows(indices).to(self._dtype)
 
     def multiply(self, x: Tensor) -> Tensor:
@@ -158,12 +156,12 @@ def make_matrix(
     kernels: Kernels = "auto",
     device: torch.device,
 ) -> Matrix:
-    """A matrix of `shape` [out_features, in_features] from consecutive rows of it on `device`.
+    """Return a matrix of `shape` (out_features, in_features) from consecutive blocks of rows.
 
-    blocks: of some rows each, at least one; all in `dtype`, or all in one that it only widens.
-    Raises InvalidValueError where `kernels` is "native" and they cannot be had, and
-    UnsupportedModelError where `quantization` is "w8a8", which is theirs alone, and they are not
-    taken.
+    blocks: at least one, on `device`; all in `dtype`, or all in a dtype that converts to it without
+    loss. Raises InvalidValueError if `kernels` is "native" and the kernels are not available, and
+    UnsupportedModelError if `quantization` is "w8a8", which only native kernels support, and they
+    are not used.
     """
     if library := _library(kernels, device):
         return NativeMatrix(blocks, shape, dtype, quantization, library)
@@ -178,7 +176,7 @@ def make_matrix(
 
 
 def row_blocks(rows: range, in_features: int) -> list[range]:
-    """`rows` in pieces small enough to be held unquantized."""
+    """Split `rows` into blocks small enough to hold in memory unquantized."""
     step = max(1, _BLOCK_ELEMENTS // in_features)
     return [range(start, min(start + step, rows.stop)) for start in rows[::step]]
 
@@ -191,7 +189,7 @@ def _float_format(dtype: torch.dtype, stored: torch.dtype, in_features: int) -> 
 
 
 def _library(kernels: Kernels, device: torch.device) -> ctypes.CDLL | None:
-    """The native kernels, where they are to be used."""
+    """Return the native kernels where they are selected and available."""
     library = native_library() if kernels != "torch" and device.type == "cpu" else None
     if kernels == "native" and library is None:
         limit = f"auto or torch where device is {device.type} or nothing compiles C++"
@@ -200,6 +198,6 @@ def _library(kernels: Kernels, device: torch.device) -> ctypes.CDLL | None:
 
 
 def _rows_of_floats(x: Tensor) -> Tensor:
-    """The rows of x, [T, in_features], in float32 and each of them contiguous."""
+    """Return x [T, in_features] in float32 with contiguous rows."""
     x = x.float()
     return x if x.stride(-1) == 1 else x.contiguous()

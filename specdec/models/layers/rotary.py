@@ -13,19 +13,19 @@ from specdec.models.rope import DefaultRope, LinearRope, Llama3Rope, Rope, YarnR
 
 @dataclass(frozen=True)
 class Rotation:
-    """The rotation of each token of a batch; made once a forward pass, used by every layer."""
+    """Rotations of a batch's tokens; computed once per forward pass, used by every layer."""
 
     cos: Tensor  # [T, 1, head_dim]
     sin: Tensor  # [T, 1, head_dim], its first half negated
 
     def apply_(self, x: Tensor) -> None:
-        """Rotates x, [T, heads, head_dim], in place."""
+        """Rotate x [T, heads, head_dim] in place."""
         swapped = x.roll(x.shape[-1] // 2, dims=-1)
         x.mul_(self.cos).addcmul_(swapped, self.sin)
 
 
 class RotaryEmbedding:
-    """Angles for every position up to `max_positions`, computed in float32."""
+    """Table of cosines and sines for positions below `max_positions`, computed in float32."""
 
     def __init__(
         self,
@@ -41,9 +41,9 @@ class RotaryEmbedding:
         self._sin = torch.cat((-sin, sin), dim=-1)[:, None].to(device=device, dtype=dtype)
 
     def tables(self) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of every position, each [max_positions, head_dim / 2] in float32.
+        """Return cosine and sine of each position, [max_positions, head_dim / 2] float32 each.
 
-        They are made on the CPU, so that their bits do not depend on the device.
+        Computed on the CPU, so that their bits do not depend on the device.
         """
         positions = torch.arange(self._max_positions, device="cpu").float()
         angles = torch.outer(positions, frequencies(self._rope, self._head_dim))
@@ -51,12 +51,12 @@ class RotaryEmbedding:
         return angles.cos() * scale, angles.sin() * scale
 
     def rotation(self, positions: Tensor) -> Rotation:
-        """positions: [T] int64, each below `max_positions`."""
+        """Return the rotations of positions [T] int64, each below `max_positions`."""
         return Rotation(self._cos[positions], self._sin[positions])
 
 
 def frequencies(rope: Rope, head_dim: int) -> Tensor:
-    """Radians a position, [head_dim / 2] float32, the fastest first."""
+    """Return the angle per position in radians, [head_dim / 2] float32, highest first."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64, device="cpu").float() / head_dim
     plain = 1.0 / rope.theta**exponents
     match rope:
@@ -71,7 +71,10 @@ def frequencies(rope: Rope, head_dim: int) -> Tensor:
 
 
 def _llama3(rope: Llama3Rope, plain: Tensor) -> Tensor:
-    """plain, [head_dim / 2], is blended with its slowed self by the waves in a context."""
+    """Interpolate frequencies by their number of periods in the original context (Llama 3).
+
+    plain: [head_dim / 2].
+    """
     waves = rope.original_max_position_embeddings * plain / (2 * math.pi)
     width = rope.high_freq_factor - rope.low_freq_factor
     kept = ((waves - rope.low_freq_factor) / width).clamp(0, 1)
@@ -79,17 +82,20 @@ def _llama3(rope: Llama3Rope, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: YarnRope, plain: Tensor) -> Tensor:
-    """The ramp by parts of section 3.2, over the index of the dimension, as models are trained."""
+    """Apply NTK-by-parts interpolation (YaRN, section 3.2), with a ramp over dimensions.
+
+    plain: [head_dim / 2].
+    """
     begin, end = (_dimension_with(turns, rope, plain) for turns in (rope.beta_fast, rope.beta_slow))
     if rope.truncate:
         begin, end = math.floor(begin), math.ceil(end)
     begin, end = max(begin, 0), min(end, 2 * len(plain) - 1)
     steps = torch.arange(len(plain), dtype=torch.float32, device=plain.device)
-    slowed = ((steps - begin) / ((end - begin) or 0.001)).clamp(0, 1)
-    return torch.lerp(plain, plain / rope.factor, slowed)
+    ramp = ((steps - begin) / ((end - begin) or 0.001)).clamp(0, 1)
+    return torch.lerp(plain, plain / rope.factor, ramp)
 
 
 def _dimension_with(turns: float, rope: YarnRope, plain: Tensor) -> float:
-    """Where along `plain`, [head_dim / 2], a frequency makes `turns` in the original context."""
+    """Return the dimension of `plain` [head_dim / 2] with `turns` periods in the context."""
     wanted_over_fastest = rope.original_max_position_embeddings / (turns * 2 * math.pi)
     return len(plain) * math.log(wanted_over_fastest) / math.log(rope.theta)

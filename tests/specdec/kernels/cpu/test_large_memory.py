@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from specdec.kernels.cpu.large_memory import LargeMemory
+from specdec.kernels.cpu.large_memory import HugePageAllocator
 
 
 def test_pieces_are_zeros_aligned_and_apart():
-    memory = LargeMemory()
-    pieces = [memory.take(size) for size in (1, 64, 65, 2**20 + 3, 2**26, 7)]
+    memory = HugePageAllocator()
+    pieces = [memory.allocate(size) for size in (1, 64, 65, 2**20 + 3, 2**26, 7)]
     for mark, piece in enumerate(pieces, 1):
         assert not piece.any()
         assert piece.data_ptr() % 64 == 0
@@ -19,18 +19,18 @@ def test_pieces_are_zeros_aligned_and_apart():
 
 
 def test_small_pieces_share_a_block():
-    memory = LargeMemory()
-    first, second = memory.take(1000), memory.take(1000)
+    memory = HugePageAllocator()
+    first, second = memory.allocate(1000), memory.allocate(1000)
     assert second.data_ptr() == first.data_ptr() + 1024
 
 
 MAPS = Path("/proc/self/maps")
 
 
-@pytest.mark.skipif(not MAPS.exists(), reason="the system does not tell")
+@pytest.mark.skipif(not MAPS.exists(), reason="/proc is not mounted")
 def test_memory_is_private():
-    """Shared memory has huge pages only where shmem_enabled says so, which by default is never."""
-    piece = LargeMemory().take(1000)
+    """Shared memory gets huge pages only if shmem_enabled is set; it is off by default."""
+    piece = HugePageAllocator().allocate(1000)
     address = piece.data_ptr()
     for line in MAPS.read_text().splitlines():
         place, permissions, *_ = line.split()
@@ -43,10 +43,10 @@ def test_memory_is_private():
 
 @pytest.mark.parametrize("size", [1000, 2**26])
 def test_a_block_goes_with_its_last_piece(size):
-    memory = LargeMemory()
-    piece = memory.take(size)
+    memory = HugePageAllocator()
+    piece = memory.allocate(size)
     gone = weakref.ref(piece.untyped_storage())
-    memory.take(2**25 - 1)
+    memory.allocate(2**25 - 1)
     del piece
     gc.collect()
     assert gone() is None

@@ -126,7 +126,7 @@ def test_another_user_is_not_believed(open_to_all):
 
     first = threading.Thread(target=as_nobody, args=(pretend,))
     first.start()
-    message = re.escape(f"{open_to_all} is answered by user {NOBODY}, not by 0")
+    message = re.escape(f"{open_to_all} belongs to user {NOBODY}, not to 0")
     with (
         pytest.raises(PermissionError, match=message),
         shared_region(1, 2, 4096, open_to_all, 10),
