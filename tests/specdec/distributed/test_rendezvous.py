@@ -36,7 +36,7 @@ def test_ranks_of_one_node_share_memory(tmp_path, size):
 
 
 @pytest.mark.parametrize("ranks_without_kernels", [(0,), (1,), (0, 1)])
-def test_all_use_gloo_where_one_has_no_kernels(tmp_path, ranks_without_kernels):
+def test_all_ranks_use_gloo_if_one_has_no_kernels(tmp_path, ranks_without_kernels):
     kinds = results(run_processes(2, exchange, tmp_path, ranks_without_kernels))
     assert kinds == ["ProcessGroupCollectives"] * 2
 
@@ -51,11 +51,11 @@ def exchange_until_killed(rank, size, directory, ranks_without_kernels):
 
 
 @pytest.mark.parametrize("ranks_without_kernels", [(), (0, 1)])
-def test_a_killed_peer_raises_with_either(tmp_path, ranks_without_kernels):
+def test_killed_peer_raises_with_either_backend(tmp_path, ranks_without_kernels):
     _, survivor = run_processes(2, exchange_until_killed, tmp_path, ranks_without_kernels)
     assert survivor.error is None
 
 
-def test_one_rank_meets_nobody(tmp_path):
+def test_single_rank_needs_no_rendezvous(tmp_path):
     assert join(0, 1, tmp_path) == TensorParallelGroup()
     assert [*tmp_path.iterdir()] == []

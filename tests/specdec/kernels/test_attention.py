@@ -1,4 +1,4 @@
-"""Paged attention against the definition, for batches of every mixture of lengths."""
+"""Reference tests: paged attention equals its definition for batches of mixed lengths."""
 
 from copy import copy
 
@@ -23,7 +23,7 @@ SEQUENCES = st.lists(
 
 
 class Pages:
-    """Sequences of (context length, query length) whose blocks lie in a shuffled cache."""
+    """Sequences of (context length, query length) with blocks in a shuffled cache."""
 
     def __init__(self, lengths, heads=HEADS):
         self.lengths = lengths
@@ -48,7 +48,7 @@ class Pages:
         )
 
     def of(self, heads):
-        """A rank's part of queries and KV."""
+        """Return one rank's shard of queries and KV."""
         part = copy(self)
         part.heads = heads
         part.query = self.query[:, heads.query]
@@ -62,7 +62,7 @@ class Pages:
         return attention.run(self.query, kv, self.cache.clone(), plan)
 
     def expected(self, window):
-        """Each query by itself, over the keys at its position and up to `window` - 1 before."""
+        """Attend with each query alone, over its position and `window` - 1 positions before."""
         outputs, token = [], 0
         for slots, (context, query_len) in zip(self.slots, self.lengths, strict=True):
             for position in range(context - query_len, context):
@@ -81,13 +81,13 @@ class Pages:
 
 @settings(max_examples=60, deadline=None)
 @given(SEQUENCES, st.none() | st.integers(1, 45))
-def test_every_query_sees_what_it_should(lengths, window):
+def test_attention_equals_definition(lengths, window):
     pages = Pages(lengths)
     torch.testing.assert_close(pages.run(window), pages.expected(window), atol=1e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("query_len", [1, 4, 20])
-def test_blocks_before_the_window_are_not_read(query_len):
+def test_blocks_before_window_are_not_read(query_len):
     pages, window = Pages([(40, query_len), (22, 2)]), 6
     expected = pages.expected(window)
     first_seen = 40 - query_len - window + 1
@@ -99,8 +99,8 @@ def test_blocks_before_the_window_are_not_read(query_len):
 
 
 @pytest.mark.parametrize("window", [None, 6])
-def test_what_others_wrote_is_not_read_even_for_padding(window):
-    """A NaN would come through a weight of 0. So would what a rejected draft has left behind."""
+def test_kv_of_other_sequences_is_never_read(window):
+    """A NaN would propagate through a weight of 0, also one in the KV of a rejected draft."""
     lengths = [(40, 1), (33, 4), (34, 2), (61, 20)]
     for bad in range(len(lengths)):
         pages = Pages(lengths)
@@ -115,7 +115,7 @@ def test_what_others_wrote_is_not_read_even_for_padding(window):
                 torch.testing.assert_close(output, expected[index], atol=1e-5, rtol=1e-4)
 
 
-def test_a_window_as_long_as_the_context_needs_no_mask():
+def test_window_of_context_length_needs_no_mask():
     batch = Pages([(9, 1), (9, 1)]).batch
     attention = PagedAttention(HEADS, HEAD_DIM, BLOCK_SIZE, CPU)
     (group,) = attention.plan(batch, torch.float32, window=9).groups
@@ -129,8 +129,8 @@ def test_a_window_as_long_as_the_context_needs_no_mask():
 
 @settings(max_examples=20, deadline=None)
 @given(SEQUENCES)
-def test_ranks_that_share_a_group_find_what_one_does(lengths):
-    """Three groups of three heads on two ranks: the middle one's KV head is on both."""
+def test_ranks_that_divide_a_kv_group_equal_one_rank(lengths):
+    """Three groups of three heads on two ranks: both hold the KV head of the middle group."""
     pages = Pages(lengths, HeadShard.all_ranks(9, 3, 1)[0])
     shards = HeadShard.all_ranks(9, 3, 2)
     assert [len(shard.kv) for shard in shards] == [2, 2]

@@ -1,4 +1,4 @@
-"""The compiled draws against the reference in torch, row by row."""
+"""Reference tests: compiled sampling and argmax against torch, row by row."""
 
 import math
 
@@ -41,9 +41,9 @@ def reference(logits, batch):
     return torch_sample(logits, batch, ALONE, 0, logits.shape[1])
 
 
-CUTS = {
+TRUNCATIONS = {
     "greedy": {"temperature": 0.0},
-    "uncut": {},
+    "off": {},
     "top_p": {"top_p": 0.9},
     "nearly all": {"top_p": 0.9999},
     "hardly any": {"top_p": 1e-6},
@@ -60,38 +60,38 @@ CUTS = {
 }
 
 
-@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
+@pytest.mark.parametrize("truncation", TRUNCATIONS.values(), ids=TRUNCATIONS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_draw_is_the_reference_s_and_is_hardly_ever_left_open(cut, dtype):
-    logits, batch = logits_of(300).to(dtype), batch_of(300, **cut)
+def test_samples_equal_reference_and_are_rarely_undecided(truncation, dtype):
+    logits, batch = logits_of(300).to(dtype), batch_of(300, **truncation)
     drawn = torch.from_numpy(draw_tokens(logits, batch.draws))
-    is_open = drawn < 0
+    is_undecided = drawn < 0
     expected = reference(logits.float(), batch)
-    assert torch.equal(drawn[~is_open], expected[~is_open])
-    # Two of 300 bfloat16 logits in a row are often equal; then only noise tells them apart.
-    assert is_open.sum() <= 3
+    assert torch.equal(drawn[~is_undecided], expected[~is_undecided])
+    # A row of bfloat16 logits often has equal values; then only the noise differs.
+    assert is_undecided.sum() <= 3
     assert torch.equal(sample(logits, batch, ALONE, 0, VOCAB_SIZE), expected)
 
 
 @pytest.mark.parametrize("vocab_size", [1, 2, 63, 64, 65, 1000, 1024, 1025])
-@pytest.mark.parametrize("cut", [{}, {"top_p": 0.7}, {"top_k": 5}], ids=str)
-def test_any_size_of_vocabulary(vocab_size, cut):
-    logits, batch = logits_of(64, vocab_size), batch_of(64, **cut)
+@pytest.mark.parametrize("truncation", [{}, {"top_p": 0.7}, {"top_k": 5}], ids=str)
+def test_any_vocabulary_size(vocab_size, truncation):
+    logits, batch = logits_of(64, vocab_size), batch_of(64, **truncation)
     drawn = torch.from_numpy(draw_tokens(logits, batch.draws))
     assert torch.equal(drawn, reference(logits, batch))
 
 
-def test_a_cut_that_rounding_might_move_is_left_to_the_reference():
+def test_threshold_within_rounding_error_is_left_to_reference():
     logits = torch.full((40, 128), -INF)
     logits[:, 3] = 0.0
     logits[:, [70, 90]] = -0.75
-    first_alone = 1 / (1 + 2 * math.exp(-0.75))  # of the mass; so the second may be in or out
+    first_alone = 1 / (1 + 2 * math.exp(-0.75))  # of the mass, so rounding decides on the second
     batch = batch_of(40, top_p=first_alone)
     assert (draw_tokens(logits, batch.draws) == -1).all()
     assert torch.equal(sample(logits, batch, ALONE, 0, 128), reference(logits, batch))
 
 
-def test_rows_that_are_hardly_rows():
+def test_rows_of_nan_and_infinities():
     logits = logits_of(6, 150)
     logits[0] = NAN
     logits[1] = -INF
@@ -99,25 +99,25 @@ def test_rows_that_are_hardly_rows():
     logits[3, :149] = NAN
     logits[4] = 0.0
     logits[5, 1:] = -INF
-    for cut in CUTS.values():
-        batch = batch_of(6, **cut)
+    for truncation in TRUNCATIONS.values():
+        batch = batch_of(6, **truncation)
         assert torch.equal(sample(logits, batch, ALONE, 0, 150), reference(logits, batch))
 
 
-def test_a_mask_that_leaves_three_tokens_of_a_top_k_of_50():
+def test_mask_that_leaves_fewer_tokens_than_top_k():
     logits = torch.full((200, VOCAB_SIZE), -INF)
     logits[:, [7, 300, 4999]] = logits_of(200, 3, spread=1.0)
     batch = batch_of(200, top_k=50)
     assert torch.equal(torch.from_numpy(draw_tokens(logits, batch.draws)), reference(logits, batch))
 
 
-def test_draws_name_their_rows_and_leave_the_others_alone():
+def test_only_selected_rows_are_sampled():
     logits, batch = logits_of(10), batch_of(10, top_p=0.9)
     draws = batch.draws[[7, 2]]
     assert draw_tokens(logits, draws).tolist() == reference(logits, batch)[[7, 2]].tolist()
 
 
-def test_rows_apart_and_transposed():
+def test_strided_and_transposed_rows():
     logits, batch = logits_of(10, 2 * VOCAB_SIZE), batch_of(10, top_p=0.9)
     for view in (logits[:, :VOCAB_SIZE], logits[:, :VOCAB_SIZE].t().contiguous().t()):
         drawn = torch.from_numpy(draw_tokens(view, batch.draws))
@@ -125,14 +125,14 @@ def test_rows_apart_and_transposed():
         assert torch.equal(row_peaks(view).token_ids, logits[:, :VOCAB_SIZE].argmax(1))
 
 
-def test_other_records_are_refused():
+def test_records_of_another_dtype_are_rejected():
     with pytest.raises(AssertionError):
         draw_tokens(logits_of(1), np.zeros(1, dtype=DRAW.descr[:-1]))
 
 
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 64, 100, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
-def test_peaks_are_the_reference_s(vocab_size, dtype):
+def test_argmax_equals_reference(vocab_size, dtype):
     logits = logits_of(50, vocab_size).round()  # ties
     logits[::5, vocab_size // 2] = NAN
     logits[::7, -1] = INF
@@ -148,7 +148,7 @@ def test_peaks_are_the_reference_s(vocab_size, dtype):
 
 @pytest.mark.parametrize("weights", [MatrixFormat.FLOAT32, MatrixFormat.BFLOAT16])
 @pytest.mark.parametrize("num_rows", [1, 9, 40])
-def test_logits_that_come_with_their_peaks(weights, num_rows):
+def test_fused_logits_and_argmax(weights, num_rows):
     dtype = torch.float32 if weights == MatrixFormat.FLOAT32 else torch.bfloat16
     head = PackedMatrix(native_library(), weights, (VOCAB_SIZE, 48))
     head.pack(0, logits_of(VOCAB_SIZE, 48).to(dtype))
@@ -168,8 +168,8 @@ def test_logits_that_come_with_their_peaks(weights, num_rows):
 
 
 @pytest.mark.parametrize("count", [2, 5])
-def test_the_number_of_threads_changes_nothing(count):
-    logits, batch = logits_of(9), batch_of(9, **CUTS["all"])
+def test_result_does_not_depend_on_number_of_threads(count):
+    logits, batch = logits_of(9), batch_of(9, **TRUNCATIONS["all"])
     drawn, peaks = draw_tokens(logits, batch.draws).tolist(), row_peaks(logits)
     with num_threads(count):
         assert draw_tokens(logits, batch.draws).tolist() == drawn
@@ -178,7 +178,7 @@ def test_the_number_of_threads_changes_nothing(count):
     assert torch.equal(again.token_ids, peaks.token_ids)
 
 
-def test_peaks_of_rows_that_have_changed():
+def test_argmax_with_replaced_rows():
     logits = logits_of(5)
     before = row_peaks(logits)
     logits[[1, 3]] = logits_of(2, seed=1)

@@ -1,4 +1,4 @@
-"""The native forward pass: near torch's, and the same bits whatever it is run together with."""
+"""Native forward pass: close to torch, and equal bits in every batch."""
 
 import json
 import shutil
@@ -27,7 +27,7 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def save(directory, name):
-    """Writes a tiny model that reads long texts."""
+    """Write a tiny model with a long context."""
     if name == "wide":
         tiny_llama_dir(directory, heads=6, kv_heads=1, head_dim=80, max_positions=1024)
         return
@@ -47,7 +47,7 @@ def directory(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize("block_size", [4, 16, 48])
-def test_logits_are_those_of_torch(directory, block_size):
+def test_logits_equal_torch(directory, block_size):
     (text,) = texts(1)
     found = Sequences(load(directory, block_size), block_size).run((0, text, 0))[0]
     torch_model = load(directory, block_size, kernels="torch")
@@ -60,7 +60,7 @@ def test_logits_are_those_of_torch(directory, block_size):
     ("stored", "format_"),
     [(torch.bfloat16, MatrixFormat.SHORT_FLOAT32), (torch.float16, MatrixFormat.FLOAT16)],
 )
-def test_a_checkpoint_of_16_bits_is_held_so_and_says_what_it_does_in_32(
+def test_16_bit_checkpoint_is_stored_in_16_bits_with_equal_logits(
     directory, tmp_path, stored, format_
 ):
     (text,) = texts(1, 60)
@@ -79,7 +79,7 @@ def test_a_checkpoint_of_16_bits_is_held_so_and_says_what_it_does_in_32(
 
 
 def formats_of(decoder, stored):
-    """Of its matrices, but for those with odd numbers of inputs, which bfloat16 cannot hold."""
+    """Return the formats of matrices; bfloat16 needs an even number of inputs."""
     linears = [
         linear
         for layer in decoder.layers
@@ -97,14 +97,14 @@ def formats_of(decoder, stored):
 
 
 def table_dtype(decoder):
-    """Of an embedding that is not the head's."""
+    """Return the dtype of an embedding that is not tied to the head."""
     weight = decoder.embed_tokens.weight
     return weight.dtype if isinstance(weight, torch.Tensor) else None
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:])
-def test_narrow_types_are_nearer_to_float32_than_torch_is(directory, dtype):
-    """Weights and KV are rounded, and in bfloat16 the inputs of products: nothing else is."""
+def test_16_bit_types_are_more_accurate_than_torch(directory, dtype):
+    """Only weights, KV and, in bfloat16, activations are rounded."""
     (text,) = texts(1, 60)
     exact = Sequences(load(directory, 16), 16).run((0, text, 0))[0]
     ours = Sequences(load(directory, 16, dtype), 16).run((0, text, 0))[0]
@@ -118,7 +118,7 @@ def test_narrow_types_are_nearer_to_float32_than_torch_is(directory, dtype):
     [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:2], QUANTIZATION_METHODS)],
 )
 @pytest.mark.parametrize("block_size", [4, 16])
-def test_a_row_is_the_same_bits_in_any_chunks(directory, dtype, quantization, block_size):
+def test_row_does_not_depend_on_chunking(directory, dtype, quantization, block_size):
     model = load(directory, block_size, dtype, quantization=quantization)
     (text,) = texts(1)
     whole = Sequences(model, block_size).run((0, text, 0))[0]
@@ -132,8 +132,8 @@ def test_a_row_is_the_same_bits_in_any_chunks(directory, dtype, quantization, bl
 
 
 @pytest.mark.parametrize("quantization", [None, *QUANTIZATION_METHODS])
-def test_a_row_is_the_same_bits_in_any_batch(directory, quantization):
-    """Beside prefills, decode rows and drafts of others; the drafts right or wrong."""
+def test_row_does_not_depend_on_batch(directory, quantization):
+    """Run with other sequences' prefills, decode rows, and right and wrong drafts."""
     model = load(directory, 16, quantization=quantization)
     ours, *others = texts(5)
     alone = Sequences(model, 16).run((0, ours, 0))[0]
@@ -153,7 +153,7 @@ def test_a_row_is_the_same_bits_in_any_batch(directory, quantization):
     [*((dtype, None) for dtype in DTYPES), *product(DTYPES[:1], QUANTIZATION_METHODS)],
 )
 @pytest.mark.parametrize("count", [2, 3, 5, 7])
-def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantization):
+def test_row_does_not_depend_on_number_of_threads(directory, count, dtype, quantization):
     model = load(directory, 16, dtype, quantization=quantization)
     first, second = texts(2)
     parts = [(0, first, 0), (1, second[:20], 0)]
@@ -162,8 +162,8 @@ def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantizat
         shared = Sequences(model, 16, count=2)
         assert all(map(torch.equal, shared.run(*parts), alone))
         decode = shared.run((0, first[-1:], NUM_TOKENS - 1))[0]
-        few = shared.run((1, second[17:20], 17))[0]  # less than what is divided row by row
-        # Attention cuts their blocks, with some number of threads for each number of KV heads.
+        few = shared.run((1, second[17:20], 17))[0]  # too few rows to parallelize over rows
+        # Attention divides their query tiles for some numbers of threads and KV heads.
         drafts = shared.run((0, first[-20:], NUM_TOKENS - 20))[0]
         early = shared.run((1, second[:20], 0))[0]
     assert torch.equal(decode, alone[0][-1:])
@@ -172,7 +172,7 @@ def test_the_number_of_threads_changes_no_bit(directory, count, dtype, quantizat
     assert torch.equal(early, alone[1])
 
 
-def test_ranks_agree_on_every_bit_of_hidden_states_in_any_chunks(directory):
+def test_ranks_have_equal_hidden_states_with_any_chunking(directory):
     (text,) = texts(1, 300)
     size = 2 if "wide" in str(directory) else 3
 
@@ -190,7 +190,7 @@ def test_ranks_agree_on_every_bit_of_hidden_states_in_any_chunks(directory):
     torch.testing.assert_close(logits, expected, atol=2e-4, rtol=1e-4)
 
 
-def test_ranks_that_share_memory_sum_up_in_the_kernels(directory, tmp_path):
+def test_ranks_that_share_memory_reduce_inside_the_kernels(directory, tmp_path):
     parts = results(run_processes(2, rank_logits, directory, tmp_path / "address"))
     logits = torch.cat([torch.from_numpy(part) for part in parts], dim=1)
     expected = Sequences(load(directory, 16), 16).run((0, texts(1, 300)[0], 0))[0]
@@ -201,7 +201,7 @@ class LostPeerError(RuntimeError):
     pass
 
 
-def test_what_a_collective_raises_comes_through(directory):
+def test_exception_of_a_collective_propagates(directory):
     class Broken(TensorParallelGroup):
         def all_reduce(self, tensor):
             raise LostPeerError("rank 1 has ended")
@@ -212,8 +212,8 @@ def test_what_a_collective_raises_comes_through(directory):
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_what_no_query_sees_is_not_read(directory, bad):
-    """Other sequences' KV, drafts behind a query, and blocks that nobody wrote."""
+def test_invisible_kv_is_not_read(directory, bad):
+    """KV of other sequences, of drafts after a query, and of unwritten blocks."""
     model = load(directory, 16)
     ours, others = texts(2)
     expected = Sequences(model, 16).run((0, ours[:300], 0))[0]

@@ -5,7 +5,7 @@ from specdec.types.sharding import HeadShard
 
 
 @pytest.mark.parametrize(("num_heads", "num_kv_heads"), [(9, 3), (8, 8), (8, 1), (12, 4), (15, 5)])
-def test_every_query_head_is_held_once_with_its_kv_head(num_heads: int, num_kv_heads: int) -> None:
+def test_each_query_head_is_on_one_rank_with_its_kv_head(num_heads: int, num_kv_heads: int) -> None:
     for size in range(1, num_heads + 1):
         shards = HeadShard.all_ranks(num_heads, num_kv_heads, size)
         assert [head for shard in shards for head in shard.query] == list(range(num_heads))
@@ -16,7 +16,7 @@ def test_every_query_head_is_held_once_with_its_kv_head(num_heads: int, num_kv_h
             assert first == shard.kv.start * group + shard.first_in_group
 
 
-def test_groups_of_smollm2_that_fall_unevenly_are_divided() -> None:
+def test_uneven_kv_groups_of_smollm2_are_divided() -> None:
     shards = HeadShard.all_ranks(9, 3, 2)
     assert [len(shard.query) for shard in shards] == [4, 5]
     assert [list(shard.kv) for shard in shards] == [[0, 1], [1, 2]]
@@ -26,7 +26,7 @@ def test_groups_of_smollm2_that_fall_unevenly_are_divided() -> None:
     ("num_heads", "num_kv_heads", "size", "num_query_heads"),
     [
         (32, 8, 4, [8, 8, 8, 8]),  # nothing to gain
-        (32, 8, 3, [8, 12, 12]),  # dividing heads evenly would put a fourth KV head on one rank
+        (32, 8, 3, [8, 12, 12]),  # even division would need a fourth KV head on one rank
     ],
 )
 def test_other_groups_stay_whole(
@@ -37,6 +37,6 @@ def test_other_groups_stay_whole(
     assert sum(len(shard.kv) for shard in shards) == num_kv_heads
 
 
-def test_more_ranks_than_heads_is_refused() -> None:
+def test_more_ranks_than_heads_is_rejected() -> None:
     with pytest.raises(InvalidValueError, match=r"tensor_parallel_size is 10; .* at most 9"):
         HeadShard.all_ranks(9, 3, 10)

@@ -1,4 +1,4 @@
-"""Libraries of other sources, or for other processors, than the one that the project runs."""
+"""Compiles kernels from other sources, or for other processors."""
 
 import ctypes
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ KERNELS = Path(build.__file__).parent
 
 
 def compiled(sources: Sequence[Path], directory: Path, *flags: str) -> ctypes.CDLL:
-    """The library of `sources` and the kernels' headers; later flags overrule the project's."""
+    """Compile `sources` with the kernels' headers; `flags` override the project's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "FLAGS", (*build.FLAGS, *flags))
         return ctypes.CDLL(str(build.build([*sources, *KERNELS.glob("*.h")], directory)))

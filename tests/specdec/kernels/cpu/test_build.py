@@ -15,7 +15,7 @@ def source(tmp_path):
     return path
 
 
-def test_a_library_is_compiled_once(source, tmp_path):
+def test_library_is_compiled_once(source, tmp_path):
     first = build([source], tmp_path / "kernels")
     made = first.stat().st_mtime_ns
     assert ctypes.CDLL(str(first)).answer() == 42
@@ -23,7 +23,7 @@ def test_a_library_is_compiled_once(source, tmp_path):
     assert first.stat().st_mtime_ns == made
 
 
-def test_another_source_is_another_library(source, tmp_path):
+def test_changed_source_gives_another_library(source, tmp_path):
     first = build([source], tmp_path / "kernels")
     source.write_text(SOURCE % 43)
     second = build([source], tmp_path / "kernels")
@@ -31,7 +31,7 @@ def test_another_source_is_another_library(source, tmp_path):
     assert ctypes.CDLL(str(second)).answer() == 43
 
 
-def test_a_header_is_part_of_what_a_library_depends_on(source, tmp_path):
+def test_changed_header_gives_another_library(source, tmp_path):
     header = tmp_path / "number.h"
     header.write_text("#define NUMBER 1\n")
     first = build([source, header], tmp_path / "kernels")
@@ -39,7 +39,7 @@ def test_a_header_is_part_of_what_a_library_depends_on(source, tmp_path):
     assert build([source, header], tmp_path / "kernels") != first
 
 
-def test_those_who_need_it_at_once_get_the_same(source, tmp_path):
+def test_concurrent_builds_return_the_same_library(source, tmp_path):
     built = []
     threads = [
         threading.Thread(target=lambda: built.append(build([source], tmp_path / "kernels")))
@@ -53,7 +53,7 @@ def test_those_who_need_it_at_once_get_the_same(source, tmp_path):
     assert len(set(built)) == 1
 
 
-def test_the_compiler_s_words_are_in_the_error_and_nothing_is_left(source, tmp_path):
+def test_failed_build_reports_compiler_output_and_leaves_no_files(source, tmp_path):
     source.write_text("int answer( {")
     with pytest.raises(BuildError, match=r"answer\.cpp"):
         build([source], tmp_path / "kernels")
@@ -61,7 +61,7 @@ def test_the_compiler_s_words_are_in_the_error_and_nothing_is_left(source, tmp_p
     assert not list((tmp_path / "kernels").glob("*.so"))
 
 
-def test_what_a_killed_process_left_is_removed(source, tmp_path):
+def test_files_of_a_killed_process_are_removed(source, tmp_path):
     first = build([source], tmp_path / "kernels")
     left = first.with_suffix(".12345.tmp")
     left.mkdir()
@@ -71,7 +71,7 @@ def test_what_a_killed_process_left_is_removed(source, tmp_path):
     assert not left.exists()
 
 
-def test_what_others_could_have_written_is_refused(source, tmp_path):
+def test_library_that_other_users_can_write_is_rejected(source, tmp_path):
     library = build([source], tmp_path / "kernels")
     library.chmod(0o722)
     with pytest.raises(BuildError, match=r"\.so belongs to .* writable by its owner only"):
@@ -84,7 +84,7 @@ def test_what_others_could_have_written_is_refused(source, tmp_path):
     assert build([source], tmp_path / "kernels") == library
 
 
-def test_no_compiler_is_one_clear_error(source, tmp_path, monkeypatch):
+def test_missing_compiler_is_reported(source, tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(BuildError, match="install"):

@@ -1,4 +1,4 @@
-"""Packed products: right, and the same bits whatever is computed beside them."""
+"""Packed matrix products: accuracy, and equal bits in every batch."""
 
 import platform
 from pathlib import Path
@@ -17,14 +17,14 @@ FLOATS = {
     MatrixFormat.FLOAT16: torch.float16,
     MatrixFormat.SHORT_FLOAT32: torch.bfloat16,
 }
-STEP_SHARES = {MatrixFormat.INT8: 1 / 254, MatrixFormat.W8A8: 1.0}
-"""How finely inputs are rounded, in shares of 1/127 of the largest of those that share a scale."""
+RELATIVE_STEPS = {MatrixFormat.INT8: 1 / 254, MatrixFormat.W8A8: 1.0}
+"""Quantization step of activations, relative to 1/127 of the largest one with the same scale."""
 
 W8A8_GROUP = 64
-"""Inputs of a row that share a scale; in INT8 all of them do."""
+"""Inputs of a row that share a scale; in INT8 all inputs do."""
 
 SHAPES = [(1, 1), (7, 5), (5, 6), (48, 64), (20, 131), (100, 576), (33, 1536), (300, 2100)]
-"""[out, in]: edges of panels and groups of them, of quads, and of groups and blocks of inputs."""
+"""[out, in]: boundaries of panels, panel groups, quads, and groups and blocks of inputs."""
 
 CASES = [
     (weights, shape)
@@ -41,7 +41,7 @@ def random_tensor(*shape, seed=0):
 
 
 def packed(weights, shape, library=None):
-    """A random matrix, and what its weights stand for in float64."""
+    """Return a random packed matrix, and its weights in float64."""
     matrix = PackedMatrix(library or native_library(), weights, shape)
     values = random_tensor(*shape)
     if weights in FLOATS:
@@ -53,8 +53,8 @@ def packed(weights, shape, library=None):
     return matrix, integers.double() * scales.double()[:, None]
 
 
-def largest_beside(x, group):
-    """For each input the largest magnitude among the `group` that it is one of."""
+def max_of_group(x, group):
+    """Return, for each input, the largest magnitude in its group of `group` inputs."""
     return torch.cat(
         [part.abs().amax(1, keepdim=True).expand_as(part) for part in x.split(group, dim=1)], dim=1
     )
@@ -67,13 +67,13 @@ def product(matrix, x, base=None):
 
 
 @pytest.mark.parametrize(("weights", "shape"), [case for case in CASES if case[0] in FLOATS])
-def test_floats_are_multiplied(weights, shape):
+def test_floating_point_products(weights, shape):
     matrix, values = packed(weights, shape)
     x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
     if weights == MatrixFormat.BFLOAT16:
         x = x.to(torch.bfloat16).float()
     expected = x.double() @ values.t()
-    # Each of the sums rounds at most once for each input, by 2^-24 of what it has come to.
+    # Each sum rounds at most once per input, by 2^-24 of its value.
     magnitudes = x.abs().double() @ values.abs().t()
     limit = 2**-24 * (shape[1] + 1) * magnitudes + 2**-23 * base.abs()
     assert ((product(matrix, x) - expected).abs() <= limit).all()
@@ -81,7 +81,7 @@ def test_floats_are_multiplied(weights, shape):
 
 
 @pytest.mark.parametrize("short", [MatrixFormat.SHORT_FLOAT32, MatrixFormat.FLOAT16])
-def test_float32_that_16_bits_hold_is_multiplied_to_the_same_bits(short):
+def test_float32_stored_in_16_bits_gives_the_same_bits(short):
     for shape in (shape for weights, shape in CASES if weights == MatrixFormat.SHORT_FLOAT32):
         values = random_tensor(*shape).to(FLOATS[short])
         values[0, 0], values[-1, -1], values[-1, 0] = torch.inf, torch.nan, 0
@@ -100,22 +100,22 @@ def test_float32_that_16_bits_hold_is_multiplied_to_the_same_bits(short):
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("weights", STEP_SHARES)
-def test_digits_are_multiplied(weights, shape):
+@pytest.mark.parametrize("weights", RELATIVE_STEPS)
+def test_int8_products(weights, shape):
     matrix, values = packed(weights, shape)
     x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
     x[:, 0] *= 30
     expected = x.double() @ values.t()
-    steps = largest_beside(x, shape[1] if weights == MatrixFormat.INT8 else W8A8_GROUP) / 127
-    # Half a step for each input, and what float32 rounds.
-    limit = 0.501 * STEP_SHARES[weights] * (steps.double() @ values.abs().t())
+    steps = max_of_group(x, shape[1] if weights == MatrixFormat.INT8 else W8A8_GROUP) / 127
+    # Half a step for each input, and the rounding error of float32.
+    limit = 0.501 * RELATIVE_STEPS[weights] * (steps.double() @ values.abs().t())
     limit += 1e-6 * (expected.abs() + base.abs())
     assert ((product(matrix, x) - expected).abs() <= limit).all()
     assert ((product(matrix, x, base) - (expected + base)).abs() <= limit).all()
 
 
 @pytest.mark.parametrize(("weights", "shape"), CASES)
-def test_a_row_does_not_depend_on_the_batch(weights, shape):
+def test_row_does_not_depend_on_batch(weights, shape):
     matrix, _ = packed(weights, shape)
     x, base = random_tensor(MOST_ROWS, shape[1], seed=1), random_tensor(MOST_ROWS, shape[0], seed=2)
     x[3] *= 1000
@@ -129,7 +129,7 @@ def test_a_row_does_not_depend_on_the_batch(weights, shape):
 
 
 @pytest.mark.parametrize("weights", MatrixFormat)
-def test_a_row_does_not_depend_on_the_number_of_threads(weights):
+def test_row_does_not_depend_on_number_of_threads(weights):
     matrix, _ = packed(weights, (1000, 144))
     x, results = random_tensor(33, 144, seed=1), []
     for count in (1, 2, 3, 5):
@@ -140,7 +140,7 @@ def test_a_row_does_not_depend_on_the_number_of_threads(weights):
 
 
 @pytest.mark.parametrize("weights", MatrixFormat)
-def test_rows_may_lie_apart(weights):
+def test_strided_rows(weights):
     matrix, _ = packed(weights, (100, 576))
     wide = random_tensor(9, 700, seed=1)
     x = wide[:, 3:579]
@@ -153,7 +153,7 @@ def test_rows_may_lie_apart(weights):
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("weights", MatrixFormat)
-def test_a_row_that_is_not_finite_harms_itself_alone(weights, bad):
+def test_non_finite_row_affects_no_other_row(weights, bad):
     matrix, _ = packed(weights, (100, 576))
     x = random_tensor(9, 576, seed=1)
     expected = product(matrix, x)
@@ -165,7 +165,7 @@ def test_a_row_that_is_not_finite_harms_itself_alone(weights, bad):
 
 
 @pytest.mark.parametrize("weights", MatrixFormat)
-def test_rows_packed_in_pieces_make_the_same_matrix(weights):
+def test_packing_in_blocks_gives_the_same_matrix(weights):
     whole, values = packed(weights, (100, 64))
     pieces = PackedMatrix(native_library(), weights, (100, 64))
     integers, scales = quantize_rows(random_tensor(100, 64))
@@ -180,7 +180,7 @@ def test_rows_packed_in_pieces_make_the_same_matrix(weights):
 
 @pytest.fixture(scope="module")
 def library_for(tmp_path_factory):
-    """Compiles the products for another processor of this kind."""
+    """Compile the GEMM kernels for another processor of this architecture."""
     directory = tmp_path_factory.mktemp("products")
     names = ("matrix", "pack", "gemm_float", "gemm_int8", "quantize_rows")
     sources = [KERNELS / f"{name}.cpp" for name in names]
@@ -195,7 +195,7 @@ INSTRUCTIONS = {
     "avx2": "the libraries for older processors do not run on this one",
     "avx512_bf16": "the same kernel is compiled for this processor",
 }
-"""What a processor needs for the comparison, and why."""
+"""CPU flags that the comparison needs, and the reason to skip without them."""
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another instruction set")
@@ -217,7 +217,7 @@ def test_products_are_the_same_bits_on_older_processors(processor, weights, libr
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another instruction set")
-def test_float16_on_a_processor_that_does_not_know_it(library_for):
+def test_float16_on_processor_without_conversion(library_for):
     values = [1.5, 0.0, torch.inf, -torch.inf, torch.nan, 65504.0, 2**-14, 2**-24, -(2**-20)]
     column = torch.tensor(values, dtype=torch.float16)[:, None]
     matrix = PackedMatrix(library_for("x86-64"), MatrixFormat.FLOAT16, (len(values), 1))
@@ -226,6 +226,6 @@ def test_float16_on_a_processor_that_does_not_know_it(library_for):
 
 
 def same_bits(a, b):
-    """Of float32, the signs of zeros included; a NaN is as good as another."""
+    """Compare float32 bits, including the signs of zeros; all NaN are equal."""
     bits = (each.masked_fill(each.isnan(), torch.nan).view(torch.int32) for each in (a, b))
     return torch.equal(*bits)

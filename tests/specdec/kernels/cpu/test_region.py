@@ -24,7 +24,7 @@ def write_and_read(rank, size, directory):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_see_the_same_memory_and_nobody_else_finds_it(tmp_path, size):
+def test_region_is_shared_by_ranks_and_has_no_name(tmp_path, size):
     for seen, named, num_links in results(run_processes(size, write_and_read, tmp_path)):
         assert seen == bytes(range(1, size + 1))
         assert named == []
@@ -39,7 +39,7 @@ def shrink(rank, size, directory):
         os.truncate(region, 0)
 
 
-def test_no_rank_can_take_the_memory_away(tmp_path):
+def test_region_cannot_be_truncated(tmp_path):
     results(run_processes(2, shrink, tmp_path))
 
 
@@ -49,22 +49,22 @@ def end_early(rank, size, directory):
             os._exit(1)
 
 
-def test_a_rank_that_ends_before_all_are_there_is_an_error(tmp_path):
+def test_rank_that_ends_early_is_an_error(tmp_path):
     outcomes = run_processes(3, end_early, tmp_path)
     for rank in (0, 2):
         assert isinstance(outcomes[rank].error, RuntimeError | ConnectionError), outcomes[rank]
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_nobody_is_waited_for_for_ever(tmp_path, rank):
+def test_missing_rank_times_out(tmp_path, rank):
     began_at = time.monotonic()
     with pytest.raises(TimeoutError), shared_region(rank, 2, 4096, tmp_path / "address", 0.2):
-        pytest.fail("it is alone")
+        pytest.fail("entered the context alone")
     assert time.monotonic() - began_at < 5
 
 
-def as_nobody(work):
-    """Runs `work` in a process of another user; its exit code."""
+def run_as_nobody(work):
+    """Run `work` in a process of the user nobody; return its exit code."""
     if (pid := os.fork()) == 0:
         os.setgroups([])
         os.setgid(NOBODY)
@@ -74,10 +74,10 @@ def as_nobody(work):
 
 
 @pytest.fixture
-def open_to_all(tmp_path):
-    """An address in a directory that another user may enter and write to."""
+def world_writable_address(tmp_path):
+    """Yield an address in a directory that other users can enter and write to."""
     if os.geteuid() != 0:
-        pytest.skip("only root can be another user")
+        pytest.skip("only root can change its user")
     directory = Path("/tmp") / f"specdec-test-{os.getpid()}-{time.monotonic_ns()}"
     directory.mkdir()
     directory.chmod(0o777)
@@ -87,49 +87,49 @@ def open_to_all(tmp_path):
     directory.rmdir()
 
 
-def test_another_user_gets_nothing(open_to_all):
+def test_server_rejects_another_user(world_writable_address):
     failures = []
 
-    def be_first():
+    def serve():
         try:
-            with shared_region(0, 2, 4096, open_to_all, 3):
-                failures.append("somebody was let in")
+            with shared_region(0, 2, 4096, world_writable_address, 3):
+                failures.append("another user was accepted")
         except TimeoutError:
             pass
 
-    def knock():
+    def connect():
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(str(open_to_all))
+        connection.connect(str(world_writable_address))
         connection.settimeout(2)
         return 0 if connection.recv(1) == b"" else 1
 
-    first = threading.Thread(target=be_first)
+    first = threading.Thread(target=serve)
     first.start()
-    while not open_to_all.exists():
+    while not world_writable_address.exists():
         time.sleep(0.01)
-    open_to_all.chmod(0o777)
+    world_writable_address.chmod(0o777)
     time.sleep(0.1)
-    assert as_nobody(knock) == 0
+    assert run_as_nobody(connect) == 0
     first.join()
     assert failures == []
 
 
-def test_another_user_is_not_believed(open_to_all):
-    def pretend():
+def test_client_rejects_another_user(world_writable_address):
+    def listen():
         server = socket.socket(socket.AF_UNIX)
-        server.bind(str(open_to_all))
-        open_to_all.chmod(0o777)
+        server.bind(str(world_writable_address))
+        world_writable_address.chmod(0o777)
         server.listen()
         server.accept()
         time.sleep(0.5)
         return 0
 
-    first = threading.Thread(target=as_nobody, args=(pretend,))
+    first = threading.Thread(target=run_as_nobody, args=(listen,))
     first.start()
-    message = re.escape(f"{open_to_all} belongs to user {NOBODY}, not to 0")
+    message = re.escape(f"{world_writable_address} belongs to user {NOBODY}, not to 0")
     with (
         pytest.raises(PermissionError, match=message),
-        shared_region(1, 2, 4096, open_to_all, 10),
+        shared_region(1, 2, 4096, world_writable_address, 10),
     ):
-        pytest.fail("it was believed")
+        pytest.fail("another user was accepted")
     first.join()

@@ -13,7 +13,7 @@ from tests.specdec.processes import Outcome, results, run_processes
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
-# 256 KiB are a part of a collective: these are in one part, in exactly one, and in several.
+# A round transfers 256 KiB: these take a part of one round, exactly one, and several.
 SHAPES = [(), (1,), (8, 576), (3, 0), (2, 32768), (5, 40_001)]
 DTYPES = [
     torch.float32,
@@ -31,7 +31,7 @@ def join(rank, size, directory, timeout_s=30.0, num_threads=1):
 
 
 def tensor_of(rank, shape, dtype):
-    """Any numbers, of very different sizes where they are floating."""
+    """Return random values, of very different magnitudes for floating-point types."""
     generator = torch.Generator().manual_seed(rank + 1)
     if not dtype.is_floating_point:
         limits = torch.iinfo(dtype)
@@ -45,13 +45,13 @@ def same_bits(one, other):
 
 
 def sum_of_ranks(size, shape, dtype):
-    """In the order of the ranks; half precisions are rounded once."""
+    """Return the sum in rank order; 16-bit types are rounded once."""
     wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
     return reduce(torch.add, (tensor_of(r, shape, dtype).to(wide) for r in range(size))).to(dtype)
 
 
 def collect_all(rank, size, directory, num_threads):
-    """Checks every shape and dtype; the number of checks."""
+    """Check every shape and dtype; return the number of checks."""
     memory, count = join(rank, size, directory, num_threads=num_threads), 0
     for shape in SHAPES:
         for dtype in DTYPES:
@@ -68,7 +68,7 @@ def collect_all(rank, size, directory, num_threads):
 
 
 @pytest.mark.parametrize(("size", "num_threads"), [(2, 1), (3, 1), (2, 3)])
-def test_sums_and_gathers_are_exact(tmp_path, size, num_threads):
+def test_collectives_are_exact(tmp_path, size, num_threads):
     counts = results(run_processes(size, collect_all, tmp_path, num_threads))
     assert counts == [len(SHAPES) * len(DTYPES)] * size
 
@@ -88,7 +88,7 @@ def compare_with_gloo(rank, size, directory):
     dist.destroy_process_group()
 
 
-def test_two_ranks_get_the_bits_that_gloo_gives(tmp_path):
+def test_two_ranks_equal_gloo(tmp_path):
     results(run_processes(2, compare_with_gloo, tmp_path))
 
 
@@ -104,12 +104,12 @@ def reduce_special_values(rank, size, directory):
     return sums
 
 
-def test_zeros_infinities_and_nan_add_up_as_ever(tmp_path):
+def test_sums_of_zeros_infinities_and_nan(tmp_path):
     for sums in results(run_processes(2, reduce_special_values, tmp_path)):
-        for zero, infinity, *nothings, beyond, nothing in sums:
+        for zero, infinity, *nans, overflow, nan in sums:
             assert str(zero) == "-0.0"
-            assert infinity == beyond == torch.inf
-            assert all(each != each for each in [*nothings, nothing])
+            assert infinity == overflow == torch.inf
+            assert all(each != each for each in [*nans, nan])
 
 
 def reduce_a_column(rank, size, directory):
@@ -119,7 +119,7 @@ def reduce_a_column(rank, size, directory):
     return table.tolist(), memory.all_gather(table.t()[1]).tolist()
 
 
-def test_tensors_need_not_be_contiguous(tmp_path):
+def test_non_contiguous_tensors(tmp_path):
     first, second = results(run_processes(2, reduce_a_column, tmp_path))
     gathered = [[3.0, 9.0, 15.0]] * 2
     assert first == ([[0.0, 3.0], [2.0, 9.0], [4.0, 15.0]], gathered)
@@ -130,13 +130,13 @@ def reduce_booleans(rank, size, directory):
     join(rank, size, directory).all_reduce(torch.tensor([True]))
 
 
-def test_what_cannot_be_summed_is_named(tmp_path):
+def test_unsupported_dtype_is_rejected(tmp_path):
     for outcome in run_processes(2, reduce_booleans, tmp_path):
         assert "dtype is torch.bool; it must be one of torch.float32, " in str(outcome.error)
 
 
 def reduce_with_pauses(rank, size, directory):
-    """A step's mixture of collectives, where now one rank is late and now another."""
+    """Run random collectives with random delays of each rank."""
     memory, own, shared = join(rank, size, directory), random.Random(rank), random.Random(9)
     for index in range(1500):
         if own.random() < 0.1:
@@ -152,7 +152,7 @@ def reduce_with_pauses(rank, size, directory):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_no_rank_overwrites_what_another_still_reads(tmp_path, size):
+def test_slots_are_not_overwritten_while_read(tmp_path, size):
     results(run_processes(size, reduce_with_pauses, tmp_path))
 
 
@@ -176,14 +176,14 @@ def reduce_and_be_killed(rank, size, directory, num_threads):
 
 
 @pytest.mark.parametrize(("size", "num_threads"), [(2, 1), (3, 1), (2, 3)])
-def test_a_killed_peer_is_an_error_at_once(tmp_path, size, num_threads):
+def test_killed_peer_is_detected(tmp_path, size, num_threads):
     outcomes = run_processes(size, reduce_and_be_killed, tmp_path, num_threads)
     for rank in {*range(size)} - {1}:
         assert outcomes[rank].error is None
         index, message, first_s, second_s = outcomes[rank].result
         assert index == 20
         assert message == "rank 1 has ended, or did not respond for 30 s"
-        assert first_s < 5, "noticed within 0.1 s, on a machine that is not busy"
+        assert first_s < 5, "detected within 0.1 s on an idle machine"
         assert second_s < 5
 
 
@@ -193,17 +193,17 @@ def reduce_while_another_is_killed(rank, size, directory):
     while True:
         memory.all_reduce(tensor)
         if rank == 1 and random.random() < 0.05:
-            signal.setitimer(signal.ITIMER_REAL, 2e-4)  # ends the process, as nobody handles it
+            signal.setitimer(signal.ITIMER_REAL, 2e-4)  # ends the process: no handler is installed
 
 
-def test_a_peer_that_ends_in_the_midst_of_a_collective_is_an_error(tmp_path):
+def test_peer_killed_during_a_collective_is_detected(tmp_path):
     survivor, ended = run_processes(2, reduce_while_another_is_killed, tmp_path)
     assert isinstance(survivor.error, RuntimeError)
     assert "rank 1 has ended" in str(survivor.error)
     assert ended == Outcome()
 
 
-def come_late(rank, size, directory):
+def arrive_late(rank, size, directory):
     memory = join(rank, size, directory)
     if rank == 1:
         time.sleep(1)
@@ -213,12 +213,12 @@ def come_late(rank, size, directory):
     return time.process_time() - cpu_s
 
 
-def test_whoever_waits_long_sleeps(tmp_path):
-    waited_s, _ = results(run_processes(2, come_late, tmp_path))
+def test_long_wait_sleeps(tmp_path):
+    waited_s, _ = results(run_processes(2, arrive_late, tmp_path))
     assert waited_s < 0.2
 
 
-def come_too_late(rank, size, directory):
+def arrive_too_late(rank, size, directory):
     memory = join(rank, size, directory, timeout_s=0.5)
     if rank == 1:
         time.sleep(3)
@@ -229,16 +229,16 @@ def come_too_late(rank, size, directory):
     assert time.monotonic() - began_at < 2.5, "before the other rank ended"
 
 
-def test_a_peer_that_does_not_come_is_an_error(tmp_path):
-    results(run_processes(2, come_too_late, tmp_path))
+def test_absent_peer_times_out(tmp_path):
+    results(run_processes(2, arrive_too_late, tmp_path))
 
 
-def give_up_while_another_is_patient(rank, size, directory):
-    """Rank 1 gives up before rank 2 comes; what rank 0 gets is right, or an error."""
+def time_out_before_another_rank(rank, size, directory):
+    """Rank 1 times out before rank 2 arrives; rank 0 gets the right result or an error."""
     memory = join(rank, size, directory, timeout_s=0.5 if rank == 1 else 5.0)
     if rank == 2:
         time.sleep(2)
-    tensor = torch.arange(1_000_000.0)  # more parts than there are slots
+    tensor = torch.arange(1_000_000.0)  # more rounds than slots
     expected = tensor * size
     try:
         memory.all_reduce(tensor)
@@ -247,8 +247,8 @@ def give_up_while_another_is_patient(rank, size, directory):
     return "right" if torch.equal(tensor, expected) else "wrong"
 
 
-def test_a_rank_that_gave_up_overwrites_nothing(tmp_path):
-    outcomes = results(run_processes(3, give_up_while_another_is_patient, tmp_path))
+def test_rank_that_timed_out_overwrites_nothing(tmp_path):
+    outcomes = results(run_processes(3, time_out_before_another_rank, tmp_path))
     assert outcomes[1] == "error"
     assert "wrong" not in outcomes
 
@@ -258,17 +258,17 @@ def leave(rank, size, directory):
     if rank == 1:
         memory.close()
         memory.close()
-        time.sleep(2)  # alive, but not of the group
+        time.sleep(2)  # alive, but not in the group
         return
     with pytest.raises(RuntimeError, match="rank 1 has ended"):
         memory.all_reduce(torch.ones(3))
 
 
-def test_a_peer_that_left_is_an_error(tmp_path):
+def test_peer_that_closed_is_detected(tmp_path):
     results(run_processes(2, leave, tmp_path))
 
 
-DISAGREEMENTS = {
+MISMATCHES = {
     "longer": lambda memory: memory.all_reduce(torch.ones(300_000)),
     "other dtype": lambda memory: memory.all_reduce(torch.ones(4, dtype=torch.int32)),
     "gather": lambda memory: memory.all_gather(torch.ones(4)),
@@ -278,11 +278,11 @@ DISAGREEMENTS = {
 def call_different_ones(rank, size, directory, kind):
     memory = join(rank, size, directory)
     memory.all_reduce(torch.ones(4))
-    call = DISAGREEMENTS[kind] if rank == 1 else lambda memory: memory.all_reduce(torch.ones(4))
+    call = MISMATCHES[kind] if rank == 1 else lambda memory: memory.all_reduce(torch.ones(4))
     with pytest.raises(RuntimeError, match=f"rank {1 - rank} called another collective"):
         call(memory)
 
 
-@pytest.mark.parametrize("kind", DISAGREEMENTS)
-def test_ranks_that_disagree_find_out(tmp_path, kind):
+@pytest.mark.parametrize("kind", MISMATCHES)
+def test_mismatched_collectives_are_detected(tmp_path, kind):
     results(run_processes(2, call_different_ones, tmp_path, kind))

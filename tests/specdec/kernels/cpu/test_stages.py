@@ -1,4 +1,4 @@
-"""The threads of a kernel, stage by stage: all is done once, and seen by whoever goes on."""
+"""Invariant test of the work-stealing barrier: each task runs once, before the next stage."""
 
 import ctypes
 from pathlib import Path
@@ -24,5 +24,5 @@ def count_faults(tmp_path_factory):
 
 @pytest.mark.parametrize("num_threads", [1, 2, 3, 8])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_a_stage_begins_when_all_before_it_is_done(num_threads, seed, count_faults):
+def test_stage_starts_after_all_earlier_tasks(num_threads, seed, count_faults):
     assert count_faults(num_threads, NUM_STAGES, seed << 32) == 0

@@ -1,4 +1,4 @@
-"""Numbers that tests of matrices share."""
+"""Test data of the matrix tests."""
 
 import torch
 
@@ -8,7 +8,7 @@ def random_tensor(*shape, seed=0):
 
 
 def rows_with_outliers(num_rows, in_features):
-    """One row far larger than its neighbours, one far smaller, one of zeros."""
+    """Return random rows, one of them much larger, one much smaller, one of zeros."""
     x = random_tensor(num_rows, in_features, seed=1)
     for row, factor in zip(range(num_rows), (1.0, 1000.0, 0.0, 1e-6), strict=False):
         x[row] *= factor

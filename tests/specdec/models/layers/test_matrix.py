@@ -1,4 +1,4 @@
-"""The matrices of layers: native ones against torch's, and which of them a layer gets."""
+"""Matrices of layers: native against torch, and selection of the kernels."""
 
 from itertools import product
 
@@ -32,7 +32,7 @@ def matrix_of(kernels, weight, dtype=torch.float32, quantization=None, blocks=No
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_native_products_are_torch_s(dtype):
+def test_native_products_equal_torch(dtype):
     weight, x = random_tensor(200, 144).to(dtype), random_tensor(9, 144, seed=1).to(dtype)
     base = random_tensor(9, 200, seed=2).to(dtype)
     native, full = (matrix_of(kernels, weight, dtype) for kernels in ("native", "torch"))
@@ -48,7 +48,7 @@ def test_native_products_are_torch_s(dtype):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-def test_rows_come_back_as_they_were_packed(dtype):
+def test_rows_are_unpacked_unchanged(dtype):
     weight = random_tensor(77, 144).to(dtype)
     weight[5, :3] = torch.tensor([float("inf"), -0.0, 1e-7], dtype=dtype)
     indices = torch.tensor([0, 76, 5, 5, 16])
@@ -58,13 +58,13 @@ def test_rows_come_back_as_they_were_packed(dtype):
 
 
 @pytest.mark.parametrize("index", [-1, 77])
-def test_a_row_that_is_not_there_is_refused(index):
+def test_row_index_out_of_range_is_rejected(index):
     with pytest.raises(IndexError, match="from 0 to 76"):
         matrix_of("native", random_tensor(77, 144)).rows(torch.tensor([3, index]))
 
 
-def test_native_kernels_multiply_the_integers_that_torch_s_do():
-    """Torch's rows are rounded a little differently, and nothing else is."""
+def test_native_int8_uses_the_integers_of_torch():
+    """Only the quantization of activations differs slightly."""
     weight, x = random_tensor(200, 144), rows_with_outliers(9, 144)
     native, reference = (
         matrix_of(kernels, weight, quantization="int8") for kernels in ("native", "torch")
@@ -79,7 +79,7 @@ def test_native_kernels_multiply_the_integers_that_torch_s_do():
     ("kernels", "quantization"),
     [*product(["native", "torch"], [None, "int8"]), ("native", "w8a8")],
 )
-def test_blocks_make_the_same_matrix_as_a_whole(kernels, quantization):
+def test_blocks_give_the_same_matrix(kernels, quantization):
     weight, x = random_tensor(200, 144), random_tensor(5, 144, seed=1)
     whole = matrix_of(kernels, weight, quantization=quantization)
     blocks = weight.split([7, 100, 93])
@@ -87,7 +87,7 @@ def test_blocks_make_the_same_matrix_as_a_whole(kernels, quantization):
     assert torch.equal(whole.multiply(x), parts.multiply(x))
 
 
-def test_the_kernels_that_were_asked_for_are_taken():
+def test_kernels_are_selected_by_configuration():
     weight = random_tensor(20, 16)
     for method, kind in ((None, FullMatrix), ("int8", Int8Matrix)):
         assert type(matrix_of("torch", weight, quantization=method)) is kind
@@ -96,7 +96,7 @@ def test_the_kernels_that_were_asked_for_are_taken():
     assert type(matrix_of("auto", weight)) is (NativeMatrix if native_library() else FullMatrix)
 
 
-def test_without_a_compiler_auto_takes_torch_s_and_native_is_refused(monkeypatch):
+def test_without_compiler_auto_uses_torch_and_native_is_rejected(monkeypatch):
     monkeypatch.setattr("specdec.models.layers.matrix.native_library", lambda: None)
     weight = random_tensor(20, 16)
     assert isinstance(matrix_of("auto", weight), FullMatrix)
@@ -107,7 +107,7 @@ def test_without_a_compiler_auto_takes_torch_s_and_native_is_refused(monkeypatch
         matrix_of("auto", weight, quantization="w8a8")
 
 
-def test_w8a8_is_for_native_kernels_alone():
+def test_w8a8_needs_native_kernels():
     with pytest.raises(UnsupportedModelError, match="w8a8 needs native kernels: not every rank"):
         matrix_of("torch", random_tensor(20, 16), quantization="w8a8")
 
@@ -120,7 +120,7 @@ def test_w8a8_is_for_native_kernels_alone():
         (torch.float16, 15, MatrixFormat.FLOAT16),
     ],
 )
-def test_float32_that_comes_in_16_bits_takes_no_more(stored, in_features, format_):
+def test_float32_checkpoint_in_16_bits_is_stored_in_16_bits(stored, in_features, format_):
     weight = random_tensor(20, in_features).to(stored)
     short = matrix_of("native", weight)
     full = matrix_of("native", weight.float())
@@ -133,7 +133,7 @@ def test_float32_that_comes_in_16_bits_takes_no_more(stored, in_features, format
     assert torch.equal(rows, weight[[3, 19]].float())
 
 
-def test_row_blocks_cover_the_rows_in_bounded_pieces():
+def test_row_blocks_are_bounded_and_complete():
     pieces = row_blocks(range(5, 50_000), 1000)
     assert [index for piece in pieces for index in piece] == list(range(5, 50_000))
     assert max(map(len, pieces)) * 1000 <= 2**24
@@ -141,7 +141,7 @@ def test_row_blocks_cover_the_rows_in_bounded_pieces():
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
-def test_a_head_that_is_not_quantized_serves_as_the_embedding(tiny_model_dir, kernels):
+def test_unquantized_head_serves_as_tied_embedding(tiny_model_dir, kernels):
     reader = open_checkpoint(tiny_model_dir, torch.float32, kernels=kernels)
     table = VocabHead(reader, *HEAD).table
     rows = reader.read(*HEAD)
@@ -150,14 +150,14 @@ def test_a_head_that_is_not_quantized_serves_as_the_embedding(tiny_model_dir, ke
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
-def test_a_quantized_head_gives_no_table(tiny_model_dir, kernels):
+def test_quantized_head_has_no_table(tiny_model_dir, kernels):
     reader = open_checkpoint(tiny_model_dir, torch.float32, "int8", kernels=kernels)
     assert VocabHead(reader, *HEAD).table is None
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize(("quantization", "limit"), [(None, 1e-6), ("int8", 0.02), ("w8a8", 0.02)])
-def test_ranks_add_up_to_the_whole_product(tiny_model_dir, size, quantization, limit):
+def test_ranks_sum_to_the_full_product(tiny_model_dir, size, quantization, limit):
     name, shape = "model.layers.0.mlp.down_proj", (144, 200)
     x, residual = random_tensor(6, 200), random_tensor(6, 144, seed=1)
 

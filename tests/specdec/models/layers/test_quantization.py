@@ -1,4 +1,4 @@
-"""Quantized matrices: close to the full ones, and blind to the rest of the batch."""
+"""Quantized matrices: close to unquantized ones, and independent of the batch."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from tests.specdec.threads import num_threads
 
 @pytest.mark.parametrize("shape", [(144, 200), (383, 144), (64, 17), (1, 32)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_row_does_not_depend_on_the_batch(shape, dtype):
+def test_row_does_not_depend_on_batch(shape, dtype):
     matrix = Int8Matrix([random_tensor(*shape)], shape)
     x = rows_with_outliers(70, shape[1]).to(dtype)
     base = random_tensor(70, shape[0], seed=2).to(dtype)
@@ -33,7 +33,7 @@ def test_a_row_does_not_depend_on_the_batch(shape, dtype):
                 assert torch.equal(matrix.multiply_add(base[part], x[part]), added[part])
 
 
-def test_a_row_does_not_depend_on_the_number_of_threads():
+def test_row_does_not_depend_on_number_of_threads():
     matrix = Int8Matrix([random_tensor(3000, 144)], (3000, 144))
     x = rows_with_outliers(33, 144)
     alone = matrix.multiply(x)
@@ -41,9 +41,9 @@ def test_a_row_does_not_depend_on_the_number_of_threads():
         assert torch.equal(matrix.multiply(x), alone)
 
 
-def test_products_are_close_to_the_full_ones():
+def test_products_are_close_to_unquantized_ones():
     weight = random_tensor(200, 144)
-    weight[-1] *= 1000  # has a scale of its own, so the others keep theirs
+    weight[-1] *= 1000  # scales are per channel, so the others are unchanged
     weight[4] = 0
     x, bias = rows_with_outliers(9, 144), random_tensor(200, seed=3)
     full = FullMatrix([weight], (200, 144), torch.float32)
@@ -57,20 +57,20 @@ def test_products_are_close_to_the_full_ones():
     )
 
 
-def test_seven_bit_rows_serve_processors_without_vnni(monkeypatch):
+def test_seven_bit_activations_without_vnni(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     weight, x = random_tensor(200, 144), random_tensor(9, 144, seed=1)
     expected = x @ weight.t()
     assert relative_error(Int8Matrix([weight], (200, 144)).multiply(x), expected) < 0.01
 
 
-def test_a_last_bit_of_the_input_hardly_moves_the_product():
+def test_last_bit_of_input_barely_changes_product():
     matrix, x = Int8Matrix([random_tensor(200, 144)], (200, 144)), random_tensor(99, 144, seed=1)
     moved = x * (1 + 1e-6 * random_tensor(99, 144, seed=2).sign())
     assert relative_error(matrix.multiply(moved), matrix.multiply(x)) < 5e-5
 
 
-def test_quantized_rows_are_within_half_a_step():
+def test_quantization_error_is_at_most_half_a_step():
     weight = random_tensor(50, 33)
     values, scales = quantize_rows(weight)
     assert (values.abs().amax(1) == 127).all()
@@ -78,7 +78,7 @@ def test_quantized_rows_are_within_half_a_step():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_ranks_add_up_to_the_whole_product(tiny_model_dir, size):
+def test_ranks_sum_to_the_full_product(tiny_model_dir, size):
     name, shape = "model.layers.0.mlp.down_proj", (144, 200)
     x, residual = random_tensor(6, 200), random_tensor(6, 144, seed=1)
 
@@ -94,7 +94,7 @@ def test_ranks_add_up_to_the_whole_product(tiny_model_dir, size):
         assert relative_error(result - residual, full(x, residual) - residual) < 0.02
 
 
-def test_an_unknown_method_is_refused(tiny_model_dir):
+def test_unknown_method_is_rejected(tiny_model_dir):
     message = "quantization is 'int3'; it must be one of int8, w8a8, or left out"
     with pytest.raises(InvalidValueError, match=message):
         open_checkpoint(tiny_model_dir, torch.float32, "int3")
@@ -109,7 +109,7 @@ def test_an_unknown_method_is_refused(tiny_model_dir):
         ("aarch64", None, False),
     ],
 )
-def test_which_processors_fbgemm_is_for(monkeypatch, tmp_path, machine, flags, has):
+def test_fbgemm_processor_detection(monkeypatch, tmp_path, machine, flags, has):
     cpu_info = tmp_path / "cpuinfo"
     if flags is not None:
         cpu_info.write_text(flags)
@@ -118,7 +118,7 @@ def test_which_processors_fbgemm_is_for(monkeypatch, tmp_path, machine, flags, h
     assert has_fbgemm() is has
 
 
-def test_a_torch_without_fbgemm_cannot_pack(monkeypatch):
+def test_torch_without_fbgemm_is_rejected(monkeypatch):
     monkeypatch.setattr("specdec.models.layers.quantization._has_fbgemm", lambda: False)
     with pytest.raises(UnsupportedModelError, match="FBGEMM"):
         Int8Matrix([random_tensor(4, 8)], (4, 8))

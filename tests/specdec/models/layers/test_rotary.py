@@ -1,4 +1,4 @@
-"""Frequencies against those of transformers, over the parameters that models come with."""
+"""Reference tests: rotary frequencies against transformers, for common RoPE parameters."""
 
 import pytest
 import torch
@@ -49,14 +49,14 @@ def test_frequencies_and_scale_equal_transformers(parameters):
     assert isinstance(rope, YarnRope) or scale == 1.0
 
 
-def test_a_rotation_carries_the_scale():
+def test_rotation_includes_the_attention_factor():
     config = config_of({"rope_theta": 1e4, "original_max_position_embeddings": 512, **YARN})
     positions = torch.tensor([[0, 7, 600, 8191]])
     cos, sin = LlamaRotaryEmbedding(config)(torch.zeros(1), positions)
     embedding = RotaryEmbedding(128, 8192, read_rope(config.to_dict()), torch.float32, CPU)
     rotation = embedding.rotation(positions[0])
     signs = torch.tensor([-1.0, 1.0]).repeat_interleave(64)
-    # At position 8191 a frequency's last bit is worth 5e-4 radians.
+    # At position 8191 the last bit of a frequency is 5e-4 radians.
     torch.testing.assert_close(rotation.cos[:, 0], cos[0], atol=1e-3, rtol=0)
     torch.testing.assert_close(rotation.sin[:, 0], sin[0] * signs, atol=1e-3, rtol=0)
     assert rotation.cos.max() > 1.1
