@@ -11,7 +11,7 @@ import pytest
 from specdec.kernels.cpu.region import shared_region
 from tests.specdec.processes import results, run_processes
 
-NOBODY = 65534
+OTHER_USER = 65534
 
 
 def write_and_read(rank, size, directory):
@@ -63,12 +63,12 @@ def test_missing_rank_times_out(tmp_path, rank):
     assert time.monotonic() - began_at < 5
 
 
-def run_as_nobody(work):
-    """Run `work` in a process of the user nobody; return its exit code."""
+def run_as_other_user(work):
+    """Run `work` in a process of another user; return its exit code."""
     if (pid := os.fork()) == 0:
         os.setgroups([])
-        os.setgid(NOBODY)
-        os.setuid(NOBODY)
+        os.setgid(OTHER_USER)
+        os.setuid(OTHER_USER)
         os._exit(work())
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
@@ -109,7 +109,7 @@ def test_server_rejects_another_user(world_writable_address):
         time.sleep(0.01)
     world_writable_address.chmod(0o777)
     time.sleep(0.1)
-    assert run_as_nobody(connect) == 0
+    assert run_as_other_user(connect) == 0
     first.join()
     assert failures == []
 
@@ -124,9 +124,9 @@ def test_client_rejects_another_user(world_writable_address):
         time.sleep(0.5)
         return 0
 
-    first = threading.Thread(target=run_as_nobody, args=(listen,))
+    first = threading.Thread(target=run_as_other_user, args=(listen,))
     first.start()
-    message = re.escape(f"{world_writable_address} belongs to user {NOBODY}, not to 0")
+    message = re.escape(f"{world_writable_address} belongs to user {OTHER_USER}, not to 0")
     with (
         pytest.raises(PermissionError, match=message),
         shared_region(1, 2, 4096, world_writable_address, 10),
