@@ -79,8 +79,9 @@ struct FloatMicroKernel {
     SPECDEC_UNROLL
     for (int row = 0; row < kRows; ++row) {
       SPECDEC_UNROLL
-      for (int vector = 0; vector < kVectors; ++vector)
+      for (int vector = 0; vector < kVectors; ++vector) {
         store_tile_vector(tile, row, vector, sums[row][vector]);
+      }
     }
   }
 
