@@ -12,7 +12,7 @@ from specdec.worker import ModelRunner
 class TimedRunner:
     """Adds up the time inside some methods of a runner while the context lasts."""
 
-    _METHODS = ("execute", "_verify", "model.forward", "model.compute_logits_and_peaks")
+    _METHODS = ("execute", "_verify", "model.forward", "model.compute_logits_and_argmax")
 
     def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner

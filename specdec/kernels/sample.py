@@ -19,7 +19,7 @@ from torch import Tensor
 
 from specdec.kernels.cpu import MatrixStruct, SharedMemory, native_library
 
-DRAW = np.dtype(
+SAMPLE_PARAMS = np.dtype(
     [
         ("top_p", np.float64),  # 1: off
         ("seed", np.int64),
@@ -31,74 +31,74 @@ DRAW = np.dtype(
         ("position", np.uint32),
     ]
 )
-"""Sampling parameters of a row; the struct `SampleParams` in native/sample.cpp."""
+"""Sampling parameters of a row; the struct `SampleParams` in cpu/sample.cpp."""
 
-Draws = NDArray[np.void]
-"""Array of DRAW records."""
+SampleParams = NDArray[np.void]
+"""Array of SAMPLE_PARAMS records."""
 
 
 @dataclass(frozen=True)
-class Peaks:
+class RowArgmax:
     """Argmax of rows of logits: the largest logit, and the first token that has it.
 
-    NaN counts as -inf; a row of -inf has token 0. is_broken: whether a row holds NaN or +inf.
+    NaN counts as -inf; a row of -inf has token 0. has_nan: whether a row holds NaN or +inf.
     """
 
     values: Tensor  # [num_rows] float32
     token_ids: Tensor  # [num_rows] int64
-    is_broken: Tensor  # [num_rows] bool
+    has_nan: Tensor  # [num_rows] bool
 
     def __len__(self) -> int:
         return len(self.values)
 
     @property
-    def bad_rows(self) -> list[bool]:
+    def invalid_rows(self) -> list[bool]:
         """Return, for each row, whether no token can be sampled: NaN or +inf, or only -inf."""
-        rows = zip(self.is_broken.tolist(), self.values.tolist(), strict=True)
-        return [is_broken or value == -torch.inf for is_broken, value in rows]
+        rows = zip(self.has_nan.tolist(), self.values.tolist(), strict=True)
+        return [has_nan or value == -torch.inf for has_nan, value in rows]
 
-    def take(self, rows: Tensor) -> Peaks:
+    def take(self, rows: Tensor) -> RowArgmax:
         """Return the argmax of some rows; rows: [R] int64."""
-        return Peaks(self.values[rows], self.token_ids[rows], self.is_broken[rows])
+        return RowArgmax(self.values[rows], self.token_ids[rows], self.has_nan[rows])
 
-    def with_rows(self, rows: Sequence[int], others: Peaks) -> Peaks:
+    def with_rows(self, rows: Sequence[int], others: RowArgmax) -> RowArgmax:
         """Return a copy in which `rows` are replaced by `others`, in order."""
-        values, token_ids, is_broken = (
+        values, token_ids, has_nan = (
             torch.index_copy(own, 0, torch.tensor(rows, device=own.device), new)
             for own, new in (
                 (self.values, others.values),
                 (self.token_ids, others.token_ids),
-                (self.is_broken, others.is_broken),
+                (self.has_nan, others.has_nan),
             )
         )
-        return Peaks(values, token_ids, is_broken)
+        return RowArgmax(values, token_ids, has_nan)
 
 
-def row_peaks(logits: Tensor) -> Peaks:
+def row_argmax(logits: Tensor) -> RowArgmax:
     """Return the argmax of each row, in one pass.
 
     logits: [num_rows, num_tokens], of any floating-point type.
     """
     library = _library() if logits.device.type == "cpu" else None
     if library is None:
-        return torch_row_peaks(logits)
+        return torch_row_argmax(logits)
     logits, is_bfloat16 = _kernel_input(logits)
     num_rows, num_tokens = logits.shape
-    peaks = _empty_peaks(num_rows)
+    argmax = _empty_argmax(num_rows)
     library.specdec_argmax(
         logits.data_ptr(),
         is_bfloat16,
         num_rows,
         logits.stride(0),
         num_tokens,
-        peaks.values.data_ptr(),
-        peaks.token_ids.data_ptr(),
-        peaks.is_broken.data_ptr(),
+        argmax.values.data_ptr(),
+        argmax.token_ids.data_ptr(),
+        argmax.has_nan.data_ptr(),
     )
-    return peaks
+    return argmax
 
 
-def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
+def logits_and_argmax(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
     """Compute logits by a packed output head [num_tokens, hidden_size], and their argmax, on CPU.
 
     hidden: [num_rows, hidden_size] float32 with contiguous rows. Returns logits
@@ -110,7 +110,7 @@ def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
     assert hidden.shape[1] == head.in_features
     num_rows = len(hidden)
     logits = torch.empty(num_rows, head.out_features, device="cpu")
-    peaks = _empty_peaks(num_rows)
+    argmax = _empty_argmax(num_rows)
     if not _library().specdec_gemm_argmax(
         head,
         hidden.data_ptr(),
@@ -118,72 +118,74 @@ def product_peaks(head: MatrixStruct, hidden: Tensor) -> tuple[Tensor, Peaks]:
         num_rows,
         logits.data_ptr(),
         torch.get_num_threads(),
-        peaks.values.data_ptr(),
-        peaks.token_ids.data_ptr(),
-        peaks.is_broken.data_ptr(),
+        argmax.values.data_ptr(),
+        argmax.token_ids.data_ptr(),
+        argmax.has_nan.data_ptr(),
     ):
         raise MemoryError(f"no memory to multiply {num_rows} rows")
-    return logits, peaks
+    return logits, argmax
 
 
-def peaks_of_ranks(peaks: Peaks, shared_memory: SharedMemory, first_token: int) -> Peaks:
+def shared_memory_argmax(
+    argmax: RowArgmax, shared_memory: SharedMemory, first_token: int
+) -> RowArgmax:
     """Return the argmax over all vocabulary shards, of ranks that share memory.
 
-    peaks: of this rank's shard, whose first token is first_token. Raises RuntimeError when a peer
+    argmax: of this rank's shard, whose first token is first_token. Raises RuntimeError when a peer
     is lost.
     """
-    whole = Peaks(peaks.values.clone(), peaks.token_ids.clone(), peaks.is_broken.clone())
+    whole = RowArgmax(argmax.values.clone(), argmax.token_ids.clone(), argmax.has_nan.clone())
     if not _library().specdec_all_ranks_argmax(
         shared_memory.communicator,
         first_token,
         len(whole),
         whole.values.data_ptr(),
         whole.token_ids.data_ptr(),
-        whole.is_broken.data_ptr(),
+        whole.has_nan.data_ptr(),
     ):
         shared_memory.check()
     return whole
 
 
-def _empty_peaks(num_rows: int) -> Peaks:
-    return Peaks(
+def _empty_argmax(num_rows: int) -> RowArgmax:
+    return RowArgmax(
         torch.empty(num_rows, dtype=torch.float32, device="cpu"),
         torch.empty(num_rows, dtype=torch.int64, device="cpu"),
         torch.empty(num_rows, dtype=torch.bool, device="cpu"),
     )
 
 
-def torch_row_peaks(logits: Tensor) -> Peaks:
-    """Return the argmax of each row; the reference implementation of `row_peaks`."""
+def torch_row_argmax(logits: Tensor) -> RowArgmax:
+    """Return the argmax of each row; the reference implementation of `row_argmax`."""
     if logits.dtype == torch.float64:
         logits = logits.float()
-    is_broken = ~(logits.amax(1) < torch.inf)  # amax propagates NaN
-    if is_broken.any():
+    has_nan = ~(logits.amax(1) < torch.inf)  # amax propagates NaN
+    if has_nan.any():
         logits = logits.nan_to_num(nan=-torch.inf, posinf=torch.inf, neginf=-torch.inf)
     best = logits.argmax(1)
-    return Peaks(logits.gather(1, best.unsqueeze(1)).squeeze(1).float(), best, is_broken)
+    return RowArgmax(logits.gather(1, best.unsqueeze(1)).squeeze(1).float(), best, has_nan)
 
 
-def draw_tokens(logits: Tensor, draws: Draws) -> NDArray[np.int64] | None:
-    """Sample a token for each of `draws`; -1 where rounding might matter and the reference decides.
+def sample_tokens(logits: Tensor, params: SampleParams) -> NDArray[np.int64] | None:
+    """Sample a token for each of `params`; -1 where rounding might matter, for the reference.
 
     logits: [num_rows, num_tokens], of the whole vocabulary and any floating-point type. Returns
-    [len(draws)], or None where the logits are not on a CPU or the kernels are not available.
+    [len(params)], or None where the logits are not on a CPU or the kernels are not available.
     """
     library = _library() if logits.device.type == "cpu" else None
     if library is None:
         return None
-    assert draws.dtype == DRAW, draws.dtype
+    assert params.dtype == SAMPLE_PARAMS, params.dtype
     logits, is_bfloat16 = _kernel_input(logits)
-    draws = np.ascontiguousarray(draws)
-    token_ids = np.empty(len(draws), dtype=np.int64)
+    params = np.ascontiguousarray(params)
+    token_ids = np.empty(len(params), dtype=np.int64)
     library.specdec_sample(
         logits.data_ptr(),
         is_bfloat16,
         logits.stride(0),
         logits.shape[1],
-        draws.ctypes.data,
-        len(draws),
+        params.ctypes.data,
+        len(params),
         token_ids.ctypes.data,
     )
     return token_ids

@@ -21,7 +21,7 @@ from specdec.kernels.cpu.decoder import (
     PackedLinear,
 )
 from specdec.kernels.forward_batch import ModelInput
-from specdec.kernels.sample import Peaks, product_peaks
+from specdec.kernels.sample import RowArgmax, logits_and_argmax
 from specdec.models.layers import RMSNorm
 from specdec.models.layers.matrix import Matrix, NativeMatrix
 from specdec.models.llama import CausalDecoder, DecoderLayer
@@ -64,9 +64,9 @@ class NativeDecoder:
         """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""
         return self._head.multiply(hidden)
 
-    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+    def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
         """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
-        return product_peaks(self._head.native, hidden)
+        return logits_and_argmax(self._head.native, hidden)
 
 
 def native_decoder(model: CausalDecoder) -> NativeDecoder | None:

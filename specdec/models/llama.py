@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels import AttentionPlan, PagedAttention
 from specdec.kernels.forward_batch import ModelInput, on_device
-from specdec.kernels.sample import Peaks, row_peaks
+from specdec.kernels.sample import RowArgmax, row_argmax
 from specdec.models.config import ModelConfig
 from specdec.models.layers import (
     ColumnParallelLinear,
@@ -222,7 +222,7 @@ class CausalDecoder(nn.Module):
         logits: Tensor = self.lm_head(hidden)
         return logits
 
-    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+    def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
         """The same, and the best of each row among them."""
         logits = self.compute_logits(hidden)
-        return logits, row_peaks(logits)
+        return logits, row_argmax(logits)

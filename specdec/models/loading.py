@@ -14,7 +14,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
 from specdec.kernels.forward_batch import ModelInput
-from specdec.kernels.sample import Peaks
+from specdec.kernels.sample import RowArgmax
 from specdec.models.config import ModelConfig
 from specdec.models.cpu_decoder import native_decoder
 from specdec.models.llama import CausalDecoder
@@ -47,7 +47,7 @@ class Decoder(Protocol):
         """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
         ...
 
-    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+    def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
         """The same, and the best of each row among them."""
         ...
 

@@ -5,7 +5,7 @@ Deciding how many draft tokens are accepted belongs in `verifiers`, resolving a 
 in `engine`.
 """
 
-from specdec.sampling.argmax import whole_peaks
+from specdec.sampling.argmax import all_ranks_argmax
 from specdec.sampling.distribution import (
     Distribution,
     ListedTokens,
@@ -31,11 +31,11 @@ __all__ = [
     "TokenHistory",
     "TokenWeights",
     "VocabShard",
+    "all_ranks_argmax",
     "apply_token_masks",
     "highest_probs",
     "sample",
     "scale_by_confidence",
     "token_logprobs",
     "uniforms",
-    "whole_peaks",
 ]

@@ -6,26 +6,26 @@ import torch
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import SharedMemory
-from specdec.kernels.sample import Peaks, peaks_of_ranks
+from specdec.kernels.sample import RowArgmax, shared_memory_argmax
 
 
-def whole_peaks(peaks: Peaks, group: TensorParallelGroup, first_token: int) -> Peaks:
+def all_ranks_argmax(argmax: RowArgmax, group: TensorParallelGroup, first_token: int) -> RowArgmax:
     """Of the whole vocabulary, the same on every rank; a collective call.
 
-    peaks: of this rank's logits, which are those of the tokens from first_token on. A row is broken
+    argmax: of this rank's logits, of the tokens from first_token on. A row is broken
     where a part of it is.
     """
     if group.size == 1:
-        return peaks
+        return argmax
     if isinstance(group.collectives, SharedMemory):
-        return peaks_of_ranks(peaks, group.collectives, first_token)
-    columns = (peaks.values, first_token + peaks.token_ids, peaks.is_broken)
+        return shared_memory_argmax(argmax, group.collectives, first_token)
+    columns = (argmax.values, first_token + argmax.token_ids, argmax.has_nan)
     own = torch.stack([column.double() for column in columns], dim=1)  # which holds each exactly
-    values, token_ids, is_broken = group.all_gather(own).unbind(2)  # [size, num_rows] each
+    values, token_ids, has_nan = group.all_gather(own).unbind(2)  # [size, num_rows] each
     # The first of equal ranks holds the lowest token ids.
     best = values.argmax(0, keepdim=True)
-    return Peaks(
+    return RowArgmax(
         values.gather(0, best).squeeze(0).float(),
         token_ids.gather(0, best).squeeze(0).long(),
-        is_broken.any(0),
+        has_nan.any(0),
     )

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.kernels.sample import DRAW, Draws, Peaks, draw_tokens, row_peaks
+from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax, SampleParams, row_argmax, sample_tokens
 from specdec.sampling.chunks import ScoreChunks, Winners
 from specdec.sampling.gumbel import (
     CHUNK_TOKENS,
@@ -45,9 +45,11 @@ class SamplingBatch:
     What is made of it for torch is of the sampled rows only, in their order.
     """
 
-    draws: Draws  # [num_rows], the rows in order
+    params: SampleParams  # [num_rows], the rows in order
     device: torch.device
-    peaks: Peaks | None = None  # of the logits to be sampled, where somebody has read them already
+    argmax: RowArgmax | None = (
+        None  # of the logits to be sampled, where somebody has read them already
+    )
 
     @classmethod
     def from_lists(
@@ -66,39 +68,39 @@ class SamplingBatch:
 
         positions: the index of the token to come among the output tokens of its choice.
         """
-        draws = np.empty(len(temperatures), dtype=DRAW)
-        draws["temperature"] = [_in_float32(temperature) for temperature in temperatures]
-        draws["top_k"], draws["top_p"] = top_k, top_p
-        draws["min_score"] = [min_score(each) for each in min_p]
-        draws["seed"], draws["choice"], draws["position"] = seeds, choices, positions
-        return cls.of_draws(draws, device)
+        params = np.empty(len(temperatures), dtype=SAMPLE_PARAMS)
+        params["temperature"] = [_in_float32(temperature) for temperature in temperatures]
+        params["top_k"], params["top_p"] = top_k, top_p
+        params["min_score"] = [min_score(each) for each in min_p]
+        params["seed"], params["choice"], params["position"] = seeds, choices, positions
+        return cls.from_params(params, device)
 
     @classmethod
-    def of_draws(
-        cls, draws: Draws, device: torch.device | str, peaks: Peaks | None = None
+    def from_params(
+        cls, params: SampleParams, device: torch.device | str, argmax: RowArgmax | None = None
     ) -> SamplingBatch:
         """One for each row of logits, in order; takes them over, and numbers them."""
-        draws["row"] = np.arange(len(draws))
-        return cls(draws, torch.device(device), peaks)
+        params["row"] = np.arange(len(params))
+        return cls(params, torch.device(device), argmax)
 
     @classmethod
     def greedy(cls, num_rows: int, device: torch.device) -> SamplingBatch:
         """Rows that are not sampled: the likeliest token of each."""
-        return cls.of_draws(np.zeros(num_rows, dtype=DRAW), device)
+        return cls.from_params(np.zeros(num_rows, dtype=SAMPLE_PARAMS), device)
 
     def take(self, rows: NDArray[np.int64]) -> SamplingBatch:
         """Of some of the rows alone."""
-        return self.of_draws(self.draws[rows], self.device)
+        return self.from_params(self.params[rows], self.device)
 
     def with_temperatures(self, temperatures: Tensor) -> SamplingBatch:
         """The same with other temperatures of the sampled rows, [num_sampled] float32, above 0."""
-        draws = self.draws.copy()
-        draws["temperature"][self._is_sampled] = temperatures.cpu().numpy()
-        return replace(self, draws=draws)
+        params = self.params.copy()
+        params["temperature"][self._is_sampled] = temperatures.cpu().numpy()
+        return replace(self, params=params)
 
     @property
     def num_rows(self) -> int:
-        return len(self.draws)
+        return len(self.params)
 
     @cached_property
     def greedy_rows(self) -> Tensor:
@@ -138,11 +140,11 @@ class SamplingBatch:
 
     @cached_property
     def _is_sampled(self) -> NDArray[np.bool_]:
-        return np.asarray(self.draws["temperature"] > 0)
+        return np.asarray(self.params["temperature"] > 0)
 
     @cached_property
-    def _sampled(self) -> Draws:
-        return self.draws[self._is_sampled]
+    def _sampled(self) -> SampleParams:
+        return self.params[self._is_sampled]
 
     def _tensor(self, values: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(values)).to(self.device)
@@ -165,8 +167,8 @@ def sample(
     assert len(logits) == batch.num_rows, (len(logits), batch.num_rows)
     assert logits.shape[1] > 0, (first_token, vocab_size)
     if group.size == 1 and not batch.is_any_sampled:
-        return _peaks(logits, batch).token_ids
-    drawn = draw_tokens(logits, batch.draws) if group.size == 1 else None
+        return _row_argmax(logits, batch).token_ids
+    drawn = sample_tokens(logits, batch.params) if group.size == 1 else None
     if drawn is None:
         return torch_sample(logits, batch, group, first_token, vocab_size)
     open_rows = np.flatnonzero(drawn < 0)
@@ -189,8 +191,8 @@ def torch_sample(
     """
     best = torch.empty(batch.num_rows, 2, dtype=torch.float64, device=logits.device)
     if len(batch.greedy_rows):
-        peaks = _peaks(logits, batch).take(batch.greedy_rows)
-        best[batch.greedy_rows] = _pairs(Winners(peaks.values, first_token + peaks.token_ids))
+        argmax = _row_argmax(logits, batch).take(batch.greedy_rows)
+        best[batch.greedy_rows] = _pairs(Winners(argmax.values, first_token + argmax.token_ids))
     if len(batch.sampled_rows):
         chunks = ScoreChunks.of_logits(_take(logits, batch.sampled_rows), first_token)
         best[batch.sampled_rows] = _pairs(_sampled_winners(chunks, batch, group, vocab_size))
@@ -212,8 +214,8 @@ def draw(
     return _best_of_ranks(group.all_gather(pairs))
 
 
-def _peaks(logits: Tensor, batch: SamplingBatch) -> Peaks:
-    return row_peaks(logits) if batch.peaks is None else batch.peaks
+def _row_argmax(logits: Tensor, batch: SamplingBatch) -> RowArgmax:
+    return row_argmax(logits) if batch.argmax is None else batch.argmax
 
 
 def _sampled_winners(

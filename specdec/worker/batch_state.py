@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from specdec.kernels.forward_batch import Chunk, ModelInput
-from specdec.kernels.sample import DRAW, Peaks
+from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
 from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory
 from specdec.types.messages import (
     PENDING_TOKEN,
@@ -26,7 +26,7 @@ from specdec.types.sampling_spec import SamplingRules
 class SequenceState:
     """A sequence as its worker sees it.
 
-    draw: how its tokens are drawn, one of DRAW but for the position.
+    draw: how its tokens are drawn, one of SAMPLE_PARAMS but for the position.
     history: its tokens, where its rules go by them; otherwise the worker does not know them.
     takes_best: whether its rules ask for the model's best tokens, and nothing else.
     last_token: of its output, as far as the worker has seen it.
@@ -173,20 +173,20 @@ class SequenceTable:
         return ModelInput(chunks, self._block_size)
 
     def sampling_batch(
-        self, tokens: Sequence[TokensToCome], peaks: Peaks | None = None
+        self, tokens: Sequence[TokensToCome], argmax: RowArgmax | None = None
     ) -> SamplingBatch:
-        """How to draw `tokens`, one row of logits each, in order; peaks: of these, where known."""
+        """How to draw `tokens`, one row of logits each, in order; argmax: of these, where known."""
         states = [self._states[run.seq_id] for run in tokens]
         records = b"".join(
             state.draw * run.count for state, run in zip(states, tokens, strict=True)
         )
-        draws = np.frombuffer(bytearray(records), dtype=DRAW)
-        draws["position"] = [
+        params = np.frombuffer(bytearray(records), dtype=SAMPLE_PARAMS)
+        params["position"] = [
             position - state.admission.num_prompt_tokens
             for state, run in zip(states, tokens, strict=True)
             for position in range(run.position, run.position + run.count)
         ]
-        return SamplingBatch.of_draws(draws, self._device, peaks)
+        return SamplingBatch.from_params(params, self._device, argmax)
 
 
 def _draw_of(rules: SamplingRules) -> bytes:
@@ -199,4 +199,4 @@ def _draw_of(rules: SamplingRules) -> bytes:
         choices=[rules.choice],
         positions=[0],
     )
-    return batch.draws.tobytes()
+    return batch.params.tobytes()

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from specdec.kernels.forward_batch import ModelInput
-from specdec.kernels.sample import Peaks
+from specdec.kernels.sample import RowArgmax
 from specdec.models.loading import Decoder
 from specdec.types.profile import OperationTime
 from specdec.worker.base import Runner
@@ -48,10 +48,10 @@ class _MarkedDecoder:
         with record_function("logits"):
             return self._model.compute_logits(hidden)
 
-    def compute_logits_and_peaks(self, hidden: Tensor) -> tuple[Tensor, Peaks]:
+    def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
         """See Decoder."""
         with record_function("logits"):
-            return self._model.compute_logits_and_peaks(hidden)
+            return self._model.compute_logits_and_argmax(hidden)
 
 
 @dataclass(frozen=True)

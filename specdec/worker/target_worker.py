@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.kernels.sample import Peaks, row_peaks
-from specdec.sampling import SamplingBatch, sample, whole_peaks
+from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.sampling import SamplingBatch, all_ranks_argmax, sample
 from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
 from specdec.types.messages import (
     BlockTableDelta,
@@ -85,29 +85,29 @@ class ModelRunner(Runner):
         if not rows:
             return []
         scored = _scored_tokens(step_rows)
-        logits, peaks = self.model.compute_logits_and_peaks(
+        logits, argmax = self.model.compute_logits_and_argmax(
             hidden if len(scored) == len(hidden) else hidden[scored]
         )
         if all(map(self._sequences.takes_best, rows)):  # all that follows would do nothing
-            whole = self._whole_peaks(peaks)
-            return self._report(rows, _best_tokens(whole, rows), whole.bad_rows)
+            whole = self._all_ranks_argmax(argmax)
+            return self._report(rows, _best_tokens(whole, rows), whole.invalid_rows)
         if seen_ahead := self._seen_ahead(rows, logits):
             places = torch.tensor(places_to_verify(rows), device=logits.device)
-            logits, peaks = logits[places], peaks.take(places)
+            logits, argmax = logits[places], argmax.take(places)
         rules = [self._sequences.rules(row.seq_id) for row in rows]
         kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
-        is_broken = peaks.is_broken
+        has_nan = argmax.has_nan
         edits = self._sequences.logit_edits(rows)
         logits = edits.apply(logits)
         if edits.rows:
-            peaks = peaks.with_rows(edits.rows, row_peaks(logits[edits.rows]))
+            argmax = argmax.with_rows(edits.rows, row_argmax(logits[edits.rows]))
         # The model's own logits tell whether it went wrong, even where the rules forbid a token.
-        whole = self._whole_peaks(replace(peaks, is_broken=is_broken))
+        whole = self._all_ranks_argmax(replace(argmax, has_nan=has_nan))
         if all(each.is_greedy for each in rules):
             came = _best_tokens(whole, rows)
         else:
-            came = self._verified(rows, logits, peaks)
-        verified = self._report(rows, came, whole.bad_rows, kept)
+            came = self._verified(rows, logits, argmax)
+        verified = self._report(rows, came, whole.invalid_rows, kept)
         if not seen_ahead:
             return verified
         return [
@@ -136,9 +136,9 @@ class ModelRunner(Runner):
         token_ids: list[int] = best.tolist()
         return token_ids
 
-    def _whole_peaks(self, peaks: Peaks) -> Peaks:
-        """Of the whole vocabulary; peaks: of this rank's part. A collective call."""
-        return whole_peaks(peaks, self.group, self.model.vocab_slice.start)
+    def _all_ranks_argmax(self, argmax: RowArgmax) -> RowArgmax:
+        """Of the whole vocabulary; argmax: of this rank's part. A collective call."""
+        return all_ranks_argmax(argmax, self.group, self.model.vocab_slice.start)
 
     def _report(
         self,
@@ -185,15 +185,15 @@ class ModelRunner(Runner):
         return LogprobReader(self.group, self.model.vocab_slice.start, self.vocab_size)
 
     def _verified(
-        self, rows: Sequence[StepRow], logits: Tensor, peaks: Peaks
+        self, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
     ) -> Sequence[tuple[int, ...]]:
         """The new tokens of each row.
 
-        logits: [sum of num_draft_tokens + 1, len(vocab_slice)]; peaks: theirs.
+        logits: [sum of num_draft_tokens + 1, len(vocab_slice)]; argmax: theirs.
         """
         members_of = self._by_verifier(rows)
         if len(members_of) == 1:
-            return list(self._judge(next(iter(members_of)), rows, logits, peaks))
+            return list(self._judge(next(iter(members_of)), rows, logits, argmax))
         verified: list[tuple[int, ...]] = [()] * len(rows)
         ends = np.cumsum([row.num_draft_tokens + 1 for row in rows])
         scored = np.split(np.arange(len(logits)), ends[:-1])
@@ -201,15 +201,15 @@ class ModelRunner(Runner):
             places = np.concatenate([scored[member] for member in members])
             own = torch.from_numpy(places).to(logits.device)
             judged = [rows[member] for member in members]
-            came = self._judge(name, judged, logits[own], peaks.take(own))
+            came = self._judge(name, judged, logits[own], argmax.take(own))
             for member, token_ids in zip(members, came, strict=True):
                 verified[member] = token_ids
         return verified
 
     def _judge(
-        self, name: VerifierName, rows: Sequence[StepRow], logits: Tensor, peaks: Peaks
+        self, name: VerifierName, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
     ) -> VerifiedTokens:
-        batch = self._sequences.sampling_batch([_coming(row) for row in rows], peaks)
+        batch = self._sequences.sampling_batch([_coming(row) for row in rows], argmax)
         drafts = DraftBatch([self._draft(row) for row in rows], logits.device)
         return VERIFY[name](logits, batch, drafts, self._shard)
 
@@ -241,9 +241,9 @@ def _scored_tokens(rows: Sequence[StepRow]) -> list[int]:
     return scored
 
 
-def _best_tokens(peaks: Peaks, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
-    """The new tokens of rows that are verified against the best; peaks: of their logits."""
-    return verify_greedy(peaks.token_ids.tolist(), [row.drafts for row in rows])
+def _best_tokens(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
+    """The new tokens of rows that are verified against the best; argmax: of their logits."""
+    return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows])
 
 
 def _broken_chunks(rows: Sequence[StepRow], hidden: Tensor) -> Iterator[VerifiedRow]:

@@ -19,7 +19,7 @@ from cluster.api.openai.logprobs import ChoiceLogprobs, TokenNames, chat_logprob
 from cluster.api.openai.schema import FinishReason
 from cluster.api.openai.tool_parser import CallBegun, Content, Piece, ToolCallParser
 from specdec.engine.outputs import RequestOutput
-from specdec.types import messages
+from specdec.types import responses
 
 
 class ChoiceWriter:
@@ -120,7 +120,7 @@ class ChoiceWriter:
     def _finish_reason(self, output: RequestOutput) -> FinishReason | None:
         if output.finish_reason is None:
             return None
-        if output.finish_reason is messages.FinishReason.LENGTH:
+        if output.finish_reason is responses.FinishReason.LENGTH:
             return "length"
         has_called = self._parser is not None and self._parser.num_calls > 0
         return "tool_calls" if has_called else "stop"

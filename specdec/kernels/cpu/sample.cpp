@@ -29,7 +29,7 @@ constexpr float kScoreTolerance = 1e-4f;  // exceeds the rounding error of pertu
 constexpr double kMassTolerance = 1e-11;  // exceeds the relative rounding error of sums of masses
 constexpr int64_t kSortThreshold = 128;   // up to this many tokens are sorted instead of bisected
 
-// Sampling parameters of one row; the fields of DRAW in `kernels/draws.py`.
+// Sampling parameters of one row; the fields of SAMPLE_PARAMS in `kernels/sample.py`.
 struct SampleParams {
   double top_p;  // 1: off
   uint64_t seed;

@@ -8,7 +8,13 @@ import torch
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import MatrixFormat, PackedMatrix, native_library
-from specdec.kernels.sample import DRAW, draw_tokens, product_peaks, row_peaks, torch_row_peaks
+from specdec.kernels.sample import (
+    SAMPLE_PARAMS,
+    logits_and_argmax,
+    row_argmax,
+    sample_tokens,
+    torch_row_argmax,
+)
 from specdec.sampling import SamplingBatch, sample
 from specdec.sampling.sampler import torch_sample
 from tests.specdec.threads import num_threads
@@ -64,7 +70,7 @@ TRUNCATIONS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_samples_equal_reference_and_are_rarely_undecided(truncation, dtype):
     logits, batch = logits_of(300).to(dtype), batch_of(300, **truncation)
-    drawn = torch.from_numpy(draw_tokens(logits, batch.draws))
+    drawn = torch.from_numpy(sample_tokens(logits, batch.params))
     is_undecided = drawn < 0
     expected = reference(logits.float(), batch)
     assert torch.equal(drawn[~is_undecided], expected[~is_undecided])
@@ -77,7 +83,7 @@ def test_samples_equal_reference_and_are_rarely_undecided(truncation, dtype):
 @pytest.mark.parametrize("truncation", [{}, {"top_p": 0.7}, {"top_k": 5}], ids=str)
 def test_any_vocabulary_size(vocab_size, truncation):
     logits, batch = logits_of(64, vocab_size), batch_of(64, **truncation)
-    drawn = torch.from_numpy(draw_tokens(logits, batch.draws))
+    drawn = torch.from_numpy(sample_tokens(logits, batch.params))
     assert torch.equal(drawn, reference(logits, batch))
 
 
@@ -87,7 +93,7 @@ def test_threshold_within_rounding_error_is_left_to_reference():
     logits[:, [70, 90]] = -0.75
     first_alone = 1 / (1 + 2 * math.exp(-0.75))  # of the mass, so rounding decides on the second
     batch = batch_of(40, top_p=first_alone)
-    assert (draw_tokens(logits, batch.draws) == -1).all()
+    assert (sample_tokens(logits, batch.params) == -1).all()
     assert torch.equal(sample(logits, batch, ALONE, 0, 128), reference(logits, batch))
 
 
@@ -108,26 +114,28 @@ def test_mask_that_leaves_fewer_tokens_than_top_k():
     logits = torch.full((200, VOCAB_SIZE), -INF)
     logits[:, [7, 300, 4999]] = logits_of(200, 3, spread=1.0)
     batch = batch_of(200, top_k=50)
-    assert torch.equal(torch.from_numpy(draw_tokens(logits, batch.draws)), reference(logits, batch))
+    assert torch.equal(
+        torch.from_numpy(sample_tokens(logits, batch.params)), reference(logits, batch)
+    )
 
 
 def test_only_selected_rows_are_sampled():
     logits, batch = logits_of(10), batch_of(10, top_p=0.9)
-    draws = batch.draws[[7, 2]]
-    assert draw_tokens(logits, draws).tolist() == reference(logits, batch)[[7, 2]].tolist()
+    params = batch.params[[7, 2]]
+    assert sample_tokens(logits, params).tolist() == reference(logits, batch)[[7, 2]].tolist()
 
 
 def test_strided_and_transposed_rows():
     logits, batch = logits_of(10, 2 * VOCAB_SIZE), batch_of(10, top_p=0.9)
     for view in (logits[:, :VOCAB_SIZE], logits[:, :VOCAB_SIZE].t().contiguous().t()):
-        drawn = torch.from_numpy(draw_tokens(view, batch.draws))
+        drawn = torch.from_numpy(sample_tokens(view, batch.params))
         assert torch.equal(drawn, reference(logits[:, :VOCAB_SIZE].contiguous(), batch))
-        assert torch.equal(row_peaks(view).token_ids, logits[:, :VOCAB_SIZE].argmax(1))
+        assert torch.equal(row_argmax(view).token_ids, logits[:, :VOCAB_SIZE].argmax(1))
 
 
 def test_records_of_another_dtype_are_rejected():
     with pytest.raises(AssertionError):
-        draw_tokens(logits_of(1), np.zeros(1, dtype=DRAW.descr[:-1]))
+        sample_tokens(logits_of(1), np.zeros(1, dtype=SAMPLE_PARAMS.descr[:-1]))
 
 
 @pytest.mark.parametrize("vocab_size", [1, 15, 16, 17, 64, 100, 5000])
@@ -140,10 +148,10 @@ def test_argmax_equals_reference(vocab_size, dtype):
     logits[3] = -INF
     logits[4] = NAN
     logits = logits.to(dtype)
-    peaks, expected = row_peaks(logits), torch_row_peaks(logits)
-    assert torch.equal(peaks.values, expected.values)
-    assert torch.equal(peaks.token_ids, expected.token_ids)
-    assert torch.equal(peaks.is_broken, expected.is_broken)
+    argmax, expected = row_argmax(logits), torch_row_argmax(logits)
+    assert torch.equal(argmax.values, expected.values)
+    assert torch.equal(argmax.token_ids, expected.token_ids)
+    assert torch.equal(argmax.has_nan, expected.has_nan)
 
 
 @pytest.mark.parametrize("weights", [MatrixFormat.FLOAT32, MatrixFormat.BFLOAT16])
@@ -159,30 +167,30 @@ def test_fused_logits_and_argmax(weights, num_rows):
     head.multiply(hidden, expected)
     for count in (1, 2, 5):
         with num_threads(count):
-            logits, peaks = product_peaks(head.struct, hidden)
+            logits, argmax = logits_and_argmax(head.struct, hidden)
         assert torch.equal(logits[:-1], expected[:-1])
-        found = row_peaks(expected)
-        assert torch.equal(peaks.values, found.values)
-        assert torch.equal(peaks.token_ids, found.token_ids)
-        assert peaks.bad_rows == [False] * (num_rows - 1) + [True]
+        found = row_argmax(expected)
+        assert torch.equal(argmax.values, found.values)
+        assert torch.equal(argmax.token_ids, found.token_ids)
+        assert argmax.invalid_rows == [False] * (num_rows - 1) + [True]
 
 
 @pytest.mark.parametrize("count", [2, 5])
 def test_result_does_not_depend_on_number_of_threads(count):
     logits, batch = logits_of(9), batch_of(9, **TRUNCATIONS["all"])
-    drawn, peaks = draw_tokens(logits, batch.draws).tolist(), row_peaks(logits)
+    drawn, argmax = sample_tokens(logits, batch.params).tolist(), row_argmax(logits)
     with num_threads(count):
-        assert draw_tokens(logits, batch.draws).tolist() == drawn
-        again = row_peaks(logits)
-    assert torch.equal(again.values, peaks.values)
-    assert torch.equal(again.token_ids, peaks.token_ids)
+        assert sample_tokens(logits, batch.params).tolist() == drawn
+        again = row_argmax(logits)
+    assert torch.equal(again.values, argmax.values)
+    assert torch.equal(again.token_ids, argmax.token_ids)
 
 
 def test_argmax_with_replaced_rows():
     logits = logits_of(5)
-    before = row_peaks(logits)
+    before = row_argmax(logits)
     logits[[1, 3]] = logits_of(2, seed=1)
-    after, expected = before.with_rows([1, 3], row_peaks(logits[[1, 3]])), row_peaks(logits)
+    after, expected = before.with_rows([1, 3], row_argmax(logits[[1, 3]])), row_argmax(logits)
     assert torch.equal(after.values, expected.values)
     assert torch.equal(after.token_ids, expected.token_ids)
     rows = torch.tensor([4, 1])

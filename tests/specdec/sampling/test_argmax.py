@@ -5,8 +5,8 @@ import torch
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
-from specdec.kernels.sample import row_peaks
-from specdec.sampling import whole_peaks
+from specdec.kernels.sample import row_argmax
+from specdec.sampling import all_ranks_argmax
 from tests.specdec.fakes import run_ranks
 from tests.specdec.kernels.cpu.test_shared_memory import join
 from tests.specdec.processes import results, run_processes
@@ -33,20 +33,20 @@ ROWS = [
 ]
 
 
-def bad_rows(group, row, left):
+def invalid_rows(group, row, left):
     share = group.share_of(len(row))
     own = slice(share.start, share.stop)
     logits = torch.tensor([[0.0, 1.0, 2.0], row])
     logits_left = logits if left is None else torch.tensor([[0.0, 1.0, 2.0], left])
-    is_broken = row_peaks(logits[:, own]).is_broken
-    peaks = replace(row_peaks(logits_left[:, own]), is_broken=is_broken)
-    return whole_peaks(peaks, group, own.start).bad_rows
+    has_nan = row_argmax(logits[:, own]).has_nan
+    argmax = replace(row_argmax(logits_left[:, own]), has_nan=has_nan)
+    return all_ranks_argmax(argmax, group, own.start).invalid_rows
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(("row", "left", "expected"), ROWS)
 def test_every_rank_knows_which_rows_are_bad(num_ranks, row, left, expected):
-    found = run_ranks(num_ranks, lambda group: bad_rows(group, row, left))
+    found = run_ranks(num_ranks, lambda group: invalid_rows(group, row, left))
     assert found == [[False, expected]] * num_ranks
 
 
@@ -69,11 +69,11 @@ BEST = (
 
 def best_of_ranks(group):
     share = group.share_of(LOGITS.shape[1])
-    own = row_peaks(LOGITS[:, share.start : share.stop])
+    own = row_argmax(LOGITS[:, share.start : share.stop])
     before = own.token_ids.tolist()
-    peaks = whole_peaks(own, group, share.start)
+    argmax = all_ranks_argmax(own, group, share.start)
     assert own.token_ids.tolist() == before
-    return peaks.token_ids.tolist(), peaks.values.tolist(), peaks.is_broken.tolist()
+    return argmax.token_ids.tolist(), argmax.values.tolist(), argmax.has_nan.tolist()
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -84,7 +84,7 @@ def test_every_rank_knows_the_best_token_and_the_first_of_equals(num_ranks):
 def judge_all(rank, size, directory):
     group = TensorParallelGroup(rank, size, join(rank, size, directory))
     group.collectives.all_gather = None  # it is one call of the kernels
-    return best_of_ranks(group), [bad_rows(group, *each.values[:2]) for each in ROWS]
+    return best_of_ranks(group), [invalid_rows(group, *each.values[:2]) for each in ROWS]
 
 
 @needs_compiler

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
-from specdec.kernels.sample import row_peaks
+from specdec.kernels.sample import row_argmax
 from specdec.sampling import SamplingBatch, sample
 from specdec.sampling import sampler as sampler_module
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, gumbel_noise
@@ -223,7 +223,7 @@ def test_no_rows():
 
 
 def drawn(logits: Tensor, num_draws: int, *limits: float) -> np.ndarray:
-    """Draws from one row of logits, [1, vocab_size]."""
+    """SampleParams from one row of logits, [1, vocab_size]."""
     rows = logits.expand(1000, -1)
     seeds = range(num_draws // len(rows))
     return torch.cat(
@@ -268,8 +268,8 @@ def test_peaks_that_are_known_are_not_looked_for_again(num_ranks, monkeypatch):
 
     def of_rank(group):
         own = logits[:, shares[group.rank].start : shares[group.rank].stop]
-        batch = replace(batch_of(4, temperatures), peaks=row_peaks(own))
-        monkeypatch.setattr(sampler_module, "row_peaks", None)
+        batch = replace(batch_of(4, temperatures), argmax=row_argmax(own))
+        monkeypatch.setattr(sampler_module, "row_argmax", None)
         return sample(own, batch, group, shares[group.rank].start, 100)
 
     assert all(torch.equal(tokens, plain) for tokens in run_ranks(num_ranks, of_rank))
