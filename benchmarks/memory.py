@@ -40,7 +40,7 @@ _QUANTIZATIONS = ("none", *QUANTIZATION_METHODS)
 _MAX_TOKENS = 64
 _MAX_MODEL_LEN = 2048
 _MOST_RATIO, _MOST_START_S = 1.5, 25.0
-_HOLDERS = ("Shard", "Router")
+_HOLDERS = ("TargetWorker", "DraftWorker", "Router")
 """In the names of the actors that the bar is on."""
 
 
@@ -109,11 +109,11 @@ def _name(process: psutil.Process) -> str:
 def bars(
     processes: Sequence[ProcessMemory], held_bytes: int, start_s: Sequence[float]
 ) -> tuple[Bar, ...]:
-    """Shards and Router together over what they must hold, and the fastest start."""
+    """Workers and Router together over what they must hold, and the fastest start."""
     holders = [each for each in processes if any(name in each.name for name in _HOLDERS)]
     peak = sum(each.peak_bytes for each in holders)
     return (
-        at_most("peak of shards and Router over weights and KV", peak / held_bytes, _MOST_RATIO),
+        at_most("peak of workers and Router over weights and KV", peak / held_bytes, _MOST_RATIO),
         at_most("start-up on a warm cache, s", min(start_s), _MOST_START_S),
     )
 

@@ -1,123 +1,254 @@
-"""The models of a `specdec.LLM` on Ray: several ranks each, in processes of their own."""
+"""The models of a replica or of a `specdec.LLM` on Ray, each rank in a process of its own."""
 
 from __future__ import annotations
 
 import atexit
 import sys
-from dataclasses import fields
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
 from cluster.config.serve_config import ServeConfig
+from cluster.workers.model_source import ModelSource
 from cluster.workers.ray_runtime import LocalRay, start_ray
-from cluster.workers.resources import check_ranks, placement_bundles
+from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE, check_ranks, placement_bundles
+from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
+from specdec.config.quantization import QuantizationMethod
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
+from specdec.speculation.policy.factory import make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
-from specdec.speculation.proposers import Proposer
+from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.types.control import SpeculationControl
 from specdec.types.counters import ModelCounts
+from specdec.types.errors import TargetFailedError
 from specdec.types.worker import Target
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
     from ray.util.placement_group import PlacementGroup
 
-    from cluster.replica.models import ReplicaModels
+    from cluster.workers.actor import GroupSpec
+    from cluster.workers.supervisors import DraftSupervisor, Supervisor, TargetSupervisor
+
+_DRAFT_TIMEOUT_S = 10.0
+"""Streams wait for drafts; a slower draft worker is better restarted."""
 
 
 class RayExecutor:
-    """See specdec.llm.executors.Executor; found by the entry point `ray`.
+    """Models in worker groups that are restarted when lost; see specdec.llm.executors.Executor.
 
-    On the Ray that the program is connected to, else on one of its own, which ends with this.
-    What is lost is replaced, as in a service.
+    `LLM` finds it by the entry point `ray`.
     """
 
-    def __init__(self, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan) -> None:
-        """Starts the ranks; leaves nothing behind where that fails."""
-        given = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
-        self._config = ServeConfig(**given, served_model_name="llm")
+    def __init__(
+        self,
+        config: LLMConfig,
+        directories: ModelDirectories,
+        plan: MemoryPlan,
+        num_sharing: int = 1,
+    ) -> None:
+        """Store what `load` needs. num_sharing: the replicas that share a node's cores."""
+        self._config = _serve_config(config)
+        self._directories = directories
+        self._plan = plan
+        self._num_sharing = num_sharing
+        self._target: TargetSupervisor | None = None
+        self._draft: DraftSupervisor | None = None
         self._own_ray: LocalRay | None = None
-        self._models: ReplicaModels | None = None
-        self._placement: PlacementGroup | None = None
+        self._own_placement: PlacementGroup | None = None
         self._is_closed = False
+
+    def load(self, placement: PlacementGroup | None = None) -> None:
+        """Start both models at once, and return when they are warm.
+
+        placement: None to reserve one on the Ray that the program is connected to, or else on a
+        private one that ends with this executor. Closes the executor if loading fails.
+        """
         try:
-            self._connect(directories)
-            # Registered after Ray's own and so run before it, while there are actors to be ended.
-            atexit.register(self.close)
-            self._start(directories, plan)
+            self._start_models(placement or self._reserve())
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, directories: ModelDirectories) -> None:
-        """Ray is imported here, since it reads the environment then."""
-        if _has_ray():
-            return
-        check_ranks(self._config, directories.configs(), available_cpus())
-        self._own_ray = start_ray()
-
-    def _start(self, directories: ModelDirectories, plan: MemoryPlan) -> None:
-        from ray.util import placement_group
-
-        from cluster.replica.models import ReplicaModels
-
-        self._models = ReplicaModels(self._config, directories, plan)
-        self._placement = placement_group(placement_bundles(self._config), strategy="PACK")
-        self._models.load(self._placement)
-
-    @property
-    def _started(self) -> ReplicaModels:
-        assert self._models is not None, "the models have not been started"
-        return self._models
-
-    @property
-    def target(self) -> Target:
-        """See Executor."""
-        return self._started.target
-
-    @property
-    def counts(self) -> ModelCounts:
-        """See Executor."""
-        return self._started.counts
-
-    def make_proposer(self) -> Proposer | None:
-        """See Executor."""
-        return self._started.make_proposer()
-
-    def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
-        """See Executor."""
-        return self._started.make_policy(control, full_batch)
-
-    def lose_target(self) -> None:
-        """See Executor."""
-        self._started.lose_target()
-
-    def remake_target(self) -> Target:
-        """See Executor."""
-        return self._started.remake_target()
-
     def close(self) -> None:
-        """See Executor; without effect where Ray has ended, and all that ran on it."""
+        """See Executor. Has no effect on workers where Ray has ended."""
         if self._is_closed:
             return
         self._is_closed = True
         atexit.unregister(self.close)
-        if _has_ray():
-            self._end_ranks()
+        if self._own_placement is None or _has_ray():
+            self._end_workers()
         if self._own_ray is not None:
             self._own_ray.stop()
 
-    def _end_ranks(self) -> None:
-        from ray.util import remove_placement_group
+    def _end_workers(self) -> None:
+        for supervisor in (self._draft, self._target):
+            if supervisor is not None:
+                supervisor.close()
+        if self._own_placement is not None:
+            from ray.util import remove_placement_group
 
-        if self._models is not None:
-            self._models.end()
-        if self._placement is not None:
-            remove_placement_group(self._placement)
+            remove_placement_group(self._own_placement)
+
+    @property
+    def target(self) -> Target:
+        """See Executor."""
+        return self._started.current
+
+    def lose_target(self) -> None:
+        """See Executor."""
+        self._started.mark_lost()
+
+    def remake_target(self) -> Target:
+        """See Executor."""
+        return self._started.restart()
+
+    def check_target(self, report: Callable[[TargetFailedError], None]) -> None:
+        """Report the loss of a target rank that died while no step ran. Blocking."""
+        self._started.check(report)
+
+    def check_draft(self) -> None:
+        """Detect a draft rank that died while no step ran; on the engine's thread."""
+        if self._draft is not None:
+            self._draft.check()
+
+    def make_proposer(self) -> Proposer | None:
+        """See Executor."""
+        return make_proposer(self._plan.engine.speculation, self._draft)
+
+    def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
+        """See Executor."""
+        return make_policy(
+            control,
+            self._plan.engine,
+            self.target,
+            None if self._draft is None else self._draft.measure,
+            self._plan.draft,
+            lambda: self.can_draft,
+            full_batch,
+        )
+
+    @property
+    def can_draft(self) -> bool:
+        """Whether a configured drafting method is available now."""
+        speculation = self._config.speculative_config
+        has_lookup = speculation is not None and len(speculation.methods) > 1
+        return self._draft is None or self._draft.is_available or has_lookup
+
+    @property
+    def is_draft_up(self) -> bool | None:
+        """Whether the draft model is available; None where there is none."""
+        return None if self._draft is None else self._draft.is_available
+
+    @property
+    def counts(self) -> ModelCounts:
+        """See Executor."""
+        target, draft = self._target, self._draft
+        return ModelCounts(
+            num_target_restarts=target.num_restarts if target else 0,
+            num_draft_restarts=draft.num_restarts if draft else 0,
+            num_catch_up_tokens=draft.num_catch_up_tokens if draft else 0,
+        )
+
+    @property
+    def profiled(self) -> dict[str, Supervisor[Any, Any]]:
+        """The models by name, the target first."""
+        models: dict[str, Supervisor[Any, Any]] = {"target": self._started}
+        if self._draft is not None:
+            models["draft model"] = self._draft
+        return models
+
+    @property
+    def _started(self) -> TargetSupervisor:
+        assert self._target is not None, "the models have not been started"
+        return self._target
+
+    def _reserve(self) -> PlacementGroup:
+        if not _has_ray():
+            check_ranks(self._config, self._directories.configs(), available_cpus())
+            self._own_ray = start_ray()
+        # Registered after Ray's own handler and so executed before it, while the actors exist.
+        atexit.register(self.close)
+        from ray.util import placement_group
+
+        self._own_placement = placement_group(placement_bundles(self._config), strategy="PACK")
+        return self._own_placement
+
+    def _start_models(self, placement: PlacementGroup) -> None:
+        with ThreadPoolExecutor(1) as thread:
+            draft = thread.submit(self._start_draft, placement)
+            try:
+                self._target = self._start_target(placement)
+            finally:
+                self._draft = draft.result()
+
+    def _start_target(self, placement: PlacementGroup) -> TargetSupervisor:
+        from cluster.workers.supervisors import TargetSupervisor
+        from cluster.workers.worker_group import TARGET, WorkerGroup
+
+        config, limits = self._config, self._plan.engine
+        source = ModelSource(config.model, self._directories.target)
+        size = config.tensor_parallel_size
+        spec = self._group_spec("target", source, size, limits, config.quantization_method)
+        return TargetSupervisor(lambda: WorkerGroup(TARGET, spec, placement))
+
+    def _start_draft(self, placement: PlacementGroup) -> DraftSupervisor | None:
+        from cluster.workers.supervisors import DraftSupervisor
+        from cluster.workers.worker_group import DRAFT, WorkerGroup
+
+        limits, speculation = self._plan.draft, self._config.speculative_config
+        if limits is None or speculation is None:
+            return None
+        directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
+        assert directory is not None, "a memory plan for a draft model without a directory"
+        source = ModelSource(speculation.model or self._config.model, directory)
+        spec = self._group_spec("draft model", source, size, limits, speculation.quantization)
+        vocabulary = DraftVocabulary.between(directory, self._directories.target)
+        spec = replace(spec, vocabulary=vocabulary.shared)
+        return DraftSupervisor(lambda: WorkerGroup(DRAFT, spec, placement), limits, vocabulary)
+
+    def _group_spec(
+        self,
+        name: str,
+        source: ModelSource,
+        size: int,
+        limits: EngineConfig | DraftLimits,
+        quantization: QuantizationMethod | None,
+    ) -> GroupSpec:
+        from cluster.workers.actor import GroupSpec
+
+        config = self._config
+        is_target = isinstance(limits, EngineConfig)
+        timeout_s = config.step_timeout_s
+        return GroupSpec(
+            name=name,
+            model=source,
+            dtype=config.settled_dtype,
+            device=config.device,
+            quantization=quantization,
+            kernels=config.kernels,
+            tensor_parallel_size=size,
+            limits=limits,
+            num_replicas=self._num_sharing,
+            bundle_index=TARGET_BUNDLE if is_target else DRAFT_BUNDLE,
+            transport=None if config.transport == "auto" else config.transport,
+            start_timeout_s=config.start_timeout_s,
+            step_timeout_s=timeout_s if is_target else min(timeout_s, _DRAFT_TIMEOUT_S),
+            logs=config.logs,
+        )
+
+
+def _serve_config(config: LLMConfig) -> ServeConfig:
+    if isinstance(config, ServeConfig):
+        return config
+    values = {each.name: getattr(config, each.name) for each in fields(LLMConfig)}
+    return ServeConfig(**values, served_model_name="llm")
 
 
 def _has_ray() -> bool:
-    """Whether the program is connected to one; without importing it."""
+    """Return whether the program is connected to Ray, without importing it."""
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())

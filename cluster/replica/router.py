@@ -1,6 +1,6 @@
 """The Router: admission, control and the engine of one replica.
 
-`models.py` keeps its models, `preprocessor.py` its tokenizer and grammars, and
+`ray_executor.py` keeps its models, `preprocessor.py` its tokenizer and grammars, and
 `instrumentation.py` measures what they do.
 """
 
@@ -22,8 +22,8 @@ from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
 from cluster.replica.instrumentation import ReplicaObserver
 from cluster.replica.load import ReplicaLoad
-from cluster.replica.models import ReplicaModels
 from cluster.replica.preprocessor import ReplicaText
+from cluster.replica.ray_executor import RayExecutor
 from cluster.replica.report import decision_fields
 from cluster.replica.requests import DetokenizeCall, GenerateCall, TokenizeCall
 from cluster.workers.profiling import Profiling
@@ -81,7 +81,7 @@ class Router:
             self._model = replace(models.target, sampling_defaults=SamplingDefaults())
         self._plan = memory_plan(config, models, memory.target_bytes, memory.draft_bytes)
         self.text = ReplicaText(directories.target, self._model)
-        self._models = ReplicaModels(config, directories, self._plan, num_sharing)
+        self._models = RayExecutor(config, directories, self._plan, num_sharing)
         self._loop: EngineLoop | None = None
         speculation = config.speculative_config
         self._control = speculation.control if speculation else None
@@ -95,7 +95,7 @@ class Router:
         """Starts the models, warms them up and begins to serve. Raises what loading raises."""
         text = asyncio.create_task(asyncio.to_thread(self.text.load))  # models take longer
         try:
-            await self._models.start(placement)
+            await asyncio.to_thread(self._models.load, placement)
         finally:
             await text
         logger.info("the models are loaded and warm")
@@ -169,7 +169,8 @@ class Router:
         if loop.failure is not None:
             raise loop.failure
         if not loop.is_recovering:
-            await self._models.check(loop)
+            loop.post(self._models.check_draft)
+            await asyncio.to_thread(self._models.check_target, loop.lose_target)
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """Refuses requests, and returns when none runs any more or the time for it is up.
@@ -183,7 +184,7 @@ class Router:
         """Ends the engine and the models; streams still open end with an error."""
         if self._loop is not None:
             await self._loop.close()
-        await self._models.close()
+        await asyncio.to_thread(self._models.close)
         await asyncio.to_thread(self._observer.close)
 
     @property

@@ -1,4 +1,4 @@
-"""The actors that hold one tensor-parallel rank of the target, or of the draft model."""
+"""Ray actors that hold one tensor-parallel rank of the target or the draft model."""
 
 from __future__ import annotations
 
@@ -22,112 +22,128 @@ from specdec.config.engine import DraftLimits, DTypeName, EngineConfig, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.text.vocab_map import VocabularyMap
 
-if TYPE_CHECKING:  # torch is for the actors alone, not for the Router that starts them
-    from cluster.workers.rank import Rank
+if TYPE_CHECKING:  # imports torch, which the Router that starts the actors does not need
+    from cluster.workers.worker import ModelWorker
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class ShardSpec:
-    """What a rank needs to know to become part of its group.
+class GroupSpec:
+    """A model, how to shard it, where to place its ranks and how to reach them.
 
-    device: its type; a rank sees one GPU at most, its own.
-    limits: the engine's for a target, DraftLimits for a draft model.
-    directory: for the files of this group, which its Router removes. Ranks are always on one node.
-    vocabulary: of a draft model, what it has in common with the target's where they differ.
-    num_replicas: how many groups like this one share the cores of the rank's node.
+    name: of the model's role, for messages. device: its type; a rank uses at most one GPU.
+    limits: EngineConfig for a target, DraftLimits for a draft model.
+    num_replicas: groups like this one that share the cores of a node.
+    bundle_index: of the placement group. transport: None uses ipc on this node and tcp to others.
+    vocabulary: tokens that a draft model shares with the target, where their vocabularies differ.
     """
 
-    rank: int
-    size: int
+    name: str
     model: ModelSource
     dtype: DTypeName
     device: str
     quantization: QuantizationMethod | None
     kernels: Kernels
+    tensor_parallel_size: int
     limits: EngineConfig | DraftLimits
-    directory: Path
     num_replicas: int
+    bundle_index: int
+    transport: Transport | None
+    start_timeout_s: float
+    step_timeout_s: float
     logs: LogConfig
     vocabulary: VocabularyMap | None = None
 
 
-class _Shard(ABC):
-    """One rank. It runs the steps that arrive on its socket, in order, until told to stop."""
+class Worker(ABC):
+    """One rank. It executes the steps that arrive on its socket, in order, until a stop message.
 
-    def __init__(self, spec: ShardSpec) -> None:
+    directory: for the sockets of this group; its Router removes it. The ranks of a group are always
+    on one node.
+    """
+
+    def __init__(self, spec: GroupSpec, rank: int, directory: Path) -> None:
         logs.configure(spec.logs)
         self._spec = spec
+        self._rank = rank
+        self._directory = directory
         self._listener: Listener | None = None
-        self._has_failed = False  # so that what follows would not be what its peers run
 
     def node_address(self) -> str:
-        """The address of this rank's node, to choose a transport by."""
+        """Return the address of this rank's node, which decides the transport."""
         return str(ray.util.get_node_ip_address())
 
     def bind(self, transport: Transport, peer_public_key: bytes) -> Endpoint:
-        """Opens the step socket for the Router that owns this key."""
-        self._listener = Listener(
-            transport,
-            self.node_address(),
-            peer_public_key,
-            self._spec.directory / f"rank-{self._spec.rank}",
-        )
+        """Open the step socket for the Router that owns this key."""
+        path = self._directory / f"rank-{self._rank}"
+        self._listener = Listener(transport, self.node_address(), peer_public_key, path)
         return self._listener.endpoint
 
     def run(self) -> None:
-        """Joins the group, loads, warms up, and serves steps until the stop message.
+        """Join the group, load, warm up, and execute steps until the stop message.
 
-        Rank 0 answers; any rank reports its errors and profiles, and runs nothing behind a step
-        that failed: the group is ended as a whole. All in one thread: OpenMP keeps a
-        pool for each thread that asks for work, and lets pools beyond the cores wait asleep.
+        Everything runs in one thread: OpenMP keeps a thread pool for each thread that computes, and
+        puts pools beyond the number of cores to sleep.
         """
         assert self._listener is not None, "run before bind"
         run_as_model()
         try:
             socket = self._listener.accept()
-            rank = self._load()
-            while (frames := socket.receive()) != serialization.STOP:
-                if not self._has_failed:
-                    self._run_step(rank, frames, socket)
+            self._serve(self._load(), socket)
         except PeerGoneError:
-            logger.info("rank %d ends: its Router has", self._spec.rank)
+            logger.info("rank %d ends because its Router has ended", self._rank)
         finally:
             self._listener.close()
 
-    def _run_step(self, rank: Rank, frames: serialization.Frames, socket: StepSocket) -> None:
+    def _serve(self, worker: ModelWorker, socket: StepSocket) -> None:
+        """Execute steps; after a step that failed, only wait for the stop message.
+
+        A later step could meet peers that are in another one, in a collective operation. The group
+        is ended as a whole.
+        """
+        has_failed = False
+        while (frames := socket.receive()) != serialization.STOP:
+            if not has_failed:
+                has_failed = not self._execute(worker, frames, socket)
+
+    def _execute(
+        self, worker: ModelWorker, frames: serialization.Frames, socket: StepSocket
+    ) -> bool:
+        """Return whether a message was processed without an error.
+
+        Rank 0 answers steps; every rank reports its errors and profiles.
+        """
         try:
-            for answer in rank.run(frames):
-                if self._spec.rank == 0 or is_report(answer):
+            for answer in worker.run(frames):
+                if self._rank == 0 or is_report(answer):
                     socket.send(answer)
         except PeerGoneError:
             raise
         except Exception as error:
-            self._has_failed = True
-            logger.exception("rank %d failed in a step", self._spec.rank)
+            logger.exception("rank %d failed in a step", self._rank)
             socket.send(serialization.encode_error(f"{type(error).__name__}: {error}"))
+            return False
+        return True
 
     @abstractmethod
-    def _load(self) -> Rank:
-        """Loads this rank's share of the model, and warms it up."""
+    def _load(self) -> ModelWorker:
+        """Load this rank's shard of the model, and warm it up."""
 
 
-class TargetShard(_Shard):
+class TargetWorker(Worker):
     """One rank of the target model: scores and verifies."""
 
-    def _load(self) -> Rank:
-        from cluster.workers.profiled_rank import ProfiledRank
-        from cluster.workers.rank import TargetRank
+    def _load(self) -> ModelWorker:
+        from cluster.workers.worker import load_target
 
-        return ProfiledRank(TargetRank(self._spec), self._spec.rank)
+        return load_target(self._spec, self._rank, self._directory)
 
 
-class DraftShard(_Shard):
-    """One rank of the draft model: drafts, and then catches up while the target works."""
+class DraftWorker(Worker):
+    """One rank of the draft model: drafts, and then catches up while the target runs."""
 
-    def _load(self) -> Rank:
-        from cluster.workers.profiled_rank import ProfiledRank
-        from cluster.workers.rank import DraftRank
+    def _load(self) -> ModelWorker:
+        from cluster.workers.worker import load_draft
 
-        return ProfiledRank(DraftRank(self._spec), self._spec.rank)
+        return load_draft(self._spec, self._rank, self._directory)

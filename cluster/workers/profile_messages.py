@@ -1,7 +1,7 @@
-"""What a Router and the ranks of its models say to one another about a profile.
+"""Messages about profiles between a Router and the ranks of its models.
 
-Orders and reports travel between the messages of steps, in order, so a profile begins and ends
-between two steps on every rank.
+They travel between the messages of steps, in order, so a profile begins and ends between two steps
+on every rank.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ from specdec.types.profile import OperationTime, WorkerProfile
 Frames = list[bytes]
 
 END: Frames = [b"end profile"]
-"""Has a rank end its profile, if one runs."""
+"""Ends a rank's profile, if one is active."""
+
+WRITING_S = 60.0
+"""The limit for ranks to write their traces at the end of a profile."""
 
 _BEGIN = b"profile"
 _REPORT = b"profiled"
 
 
 @dataclass(frozen=True)
-class ShardOrder:
-    """What the ranks of a group are to do.
+class WorkerProfileOrder:
+    """A profile for the ranks of a group to record.
 
-    num_steps: after which a rank ends its profile, unless it is told to before. directory: for the
-    trace, on the rank's node; made if it is not there. max_bytes: of one rank's trace.
+    num_steps: after these a rank ends its profile, unless it receives END first. directory: for the
+    trace, on the rank's node; created if missing. max_bytes: of one rank's trace.
     """
 
     worker: str
@@ -36,40 +39,40 @@ class ShardOrder:
     max_bytes: int
 
     def encode(self) -> Frames:
-        """The message for every rank."""
+        """Return the message for every rank."""
         return [_BEGIN, msgpack.packb(asdict(self))]
 
     def report(self, profile: WorkerProfile) -> Frames:
-        """The message that a rank answers with."""
+        """Return the message with which a rank reports its profile."""
         return [_REPORT, self.directory.encode(), msgpack.packb(asdict(profile))]
 
 
 def is_for_profiles(frames: Frames) -> bool:
-    """Whether a message for a rank is about a profile, and no step."""
+    """Return whether a message for a rank is about a profile, not a step."""
     return frames[0] == _BEGIN or frames == END
 
 
-def order_in(frames: Frames) -> ShardOrder | None:
-    """What a rank is to profile; None where it is to end."""
-    return None if frames == END else ShardOrder(**msgpack.unpackb(frames[1]))
+def order_in(frames: Frames) -> WorkerProfileOrder | None:
+    """Return the order in a message about a profile; None for END."""
+    return None if frames == END else WorkerProfileOrder(**msgpack.unpackb(frames[1]))
 
 
 def is_report(frames: Frames) -> bool:
-    """Whether a message of a rank is the report of a profile, and no answer to a step."""
+    """Return whether a message of a rank is the report of a profile, not an answer to a step."""
     return frames[0] == _REPORT
 
 
 class ProfileInbox:
-    """The reports of a group's ranks, as they come between the answers to steps."""
+    """The reports of a group's ranks, which arrive between the answers to steps."""
 
-    def __init__(self, order: ShardOrder, size: int) -> None:
-        """size: how many ranks there are."""
+    def __init__(self, order: WorkerProfileOrder, size: int) -> None:
+        """Expect `size` reports."""
         self._directory = order.directory
         self._size = size
         self._reports: dict[int, WorkerProfile] = {}
 
     def take(self, frames: Frames) -> None:
-        """Keeps a report, unless it is of an earlier order, which was given up on."""
+        """Store a report; discard one of an earlier order that was cancelled."""
         _, of_directory, packed = frames
         if of_directory.decode() == self._directory:
             report = _decode_report(packed)
@@ -82,7 +85,7 @@ class ProfileInbox:
 
     @property
     def reports(self) -> tuple[WorkerProfile, ...] | None:
-        """Those of all ranks, by rank; None until all have come."""
+        """The reports by rank; None until all have arrived."""
         if not self.is_complete:
             return None
         return tuple(report for _, report in sorted(self._reports.items()))

@@ -16,7 +16,7 @@ from specdec.engine.model_resolution import ModelDirectories, Models
 from specdec.models.config import ModelConfig
 from specdec.types.errors import InvalidValueError
 
-CPUS_PER_SHARD = 0.35
+CPUS_PER_WORKER = 0.35
 """What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
 
 CPUS_PER_ROUTER = 0.2
@@ -60,7 +60,7 @@ class FoundByDriver:
     num_sharing: int
 
 
-def threads_per_shard(tensor_parallel_size: int, num_replicas: int = 1) -> int:
+def threads_per_worker(tensor_parallel_size: int, num_replicas: int = 1) -> int:
     """Of a rank on this machine: the ranks of a group share its cores, and so do replicas."""
     return max(1, available_cpus() // (tensor_parallel_size * num_replicas))
 
@@ -76,7 +76,7 @@ def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
 
 def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
     # Ray counts in ten thousandths and drops the rest, and 3 * 0.35 is a little less than 1.05.
-    bundle = {"CPU": round(CPUS_PER_SHARD * num_ranks, 4)}
+    bundle = {"CPU": round(CPUS_PER_WORKER * num_ranks, 4)}
     return bundle if config.device == "cpu" else {**bundle, "GPU": float(num_ranks)}
 
 
@@ -86,7 +86,7 @@ def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
     if config.device == "cuda":
         _check_gpus(config)
     cpus_per_replica = (num_cpus - CPUS_PER_CONTROL_PLANE) / config.most_replicas
-    by_machine = int((cpus_per_replica - CPUS_PER_ROUTER) / CPUS_PER_SHARD)
+    by_machine = int((cpus_per_replica - CPUS_PER_ROUTER) / CPUS_PER_WORKER)
     field, size = "tensor_parallel_size", config.tensor_parallel_size
     _check_size(field, size, models.target, by_machine, num_cpus)
     if models.draft is not None and config.speculative_config is not None:

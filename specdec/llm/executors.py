@@ -1,7 +1,8 @@
-"""What runs the models of an `LLM`: this process, or what another package brings."""
+"""Executors, which hold the models of an engine: in this process, or in workers of the cluster."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Protocol
 
@@ -20,48 +21,60 @@ GROUP = "specdec.executors"
 
 
 class Executor(Protocol):
-    """Models that are loaded and warm. Raises what loading raises when it is made."""
+    """The target, and the draft model where one is configured."""
+
+    def load(self) -> None:
+        """Load the models and warm them up. Raises what loading raises."""
 
     @property
     def target(self) -> Target:
-        """The one in use, which `remake_target` replaces."""
+        """The target in use, which `remake_target` replaces."""
 
     @property
     def counts(self) -> ModelCounts:
-        """How often each model was made again."""
+        """How often each model was restarted, and the draft model's catch-up tokens."""
 
     def make_proposer(self) -> Proposer | None:
-        """What drafts as it is configured; None where nothing does."""
+        """Return the configured proposer; None without speculation."""
 
     def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
-        """See `specdec.speculation.policy.factory`; to be called before there is a sequence."""
+        """See `specdec.speculation.policy.factory`; called before there is a sequence, off the event loop."""
 
     def lose_target(self) -> None:
-        """Called on the engine's thread before `remake_target`, which another one calls."""
+        """Stop using a lost target; on the engine's thread, before `remake_target`."""
 
     def remake_target(self) -> Target:
-        """Replaces a lost target. Raises TargetFailedError."""
+        """Restart a lost target. Blocking. Raises TargetFailedError."""
 
     def close(self) -> None:
-        """Ends the models, after the engine's last call. From any thread, also at exit."""
+        """End the models, after the engine's last call. From any thread, also at exit."""
 
 
 def make_executor(
     name: str | None, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan
 ) -> Executor:
-    """Loads the models. name: of an entry point in GROUP; None loads them into this process.
+    """Make an executor and load its models.
 
-    Raises SpecdecError where no installed package has that name, and what loading raises.
+    name: of an entry point in GROUP; None loads the models into this process. Raises SpecdecError
+    where no installed package has that name, and what loading raises.
     """
+    executor = _executor_type(name)(config, directories, plan)
+    executor.load()
+    return executor
+
+
+def _executor_type(
+    name: str | None,
+) -> Callable[[LLMConfig, ModelDirectories, MemoryPlan], Executor]:
     if name is None:
         from specdec.llm.local_executor import LocalExecutor  # imports torch
 
-        return LocalExecutor(config, directories, plan)
+        return LocalExecutor
     found = entry_points(group=GROUP, name=name)
     if not found:
         raise SpecdecError(
             f"several ranks need the executor {name!r}, and no installed package has one: "
             f"install specdec with its cluster package, or leave tensor_parallel_size at 1"
         )
-    executor: Executor = next(iter(found)).load()(config, directories, plan)
+    executor: Callable[..., Executor] = next(iter(found)).load()
     return executor

@@ -1,4 +1,4 @@
-"""The models of an `LLM` in its own process, on one rank each."""
+"""The models of an `LLM` in its own process, one rank each."""
 
 from __future__ import annotations
 
@@ -30,28 +30,37 @@ T = TypeVar("T")
 
 
 def _on_a_thread(function: Callable[[], T]) -> T:
-    """What a function returns, that runs on a thread which ends with it.
+    """Return what a function returns on a temporary thread.
 
-    OpenMP keeps a pool for each thread that computes, and has all of them wait asleep, and wake
-    late, once they are more than the cores. So nothing computes on the caller's thread, and the
-    engine's is the only one that is left with a pool.
+    OpenMP keeps a thread pool for each thread that computes, and puts pools beyond the number of
+    cores to sleep, from which they wake late. So nothing computes on the caller's thread, and only
+    the engine's thread keeps a pool.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
 class LocalExecutor:
-    """See Executor. Whatever fails here fails for good: there is no process to start again."""
+    """See Executor. A failed model is not restarted: there is no process to restart."""
 
     def __init__(self, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan) -> None:
-        """Loads and warms up both models."""
         self._config = config
         self._directories = directories
         self._plan = plan
         self._draft_worker: LocalDraftWorker | None = None
         self._draft: DraftModelProposer | None = None
-        self.target = _on_a_thread(self._load_target)
+        self._target: LocalTarget | None = None
+
+    def load(self) -> None:
+        """See Executor."""
+        self._target = _on_a_thread(self._load_target)
         _on_a_thread(self._load_draft)
+
+    @property
+    def target(self) -> LocalTarget:
+        """See Executor."""
+        assert self._target is not None, "the models are not loaded"
+        return self._target
 
     @property
     def counts(self) -> ModelCounts:
@@ -83,12 +92,11 @@ class LocalExecutor:
 
     def remake_target(self) -> LocalTarget:
         """See Executor."""
-        raise TargetFailedError("it runs in the process of whoever asks")
+        raise TargetFailedError("the target runs in this process and cannot be restarted")
 
     def close(self) -> None:
         """See Executor; memory is freed with the last reference."""
-        del self.target
-        self._draft_worker = self._draft = None
+        self._target = self._draft_worker = self._draft = None
 
     def _load_target(self) -> LocalTarget:
         config, limits = self._config, self._plan.engine

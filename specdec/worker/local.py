@@ -1,4 +1,4 @@
-"""Models in this process, on one rank each, behind the seams of `specdec.types.worker`."""
+"""Workers in this process, one rank each, that implement the protocols of `specdec.types.worker`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class LocalTarget:
         self._steps: deque[StepInput] = deque()
 
     def begin(self, step: StepInput) -> None:
-        """Keeps the step for `collect`."""
+        """Store the step for `collect`."""
         self._steps.append(step)
 
     def collect(self) -> VerifyOutput:
-        """Runs the step."""
+        """Execute the step."""
         return self._runner.execute(self._steps.popleft())
 
 
@@ -33,12 +33,12 @@ class LocalDraftWorker:
         self._output: DraftOutput | None = None
 
     def begin(self, step: DraftStep) -> None:
-        """Runs the whole step."""
+        """Execute the whole step."""
         self._output = self._runner.draft(step)
         self._runner.catch_up(step)
 
     def collect(self) -> DraftOutput:
-        """The drafts that `begin` made."""
+        """Return the drafts of the last `begin`."""
         assert self._output is not None, "collect without begin"
         return self._output
 

@@ -123,7 +123,7 @@ def test_overhead_is_compared_where_it_was_measured():
 def test_memory_of_those_that_hold_a_model():
     assert memory.parse_peak("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n") == 2**21
     processes = [
-        memory.ProcessMemory("ray::TargetShard", 800, 0),
+        memory.ProcessMemory("ray::TargetWorker", 800, 0),
         memory.ProcessMemory("ray::ServeReplica:specdec:Router", 400, 0),
         memory.ProcessMemory("raylet", 9000, 0),
     ]

@@ -81,7 +81,7 @@ def wait_for(condition, what, service):
 
 @pytest.mark.parametrize(
     ("name", "index"),
-    [("DraftShard", 0), ("TargetShard", 0), ("TargetShard", 1), ("ControlPlane", 0)],
+    [("DraftWorker", 0), ("TargetWorker", 0), ("TargetWorker", 1), ("ControlPlane", 0)],
 )
 def test_killed_in_the_middle_of_eight_streams(service, undisturbed, name, index):
     has_begun = threading.Semaphore(0)
@@ -91,7 +91,7 @@ def test_killed_in_the_middle_of_eight_streams(service, undisturbed, name, index
         for _ in range(NUM_STREAMS):
             assert has_begun.acquire(timeout=120), "a stream did not begin"
         processes(service, name)[index].kill()
-        if name == "TargetShard":
+        if name == "TargetWorker":
             wait_for(lambda: not is_ready(service), "not being ready", service)
             elapsed_s = wait_for(lambda: is_ready(service), "recovery", service)
             print(f"{name} {index}: streams went on after {elapsed_s:.1f} s")
@@ -107,7 +107,7 @@ def test_killed_in_the_middle_of_eight_streams(service, undisturbed, name, index
     print(f"{name} {index}: {elapsed_s:.1f} s after the streams had ended there was another")
 
 
-@pytest.mark.parametrize("name", ["TargetShard", "DraftShard"])
+@pytest.mark.parametrize("name", ["TargetWorker", "DraftWorker"])
 def test_killed_while_nothing_runs(service, undisturbed, name):
     [*old] = processes(service, name)
     old[0].kill()

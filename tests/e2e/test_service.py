@@ -43,8 +43,8 @@ def params(speculation=OFF, **changes):
     return SamplingParams(speculation=speculation, **{**values, **changes})
 
 
-def is_shard(process):
-    return any("ray::TargetShard" in word for word in process.cmdline())
+def is_rank(process):
+    return any("ray::TargetWorker" in word for word in process.cmdline())
 
 
 def all_at_once(client, requests):
@@ -258,14 +258,14 @@ def test_grpc_health_and_reflection(service):
 
 
 def test_idle_threads_of_a_rank_let_go_of_their_cores(service):
-    ranks = [each for each in service.descendants() if is_shard(each)]
+    ranks = [each for each in service.descendants() if is_rank(each)]
     assert ranks
     assert all(each.environ()["GOMP_SPINCOUNT"] == "2000" for each in ranks)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="policies are Linux's")
 def test_only_ranks_interrupt_others_when_they_wake(service):
-    ranks = [each for each in service.descendants() if is_shard(each)]
+    ranks = [each for each in service.descendants() if is_rank(each)]
     others = [each for each in service.descendants() if "Router" in "".join(each.cmdline())]
     assert ranks
     assert others
@@ -285,7 +285,7 @@ def test_ranks_alone_hold_torch(service):
         if "libtorch" in Path(f"/proc/{each.pid}/maps").read_text(encoding="utf-8")
     ]
     assert holders
-    assert all(is_shard(each) for each in holders)
+    assert all(is_rank(each) for each in holders)
 
 
 @pytest.mark.parametrize("path", ["/health", "/ready"])

@@ -56,9 +56,9 @@ def tokens_of(answers):
 def test_each_model_is_on_the_node_with_its_labels(service, undisturbed):
     made = service.cluster
     for name, here, there in (
-        ("TargetShard", made.head, made.worker),
+        ("TargetWorker", made.head, made.worker),
         (":Router", made.head, made.worker),
-        ("DraftShard", made.worker, made.head),
+        ("DraftWorker", made.worker, made.head),
     ):
         assert service.named(here, name), f"{name} is not on {here}"
         assert not service.named(there, name), f"{name} is on {there}"

@@ -1,135 +1,192 @@
-"""`LLM` whose model is divided over ranks by Ray: the same tokens, and nothing left behind."""
+"""The models of a replica: what they are started with, and what happens when one is lost."""
 
-import os
-import subprocess
-import sys
-import textwrap
-from pathlib import Path
+import threading
 
-import psutil
 import pytest
 
-from specdec import LLM, SamplingParams
-from specdec.types.errors import InvalidValueError, SpecdecError
-from tests.specdec.llm.models import arguments
+from cluster.config.serve_config import ServeConfig
+from cluster.replica.ray_executor import RayExecutor
+from cluster.workers.model_source import ModelSource
+from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
+from cluster.workers.worker_group import TARGET
+from specdec.config.speculative import SpeculativeConfig
+from specdec.engine.memory_plan import memory_plan
+from specdec.engine.model_resolution import ModelDirectories
+from specdec.types.counters import ModelCounts
+from specdec.types.errors import DraftFailedError, TargetFailedError
 
-ROOT = Path(__file__).parents[3]
-PROMPTS = ["The river begins", "Every spring the people count", "Ask the baker"]
-PARAMS = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-
-PROGRAM = textwrap.dedent("""
-    import sys
-    from specdec import LLM, SamplingParams
-    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-    llm = LLM(**{values!r})
-    for output in llm.generate({prompts!r}, params, use_tqdm=False):
-        print(*output.outputs[0].token_ids)
-    {end}
-""")
+PLACEMENT = object()
 
 
-LOSE_A_RANK = f"""
-import ray
-ray.kill(llm._host._executor._models.target._shards[0])
-for output in llm.generate({PROMPTS!r}, params, use_tqdm=False):
-    print(*output.outputs[0].token_ids)
-"""
+class Group:
+    """Ranks that do nothing but live, until they are told to fail."""
 
-TWO_AFTER_EACH_OTHER = textwrap.dedent("""
-    import os, subprocess, ray
-    from specdec import LLM, SamplingParams
+    num_ranks = 1
+    is_busy = False
 
-    begin = ray.init
+    def __init__(self, spec, placement):
+        assert placement is PLACEMENT
+        self.spec = spec
+        self.error = None
+        self.is_killed = self.is_closed = False
 
-    def init(**options):
-        global bystander
-        bystander = subprocess.Popen(["sleep", "100"])
-        return begin(**options)
+    def check_alive(self):
+        if self.error is not None:
+            raise self.error
 
-    ray.init = init
-    os.environ["RAY_AUTH_TOKEN"] = "mine"
-    params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
-    for _ in range(2):
-        with LLM(**{values!r}) as llm:
-            for output in llm.generate({prompts!r}, params, use_tqdm=False):
-                print(*output.outputs[0].token_ids)
-        assert bystander.poll() is None, "it is none of Ray's"
-        bystander.kill()
-        print("variables", os.environ.get("RAY_AUTH_MODE"), os.environ["RAY_AUTH_TOKEN"])
-""")
+    def kill(self):
+        self.is_killed = True
+
+    def close(self):
+        self.is_closed = True
 
 
-def run_program(directory, end="", program=PROGRAM, **changes):
-    """In a process of its own: Ray is one a process, and it must end without help."""
-    code = program.format(values=arguments(directory, **changes), prompts=PROMPTS, end=end)
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        check=False,
+class Loop:
+    """Does at once what it is handed."""
+
+    def __init__(self):
+        self.lost = []
+
+    def post(self, function):
+        function()
+
+    def lose_target(self, error):
+        self.lost.append(error)
+
+
+def check(models, loop):
+    """What a replica does at each health check."""
+    loop.post(models.check_draft)
+    models.check_target(loop.lose_target)
+
+
+class Started:
+    """The groups of each role, in the order in which they were made."""
+
+    def __init__(self):
+        self.target, self.draft = [], []
+        self.target_error = None
+
+    def make(self, role, spec, placement):
+        return (self.make_target if role is TARGET else self.make_draft)(spec, placement)
+
+    def make_target(self, spec, placement):
+        if self.target_error is not None:
+            raise self.target_error
+        self.target.append(Group(spec, placement))
+        return self.target[-1]
+
+    def make_draft(self, spec, placement):
+        self.draft.append(Group(spec, placement))
+        return self.draft[-1]
+
+
+@pytest.fixture
+def started(monkeypatch):
+    started = Started()
+    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", started.make)
+    return started
+
+
+def models_of(directory, speculation, **settings):
+    config = ServeConfig(
+        model=str(directory), max_model_len=128, speculative_config=speculation, **settings
     )
+    drafts = speculation is not None and speculation.method == "draft_model"
+    directories = ModelDirectories(directory, directory if drafts else None)
+    return RayExecutor(config, directories, memory_plan(config, directories.configs(), 2**33))
 
 
-def said_in(stdout):
-    """Token ids, of the lines that are nothing else: ranks may have something to say too."""
-    lines = [line.split() for line in stdout.splitlines()]
-    return [[int(word) for word in words] for words in lines if all(map(str.isdigit, words))]
+@pytest.fixture
+def models(tiny_model_dir, started):
+    speculation = SpeculativeConfig("draft_model", 3, quantization="int8")
+    return models_of(tiny_model_dir, speculation, quantization="int8", transport="tcp")
 
 
-def ray_processes():
-    """Those of any Ray on this machine, by id."""
-    named = ((process.pid, process.name()) for process in psutil.process_iter(["name"]))
-    return {pid for pid, name in named if name.startswith(("ray::", "raylet", "gcs_server"))}
+def test_both_are_started_as_they_are_configured(models, started, tiny_model_dir):
+    models.load(PLACEMENT)
+    target, draft = started.target[0].spec, started.draft[0].spec
+    assert (target.name, draft.name) == ("target", "draft model")
+    assert (target.bundle_index, draft.bundle_index) == (TARGET_BUNDLE, DRAFT_BUNDLE)
+    assert target.model == draft.model == ModelSource(str(tiny_model_dir), tiny_model_dir)
+    assert (target.quantization, draft.quantization) == ("int8", "int8")
+    assert (target.transport, draft.transport) == ("tcp", "tcp")
+    assert (target.step_timeout_s, draft.step_timeout_s) == (60.0, 10.0), "streams wait for drafts"
+    assert models.target is started.target[0]
+    assert list(models.profiled) == ["target", "draft model"]
+    assert models.counts == ModelCounts()
+    models.close()
+    assert started.target[0].is_closed
+    assert started.draft[0].is_closed
 
 
-@pytest.fixture(scope="module")
-def expected(tiny_model_dir):
-    with LLM(**arguments(tiny_model_dir, speculative_config=None)) as llm:
-        return [each.outputs[0].token_ids for each in llm.generate(PROMPTS, PARAMS, use_tqdm=False)]
+def test_they_start_at_the_same_time(models, started, monkeypatch):
+    """Neither is made before the other one is being made."""
+    both = threading.Barrier(2, timeout=10)
+
+    def make(*args):
+        both.wait()
+        return started.make(*args)
+
+    monkeypatch.setattr("cluster.workers.worker_group.WorkerGroup", make)
+    models.load(PLACEMENT)
+    assert (len(started.target), len(started.draft)) == (1, 1)
+    models.close()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("end", ["", "llm.shutdown()"], ids=["exit", "shutdown"])
-def test_two_ranks_say_what_one_says_and_end(tiny_model_dir, expected, end):
-    before = ray_processes()
-    speculation = {"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}
-    done = run_program(tiny_model_dir, end, tensor_parallel_size=2, speculative_config=speculation)
-    assert done.returncode == 0, done.stderr
-    assert said_in(done.stdout) == expected
-    assert ray_processes() <= before
+def test_a_draft_model_beside_a_target_that_does_not_start_is_ended(models, started):
+    started.target_error = TargetFailedError("no memory")
+    with pytest.raises(TargetFailedError, match="no memory"):
+        models.load(PLACEMENT)
+    models.close()
+    assert started.draft[0].is_closed
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_one_after_the_other_where_ray_was_imported_before(tiny_model_dir, expected):
-    """Ray keeps how it authenticates from its import on; what is not Ray's is left as it was."""
-    before = ray_processes()
-    done = run_program(tiny_model_dir, program=TWO_AFTER_EACH_OTHER, tensor_parallel_size=2)
-    assert done.returncode == 0, done.stderr
-    assert said_in(done.stdout) == expected * 2
-    assert done.stdout.count("variables None mine") == 2
-    assert ray_processes() <= before
+def test_the_loop_hears_of_a_target_that_died_unnoticed(models, started):
+    models.load(PLACEMENT)
+    loop = Loop()
+    check(models, loop)
+    assert loop.lost == []
+    error = started.target[0].error = TargetFailedError("rank 0 died")
+    check(models, loop)
+    assert loop.lost == [error]
+    assert models.remake_target() is models.target is started.target[1]
+    assert started.target[0].is_killed
+    assert models.counts.num_target_restarts == 1
+    models.close()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_a_lost_rank_is_replaced_and_the_batch_goes_on(tiny_model_dir, expected):
-    done = run_program(tiny_model_dir, LOSE_A_RANK, distributed_executor_backend="ray")
-    assert done.returncode == 0, done.stderr
-    assert said_in(done.stdout) == expected * 2
+@pytest.mark.parametrize("fallback", [None, "ngram"])
+def test_without_its_draft_model_a_replica_drafts_by_lookup_or_not_at_all(
+    tiny_model_dir, started, monkeypatch, fallback
+):
+    speculation = SpeculativeConfig("draft_model", 3, quantization="int8", fallback=fallback)
+    models = models_of(tiny_model_dir, speculation)
+    models.load(PLACEMENT)
+    assert (models.is_draft_up, models.can_draft) == (True, True)
+    monkeypatch.setattr("cluster.workers.supervisors.DraftSupervisor.restart", lambda self: None)
+    started.draft[0].error = DraftFailedError("it died")
+    check(models, Loop())
+    assert started.draft[0].is_killed
+    assert (models.is_draft_up, models.can_draft) == (False, fallback is not None)
+    models.close()
 
 
-def test_more_ranks_than_the_machine_bears_are_refused_before_ray_starts(tiny_model_dir):
-    with pytest.raises(
-        InvalidValueError, match="tensor_parallel_size is 1000; it must be at most 9"
-    ):
-        LLM(**arguments(tiny_model_dir, tensor_parallel_size=1000, kv_cache_memory_gib=4))
+@pytest.mark.parametrize(
+    ("speculation", "drafts"), [(None, False), (SpeculativeConfig("ngram"), True)]
+)
+def test_a_replica_without_a_draft_model(tiny_model_dir, started, speculation, drafts):
+    models = models_of(tiny_model_dir, speculation)
+    models.load(PLACEMENT)
+    assert started.draft == []
+    assert (models.make_proposer() is not None) is drafts
+    assert models.is_draft_up is None
+    assert list(models.profiled) == ["target"]
+    models.close()
 
 
-def test_without_the_package_that_divides_models_that_is_said(tiny_model_dir, monkeypatch):
-    monkeypatch.setattr("specdec.llm.executors.entry_points", lambda **_: ())
-    with pytest.raises(SpecdecError, match="several ranks need the executor 'ray'"):
-        LLM(**arguments(tiny_model_dir, tensor_parallel_size=2))
+def test_before_they_are_started_there_is_nothing_to_tell(models):
+    assert models.counts == ModelCounts()
+    assert models.is_draft_up is None
+    with pytest.raises(AssertionError, match="not been started"):
+        models.remake_target()

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.observability.logs import LogConfig
 from cluster.workers import serialization
-from cluster.workers.actor import ShardSpec, TargetShard
+from cluster.workers.actor import GroupSpec, TargetWorker
 from cluster.workers.model_source import ModelSource
 from cluster.workers.unix_socket import PeerGoneError
 from specdec.config.engine import EngineConfig
@@ -54,15 +54,16 @@ def ran(tmp_path, monkeypatch):
     def run(messages, rank=0, failing=()):
         """What the rank ran and what it sent, until it was told to stop or left alone."""
         limits = EngineConfig(max_model_len=16, num_blocks=1)
-        spec = ShardSpec(
-            rank, 2, ModelSource(str(tmp_path), Path(tmp_path)), "float32", "cpu", None, "auto",
-            limits, tmp_path, 1, LogConfig(),
+        spec = GroupSpec(
+            "target", ModelSource(str(tmp_path), Path(tmp_path)), "float32", "cpu", None, "auto",
+            2, limits, 1, 1, None, 60.0, 60.0, LogConfig(),
         )  # fmt: skip
         monkeypatch.setattr("cluster.workers.actor.logs.configure", lambda config: None)
-        shard, socket, model = TargetShard(spec), Socket(messages), Rank(failing)
-        shard._listener = SimpleNamespace(accept=lambda: socket, close=lambda: None)
-        monkeypatch.setattr(shard, "_load", lambda: model)
-        shard.run()
+        worker = TargetWorker(spec, rank, tmp_path)
+        socket, model = Socket(messages), Rank(failing)
+        worker._listener = SimpleNamespace(accept=lambda: socket, close=lambda: None)
+        monkeypatch.setattr(worker, "_load", lambda: model)
+        worker.run()
         return model.ran, socket
 
     return run

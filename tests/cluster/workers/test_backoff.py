@@ -1,4 +1,4 @@
-from cluster.workers.backoff import Backoff
+from cluster.workers.supervisors import Backoff
 from tests.clock import Clock
 
 

@@ -3,7 +3,7 @@
 from cluster.workers.profile_messages import (
     END,
     ProfileInbox,
-    ShardOrder,
+    WorkerProfileOrder,
     is_for_profiles,
     is_report,
     order_in,
@@ -12,7 +12,7 @@ from cluster.workers.serialization import CAUGHT_UP, STOP, encode_error, encode_
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.profile import OperationTime, WorkerProfile
 
-ORDER = ShardOrder("draft model", 3, "/traces/now", 2**20)
+ORDER = WorkerProfileOrder("draft model", 3, "/traces/now", 2**20)
 
 
 def profile(rank):
@@ -36,7 +36,7 @@ def test_orders_arrive_as_they_were_sent():
 
 def test_reports_are_waited_for_and_those_of_earlier_orders_are_dropped():
     inbox = ProfileInbox(ORDER, 2)
-    inbox.take(ShardOrder("target", 3, "/traces/before", 1).report(profile(0)))
+    inbox.take(WorkerProfileOrder("target", 3, "/traces/before", 1).report(profile(0)))
     for rank in (1, 0):
         assert inbox.reports is None
         inbox.take(ORDER.report(profile(rank)))

@@ -50,7 +50,7 @@ def draft():
 
 @pytest.fixture
 def take(tmp_path, target, draft, monkeypatch):
-    monkeypatch.setattr(profiling, "_LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(profiling, "_POLL_S", 0.01)
     taker = Profiling(tmp_path, 3, "r1")
 
     async def call(function):

@@ -5,9 +5,8 @@ import time
 
 import pytest
 
-from cluster.workers.draft_supervisor import DraftSupervisor
-from cluster.workers.profile_messages import ShardOrder
-from cluster.workers.target_supervisor import MAX_FAILURES, TargetSupervisor
+from cluster.workers.profile_messages import WorkerProfileOrder
+from cluster.workers.supervisors import MAX_FAILURES, DraftSupervisor, TargetSupervisor
 from specdec.config.engine import DraftLimits
 from specdec.config.speculative import SpeculativeConfig
 from specdec.sequences.sequence import Sequence
@@ -155,40 +154,40 @@ def test_a_target_is_replaced_and_a_crash_loop_ends(workers):
 
     supervisor = TargetSupervisor(start)
     supervisor._backoff.base_s = 0.001
-    second = supervisor.remake()
+    second = supervisor.restart()
     assert workers[0].is_killed
     assert supervisor.current is second
-    third = supervisor.remake()  # after two starts that fail
+    third = supervisor.restart()  # after two starts that fail
     assert len(workers) == 5
     assert supervisor.current is third
     assert supervisor.num_restarts == 2
     for _ in range(MAX_FAILURES - 4):
-        supervisor.remake()
+        supervisor.restart()
     with pytest.raises(TargetFailedError, match=f"failed {MAX_FAILURES} times in a row"):
-        supervisor.remake()
+        supervisor.restart()
+    assert workers[-1].is_killed
     supervisor.close()
-    assert supervisor.current.is_closed
 
 
 def test_no_profile_touches_a_lost_target(workers):
-    """Not even through the sockets that `remake` closes meanwhile, on another thread."""
+    """Not even through the sockets that `mark_lost` closes meanwhile, on another thread."""
 
     def start():
         workers.append(ProfiledWorker())
         return workers[-1]
 
-    order = ShardOrder("target", 4, "nowhere", 1)
+    order = WorkerProfileOrder("target", 4, "nowhere", 1)
     supervisor = TargetSupervisor(start)
     assert supervisor.num_ranks == 2
     supervisor.begin_profile(order)
     assert supervisor.collect_profile() is None
-    supervisor.lose()
+    supervisor.mark_lost()
     assert supervisor.num_ranks == 0
     supervisor.begin_profile(order)
     supervisor.end_profile()
     assert supervisor.collect_profile() == ()
     assert workers[0].told == ["begin", "collect"]
-    supervisor.remake()
+    supervisor.restart()
     assert supervisor.num_ranks == 2
     assert supervisor.collect_profile() == (), "the profile was of the one before"
     supervisor.begin_profile(order)
@@ -203,12 +202,12 @@ def test_closing_ends_the_wait_for_another_target(start, workers):
     supervisor._backoff.delay_s()
     ended = threading.Event()
 
-    def remake():
+    def restart():
         with pytest.raises(TargetFailedError, match="shutting down"):
-            supervisor.remake()
+            supervisor.restart()
         ended.set()
 
-    threading.Thread(target=remake).start()
+    threading.Thread(target=restart).start()
     wait_for(lambda: workers[0].is_killed)
     supervisor.close()
     assert ended.wait(5)

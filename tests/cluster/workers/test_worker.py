@@ -1,11 +1,9 @@
 """A rank's part in a profile, on a real runner."""
 
-from types import SimpleNamespace
-
 import pytest
 
-from cluster.workers.profile_messages import END, ProfileInbox, ShardOrder, is_report
-from cluster.workers.profiled_rank import ProfiledRank
+from cluster.workers.profile_messages import END, ProfileInbox, WorkerProfileOrder, is_report
+from cluster.workers.worker import ModelWorker
 from specdec.distributed.group import TensorParallelGroup
 from specdec.types.messages import StepInput
 from specdec.worker import load_runner
@@ -23,11 +21,11 @@ def rank(tiny_model_dir):
         runner.execute(StepInput(-1, (), (), (), ()))
         yield ANSWER
 
-    return ProfiledRank(SimpleNamespace(runner=runner, run=run), 1)
+    return ModelWorker(runner, run, 1)
 
 
 def order(directory, num_steps=2, max_bytes=2**24):
-    return ShardOrder("draft model", num_steps, str(directory), max_bytes)
+    return WorkerProfileOrder("draft model", num_steps, str(directory), max_bytes)
 
 
 def tell(rank, frames):

@@ -1,0 +1,282 @@
+"""Worker groups that are restarted when a rank is lost, as a whole and with backoff.
+
+Without its target, the engine pauses the streams and recomputes them on the next group. Without its
+draft model, requests continue without speculation.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
+
+from cluster.workers.profile_messages import WorkerProfileOrder
+from cluster.workers.worker_group import OutputT, StepT, WorkerGroup
+from specdec.config.engine import DraftLimits
+from specdec.speculation.proposers import (
+    DraftModelProposer,
+    DraftRequest,
+    DraftVocabulary,
+    Proposal,
+)
+from specdec.types.errors import DraftFailedError, TargetFailedError
+from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutput
+from specdec.types.profile import WorkerProfile
+from specdec.types.worker import DraftWorker
+
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+MAX_FAILURES = 5
+"""More consecutive failures of a target, none followed by a minute of running, are a crash loop."""
+
+
+@dataclass
+class Backoff:
+    """Exponential backoff: no delay after the first failure, then `base_s` doubled up to `limit_s`.
+
+    Running for more than `forget_after_s` seconds resets it; the time that a start takes does not
+    count. `clock` is in seconds.
+    """
+
+    clock: Callable[[], float]
+    base_s: float = 1.0
+    limit_s: float = 30.0
+    forget_after_s: float = 60.0
+    num_failures: int = field(default=0, init=False)
+    _started_s: float | None = field(default=None, init=False)
+
+    def started(self) -> None:
+        """Record a successful start."""
+        self._started_s = self.clock()
+
+    def delay_s(self) -> float:
+        """Record a failure, and return the delay before the next start."""
+        if self._started_s is not None and self.clock() - self._started_s > self.forget_after_s:
+            self.num_failures = 0
+        self._started_s = None
+        self.num_failures += 1
+        if self.num_failures == 1:
+            return 0.0
+        exponent = min(self.num_failures - 2, 32)  # far beyond any limit, without overflow
+        return min(self.limit_s, self.base_s * 2.0**exponent)
+
+
+class Supervisor(Generic[StepT, OutputT]):
+    """A worker group that is replaced by a new one when it is lost.
+
+    Methods are called on the engine's thread, except for `restart` and `close`.
+    """
+
+    _model: ClassVar[str]
+
+    def __init__(self, start: Callable[[], WorkerGroup[StepT, OutputT]]) -> None:
+        """Start the first group. start: returns a warm group, or raises."""
+        self._start = start
+        self._backoff = Backoff(time.monotonic)
+        self._closing = threading.Event()
+        self._lock = threading.Lock()  # of `_group`, which `restart` sets while `close` may run
+        self._group: WorkerGroup[StepT, OutputT] | None = start()
+        self._profiled: WorkerGroup[StepT, OutputT] | None = None
+        self.num_restarts = 0
+        self._backoff.started()
+
+    @property
+    def is_available(self) -> bool:
+        """Whether there is a group: not from a loss until the restart."""
+        return self._group is not None
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks; 0 from a loss until the restart."""
+        group = self._group
+        return 0 if group is None else group.num_ranks
+
+    def mark_lost(self) -> None:
+        """Kill the group and stop using it, also for profiles.
+
+        On the engine's thread, which uses the group's sockets.
+        """
+        self._profiled = None
+        with self._lock:
+            lost, self._group = self._group, None
+        if lost is not None:
+            lost.kill()
+
+    def restart(self) -> WorkerGroup[StepT, OutputT] | None:
+        """Start another group, retrying with backoff; return None when the supervisor closes."""
+        while not self._closing.wait(self._delay_s()):
+            try:
+                group = self._start()
+            except Exception as error:
+                logger.warning("the %s did not start: %s", self._model, error)
+                continue
+            return self._install(group)
+        return None
+
+    def _delay_s(self) -> float:
+        return self._backoff.delay_s()
+
+    def _install(self, group: WorkerGroup[StepT, OutputT]) -> WorkerGroup[StepT, OutputT] | None:
+        with self._lock:
+            if self._closing.is_set():
+                group.kill()
+                return None
+            self.num_restarts += 1
+            self._backoff.started()
+            self._group = group
+        return group
+
+    def begin_profile(self, order: WorkerProfileOrder) -> None:
+        """Begin a profile on every rank, if there is a group. Does not wait."""
+        self._profiled = self._group
+        if self._profiled is not None:
+            self._profiled.begin_profile(order)
+
+    def end_profile(self) -> None:
+        """End the profile on the ranks where it is still active. Does not wait."""
+        if self._profiled is not None:
+            self._profiled.end_profile()
+
+    def collect_profile(self) -> tuple[WorkerProfile, ...] | None:
+        """Return the reports of all ranks; none if the group was lost; None until they arrive.
+
+        Does not wait, and may be called again.
+        """
+        return () if self._profiled is None else self._profiled.collect_profile()
+
+    def close(self) -> None:
+        """Stop the group and any restart, after the engine's last call."""
+        self._closing.set()
+        with self._lock:
+            if self._group is not None:
+                self._group.close()
+
+
+class TargetSupervisor(Supervisor[StepInput, VerifyOutput]):
+    """The target: the engine's recovery thread restarts it and waits; a crash loop ends that."""
+
+    _model = "target"
+
+    @property
+    def current(self) -> WorkerGroup[StepInput, VerifyOutput]:
+        """The group in use, which `restart` replaces."""
+        assert self._group is not None, "the target is lost"
+        return self._group
+
+    def restart(self) -> WorkerGroup[StepInput, VerifyOutput]:
+        """Replace the group. Raises TargetFailedError in a crash loop or on shutdown."""
+        self.mark_lost()
+        group = super().restart()
+        if group is None:
+            raise TargetFailedError("the service is shutting down")
+        return group
+
+    def check(self, report: Callable[[TargetFailedError], None]) -> None:
+        """Report a rank that died while no step ran. Blocking; from any thread."""
+        group = self._group
+        if group is None:
+            return
+        try:
+            group.check_alive()
+        except TargetFailedError as error:
+            if group is self._group:  # otherwise a step has detected it too
+                report(error)
+
+    def _delay_s(self) -> float:
+        delay_s = super()._delay_s()
+        if self._backoff.num_failures > MAX_FAILURES:
+            raise TargetFailedError(f"it failed {MAX_FAILURES} times in a row")
+        return delay_s
+
+
+class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
+    """A proposer that drafts while it has a worker group, and otherwise proposes nothing.
+
+    A lost group is restarted in the background, indefinitely: without drafts the service is slower,
+    not broken. A new group has no KV cache; its proposer catches up on the running sequences.
+    """
+
+    _model = "draft model"
+
+    def __init__(
+        self,
+        start: Callable[[], WorkerGroup[DraftStep, DraftOutput]],
+        limits: DraftLimits,
+        vocabulary: DraftVocabulary,
+    ) -> None:
+        super().__init__(start)
+        self._limits = limits
+        self._vocabulary = vocabulary
+        self._proposer: DraftModelProposer | None = None
+        self._drafting: WorkerGroup[DraftStep, DraftOutput] | None = None  # the proposer's
+        self.num_catch_up_tokens = 0  # by all groups; see DraftModelProposer
+
+    def begin(self, requests: Sequence[DraftRequest]) -> None:
+        """Start drafting, if there is a group."""
+        self._follow_group()
+        if self._proposer is not None:
+            num_before = self._proposer.num_catch_up_tokens
+            try:
+                self._proposer.begin(requests)
+                self.num_catch_up_tokens += self._proposer.num_catch_up_tokens - num_before
+            except Exception as error:
+                self._recover(error)
+
+    def collect(self) -> list[Proposal]:
+        """Return the drafts; none without a group, or if it was lost since `begin`."""
+        if self._proposer is None:
+            return []
+        try:
+            return self._proposer.collect()
+        except Exception as error:
+            self._recover(error)
+            return []
+
+    def release(self, seq_id: int) -> None:
+        """Release a sequence."""
+        if self._proposer is not None:
+            self._proposer.release(seq_id)
+
+    def check(self) -> None:
+        """Detect a rank that died while no step ran."""
+        if self._group is not None:
+            try:
+                self._group.check_alive()
+            except DraftFailedError as error:
+                self._recover(error)
+
+    def measure(self, measure: Callable[[DraftWorker], Result]) -> Result | None:
+        """Return what `measure` measures on the group, before there is a sequence.
+
+        Returns None where the group is lost.
+        """
+        if self._group is None:
+            return None
+        try:
+            return measure(self._group)
+        except Exception as error:
+            self._recover(error)
+            return None
+
+    def _follow_group(self) -> None:
+        """Replace the proposer after a restart."""
+        group = self._group
+        if group is None or group is self._drafting:
+            return
+        if self.num_restarts:
+            logger.warning("drafting again, with a new worker")
+        self._drafting = group
+        self._proposer = DraftModelProposer(group, self._limits, self._vocabulary.new_translation())
+
+    def _recover(self, error: Exception) -> None:
+        """Restart the group in the background, after any error: none may affect a request."""
+        is_known = isinstance(error, DraftFailedError)
+        logger.warning("going on without drafts: %s", error, exc_info=None if is_known else error)
+        self.mark_lost()
+        self._proposer = self._drafting = None
+        threading.Thread(target=self.restart, name="draft-restart", daemon=True).start()

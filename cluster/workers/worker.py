@@ -1,0 +1,178 @@
+"""One loaded rank inside its actor: executes steps, and profiles them on request."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+
+from cluster.workers import serialization
+from cluster.workers.actor import GroupSpec
+from cluster.workers.profile_messages import WorkerProfileOrder, is_for_profiles, order_in
+from cluster.workers.resources import threads_per_worker
+from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.distributed.group import TensorParallelGroup
+from specdec.types.profile import WorkerProfile
+from specdec.worker import Rendezvous, Runner, StepProfiler, load_draft_runner, load_runner
+
+logger = logging.getLogger(__name__)
+
+_COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Covers ranks that load at different speeds; the Router's step deadline is much shorter."""
+
+StepFunction = Callable[[serialization.Frames], Iterator[serialization.Frames]]
+"""Executes one step; yields each answer before the work that follows it."""
+
+
+def load_target(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
+    """Load this rank's shard of the target model and warm it up. A collective call."""
+    limits = spec.limits
+    assert isinstance(limits, EngineConfig)
+    runner = load_runner(
+        spec.model.here(),
+        spec.dtype,
+        limits,
+        _join_group(spec, rank, directory),
+        spec.quantization,
+        torch.device(spec.device),
+        spec.kernels,
+    )
+    runner.warm_up(min(limits.max_num_batched_tokens, limits.max_model_len - 1))
+
+    def execute(frames: serialization.Frames) -> Iterator[serialization.Frames]:
+        yield serialization.encode_output(runner.execute(serialization.decode_step(frames)))
+
+    return ModelWorker(runner, execute, rank)
+
+
+def load_draft(spec: GroupSpec, rank: int, directory: Path) -> ModelWorker:
+    """Load this rank's shard of the draft model and warm it up. A collective call."""
+    limits = spec.limits
+    assert isinstance(limits, DraftLimits)
+    runner = load_draft_runner(
+        spec.model.here(),
+        spec.dtype,
+        limits,
+        _join_group(spec, rank, directory),
+        spec.quantization,
+        torch.device(spec.device),
+        spec.vocabulary,
+        spec.kernels,
+    )
+    runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
+
+    def execute(frames: serialization.Frames) -> Iterator[serialization.Frames]:
+        step = serialization.decode_draft_step(frames)
+        drafts = runner.draft(step)
+        if step.drafts:
+            yield serialization.encode_draft_output(drafts)
+        if step.rows:
+            runner.catch_up(step)
+        if step.rows or not step.drafts:
+            yield serialization.CAUGHT_UP
+
+    return ModelWorker(runner, execute, rank)
+
+
+def _join_group(spec: GroupSpec, rank: int, directory: Path) -> TensorParallelGroup:
+    size = spec.tensor_parallel_size
+    torch.set_num_threads(threads_per_worker(size, spec.num_replicas))
+    if size == 1:
+        return TensorParallelGroup()
+    # The ranks share a node, so the group needs no network. The Router, which chose the path, may
+    # be on another node, so the directory may not exist here.
+    directory.mkdir(mode=0o700, exist_ok=True)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    group = Rendezvous(rank, size, spec.device, directory, _COLLECTIVE_TIMEOUT).join()
+    name = type(group.collectives).__name__
+    logger.info("rank %d of %d exchanges tensors by %s", rank, size, name)
+    return group
+
+
+@dataclass(frozen=True)
+class _Profile:
+    order: WorkerProfileOrder
+    profiler: StepProfiler
+
+    @property
+    def is_over(self) -> bool:
+        return self.profiler.num_steps >= self.order.num_steps
+
+
+class ModelWorker:
+    """A rank that is loaded and warm. It records its steps while a profile is active."""
+
+    def __init__(self, runner: Runner, execute: StepFunction, rank: int) -> None:
+        self.runner = runner
+        self._execute = execute
+        self._rank = rank
+        self._profile: _Profile | None = None
+
+    def run(self, frames: serialization.Frames) -> Iterator[serialization.Frames]:
+        """Execute a step, or begin or end a profile. Yields answers, then the report if it ends."""
+        if is_for_profiles(frames):
+            yield from self._change_profile(order_in(frames))
+        elif self._profile is None:
+            yield from self._execute(frames)
+        else:
+            yield from self._run_profiled(frames, self._profile)
+
+    def _run_profiled(
+        self, frames: serialization.Frames, profile: _Profile
+    ) -> Iterator[serialization.Frames]:
+        with profile.profiler.step():
+            yield from self._execute(frames)
+        if profile.is_over:
+            yield self._end(profile)
+
+    def _change_profile(self, order: WorkerProfileOrder | None) -> Iterator[serialization.Frames]:
+        """Begin a profile, or end the active one. Errors are reported and do not affect steps.
+
+        A new order replaces an active profile: its client no longer waits for it.
+        """
+        active, self._profile = self._profile, None
+        if order is None:
+            if active is not None:
+                yield self._end(active)
+            return
+        try:
+            if active is not None:
+                active.profiler.stop()
+            Path(order.directory).mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._profile = _Profile(order, StepProfiler(self.runner))
+        except Exception as error:
+            yield self._failure(order, error, 0)
+
+    def _end(self, profile: _Profile) -> serialization.Frames:
+        self._profile = None
+        order, num_steps = profile.order, profile.profiler.num_steps
+        name = f"{order.worker.replace(' ', '-')}-rank-{self._rank}.json.gz"
+        path = Path(order.directory) / name
+        try:
+            saved = profile.profiler.save(path, order.max_bytes)
+        except Exception as error:
+            return self._failure(order, error, num_steps)
+        is_written = saved.size_bytes > 0
+        return order.report(
+            WorkerProfile(
+                order.worker,
+                self._rank,
+                num_steps,
+                trace_path=str(path) if is_written else "",
+                trace_bytes=saved.size_bytes,
+                operations=saved.operations,
+                fault="" if is_written else f"the trace is larger than {order.max_bytes} bytes",
+            )
+        )
+
+    def _failure(
+        self, order: WorkerProfileOrder, error: Exception, num_steps: int
+    ) -> serialization.Frames:
+        logger.error("the profile failed", exc_info=error)
+        fault = f"{type(error).__name__}: {error}"
+        return order.report(WorkerProfile(order.worker, self._rank, num_steps, fault=fault))
