@@ -11,7 +11,6 @@ from typing import Any
 import ray
 from fastapi import FastAPI
 from ray import serve
-from ray._common.constants import HEAD_NODE_RESOURCE_NAME
 from ray.exceptions import RayTaskError
 from ray.serve.config import gRPCOptions
 from ray.util.placement_group import PlacementGroup
@@ -37,6 +36,7 @@ from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
 from cluster.serve.node_memory import node_shares, replica_memory
 from cluster.workers.model_source import log_progress
 from cluster.workers.placement import bundle_labels
+from cluster.workers.ray_internals import head_node_resource
 from cluster.workers.resources import (
     CPUS_PER_ROUTER,
     FoundByDriver,
@@ -253,7 +253,7 @@ def _control_plane(config: ServeConfig) -> serve.Application:
     speculation = config.speculative_config
     deployment = serve.deployment(ControlPlaneReplica).options(
         name=CONTROL_PLANE,
-        ray_actor_options={"num_cpus": 0, "resources": {HEAD_NODE_RESOURCE_NAME: 0.0001}},
+        ray_actor_options={"num_cpus": 0, "resources": {head_node_resource(): 0.0001}},
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
         # Calls to it say nothing: a Router reports every second.

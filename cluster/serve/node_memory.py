@@ -1,4 +1,4 @@
-"""The memory of the nodes that a replica's models are placed on, asked of those nodes."""
+"""The available memory of the nodes that a replica's models are placed on."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE, ReplicaMemory
 from specdec.config.hardware import available_memory_bytes, smallest_gpu_bytes
 
 _ANSWER_TIMEOUT_S = 120.0
-"""A process has to be started there, and on a GPU to import torch."""
+"""Covers the start of a process on the node, which imports torch on a GPU."""
 
 
 @dataclass(frozen=True)
 class NodeShares:
-    """How many replicas there may be on a node of the target, and on one of the draft model."""
+    """The most replicas on one node of the target, and on one node of the draft model."""
 
     target: int
     draft: int
@@ -31,14 +31,14 @@ class NodeShares:
 def replica_memory(
     config: ServeConfig, placement: PlacementGroup, shares: NodeShares
 ) -> ReplicaMemory:
-    """What this replica may take where `placement` has put its models.
+    """Return the memory that this replica may use on the nodes of its placement group.
 
-    shares: the replicas that divide the memory of a host. Raises what asking another node raises,
-    GetTimeoutError if one does not answer.
+    shares: the replicas that divide a host's memory. Raises what a remote call raises, as
+    GetTimeoutError if a node does not answer.
     """
     nodes = placement_group_table(placement)["bundles_to_node_id"]
     if config.device == "cuda":
-        shares = NodeShares(1, 1)  # each rank has a GPU of its own
+        shares = NodeShares(1, 1)  # each rank has its own GPU
     target_bytes = _bundle_bytes(config, placement, TARGET_BUNDLE, nodes) // shares.target
     draft_node = nodes.get(DRAFT_BUNDLE)
     if draft_node is None or (config.device == "cpu" and draft_node == nodes[TARGET_BUNDLE]):
@@ -48,10 +48,10 @@ def replica_memory(
 
 
 def node_shares(config: ServeConfig, own_application: str) -> NodeShares:
-    """Where replicas are spread over all nodes that could hold them, by labels and size.
+    """Return the shares when replicas are spread over all nodes with matching labels and size.
 
-    Other applications' replicas count as if they were spread over the same nodes: their labels are
-    not known here, nor how many more their load may call for.
+    Replicas of other applications count as if they were spread over the same nodes: their labels
+    and the replicas that they may still add are not known here.
     """
     num_replicas = config.most_replicas + _num_other_replicas(own_application)
     nodes, num_bundles = ray.nodes(), len(placement_bundles(config))
@@ -64,7 +64,7 @@ def node_shares(config: ServeConfig, own_application: str) -> NodeShares:
 
 
 def _num_other_replicas(own_application: str) -> int:
-    """In whatever state: those that start want room, too."""
+    """Count other applications' replicas in any state: starting ones need memory, too."""
     return sum(
         sum(application.deployments[ROUTER].replica_states.values())
         for name, application in our_applications().items()
@@ -80,10 +80,10 @@ def _bundle_bytes(
     strategy = PlacementGroupSchedulingStrategy(placement, placement_group_bundle_index=bundle)
     options: dict[str, Any] = {"num_cpus": 0, "scheduling_strategy": strategy}
     if config.device == "cpu":
-        asked = ray.remote(available_memory_bytes).options(**options).remote()
-        return int(ray.get(asked, timeout=_ANSWER_TIMEOUT_S))
+        result = ray.remote(available_memory_bytes).options(**options).remote()
+        return int(ray.get(result, timeout=_ANSWER_TIMEOUT_S))
     ranks = int(placement.bundle_specs[bundle]["GPU"])
-    # One call that sees all GPUs of the bundle, and ends before the ranks want them.
-    asked = ray.remote(max_calls=1)(smallest_gpu_bytes).options(num_gpus=ranks, **options).remote()
-    of_smallest = float(ray.get(asked, timeout=_ANSWER_TIMEOUT_S))
-    return int(of_smallest * config.gpu_memory_utilization)
+    # One task that sees all GPUs of the bundle, and ends before the ranks need them.
+    result = ray.remote(max_calls=1)(smallest_gpu_bytes).options(num_gpus=ranks, **options).remote()
+    smallest_bytes = float(ray.get(result, timeout=_ANSWER_TIMEOUT_S))
+    return int(smallest_bytes * config.gpu_memory_utilization)

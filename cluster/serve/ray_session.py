@@ -1,4 +1,4 @@
-"""The Ray that a service runs on: one of its own, or one that it joins; and Serve on it."""
+"""The Ray that a service runs on, private or joined, and Serve on it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import Any
 
 from cluster.config.serve_config import ServeConfig
 from cluster.workers.cpu_scheduling import starting_batch_work
+from cluster.workers.ray_internals import ServeListeners, delete_application, serve_listeners
 from cluster.workers.ray_runtime import LocalRay, prepare_environment, start_ray, stop_ray
 from specdec.types.errors import SpecdecError
 
 logger = logging.getLogger(__name__)
 
-_DRAIN_ANSWER_TIMEOUT_S = 5.0  # beyond the drain itself, for a replica that hangs
+_DRAIN_ANSWER_TIMEOUT_S = 5.0  # beyond the drain itself, in case a replica hangs
 _STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.2
 
-# At info it writes of every call, as we do ourselves, and with less in it.
+# At INFO, Serve logs every call, as the service itself does with more detail.
 _SERVE_LOG_LEVELS = {"debug": "DEBUG", "info": "WARNING", "warning": "WARNING", "error": "ERROR"}
 
 
 class StartupError(SpecdecError):
-    """The service did not come up; the message says why."""
+    """The service did not start; the message contains the reason."""
 
 
 @dataclass(frozen=True)
 class Listening:
-    """Where Serve's proxies, or our own servers, take calls."""
+    """The addresses of Serve's proxies, or of the servers of the service itself."""
 
     host: str
     grpc_port: int
@@ -39,7 +39,7 @@ class Listening:
 
 
 class RaySession:
-    """Ray and Serve for as long as a service runs. Ends what it has started, and nothing else."""
+    """Ray and Serve for the lifetime of a service. Ends only what it has started."""
 
     def __init__(self, config: ServeConfig) -> None:
         self._config = config
@@ -49,16 +49,16 @@ class RaySession:
 
     @property
     def is_joined(self) -> bool:
-        """Whether Ray is somebody else's."""
+        """Whether the service joins an existing Ray cluster."""
         return self._config.ray_address is not None
 
     @property
     def listening(self) -> Listening:
-        """As configured; once it has started, as a Serve that ran already has it."""
+        """As configured; after `start`, as an existing Serve instance is configured."""
         return self._listening
 
     def start(self) -> None:
-        """Returns when Serve is there to deploy on. Raises StartupError."""
+        """Return when Serve is ready for deployments. Raises StartupError."""
         if self.is_joined:
             self._join()
         else:
@@ -78,12 +78,10 @@ class RaySession:
         except (ConnectionError, RuntimeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise StartupError(f"cannot join the Ray cluster at {address}: {reason}") from error
-        try:
-            controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
-        except ValueError:
-            return
-        self._starts_serve = False
-        self._listening = _listening_there(controller, self._config)
+        existing = serve_listeners()
+        if existing is not None:
+            self._starts_serve = False
+            self._listening = _existing_listening(existing, self._config)
 
     def _start_serve(self) -> None:
         from ray import serve
@@ -103,7 +101,7 @@ class RaySession:
     def stop(
         self, applications: Sequence[str], drain_timeout_s: float, hurry: threading.Event
     ) -> None:
-        """Drains the replicas and ends everything; without the drain once `hurry` is set."""
+        """Drain the replicas and end everything; without the drain once `hurry` is set."""
         import ray
 
         if not ray.is_initialized():
@@ -112,74 +110,71 @@ class RaySession:
         processes = [] if own_ray is None else own_ray.processes()
 
         def drain_and_delete() -> None:
-            # What can go wrong is that Ray or Serve is gone already, which is what is wanted.
+            # Errors mean that Ray or Serve has ended already, which is the goal.
             with suppress(Exception):
                 _drain_replicas(applications, drain_timeout_s)
             if hurry.is_set():
-                return  # below is seen to it; a Serve that is asked as Ray ends would be another
+                return  # done below; calling Serve while Ray ends would start another Serve
             with suppress(Exception):
                 self._delete(applications)
                 deleted.set()
-            hurry.set()  # there is nothing left to wait for
+            hurry.set()  # nothing is left to wait for
 
         deleted = threading.Event()
-        # Lets the replica close its servers and shards; a Ray that was hit itself will not answer.
+        # The replica closes its servers and workers. Ray may not respond if it was killed too.
         threading.Thread(target=drain_and_delete, daemon=True).start()
         hurry.wait(drain_timeout_s + _DRAIN_ANSWER_TIMEOUT_S + _STOP_TIMEOUT_S)
         if self.is_joined and not deleted.is_set():
-            self._break_off(applications)  # nobody else would end them
+            self._abort(applications)  # the cluster goes on, and they with it
         stop_ray(processes)
         if own_ray is not None:
             own_ray.restore_environment()
 
-    def _break_off(self, applications: Sequence[str]) -> None:
-        """Ends what runs, and then the applications. They go even where nobody waits for it."""
+    def _abort(self, applications: Sequence[str]) -> None:
+        """Abort running requests and delete the applications, which end even after a timeout."""
         with suppress(Exception):
             _drain_replicas(applications, 0.0)
         try:
             self._delete(applications)
         except Exception as error:
-            logger.warning("%s: `serve status` tells whether they still end", error)
+            logger.warning("%s: check them with `serve status`", error)
 
     def _delete(self, applications: Sequence[str]) -> None:
-        """All at once; returns when they are gone. Raises TimeoutError."""
+        """Delete all at once; return when they are gone. Raises TimeoutError."""
         from ray import serve
 
         for name in applications:
-            serve.delete(name, _blocking=False)
+            delete_application(name)
         _wait_until_gone(applications)
         if self.is_joined and self._starts_serve and not serve.status().applications:
             serve.shutdown()
 
 
-def _listening_there(controller: Any, config: ServeConfig) -> Listening:
-    """Where the Serve that runs there takes calls.
+def _existing_listening(existing: ServeListeners, config: ServeConfig) -> Listening:
+    """Return where an existing Serve instance listens.
 
-    Raises StartupError where it cannot carry ours, or elsewhere than `config` says. What is
-    configured as it is by default may be anything there.
+    Raises StartupError if it does not mount the service's servicers, or listens elsewhere than
+    `config` requires; a setting that has its default matches anything.
     """
-    import ray
-
-    http, grpc = ray.get([controller.get_http_config.remote(), controller.get_grpc_config.remote()])
-    _require_servicers(grpc.grpc_servicer_functions)
-    there = Listening(http.host, grpc.port, http.port)
+    _require_servicers(existing.grpc_servicer_functions)
+    listening = Listening(existing.host, existing.grpc_port, existing.http_port)
     for each in fields(Listening):
-        given, real = getattr(config, each.name), getattr(there, each.name)
+        given, real = getattr(config, each.name), getattr(listening, each.name)
         if given not in (real, getattr(ServeConfig, each.name)):
             reason = f"Serve runs there already, with {real}; leave it out, or end that Serve first"
             raise StartupError(f"{each.name} is {given}, but {reason}")
-    return there
+    return listening
 
 
 def _require_servicers(found: Sequence[str]) -> None:
-    """Ours, in our order; there may be others between them."""
+    """Require this service's servicers in order; others may be listed between them."""
     from cluster.serve.deployment import GRPC_SERVICER_FUNCTIONS
 
     if [each for each in found if each in GRPC_SERVICER_FUNCTIONS] != list(GRPC_SERVICER_FUNCTIONS):
         raise StartupError(
-            "Serve runs there already, and its gRPC does not carry this service: grpc_options must "
+            "Serve runs there already, and its gRPC does not mount this service: grpc_options must "
             f"list {', '.join(GRPC_SERVICER_FUNCTIONS)} as grpc_servicer_functions, in this order; "
-            "end that Serve, and it is started as it has to be"
+            "end that Serve, and the service starts it with the right options"
         )
 
 
@@ -194,7 +189,7 @@ def _wait_until_gone(applications: Sequence[str]) -> None:
 
 
 def _drain_replicas(applications: Sequence[str], timeout_s: float) -> None:
-    """All at once, and before Serve hears of it: its proxies would turn clients away at once."""
+    """Drain all at once, before Serve deletes them: its proxies would reject clients at once."""
     from ray import serve
 
     from cluster.control.peers import ROUTER
@@ -204,7 +199,7 @@ def _drain_replicas(applications: Sequence[str], timeout_s: float) -> None:
     for name in applications:
         router = found[name].deployments.get(ROUTER) if name in found else None
         if router is None or not router.replica_states.get("RUNNING"):
-            continue  # it did not come up, or has lost its replicas
+            continue  # it did not start, or has lost its replicas
         drained.append(serve.get_deployment_handle(ROUTER, name).broadcast("drain", timeout_s))
     for each in drained:
         each.results(timeout_s=timeout_s + _DRAIN_ANSWER_TIMEOUT_S)

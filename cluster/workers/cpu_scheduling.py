@@ -1,8 +1,8 @@
-"""Which processes interrupt which, where a service and its models share cores (Linux).
+"""CPU scheduling policies, where a service and its models share cores (Linux).
 
-A thread that wakes up usually takes the core from one that has run for a while, as a model's always
-have; and whoever computes a layer together with that one waits too. Ray and what it hosts, the
-Router too, are therefore scheduled as batch work, which waits for its turn, and models are not.
+A thread that wakes up usually preempts one that has run for a while, as a model's threads always
+have, and the model's other threads wait for the preempted one. Ray and what it runs, the Router
+included, therefore use SCHED_BATCH, which does not preempt on wake-up; models use SCHED_OTHER.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 
 @contextmanager
 def starting_batch_work() -> Iterator[None]:
-    """Has processes that this thread starts meanwhile not interrupt others when they wake.
+    """Run this thread as SCHED_BATCH, so that processes it starts meanwhile inherit the policy.
 
-    Not where the thread has another policy than the usual one: theirs is then the same.
+    Has no effect where the thread has another policy than SCHED_OTHER, which they then inherit.
     """
     if sys.platform != "linux" or _policy() != os.SCHED_OTHER:
         yield
@@ -30,13 +30,13 @@ def starting_batch_work() -> Iterator[None]:
 
 
 def run_as_model() -> None:
-    """Has this thread, and those that it starts, be no batch work, though its process is."""
+    """Run this thread, and those it starts, as SCHED_OTHER where the process is SCHED_BATCH."""
     if sys.platform == "linux" and _policy() == os.SCHED_BATCH:
         _schedule(os.SCHED_OTHER)
 
 
 def _policy() -> int | None:
-    with suppress(OSError):  # sandboxes may refuse both, which costs some speed
+    with suppress(OSError):  # sandboxes may refuse both calls, which costs some speed
         return os.sched_getscheduler(0)
     return None
 

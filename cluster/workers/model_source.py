@@ -1,4 +1,4 @@
-"""Where a node finds a model that was looked up on another one."""
+"""The location of a model on a node, when another node has resolved its name."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model by the name that it was asked for, and where the Router's node has it."""
+    """A model by the configured name, and its directory on the Router's node."""
 
     name: str
     directory: Path
 
     def here(self) -> Path:
-        """Where this node has it, fetched if need be. Raises ModelNotFoundError."""
+        """Return its directory on this node; download it if needed. Raises ModelNotFoundError."""
         if self.directory.is_dir():
             return self.directory
         return resolve(self.name, progress=log_progress)
 
 
 def log_progress(line: str) -> None:
-    """For whoever fetches a model with nobody watching."""
+    """Log the progress of a download that has no terminal."""
     logger.info("%s", line)

@@ -1,4 +1,4 @@
-"""On which nodes of a cluster the models of a replica go."""
+"""Placement of a replica's models on the nodes of a cluster."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from specdec.types.errors import InvalidValueError
 
 
 def bundle_labels(config: ServeConfig) -> list[dict[str, str]] | None:
-    """For each bundle the labels that its node must have; None where any node will do.
+    """Return the labels that each bundle's node must have; None without label selectors.
 
-    The Router goes with the target, to which it talks most.
+    The Router is placed with the target, with which it communicates most.
     """
     if config.target_labels is None and config.draft_labels is None:
         return None
@@ -25,7 +25,7 @@ def bundle_labels(config: ServeConfig) -> list[dict[str, str]] | None:
 
 @dataclass(frozen=True)
 class _Wanted:
-    """A bundle of all replicas that a model has to have. nodes: ids of those with its labels."""
+    """A bundle that each required replica of a model needs. nodes: ids of those with its labels."""
 
     config: ServeConfig
     index: int
@@ -34,11 +34,11 @@ class _Wanted:
 
     @property
     def sizes(self) -> list[Mapping[str, float]]:
-        """Of each replica."""
+        """The sizes of the bundles of all required replicas."""
         return [self.size] * self.config.fewest_replicas
 
     def refuse(self, missing: str) -> NoReturn:
-        """Raises what names the labels, or the ranks where any node will do."""
+        """Raise InvalidValueError that names the labels, or the ranks where there are none."""
         is_draft, config = self.index == DRAFT_BUNDLE, self.config
         field = "draft_labels" if is_draft else "target_labels"
         value: object = getattr(config, field)
@@ -52,11 +52,11 @@ class _Wanted:
 
 
 def require_placeable(configs: Sequence[ServeConfig], nodes: Sequence[Mapping[str, Any]]) -> None:
-    """Raises InvalidValueError for what could not be placed if the cluster were empty.
+    """Raise InvalidValueError for models that could not be placed on the empty cluster.
 
-    That is a bundle that no node holds, or bundles that want more of something, with all replicas
-    that there have to be at the start, than all nodes with their labels have. nodes: as
-    `ray.nodes()` tells of them. Ray would wait for ever, without a word.
+    That is a bundle that no node can hold, or bundles of all replicas required at the start that
+    need more of a resource than all nodes with their labels have. nodes: from `ray.nodes()`. Ray
+    itself would wait indefinitely, without a message.
     """
     for config in configs:
         for index, bundle in enumerate(placement_bundles(config)):
@@ -69,7 +69,7 @@ def require_placeable(configs: Sequence[ServeConfig], nodes: Sequence[Mapping[st
 def nodes_for(
     config: ServeConfig, index: int, nodes: Sequence[Mapping[str, Any]]
 ) -> list[Mapping[str, Any]]:
-    """Those that could hold the bundle of this index if they were empty."""
+    """Return the nodes that could hold the bundle of this index if they were empty."""
     bundle = placement_bundles(config)[index]
     return [
         node
@@ -94,7 +94,7 @@ def _wanted(config: ServeConfig, index: int, nodes: Sequence[Mapping[str, Any]])
 def _require_room_for_all(
     configs: Sequence[ServeConfig], nodes: Sequence[Mapping[str, Any]]
 ) -> None:
-    """On each set of nodes for all that has to be on some of these."""
+    """Check each set of nodes against all bundles that must be placed on nodes of that set."""
     wanted = [
         _wanted(config, index, nodes)
         for config in configs
@@ -105,4 +105,4 @@ def _require_room_for_all(
         found = total(node["Resources"] for node in nodes if node["NodeID"] in each.nodes)
         for resource, needed in total(inside).items():
             if needed > found.get(resource, 0) and resource in each.size:
-                each.refuse(f"nodes with {needed:g} {resource} together, as all replicas want")
+                each.refuse(f"nodes with {needed:g} {resource} together, as all replicas need")

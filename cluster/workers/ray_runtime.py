@@ -1,4 +1,4 @@
-"""A Ray of one program's own, on this machine, closed to whoever lacks its token."""
+"""A private Ray of one program, on this machine, protected by a token."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ import secrets
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from types import MappingProxyType
 from typing import Any
 
 import psutil
 
+from cluster.workers.ray_internals import local_node, node_processes, reload_authentication
 from specdec.config.hardware import available_cpus
 
-_OBJECT_STORE_BYTES = 100 * 2**20  # steps do not travel through it
+_OBJECT_STORE_BYTES = 100 * 2**20  # steps do not use it
 _EXIT_TIMEOUT_S = 5.0
 
 RAY_ENVIRONMENT = MappingProxyType(
     {
         "RAY_USAGE_STATS_ENABLED": "0",
-        # A service at rest should be at rest: by default these loops wake ten times a second.
+        # Keep an idle service idle: by default these loops run ten times a second.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "1.0",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "10000",
-        # Where replicas follow the load, several reports fall into the time that is looked back on.
+        # With autoscaling, several reports must fall into the look-back period.
         "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "2.0",
         "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",  # so that the next line applies
         "LOG_NAME_UPDATE_INTERVAL_S": "1.0",
         "RAY_raylet_report_resources_period_milliseconds": "1000",
         "RAY_health_check_period_ms": "10000",
         "RAY_memory_monitor_refresh_ms": "1000",
-        "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that nothing here reads
+        "REPORTER_UPDATE_INTERVAL_MS": "60000",  # of statistics that are not used here
         "RAY_enable_metrics_collection": "0",
         "RAY_event_stats": "0",
-        # By default Ray's workers give way to every other process, clients and Ray's own included.
+        # By default Ray's workers have a lower priority than every other process.
         "RAY_worker_niceness": "0",
-        # Log lines say where they come from, and each is to appear as it was written.
+        # Log lines name their source, and each must appear unchanged.
         "RAY_DISABLE_WORKER_LOG_PREFIX": "1",
         "RAY_DEDUP_LOGS": "0",
     }
 )
-"""Of every Ray that a service runs on, where nobody has set it otherwise."""
+"""Defaults for every Ray that a service runs on; variables that are set already take precedence."""
 
 
 def prepare_environment() -> None:
-    """Sets what is not set; before Ray is imported, whose processes get all of it."""
+    """Set the variables that are not set; before Ray is imported, whose processes inherit them."""
     for name, value in RAY_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
 
@@ -55,17 +55,16 @@ def prepare_environment() -> None:
 class LocalRay:
     """A Ray that this process has started.
 
-    node: Ray's own record of its processes. before: what its variables were, None where unset.
+    node: Ray's record of its processes. before: the authentication variables before; None if unset.
     """
 
     node: Any
     before: Mapping[str, str | None]
 
     def processes(self) -> list[psutil.Process]:
-        """All of it that runs, its workers included; to be asked before it is shut down."""
-        started = [each.process for each in chain(*self.node.all_processes.values())]
+        """Return its running processes, workers included; only before it is shut down."""
         found: list[psutil.Process] = []
-        for popen in started:
+        for popen in node_processes(self.node):
             with suppress(psutil.NoSuchProcess):
                 if popen.poll() is None:
                     process = psutil.Process(popen.pid)
@@ -73,19 +72,19 @@ class LocalRay:
         return found
 
     def stop(self) -> None:
-        """Ends it, unless the program has, and gives the variables back."""
-        present = _present_node()
-        if present is None or present is self.node:  # else the program has started another one
+        """End it, unless the program has already, and restore the variables."""
+        present = local_node()
+        if present is None or present is self.node:  # otherwise the program has started another one
             stop_ray(self.processes())
             self.restore_environment()
 
     def restore_environment(self) -> None:
-        """Has this process be what it was before, for the next Ray that it starts or joins."""
+        """Restore the authentication variables for the next Ray that the process uses."""
         _authenticate(self.before)
 
 
 def start_ray() -> LocalRay:
-    """Starts it. Sets variables of this process's environment, of which Ray's processes get all."""
+    """Start it. Sets environment variables of this process, which Ray's processes inherit."""
     prepare_environment()
     token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     before = {name: os.environ.get(name) for name in token}
@@ -98,43 +97,30 @@ def start_ray() -> LocalRay:
             num_cpus=available_cpus(),
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
-            log_to_driver=True,  # what the Router and the shards log appears here
+            log_to_driver=True,  # log lines of the Router and the workers appear here
             logging_level=logging.ERROR,
         )
     except BaseException:
         _authenticate(before)
         raise
-    return LocalRay(_present_node(), before)
-
-
-def _present_node() -> Any:
-    """Ray's record of the one that this process has started; None where it has not."""
-    from ray._private import worker
-
-    return worker._global_node
+    return LocalRay(local_node(), before)
 
 
 def _authenticate(variables: Mapping[str, str | None]) -> None:
-    """Sets them, and has Ray read them: it keeps what they were when it was imported or asked."""
+    """Set the variables, and let Ray read them again."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    from ray._raylet import (  # type: ignore[attr-defined]  # they are in no stub
-        AuthenticationTokenLoader,
-        Config,
-    )
-
-    Config.initialize("")
-    AuthenticationTokenLoader.instance().reset_cache()
+    reload_authentication()
 
 
 def stop_ray(processes: list[psutil.Process]) -> None:
-    """Shuts it down, and ends those of its `processes` that are left then."""
+    """Shut Ray down, and kill those of its `processes` that remain."""
     import ray
 
     ray.shutdown()
-    _, left_over = psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)
-    for process in left_over:
+    _, remaining = psutil.wait_procs(processes, timeout=_EXIT_TIMEOUT_S)
+    for process in remaining:
         process.kill()

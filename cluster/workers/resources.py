@@ -1,4 +1,4 @@
-"""What replicas reserve of the machine, and whether the ranks of a configuration fit on it."""
+"""Resources that replicas reserve, and checks that the ranks of a configuration fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from specdec.models.config import ModelConfig
 from specdec.types.errors import InvalidValueError
 
 CPUS_PER_WORKER = 0.35
-"""What a CPU rank reserves. Its threads use more; ranks beyond the cores still prove exactness."""
+"""Reserved by a CPU rank. Its threads use more; more ranks than cores still compute exactly."""
 
 CPUS_PER_ROUTER = 0.2
 CPUS_PER_CONTROL_PLANE = 0.1
@@ -27,10 +27,10 @@ TARGET_BUNDLE, DRAFT_BUNDLE = 1, 2
 
 
 def memory_per_replica(config: ServeConfig, num_replicas: int | None = None) -> int:
-    """The bytes that a replica may take, so that all there may be fit on this machine.
+    """Return the bytes that a replica may use, so that the most replicas fit on this machine.
 
-    num_replicas: of all models together; None: this one is alone.
-    On GPUs, where each rank has one of its own: what it may take of the smallest.
+    num_replicas: of all models together; None if this model is the only one.
+    On GPUs, where each rank has its own: the bytes to use of the smallest.
     """
     if config.device == "cuda":
         return int(smallest_gpu_bytes() * config.gpu_memory_utilization)
@@ -39,7 +39,7 @@ def memory_per_replica(config: ServeConfig, num_replicas: int | None = None) -> 
 
 @dataclass(frozen=True)
 class ReplicaMemory:
-    """What a replica may take: on CPUs of a node, on GPUs of the smallest that a rank has.
+    """The bytes that a replica may use: of a node's memory on CPUs, of the smallest GPU on GPUs.
 
     draft_bytes: None where the draft model shares the target's node, or there is none.
     """
@@ -50,9 +50,9 @@ class ReplicaMemory:
 
 @dataclass(frozen=True)
 class FoundByDriver:
-    """What whoever deploys has found out, where there is one node alone.
+    """Facts that the deploying process has determined, where there is only one node.
 
-    memory_bytes: what a replica may take. num_sharing: replicas that share the node's cores.
+    memory_bytes: that a replica may use. num_sharing: replicas that share the node's cores.
     """
 
     directories: ModelDirectories
@@ -61,12 +61,12 @@ class FoundByDriver:
 
 
 def threads_per_worker(tensor_parallel_size: int, num_replicas: int = 1) -> int:
-    """Of a rank on this machine: the ranks of a group share its cores, and so do replicas."""
+    """Return the threads of a rank: the ranks of a group share the cores, and so do replicas."""
     return max(1, available_cpus() // (tensor_parallel_size * num_replicas))
 
 
 def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
-    """What a replica reserves, by the indices above. A bundle is always on one node."""
+    """Return a replica's resources, by the indices above. A bundle is always on one node."""
     bundles = [{"CPU": CPUS_PER_ROUTER}, _ranks_bundle(config, config.tensor_parallel_size)]
     speculation = config.speculative_config
     if speculation is not None and speculation.method == "draft_model":
@@ -75,13 +75,13 @@ def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
 
 
 def _ranks_bundle(config: ServeConfig, num_ranks: int) -> dict[str, float]:
-    # Ray counts in ten thousandths and drops the rest, and 3 * 0.35 is a little less than 1.05.
+    # Ray truncates to ten thousandths, and 3 * 0.35 is a little less than 1.05.
     bundle = {"CPU": round(CPUS_PER_WORKER * num_ranks, 4)}
     return bundle if config.device == "cpu" else {**bundle, "GPU": float(num_ranks)}
 
 
 def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
-    """Raises InvalidValueError unless the models can be divided so and the machine bears it."""
+    """Raise InvalidValueError unless the models can be sharded so and the ranks fit."""
     _check_replicas(config, num_cpus)
     if config.device == "cuda":
         _check_gpus(config)
@@ -96,38 +96,40 @@ def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
 
 
 def total(bundles: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """What they take together, by resource."""
+    """Return the sum of bundles by resource."""
     sums: dict[str, float] = {}
     for bundle in bundles:
         for resource, amount in bundle.items():
             sums[resource] = sums.get(resource, 0.0) + amount
-    return {resource: round(amount, 4) for resource, amount in sums.items()}  # as Ray counts
+    return {resource: round(amount, 4) for resource, amount in sums.items()}  # Ray's precision
 
 
 def check_together(
     configs: Sequence[ServeConfig], num_cpus: int, count_gpus: Callable[[], int]
 ) -> None:
-    """Raises InvalidValueError unless the machine bears the ranks of all models at once.
+    """Raise InvalidValueError unless the ranks of all models fit on the machine at once.
 
-    count_gpus: those that are here; only asked for where a model runs on some.
+    count_gpus: returns the number of GPUs; only called where a model uses some.
     """
     if len(configs) == 1:
-        return  # whose own limits say it better
+        return  # its own limits give a better message
     bundles = (b for each in configs for b in placement_bundles(each) * each.most_replicas)
     for resource, needed in total(bundles).items():
         found = num_cpus if resource == "CPU" else count_gpus()
         if needed > found:
-            limit = f"fewer, or of fewer ranks: they want {needed:g} {resource}, {found} are here"
-            raise InvalidValueError("models", f"{len(configs)} models", limit)
+            need = f"they need {needed:g} {resource}, {found} are available"
+            raise InvalidValueError(
+                "models", f"{len(configs)} models", f"fewer, or with fewer ranks: {need}"
+            )
 
 
 def _check_replicas(config: ServeConfig, num_cpus: int) -> None:
-    """Where not even one fits, it is the ranks that are too many."""
+    """Check the number of replicas; if not even one fits, there are too many ranks instead."""
     cpus_per_replica = sum(bundle["CPU"] for bundle in placement_bundles(config))
     limit = max(1, int((num_cpus - CPUS_PER_CONTROL_PLANE) / cpus_per_replica))
     if config.most_replicas > limit:
         field = "num_replicas" if config.max_replicas is None else "max_replicas"
-        reason = f"from 1 to {limit}, as many as this machine of {num_cpus} cores bears"
+        reason = f"from 1 to {limit}, the most that fit on the {num_cpus} cores of this machine"
         raise InvalidValueError(field, config.most_replicas, reason)
 
 
@@ -136,8 +138,8 @@ def _check_gpus(config: ServeConfig) -> None:
     needed, found = int(per_replica * config.most_replicas), num_gpus()
     if needed > found:
         limit = (
-            f"such that each rank of each model and replica has a GPU of its own: {needed} are "
-            f"needed, {found} are here"
+            f"such that each rank of each model and replica has its own GPU: {needed} are needed, "
+            f"{found} are available"
         )
         raise InvalidValueError("tensor_parallel_size", config.tensor_parallel_size, limit)
 
@@ -148,7 +150,7 @@ def _check_size(
     limit = min(num_ranks_left, model.num_heads)
     if size > limit:
         reason = (
-            f"from 1 to {limit}: the model has {model.num_heads} attention heads, and this machine "
-            f"of {num_cpus} cores bears {num_ranks_left} ranks of it"
+            f"from 1 to {limit}: the model has {model.num_heads} attention heads, and the "
+            f"{num_cpus} cores of this machine fit {num_ranks_left} ranks of it"
         )
         raise InvalidValueError(field, size, reason)

@@ -10,7 +10,7 @@ two.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from inspect import isasyncgenfunction
 from typing import Any
@@ -20,6 +20,7 @@ from grpc import StatusCode
 from cluster.api.errors import INTERNAL_MESSAGE
 from cluster.api.grpc.malformed_requests import Handler, refusing
 from cluster.control.peers import LOST_MESSAGE, ROUTER
+from cluster.workers.ray_internals import HandlerFactory, ListRoutes, wrap_proxy_handlers
 
 NOT_STARTED_MESSAGE = "the service is starting or stopping"
 
@@ -27,19 +28,16 @@ _ACTOR_IS_LOST = "actor died"
 _NO_APPLICATION = "Application "
 _APPLICATION = "application"
 
-_HandlerFactory = Callable[..., Handler]
-
 
 def restate_answers(_servicer: Any, server: Any) -> None:
     """Concerns the services that are mounted on a proxy's server afterwards.
 
     Serve calls it in the same way as the functions that mount them.
     """
-    factory = server.service_handler_factory
-    server.service_handler_factory = _restating(factory, factory.__self__.proxy_router)
+    wrap_proxy_handlers(server, _restating)
 
 
-def _restating(factory: _HandlerFactory, routes: Any) -> _HandlerFactory:
+def _restating(factory: HandlerFactory, routes: ListRoutes) -> HandlerFactory:
     def make(**what: Any) -> Handler:
         handler = refusing(factory(**what))
         return _stream(handler, routes) if isasyncgenfunction(handler) else _call(handler, routes)
@@ -50,7 +48,7 @@ def _restating(factory: _HandlerFactory, routes: Any) -> _HandlerFactory:
 class _Context:
     """grpc's context of a call, with the application that was left out."""
 
-    def __init__(self, grpc_context: Any, routes: Any) -> None:
+    def __init__(self, grpc_context: Any, routes: ListRoutes) -> None:
         self._context = grpc_context
         metadata = tuple(grpc_context.invocation_metadata() or ())
         if not any(key == _APPLICATION for key, _ in metadata):
@@ -64,17 +62,15 @@ class _Context:
         return getattr(self._context, name)
 
 
-def _default_application(routes: Any) -> list[str]:
+def _default_application(routes: ListRoutes) -> list[str]:
     """One name of ours, or none. Serve's proxy is everybody's, and so may be the route "/"."""
     names = [
-        (info.route != "/", each.app_name)
-        for each, info in routes.endpoints.items()
-        if each.name == ROUTER
+        (each.prefix != "/", each.application) for each in routes() if each.deployment == ROUTER
     ]
     return [name for _, name in sorted(names)[:1]]
 
 
-def _stream(handler: Handler, routes: Any) -> Handler:
+def _stream(handler: Handler, routes: ListRoutes) -> Handler:
     async def stream(request: Any, grpc_context: Any) -> AsyncIterator[bytes]:
         async with aclosing(handler(request, _Context(grpc_context, routes))) as messages:
             async for message in messages:
@@ -84,7 +80,7 @@ def _stream(handler: Handler, routes: Any) -> Handler:
     return stream
 
 
-def _call(handler: Handler, routes: Any) -> Handler:
+def _call(handler: Handler, routes: ListRoutes) -> Handler:
     async def call(request: Any, grpc_context: Any) -> bytes:
         response: bytes = await handler(request, _Context(grpc_context, routes))
         _restate(grpc_context)

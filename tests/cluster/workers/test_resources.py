@@ -4,12 +4,12 @@ import pytest
 
 from cluster.config.serve_config import ServeConfig
 from cluster.workers.resources import (
-    CPUS_PER_SHARD,
+    CPUS_PER_WORKER,
     check_ranks,
     check_together,
     memory_per_replica,
     placement_bundles,
-    threads_per_shard,
+    threads_per_worker,
 )
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.model_resolution import Models
@@ -40,8 +40,8 @@ def test_a_size_beyond_the_machine_or_the_model_is_refused(model, size, num_cpus
 
 def test_ranks_share_the_cores(monkeypatch):
     monkeypatch.setattr("cluster.workers.resources.available_cpus", lambda: 8)
-    assert [threads_per_shard(size) for size in (1, 2, 3, 16)] == [8, 4, 2, 1]
-    assert [threads_per_shard(2, replicas) for replicas in (1, 2, 3)] == [4, 2, 1]
+    assert [threads_per_worker(size) for size in (1, 2, 3, 16)] == [8, 4, 2, 1]
+    assert [threads_per_worker(2, replicas) for replicas in (1, 2, 3)] == [4, 2, 1]
 
 
 def test_replicas_share_the_memory(monkeypatch):
@@ -59,8 +59,8 @@ def test_two_replicas_fit_two_cores_each_with_a_draft(model):
 @pytest.mark.parametrize(
     ("replicas", "message"),
     [
-        ({"num_replicas": 4}, "num_replicas is 4; it must be from 1 to 3, as many as"),
-        ({"max_replicas": 9}, "max_replicas is 9; it must be from 1 to 3, as many as"),
+        ({"num_replicas": 4}, "num_replicas is 4; it must be from 1 to 3, the most that fit"),
+        ({"max_replicas": 9}, "max_replicas is 9; it must be from 1 to 3, the most that fit"),
     ],
 )
 def test_more_replicas_than_the_machine_bears_are_refused(model, replicas, message):
@@ -88,7 +88,7 @@ def test_each_model_has_a_bundle_of_its_own(drafting):
 def test_a_bundle_holds_its_ranks_as_ray_counts():
     for size in range(1, 65):
         bundle = placement_bundles(ServeConfig(model="tiny", tensor_parallel_size=size))[1]
-        assert int(bundle["CPU"] * 10_000) >= size * int(CPUS_PER_SHARD * 10_000)
+        assert int(bundle["CPU"] * 10_000) >= size * int(CPUS_PER_WORKER * 10_000)
 
 
 def test_draft_ranks_count_too(model, drafting):
@@ -120,7 +120,7 @@ def test_on_gpus_each_rank_has_one_of_its_own(drafting):
 @pytest.mark.usefixtures("gpus")
 def test_more_ranks_than_gpus_are_refused(model, drafting):
     config = dataclasses.replace(drafting, device="cuda", tensor_parallel_size=1)
-    with pytest.raises(InvalidValueError, match="3 are needed, 2 are here"):
+    with pytest.raises(InvalidValueError, match="3 are needed, 2 are available"):
         check_ranks(config, Models(model, model), 64)
     check_ranks(dataclasses.replace(config, speculative_config=None), Models(model), 64)
 
@@ -129,11 +129,13 @@ def test_models_have_to_fit_together(drafting):
     """In cores and in GPUs; whoever has one model hears of its own limits."""
     plain = dataclasses.replace(drafting, speculative_config=None)
     check_together([plain, plain], 2, count_gpus=None)
-    with pytest.raises(InvalidValueError, match=r"models is '3 models'.*2\.35 CPU, 2 are here"):
+    with pytest.raises(
+        InvalidValueError, match=r"models is '3 models'.*2\.35 CPU, 2 are available"
+    ):
         check_together([plain, plain, drafting], 2, count_gpus=None)
     on_gpus = [dataclasses.replace(each, device="cuda") for each in (plain, drafting)]
     check_together(on_gpus, 16, lambda: 4)
-    with pytest.raises(InvalidValueError, match="they want 4 GPU, 3 are here"):
+    with pytest.raises(InvalidValueError, match="they need 4 GPU, 3 are available"):
         check_together(on_gpus, 16, lambda: 3)
 
 

@@ -1,0 +1,100 @@
+"""Everything that uses private names of Ray and Ray Serve, tested against the pinned minor release.
+
+Ray is imported inside the functions: it reads the environment when it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from subprocess import Popen
+from typing import Any, NamedTuple
+
+HandlerFactory = Callable[..., Any]
+
+
+class ProxyRoute(NamedTuple):
+    """A deployment that a Serve proxy forwards calls to."""
+
+    application: str
+    deployment: str
+    prefix: str
+
+
+ListRoutes = Callable[[], list[ProxyRoute]]
+
+
+@dataclass(frozen=True)
+class ServeListeners:
+    """The addresses of a running Serve instance's proxies, and its gRPC servicer functions."""
+
+    host: str
+    grpc_port: int
+    http_port: int
+    grpc_servicer_functions: list[str]
+
+
+def head_node_resource() -> str:
+    """Return the name of the resource that only Ray's head node has."""
+    from ray._common.constants import HEAD_NODE_RESOURCE_NAME
+
+    return str(HEAD_NODE_RESOURCE_NAME)
+
+
+def local_node() -> Any:
+    """Return Ray's record of the processes that this one has started; None if it has not."""
+    from ray._private import worker
+
+    return worker._global_node
+
+
+def node_processes(node: Any) -> list[Popen[bytes]]:
+    """Return the processes in the record of a node, running or ended."""
+    return [each.process for each in chain(*node.all_processes.values())]
+
+
+def reload_authentication() -> None:
+    """Apply Ray's authentication variables, which it caches when it is imported or first asked."""
+    from ray._raylet import (  # type: ignore[attr-defined]  # missing in the stubs
+        AuthenticationTokenLoader,
+        Config,
+    )
+
+    Config.initialize("")
+    AuthenticationTokenLoader.instance().reset_cache()
+
+
+def serve_listeners() -> ServeListeners | None:
+    """Return where the Serve instance of the connected cluster listens; None if none runs."""
+    import ray
+
+    try:
+        controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return None
+    http, grpc = ray.get([controller.get_http_config.remote(), controller.get_grpc_config.remote()])
+    return ServeListeners(http.host, grpc.port, http.port, list(grpc.grpc_servicer_functions))
+
+
+def delete_application(name: str) -> None:
+    """Start to delete a Serve application, without waiting until it is gone."""
+    from ray import serve
+
+    serve.delete(name, _blocking=False)
+
+
+def wrap_proxy_handlers(
+    server: Any, wrap: Callable[[HandlerFactory, ListRoutes], HandlerFactory]
+) -> None:
+    """Wrap the factory of the handlers that a Serve proxy's gRPC server mounts from now on."""
+    factory = server.service_handler_factory
+    router = factory.__self__.proxy_router
+
+    def routes() -> list[ProxyRoute]:
+        return [
+            ProxyRoute(each.app_name, each.name, info.route)
+            for each, info in router.endpoints.items()
+        ]
+
+    server.service_handler_factory = wrap(factory, routes)
