@@ -1,4 +1,4 @@
-"""The models of a replica or of a `specdec.LLM` on Ray, each rank in a process of its own."""
+"""The models of a replica or of a `specdec.LLM` on Ray, each rank in its own process."""
 
 from __future__ import annotations
 

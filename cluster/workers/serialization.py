@@ -1,9 +1,9 @@
-"""Step messages on the wire: a msgpack header and raw little-endian arrays of 32 bits, one a frame.
+"""Serialization of step messages: a msgpack header and raw little-endian 32-bit arrays, by frame.
 
-Nothing but numbers and short strings is ever decoded, so a message can't carry code.
+Only numbers and short strings are decoded, so a message cannot carry code.
 
-Both ends do this between two forward passes, when no cache holds anything of numpy's: only what is
-rare is an array of it (docs/adr/0013).
+Both ends serialize between two forward passes, with none of numpy's code in the CPU caches: numpy
+arrays are used only for what is rare (docs/adr/0013).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Numbers = tuple[int, ...]
 
 STOP: Frames = [b"stop"]
 CAUGHT_UP: Frames = [b"caught up"]
-"""What a draft model answers, after its drafts, when it has run a step's chunks too."""
+"""A draft model's second answer to a step, once it has run the step's prefill chunks too."""
 
 _ERROR = b"error"
 _INT32 = np.dtype("<i4")
@@ -50,7 +50,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """[header, rows [B, 8], tokens, 3 of arrays of rows, deltas [D, 3], block ids]."""
+    """Encode as [header, rows [B, 8], tokens, 3 row arrays, deltas [D, 3], block ids]."""
     header = [
         step.step_id,
         step.released,
@@ -71,7 +71,7 @@ def encode_step(step: StepInput) -> Frames:
 
 
 def decode_step(frames: Sequence[bytes]) -> StepInput:
-    """The inverse of `encode_step`."""
+    """Decode the frames of `encode_step`."""
     header, rows, tokens, listed, probs, masks, deltas, blocks = frames
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
     delta_table = _table(deltas, 3)
@@ -89,7 +89,7 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
 
 
 def encode_draft_step(step: DraftStep) -> Frames:
-    """The frames of `encode_step`, then drafts [N, 5] and the tokens that they begin with."""
+    """Encode as the frames of `encode_step`, drafts [N, 5] and their initial tokens."""
     drafts = (
         (
             row.seq_id,
@@ -108,7 +108,7 @@ def encode_draft_step(step: DraftStep) -> Frames:
 
 
 def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
-    """The inverse of `encode_draft_step`."""
+    """Decode the frames of `encode_draft_step`."""
     *common, drafts, tokens = frames
     step = decode_step(common)
     table = _table(drafts, 5)
@@ -129,9 +129,10 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
 
 
 def encode_output(output: VerifyOutput) -> Frames:
-    """[header, rows [B, 5], tokens, prompts [P, 4], 3 of logprobs of rows and then of prompts].
+    """Encode as [header, rows [B, 5], tokens, prompts [P, 4], 3 logprobs arrays].
 
-    A row's tokens are those that came, then those of its lookahead.
+    A row's tokens are its output tokens, then its lookahead tokens. Logprobs are those of the rows,
+    then those of the prompts.
     """
     rows = (
         (
@@ -161,7 +162,7 @@ def encode_output(output: VerifyOutput) -> Frames:
 
 
 def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
-    """What a target answered."""
+    """Decode the frames of `encode_output`."""
     header, rows, tokens, prompts, *logprobs = frames
     table, prompt_table = _table(rows, 5), _table(prompts, 4)
     row_tokens = _split(_unpack(tokens), [row[1] + row[2] for row in table])
@@ -186,7 +187,7 @@ def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
 
 
 def encode_draft_output(output: DraftOutput) -> Frames:
-    """[header, rows [B, 3], tokens, 2 of draft_probs]."""
+    """Encode as [header, rows [B, 3], tokens, 2 draft_probs arrays]."""
     rows = (
         (
             row.seq_id,
@@ -204,7 +205,7 @@ def encode_draft_output(output: DraftOutput) -> Frames:
 
 
 def decode_draft_output(frames: Sequence[bytes]) -> DraftOutput:
-    """What a draft model answered."""
+    """Decode the frames of `encode_draft_output`."""
     header, rows, tokens, listed, probs = frames
     table = _table(rows, 3)
     row_tokens = _split(_unpack(tokens), [count for _, count, _ in table])
@@ -221,12 +222,12 @@ def decode_draft_output(frames: Sequence[bytes]) -> DraftOutput:
 
 
 def encode_error(message: str) -> Frames:
-    """What a rank answers when it could not run a step."""
+    """Encode a rank's answer to a step that failed."""
     return [_ERROR, message.encode()]
 
 
 def error_in(frames: Sequence[bytes]) -> str | None:
-    """The message of an error reply; None for any other."""
+    """Return the message of an error answer; None for other answers."""
     return frames[1].decode() if frames[0] == _ERROR else None
 
 
@@ -237,7 +238,7 @@ def _encode_admission(admission: SequenceAdmission) -> list[Any]:
 
 
 def _values(record: SamplingRules | Verifier | StructuredOutput) -> dict[str, Any]:
-    """By field; `asdict` would copy every token that is listed."""
+    """Return the values by field; `asdict` would copy every token list."""
     return {each.name: getattr(record, each.name) for each in fields(record)}
 
 
@@ -303,7 +304,7 @@ def _pack_draft_probs(rows: Iterable[DraftProbs | None]) -> Frames:
 def _decode_draft_probs(
     shapes: Iterable[tuple[int, int]], listed: bytes, probs: bytes
 ) -> Iterator[DraftProbs | None]:
-    """One entry for each shape; None where that is [..., 0]."""
+    """Yield an entry for each shape; None where the shape is [..., 0]."""
     take_ids, take_probs = _reader(listed, _INT32), _reader(probs, _FLOAT32)
     for shape in shapes:
         yield DraftProbs(take_ids(*shape), take_probs(*shape)) if shape[1] else None
@@ -324,7 +325,7 @@ def _logprobs_reader(token_ids: bytes, values: bytes, ranks: bytes) -> Callable[
 
 
 def _reader(frame: bytes, dtype: np.dtype[Any]) -> Callable[..., NDArray[Any]]:
-    """Takes arrays of given shapes from a frame, one after another."""
+    """Return a function that reads consecutive arrays of given shapes from a frame."""
     position = 0
 
     def take(*shape: int) -> NDArray[Any]:

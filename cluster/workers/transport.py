@@ -1,7 +1,7 @@
-"""Sockets that carry steps: Unix ones on one node, tcp with CURVE between nodes. No waiter spins.
+"""Sockets for step messages: Unix sockets on one node, TCP with CURVE between nodes.
 
-A shard opens its socket and tells the address through an actor call; the Router connects. Keys
-travel the same way, so a socket on the network answers only to the Router that it was told of.
+A worker opens its socket and returns the address through an actor call; the Router connects. Keys
+are exchanged the same way, so a TCP socket accepts only its own Router. Waiting never spins.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ Transport = Literal["ipc", "tcp"]
 
 _IPC = "ipc://"
 _LINGER_MS = 1000
-"""How long a shard's last answer over tcp may take to leave, once its socket is closed."""
-_SIGN_EVERY_MS = 1500
-_SILENCE_LIMIT_MS = 5000
-"""Under a loss of 30 % of all packets TCP delivers again within this time, nearly always."""
+"""The limit to deliver a worker's last answer over TCP once its socket is closed."""
+_HEARTBEAT_INTERVAL_MS = 1500
+_HEARTBEAT_TIMEOUT_MS = 5000
+"""With 30 % packet loss, TCP nearly always retransmits successfully within this time."""
 
 
 @dataclass(frozen=True)
@@ -37,178 +37,165 @@ class CurveKeys:
 
     @classmethod
     def generate(cls) -> CurveKeys:
-        """A new pair."""
+        """Return a new pair."""
         return cls(*zmq.curve_keypair())
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where a shard listens. `public_key` is set for tcp only."""
+    """The address of a worker's socket. `public_key` is set for TCP only."""
 
     address: str
     public_key: bytes | None = None
 
 
 class StepSocket(Protocol):
-    """One end of a connection with one peer: messages of several frames, in order."""
+    """One end of a connection with one peer: multi-frame messages, in order."""
 
     @property
     def pollable(self) -> zmq.Socket[bytes] | int:
-        """What zmq.Poller takes, and gives back when a message can be received."""
+        """The object to register with zmq.Poller, which returns it when a message is readable."""
 
     @property
     def is_lost(self) -> bool:
         """Whether the network between the ends is known to have failed. From any thread."""
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Sends a message. Raises OSError where it is known that nobody will read it."""
+        """Send a message. Raises OSError if the peer is known not to read it."""
 
     def send_last(self, frames: Sequence[bytes]) -> None:
-        """Sends a message that nothing follows, unless nobody can be told now. Does not wait."""
+        """Send the last message, or drop it if it cannot be sent immediately."""
 
     def receive(self) -> list[bytes]:
-        """Waits for the next message. Raises OSError where it is known that none comes whole."""
+        """Wait for the next message. Raises OSError if none can arrive completely."""
 
     def close(self) -> None:
-        """Closes this end."""
+        """Close this end."""
 
 
 class Listener:
-    """A shard's end, to be opened before the Router knows of it."""
+    """A worker's end, opened before the Router connects."""
 
     def __init__(
         self, transport: Transport, host: str, peer_public_key: bytes, ipc_path: Path
     ) -> None:
-        """Opens a Unix socket at `ipc_path`, or a tcp one on `host` for that key alone.
+        """Open a Unix socket at `ipc_path`, or a TCP socket on `host` for that key only.
 
-        Whoever may enter the directory of `ipc_path` may connect.
+        Any process that can access the directory of `ipc_path` can connect.
         """
-        self._local: UnixListener | None = None
-        self._remote: _CurveServer | None = None
+        self._server: UnixListener | _CurveServer
         if transport == "ipc":
-            self._local = UnixListener(ipc_path)
+            self._server = UnixListener(ipc_path)
             self.endpoint = Endpoint(f"{_IPC}{ipc_path}")
         else:
-            self._remote = _CurveServer(host, peer_public_key)
-            self.endpoint = self._remote.endpoint
+            self._server = _CurveServer(host, peer_public_key)
+            self.endpoint = self._server.endpoint
         self._socket: StepSocket | None = None
 
     def accept(self) -> StepSocket:
-        """This end of the connection. A Unix socket waits here for the other one."""
-        if self._local is not None:
-            self._socket = self._local.accept()
-        else:
-            assert self._remote is not None
-            self._socket = _ZmqSocket(self._remote.socket)
+        """Return this end of the connection. A Unix socket waits here for its peer."""
+        self._socket = self._server.accept()
         return self._socket
 
     def close(self) -> None:
-        """Closes the socket."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
-        if self._local is not None:
-            self._local.close()
-        if self._remote is not None:
-            self._remote.close()
+        self._server.close()
 
 
 class _CurveServer:
-    """A pyzmq socket on the network that lets one client key in."""
+    """A TCP socket that authenticates one client key."""
 
     def __init__(self, host: str, peer_public_key: bytes) -> None:
         self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.PAIR)
-        self.socket.linger = _LINGER_MS
+        self._pair = self._context.socket(zmq.PAIR)
+        self._pair.linger = _LINGER_MS
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
         self._authenticator.configure_curve_callback(
             domain="*", credentials_provider=_OnlyPeer(peer_public_key)
         )
         keys = CurveKeys.generate()
-        self.socket.curve_server = True
-        self.socket.curve_secretkey = keys.secret
-        self.socket.curve_publickey = keys.public
-        port = self.socket.bind_to_random_port(f"tcp://{host}")
+        self._pair.curve_server = True
+        self._pair.curve_secretkey = keys.secret
+        self._pair.curve_publickey = keys.public
+        port = self._pair.bind_to_random_port(f"tcp://{host}")
         self.endpoint = Endpoint(f"tcp://{host}:{port}", keys.public)
 
+    def accept(self) -> StepSocket:
+        return _ZmqSocket(self._pair)
+
     def close(self) -> None:
-        """Sends what is left to send first."""
-        self.socket.close()
+        """Close the socket after pending messages are sent, within _LINGER_MS."""
+        self._pair.close()
         self._authenticator.stop()
         self._context.term()
 
 
 class _OnlyPeer:
-    """Lets one client key in; pyzmq asks it at each handshake."""
+    """Credentials provider of pyzmq that accepts one client key."""
 
     def __init__(self, public_key: bytes) -> None:
         self._public_key = public_key
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """`key` is in Z85, as all keys here."""
+        """Return whether to accept `key`, in Z85 as all keys here. Called at each handshake."""
         return key == self._public_key
 
 
 class _ZmqSocket:
-    """One end of a pyzmq pair. It never knows that nobody reads: it keeps what it is to send."""
+    """One end of a pyzmq pair. Sending never fails: messages are queued."""
 
     def __init__(self, pair: zmq.Socket[bytes]) -> None:
         self._socket = pair
 
     @property
     def pollable(self) -> zmq.Socket[bytes]:
-        """See StepSocket."""
         return self._socket
 
     @property
     def is_lost(self) -> bool:
-        """See StepSocket."""
         return False
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """See StepSocket."""
         self._socket.send_multipart(frames, copy=False)
 
     def send_last(self, frames: Sequence[bytes]) -> None:
-        """See StepSocket."""
         with suppress(zmq.Again):
             self._socket.send_multipart(frames, flags=zmq.NOBLOCK)
 
     def receive(self) -> list[bytes]:
-        """See StepSocket."""
         return self._socket.recv_multipart()
 
     def close(self) -> None:
-        """See StepSocket."""
         self._socket.close()
 
 
-class _WatchedSocket(_ZmqSocket):
-    """The Router's end over tcp, to be made before it is connected.
+class _MonitoredSocket(_ZmqSocket):
+    """The Router's end over TCP, made before it is connected.
 
-    Both ends show each other signs of life, from threads of their own: so a network that fails is
-    noticed within _SIGN_EVERY_MS + _SILENCE_LIMIT_MS, whether a step runs or not, and a shard that
-    computes for long is not taken for lost.
+    Both ends exchange heartbeats from background threads, so a failed network is detected within
+    _HEARTBEAT_INTERVAL_MS + _HEARTBEAT_TIMEOUT_MS, during a step or not, and a worker that computes
+    for a long time is not mistaken for a lost one.
     """
 
     def __init__(self, pair: zmq.Socket[bytes]) -> None:
         super().__init__(pair)
-        pair.heartbeat_ivl = _SIGN_EVERY_MS
-        pair.heartbeat_timeout = _SILENCE_LIMIT_MS
+        pair.heartbeat_ivl = _HEARTBEAT_INTERVAL_MS
+        pair.heartbeat_timeout = _HEARTBEAT_TIMEOUT_MS
         self._monitor = pair.get_monitor_socket(zmq.Event.DISCONNECTED)
-        self._lock = threading.Lock()  # of the monitor, which any thread may ask
-        self._has_broken = self._is_closed = False
+        self._lock = threading.Lock()  # of the monitor, which any thread may poll
+        self._is_disconnected = self._is_closed = False
 
     @property
     def is_lost(self) -> bool:
-        """See StepSocket."""
         with self._lock:
             if not self._is_closed and self._monitor.poll(0):
-                self._has_broken = True
-            return self._has_broken
+                self._is_disconnected = True
+            return self._is_disconnected
 
     def close(self) -> None:
-        """See StepSocket."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -223,9 +210,10 @@ def connect(
     keys: CurveKeys,
     timeout_s: float,
 ) -> StepSocket:
-    """The Router's end of one shard's socket. Raises OSError where no shard listens on this node.
+    """Return the Router's end of a worker's socket.
 
-    timeout_s: how long a shard of this node may take, or give, nothing of a message under way.
+    timeout_s: the limit for a worker on this node to read or write the next part of a message.
+    Raises OSError if no worker listens on this node.
     """
     if endpoint.address.startswith(_IPC):
         return UnixSocket.connect(Path(endpoint.address.removeprefix(_IPC)), timeout_s)
@@ -235,6 +223,6 @@ def connect(
         pair.curve_serverkey = endpoint.public_key
         pair.curve_publickey = keys.public
         pair.curve_secretkey = keys.secret
-    watched = _WatchedSocket(pair)
+    monitored = _MonitoredSocket(pair)
     pair.connect(endpoint.address)
-    return watched
+    return monitored

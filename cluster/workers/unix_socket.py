@@ -1,7 +1,7 @@
-"""Messages of several frames over a Unix stream socket, between two processes of one node.
+"""Multi-frame messages over a Unix stream socket, between two processes of one node.
 
-A message is its length, the lengths of its frames, and the frames. Both ends sleep in the kernel
-and are woken by it; there is no thread in between, as pyzmq has one at each end.
+A message is its length, the number and lengths of its frames, and the frames. Both ends block in
+the kernel, without the background thread that pyzmq has at each end.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ _LENGTH = struct.Struct("<Q")
 
 
 class PeerGoneError(ConnectionError):
-    """The other end has closed, or ended."""
+    """The peer has closed its end, or its process has ended."""
 
 
 class UnixSocket:
-    """One end.
+    """One end; see StepSocket.
 
-    timeout_s: how long the other one may take nothing of a message, or give nothing; None waits for
-    ever. Who has a limit asks a poller first whether a message has begun.
+    timeout_s: the limit for the peer to read or write the next part of a message; None waits
+    indefinitely. With a limit, use a poller to wait for the beginning of a message.
     """
 
     def __init__(self, connected: socket.socket, timeout_s: float | None = None) -> None:
@@ -32,7 +32,7 @@ class UnixSocket:
 
     @classmethod
     def connect(cls, path: Path, timeout_s: float) -> UnixSocket:
-        """To whoever listens at `path`. Raises OSError where nobody does."""
+        """Connect to the listener at `path`. Raises OSError if there is none."""
         client = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             client.connect(str(path))
@@ -43,28 +43,28 @@ class UnixSocket:
 
     @property
     def pollable(self) -> int:
-        """For zmq.Poller: the file descriptor."""
+        """The file descriptor, for zmq.Poller."""
         return self._socket.fileno()
 
     @property
     def is_lost(self) -> bool:
-        """See StepSocket; on one node whoever reads is told."""
+        """See StepSocket; on one node `receive` detects a lost peer."""
         return False
 
     def send(self, frames: Sequence[bytes]) -> None:
-        """Raises PeerGoneError, and TimeoutError where the other end takes nothing."""
+        """Send a message. Raises PeerGoneError, and TimeoutError if the peer does not read."""
         try:
             self._socket.sendall(_encode(frames))
         except (BrokenPipeError, ConnectionResetError) as error:
-            raise PeerGoneError("the other end of a step socket has closed") from error
+            raise PeerGoneError("the peer of a step socket has closed it") from error
 
     def send_last(self, frames: Sequence[bytes]) -> None:
-        """Sends what nothing follows, if there is room for it and somebody there. Does not wait."""
+        """Send the last message, or drop it if it cannot be sent immediately."""
         with suppress(OSError):
             self._socket.send(_encode(frames), socket.MSG_DONTWAIT)
 
     def receive(self) -> list[bytes]:
-        """The next message. Raises PeerGoneError, and TimeoutError where it does not go on."""
+        """Return the next message. Raises PeerGoneError, and TimeoutError if it stops midway."""
         (num_bytes,) = _LENGTH.unpack(self._read(_LENGTH.size))
         rest = memoryview(self._read(num_bytes))
         (count,) = _LENGTH.unpack_from(rest)
@@ -76,7 +76,7 @@ class UnixSocket:
         return frames
 
     def close(self) -> None:
-        """What was sent still arrives."""
+        """Close this end; the peer still receives what was sent."""
         self._socket.close()
 
     def _read(self, num_bytes: int) -> bytearray:
@@ -88,7 +88,7 @@ class UnixSocket:
             except ConnectionResetError:
                 count = 0
             if count == 0:
-                raise PeerGoneError("the other end of a step socket has closed")
+                raise PeerGoneError("the peer of a step socket has closed it")
             view = view[count:]
         return data
 
@@ -100,7 +100,7 @@ def _encode(frames: Sequence[bytes]) -> bytes:
 
 
 class UnixListener:
-    """Waits at a path for one peer; whoever may enter its directory may be that."""
+    """Listener for one peer, which can be any process that can access the path's directory."""
 
     def __init__(self, path: Path) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -108,11 +108,11 @@ class UnixListener:
         self._socket.listen(1)
 
     def accept(self) -> UnixSocket:
-        """Waits for the peer; nobody else can connect from then on."""
+        """Wait for the peer, then close: no other process can connect."""
         connected, _ = self._socket.accept()
         self.close()
         return UnixSocket(connected)
 
     def close(self) -> None:
-        """Lets nobody in any more."""
+        """Refuse further connections."""
         self._socket.close()

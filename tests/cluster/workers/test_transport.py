@@ -171,8 +171,8 @@ class Relay:
 @pytest.fixture
 def relayed(context, listen, monkeypatch):
     """The Router's end over tcp, the shard's, and the network between them."""
-    monkeypatch.setattr(transport, "_SIGN_EVERY_MS", 50)
-    monkeypatch.setattr(transport, "_SILENCE_LIMIT_MS", 300)
+    monkeypatch.setattr(transport, "_HEARTBEAT_INTERVAL_MS", 50)
+    monkeypatch.setattr(transport, "_HEARTBEAT_TIMEOUT_MS", 300)
     keys = CurveKeys.generate()
     listener = listen("tcp", keys.public)
     relay = Relay(listener.endpoint.address)
@@ -209,5 +209,5 @@ def test_a_network_that_fails_is_noticed_while_nothing_is_sent(relayed):
 def test_the_real_limits_let_it_be_noticed_within_ten_seconds():
     """Whoever serves is asked for its health every 3 s, and then asks this."""
     health_check_s = 3.0
-    limit_s = (transport._SIGN_EVERY_MS + transport._SILENCE_LIMIT_MS) / 1000
+    limit_s = (transport._HEARTBEAT_INTERVAL_MS + transport._HEARTBEAT_TIMEOUT_MS) / 1000
     assert limit_s + health_check_s < 10.0
