@@ -1,4 +1,4 @@
-"""`LLM` whose model is divided over ranks by Ray: the same tokens, and nothing left behind."""
+"""`LLM` with tensor parallelism on Ray: the same tokens, and no processes left behind."""
 
 import os
 import subprocess
@@ -60,7 +60,7 @@ TWO_AFTER_EACH_OTHER = textwrap.dedent("""
 
 
 def run_program(directory, end="", program=PROGRAM, **changes):
-    """In a process of its own: Ray is one a process, and it must end without help."""
+    """Run in a new process: there is one Ray in a process, and it must end without help."""
     code = program.format(values=arguments(directory, **changes), prompts=PROMPTS, end=end)
     return subprocess.run(
         [sys.executable, "-c", code],
@@ -72,14 +72,14 @@ def run_program(directory, end="", program=PROGRAM, **changes):
     )
 
 
-def said_in(stdout):
-    """Token ids, of the lines that are nothing else: ranks may have something to say too."""
+def token_ids_in(stdout):
+    """Return token IDs from the lines that contain only those: ranks may log, too."""
     lines = [line.split() for line in stdout.splitlines()]
     return [[int(word) for word in words] for words in lines if all(map(str.isdigit, words))]
 
 
 def ray_processes():
-    """Those of any Ray on this machine, by id."""
+    """Return the processes of any Ray on this machine, by ID."""
     named = ((process.pid, process.name()) for process in psutil.process_iter(["name"]))
     return {pid for pid, name in named if name.startswith(("ray::", "raylet", "gcs_server"))}
 
@@ -93,23 +93,23 @@ def expected(tiny_model_dir):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("end", ["", "llm.shutdown()"], ids=["exit", "shutdown"])
-def test_two_ranks_say_what_one_says_and_end(tiny_model_dir, expected, end):
+def test_two_ranks_generate_the_same_tokens_as_one_and_end(tiny_model_dir, expected, end):
     before = ray_processes()
     speculation = {"method": "draft_model", "num_speculative_tokens": 3, "policy": "threshold"}
     done = run_program(tiny_model_dir, end, tensor_parallel_size=2, speculative_config=speculation)
     assert done.returncode == 0, done.stderr
-    assert said_in(done.stdout) == expected
+    assert token_ids_in(done.stdout) == expected
     assert ray_processes() <= before
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_one_after_the_other_where_ray_was_imported_before(tiny_model_dir, expected):
-    """Ray keeps how it authenticates from its import on; what is not Ray's is left as it was."""
+    """Ray caches its authentication when imported; other processes are left alone."""
     before = ray_processes()
     done = run_program(tiny_model_dir, program=TWO_AFTER_EACH_OTHER, tensor_parallel_size=2)
     assert done.returncode == 0, done.stderr
-    assert said_in(done.stdout) == expected * 2
+    assert token_ids_in(done.stdout) == expected * 2
     assert done.stdout.count("variables None mine") == 2
     assert ray_processes() <= before
 
@@ -119,17 +119,17 @@ def test_one_after_the_other_where_ray_was_imported_before(tiny_model_dir, expec
 def test_a_lost_rank_is_replaced_and_the_batch_goes_on(tiny_model_dir, expected):
     done = run_program(tiny_model_dir, LOSE_A_RANK, distributed_executor_backend="ray")
     assert done.returncode == 0, done.stderr
-    assert said_in(done.stdout) == expected * 2
+    assert token_ids_in(done.stdout) == expected * 2
 
 
-def test_more_ranks_than_the_machine_bears_are_refused_before_ray_starts(tiny_model_dir):
+def test_more_ranks_than_fit_are_refused_before_ray_starts(tiny_model_dir):
     with pytest.raises(
         InvalidValueError, match="tensor_parallel_size is 1000; it must be at most 9"
     ):
         LLM(**arguments(tiny_model_dir, tensor_parallel_size=1000, kv_cache_memory_gib=4))
 
 
-def test_without_the_package_that_divides_models_that_is_said(tiny_model_dir, monkeypatch):
+def test_a_missing_cluster_package_is_reported(tiny_model_dir, monkeypatch):
     monkeypatch.setattr("specdec.llm.executors.entry_points", lambda **_: ())
     with pytest.raises(SpecdecError, match="several ranks need the executor 'ray'"):
         LLM(**arguments(tiny_model_dir, tensor_parallel_size=2))

@@ -1,4 +1,4 @@
-"""The models of a replica: what they are started with, and what happens when one is lost."""
+"""The Ray executor: the configuration of its worker groups, and their loss."""
 
 import threading
 
@@ -19,7 +19,7 @@ PLACEMENT = object()
 
 
 class Group:
-    """Ranks that do nothing but live, until they are told to fail."""
+    """Worker group that is alive until `error` is set."""
 
     num_ranks = 1
     is_busy = False
@@ -42,7 +42,7 @@ class Group:
 
 
 class Loop:
-    """Does at once what it is handed."""
+    """Engine loop that runs functions immediately."""
 
     def __init__(self):
         self.lost = []
@@ -142,7 +142,7 @@ def test_a_draft_model_beside_a_target_that_does_not_start_is_ended(models, star
     assert started.draft[0].is_closed
 
 
-def test_the_loop_hears_of_a_target_that_died_unnoticed(models, started):
+def test_a_target_that_died_between_steps_is_reported_to_the_loop(models, started):
     models.load(PLACEMENT)
     loop = Loop()
     check(models, loop)
@@ -185,7 +185,7 @@ def test_a_replica_without_a_draft_model(tiny_model_dir, started, speculation, d
     models.close()
 
 
-def test_before_they_are_started_there_is_nothing_to_tell(models):
+def test_there_are_no_figures_before_the_start(models):
     assert models.counts == ModelCounts()
     assert models.is_draft_up is None
     with pytest.raises(AssertionError, match="not been started"):

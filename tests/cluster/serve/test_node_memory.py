@@ -1,4 +1,4 @@
-"""Which nodes are asked for memory, with a Ray that is only played."""
+"""The nodes whose memory is queried, with a fake Ray."""
 
 from types import SimpleNamespace
 
@@ -54,7 +54,7 @@ def config_of(device="cpu", **settings):
     return ServeConfig(model="tiny", device=device, speculative_config=speculation, **settings)
 
 
-def test_on_one_node_nobody_is_asked(placed):
+def test_one_node_needs_no_remote_call(placed):
     assert placed(config_of(), "a", "a", "a") == (ReplicaMemory(HERE), [])
     assert placed(config_of(), "a", "a", "a", shares=NodeShares(3, 2)) == (
         ReplicaMemory(HERE // 3),
@@ -85,7 +85,7 @@ def node(alive=True, cpus=2, **labels):
 
 @pytest.fixture
 def shares(monkeypatch):
-    """How replicas share these nodes, beside other applications with so many each."""
+    """How replicas share these nodes, beside `others` of other applications."""
     monkeypatch.setattr(node_memory, "ray", SimpleNamespace())
 
     def shares(nodes, others=(), **settings):

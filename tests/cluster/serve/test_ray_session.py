@@ -1,4 +1,4 @@
-"""How a service joins and leaves a Ray cluster of others; Ray and Serve are played."""
+"""Joining and leaving an existing Ray cluster, with a fake Ray and Serve."""
 
 import threading
 from dataclasses import replace
@@ -20,7 +20,7 @@ OURS = list(GRPC_SERVICER_FUNCTIONS)
 
 
 class PlayedServe:
-    """Applications whose Routers drain until they are told to break off, or for ever."""
+    """Applications whose Routers drain until they are aborted, or indefinitely."""
 
     def __init__(self, *names, is_stuck=False):
         self.left, self.is_stuck = list(names), is_stuck
@@ -80,7 +80,7 @@ def test_what_was_joined_is_left_without_what_was_brought(play):
     assert played.num_shutdowns == 0, "theirs needs it"
 
 
-def test_a_second_signal_breaks_off_what_runs(play):
+def test_a_second_signal_aborts_running_requests(play):
     played, hurry = play("a", "b"), threading.Event()
     stopping = threading.Thread(target=RaySession(CONFIG).stop, args=(["a", "b"], 60, hurry))
     stopping.start()
@@ -94,8 +94,8 @@ def test_a_second_signal_breaks_off_what_runs(play):
     assert played.num_shutdowns == 1, "it was started with the first application"
 
 
-def test_applications_that_hang_are_all_told_to_go(play, monkeypatch, caplog):
-    """And who waits for them is told which."""
+def test_all_applications_are_deleted_where_some_hang(play, monkeypatch, caplog):
+    """The log lists those that remain."""
     played = play("a", "b", is_stuck=True)
     played.broken_off.set()
     monkeypatch.setattr(ray_session, "_STOP_TIMEOUT_S", 0.05)
@@ -135,15 +135,15 @@ def test_calls_go_where_the_serve_that_runs_listens(join):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"http_port": 8001}, "http_port is 8001, but Serve runs there already, with 8000"),
         ({"grpc_port": 9001}, "grpc_port is 9001, but Serve runs there already, with 9000"),
         ({"host": "10.0.0.1"}, r"host is 10\.0\.0\.1, but Serve runs .* with 127\.0\.0\.1"),
     ],
 )
-def test_what_the_serve_that_runs_has_otherwise_is_told(join, given, told):
-    with pytest.raises(StartupError, match=told):
+def test_settings_that_differ_from_the_existing_serve_are_refused(join, given, message):
+    with pytest.raises(StartupError, match=message):
         join(replace(CONFIG, **given))
 
 

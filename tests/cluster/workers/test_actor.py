@@ -1,4 +1,4 @@
-"""What a rank does with the steps on its socket, without Ray and without a model."""
+"""The step loop of a rank, without Ray and without a model."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from specdec.types.messages import StepInput, VerifyOutput
 
 
 class Socket:
-    """Gives what was put into it, and keeps what is sent."""
+    """Socket that delivers prepared messages and records what is sent."""
 
     def __init__(self, messages):
         self.messages = list(messages)
@@ -31,7 +31,7 @@ class Socket:
 
 
 class Rank:
-    """Answers steps by their number alone, and cannot run some."""
+    """Model that answers steps with their ID only, and fails in some."""
 
     def __init__(self, failing=()):
         self.failing = failing
@@ -52,7 +52,7 @@ def step(step_id):
 @pytest.fixture
 def ran(tmp_path, monkeypatch):
     def run(messages, rank=0, failing=()):
-        """What the rank ran and what it sent, until it was told to stop or left alone."""
+        """Return the executed steps and the socket, at the stop or the loss of the peer."""
         limits = EngineConfig(max_model_len=16, num_blocks=1)
         spec = GroupSpec(
             "target", ModelSource(str(tmp_path), Path(tmp_path)), "float32", "cpu", None, "auto",
@@ -81,9 +81,9 @@ def test_only_the_first_rank_answers(ran):
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_nothing_is_run_behind_a_step_that_failed(ran, rank):
-    """Its peers may be in another step, and collective calls would bring both together."""
+def test_no_step_is_executed_after_one_that_failed(ran, rank):
+    """Its peers may be in another step, and collective operations would mix both."""
     steps, socket = ran([step(1), step(2), step(3)], rank, failing={1})
     assert steps == [1]
     assert [serialization.error_in(frames) for frames in socket.sent] == ["MemoryError: no room"]
-    assert socket.messages == [], "it stopped listening"
+    assert socket.messages == [], "it stopped reading"

@@ -2,12 +2,12 @@ from cluster.workers.supervisors import Backoff
 from tests.clock import Clock
 
 
-def test_the_first_at_once_and_then_ever_later_up_to_a_limit():
+def test_the_first_restart_is_immediate_and_later_delays_double_up_to_a_limit():
     backoff = Backoff(Clock(), base_s=1.0, limit_s=10.0)
     assert [backoff.delay_s() for _ in range(7)] == [0, 1, 2, 4, 8, 10, 10]
 
 
-def test_a_long_start_is_no_long_run():
+def test_the_time_of_a_slow_start_does_not_count_as_running():
     clock = Clock()
     backoff = Backoff(clock, forget_after_s=60.0)
     for failures in range(1, 8):
@@ -16,7 +16,7 @@ def test_a_long_start_is_no_long_run():
         assert backoff.num_failures == failures
 
 
-def test_what_has_run_well_starts_anew():
+def test_a_minute_of_running_resets_the_delay():
     clock = Clock()
     backoff = Backoff(clock, forget_after_s=60.0)
     for _ in range(4):

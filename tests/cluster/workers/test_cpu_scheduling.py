@@ -1,4 +1,4 @@
-"""Batch work and models, by the policies that the kernel has for them."""
+"""CPU scheduling policies of Ray and of models."""
 
 import errno
 import os
@@ -12,15 +12,15 @@ from cluster.workers.cpu_scheduling import run_as_model, starting_batch_work
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="policies are Linux's")
 
-SAY_POLICY = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"]
+PRINT_POLICY = [sys.executable, "-c", "import os; print(os.sched_getscheduler(0))"]
 
 
 def policy_of_a_child():
-    return int(subprocess.run(SAY_POLICY, check=True, capture_output=True).stdout)
+    return int(subprocess.run(PRINT_POLICY, check=True, capture_output=True).stdout)
 
 
 def in_a_thread(work):
-    """What it returns in a thread of its own, whose policy ends with it."""
+    """Return the result of a function on a new thread, whose policy ends with it."""
     results = []
     thread = threading.Thread(target=lambda: results.append(work()))
     thread.start()
@@ -28,7 +28,7 @@ def in_a_thread(work):
     return results[0]
 
 
-def test_what_is_started_meanwhile_is_batch_work_and_this_thread_is_not():
+def test_processes_started_meanwhile_are_batch_work_and_this_thread_is_not():
     with starting_batch_work():
         assert policy_of_a_child() == os.SCHED_BATCH
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
@@ -41,7 +41,7 @@ def test_an_error_leaves_this_thread_as_it_was():
     assert os.sched_getscheduler(0) == os.SCHED_OTHER
 
 
-def test_a_model_and_its_threads_are_no_batch_work():
+def test_a_model_and_its_threads_use_the_default_policy():
     def policies():
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
         run_as_model()
@@ -63,7 +63,7 @@ def test_another_policy_is_left_alone():
 @pytest.mark.parametrize("name", ["sched_getscheduler", "sched_setscheduler"])
 @pytest.mark.parametrize("policy", ["SCHED_OTHER", "SCHED_BATCH"])
 @pytest.mark.parametrize("error", [errno.EPERM, errno.EINVAL, errno.ENOSYS])
-def test_where_it_is_refused_nothing_fails(monkeypatch, error, policy, name):
+def test_a_refused_system_call_is_ignored(monkeypatch, error, policy, name):
     asked = []
 
     def refuse(*_):

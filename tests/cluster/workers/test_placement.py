@@ -1,4 +1,4 @@
-"""Which bundle goes where, and what is said where none can."""
+"""Placement of bundles, and the errors where there is no room."""
 
 import itertools
 
@@ -63,7 +63,7 @@ def test_ranks_with_gpus_want_as_many_on_one_node():
 
 
 def test_replicas_and_models_have_to_fit_together():
-    """Each on its own would; Ray would wait for the last for ever."""
+    """Each alone fits; Ray would wait for the last indefinitely."""
     settings = {**ANYWHERE, "speculative_config": None, "device": "cuda"}
     two = ServeConfig(**settings, num_replicas=2)
     require_placeable([two], [node(gpus=1), node(gpus=1)])
@@ -82,7 +82,7 @@ def test_nodes_with_labels_have_to_hold_all_that_wants_them():
     require_placeable([config], [*nodes, node(cpus=1, role="d")])
 
 
-def test_a_draft_model_that_fits_nowhere_is_told_by_its_ranks():
+def test_the_error_for_a_draft_model_that_fits_nowhere_names_its_ranks():
     speculation = SpeculativeConfig("draft_model", draft_tensor_parallel_size=8)
     config = ServeConfig(**{**ANYWHERE, "speculative_config": speculation})
     field = r"speculative_config\.draft_tensor_parallel_size is 8; it must be fewer"
@@ -110,12 +110,12 @@ def test_labels_of_a_draft_model_that_there_is_none_of():
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"ingress": "embedded"}, "ingress is 'embedded'; it must be serve where ray_address"),
         ({"device": "auto"}, "cpu or cuda where ray_address"),
     ],
 )
-def test_what_does_not_go_with_the_ray_of_others(settings, told):
-    with pytest.raises(InvalidValueError, match=told):
+def test_what_does_not_go_with_the_ray_of_others(settings, message):
+    with pytest.raises(InvalidValueError, match=message):
         ServeConfig(**{**ANYWHERE, **settings}, ray_address="head:6379")

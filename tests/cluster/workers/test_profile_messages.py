@@ -1,4 +1,4 @@
-"""The messages about profiles, and the Router's end of them."""
+"""Messages about profiles, and the inbox of their reports."""
 
 from cluster.workers.profile_messages import (
     END,
@@ -19,7 +19,7 @@ def profile(rank):
     return WorkerProfile("target", rank, 3, "/x", 5, (OperationTime("a", 1, 0.5, 1.5, 0.0),))
 
 
-def test_messages_of_steps_are_told_from_those_of_profiles():
+def test_messages_of_steps_are_distinguished_from_those_of_profiles():
     step, output = StepInput(-1, (), (), (), ()), VerifyOutput(-1, ())
     for frames in (STOP, CAUGHT_UP, encode_step(step), encode_output(output), encode_error("no")):
         assert not is_for_profiles(frames)
@@ -34,7 +34,7 @@ def test_orders_arrive_as_they_were_sent():
     assert order_in(END) is None
 
 
-def test_reports_are_waited_for_and_those_of_earlier_orders_are_dropped():
+def test_all_reports_are_awaited_and_those_of_earlier_orders_are_dropped():
     inbox = ProfileInbox(ORDER, 2)
     inbox.take(WorkerProfileOrder("target", 3, "/traces/before", 1).report(profile(0)))
     for rank in (1, 0):

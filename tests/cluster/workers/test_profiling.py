@@ -1,4 +1,4 @@
-"""Profiles of a replica: who takes them, within which limits, and what comes of what goes wrong."""
+"""Profiles of a replica: limits, concurrency and errors."""
 
 import asyncio
 
@@ -13,21 +13,21 @@ ORDER = ProfileOrder(num_steps=4, timeout_s=0.3)
 
 
 class FakeModel:
-    """Reports when a test says so, or when it is told to end."""
+    """Model that reports when a test sets `reports`, or at `end_profile`."""
 
     def __init__(self, num_ranks=1):
         self.num_ranks = num_ranks
         self.orders = []
         self.num_ends = 0
         self.reports = None
-        self.ends_when_told = True
+        self.ends_on_request = True
 
     def begin_profile(self, order):
         self.orders.append(order)
 
     def end_profile(self):
         self.num_ends += 1
-        if self.ends_when_told and self.reports is None:
+        if self.ends_on_request and self.reports is None:
             self.reports = self.profiles(2)
 
     def collect_profile(self):
@@ -77,14 +77,14 @@ async def test_it_ends_when_the_target_has_had_its_steps(take, target, draft, tm
     assert of_target.directory.startswith(f"{tmp_path}/20")
 
 
-async def test_it_ends_with_what_there_is_when_the_time_is_up(take, target):
+async def test_it_ends_with_fewer_steps_at_the_timeout(take, target):
     report = await take()
     assert [each.num_steps for each in report.workers] == [2, 2, 2]
     assert 0.3 <= report.elapsed_s < 1
     assert target.num_ends == 1
 
 
-async def test_a_draft_model_that_is_away_is_left_out(take, target, draft):
+async def test_a_draft_model_that_restarts_is_left_out(take, target, draft):
     draft.num_ranks = 0
     target.reports = ()
     with pytest.raises(NotReadyError, match="the models were lost while they were profiled"):
@@ -109,12 +109,12 @@ async def test_one_at_a_time_and_it_goes_on_when_its_caller_has_left(take, targe
     assert len((await take()).workers) == 3
 
 
-async def test_ranks_that_never_report_are_given_up_on(take, target, monkeypatch):
+async def test_ranks_that_never_report_time_out(take, target, monkeypatch):
     monkeypatch.setattr(profiling, "WRITING_S", 0.1)
-    target.ends_when_told = False
+    target.ends_on_request = False
     with pytest.raises(NotReadyError, match="the models did not report their profiles"):
         await take()
-    assert target.num_ends == 2, "when the time was up, and when it was given up on"
+    assert target.num_ends == 2, "at the timeout, and when it was cancelled"
 
 
 async def test_what_fails_while_it_is_taken_ends_it_on_the_other_ranks(take, target, draft):
@@ -127,7 +127,7 @@ async def test_what_fails_while_it_is_taken_ends_it_on_the_other_ranks(take, tar
     assert (target.num_ends, draft.num_ends) == (1, 1)
 
 
-async def test_none_is_taken_while_the_target_is_away(take, target, draft):
+async def test_none_is_taken_while_the_target_restarts(take, target, draft):
     target.num_ranks = 0
     with pytest.raises(NotReadyError, match="the model is starting again"):
         await take()

@@ -78,7 +78,7 @@ def test_an_application_is_deleted_without_waiting(monkeypatch):
     assert deleted == [("a", False)]
 
 
-def test_handlers_of_a_proxy_can_be_wrapped():
+async def test_handlers_of_a_proxy_can_be_wrapped():
     class Proxy:
         proxy_router = SimpleNamespace(
             endpoints={DeploymentID("Router", "a"): SimpleNamespace(route="/a")}

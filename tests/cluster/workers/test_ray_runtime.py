@@ -1,4 +1,4 @@
-"""A Ray of one program's own: what it authenticates with, what is its, and what is given back."""
+"""A private Ray: its token, its processes, and the variables that are restored."""
 
 import os
 import subprocess
@@ -92,7 +92,7 @@ def test_another_ray_that_the_program_has_started_since_is_left_alone(machine, m
     assert os.environ["RAY_AUTH_MODE"] == "token"
 
 
-def test_its_processes_are_those_that_ray_tells_of():
+def test_its_processes_are_those_in_rays_record():
     with subprocess.Popen(["sleep", "60"]) as ours, subprocess.Popen(["sleep", "60"]) as stranger:
         ended = subprocess.Popen(["true"])
         ended.wait()

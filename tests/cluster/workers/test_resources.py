@@ -68,7 +68,7 @@ def test_more_replicas_than_the_machine_bears_are_refused(model, replicas, messa
         check_ranks(ServeConfig(model="tiny", ingress="serve", **replicas), Models(model), 2)
 
 
-def test_a_replica_that_never_fits_is_told_by_its_ranks(model):
+def test_the_error_for_a_replica_that_never_fits_names_its_ranks(model):
     config = ServeConfig(ingress="serve", tensor_parallel_size=9)
     with pytest.raises(InvalidValueError, match="tensor_parallel_size is 9"):
         check_ranks(config, Models(model), 2)
@@ -99,7 +99,7 @@ def test_draft_ranks_count_too(model, drafting):
 
 @pytest.fixture
 def gpus(monkeypatch):
-    """Two GPUs with 16 and 24 GiB free, as torch would tell of them."""
+    """Two GPUs with 16 and 24 GiB free, as torch reports them."""
     sizes = [16 * GIB, 24 * GIB]
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: len(sizes))
@@ -126,7 +126,7 @@ def test_more_ranks_than_gpus_are_refused(model, drafting):
 
 
 def test_models_have_to_fit_together(drafting):
-    """In cores and in GPUs; whoever has one model hears of its own limits."""
+    """In cores and in GPUs; a single model is checked against its own limits."""
     plain = dataclasses.replace(drafting, speculative_config=None)
     check_together([plain, plain], 2, count_gpus=None)
     with pytest.raises(
@@ -139,7 +139,7 @@ def test_models_have_to_fit_together(drafting):
         check_together(on_gpus, 16, lambda: 3)
 
 
-def test_a_gpu_that_is_not_there_is_told(monkeypatch):
+def test_a_missing_gpu_is_reported(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(InvalidValueError, match="device is 'cuda'; it must be cpu"):
         memory_per_replica(ServeConfig(model="tiny", device="cuda"))

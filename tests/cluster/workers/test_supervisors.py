@@ -1,4 +1,4 @@
-"""What replaces lost models, with workers that are lost on command."""
+"""Restarts of lost worker groups, with groups that fail on command."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ LIMITS = DraftLimits(num_blocks=20, block_size=4, max_model_len=80, max_catch_up
 
 
 class Worker:
-    """Drafts the number 7, until it is told to fail."""
+    """Group that drafts token 7 until `error` is set."""
 
     is_busy = False
 
@@ -50,22 +50,22 @@ class Worker:
 
 
 class ProfiledWorker(Worker):
-    """Keeps what it is told of a profile, which never ends."""
+    """Group that records the calls about a profile, which never ends."""
 
     num_ranks = 2
 
     def __init__(self):
         super().__init__()
-        self.told = []
+        self.calls = []
 
     def begin_profile(self, order):
-        self.told.append("begin")
+        self.calls.append("begin")
 
     def end_profile(self):
-        self.told.append("end")
+        self.calls.append("end")
 
     def collect_profile(self):
-        self.told.append("collect")
+        self.calls.append("collect")
 
 
 @pytest.fixture
@@ -96,21 +96,21 @@ def wait_for(condition):
 
 
 @pytest.mark.parametrize("error", [DraftFailedError("it died"), KeyError("a bug of ours")])
-def test_a_lost_draft_worker_is_replaced_and_nobody_hears_of_it(start, workers, error):
+def test_a_lost_draft_worker_is_replaced_without_an_error_for_requests(start, workers, error):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     assert drafts(supervisor) == [(7, 7, 7)]
     workers[0].error = error
     assert drafts(supervisor) == []
     assert workers[0].is_killed
     wait_for(lambda: supervisor.is_available)
-    assert supervisor.num_restarts == 1, "it counts, whether anybody drafts with it or not"
+    assert supervisor.num_restarts == 1, "a restart counts before the first draft"
     assert drafts(supervisor) == [(7, 7, 7)]
     assert supervisor.num_restarts == 1
     supervisor.close()
     assert workers[1].is_closed
 
 
-def test_what_workers_caught_up_on_is_counted_beyond_their_loss(start, workers):
+def test_catch_up_tokens_are_counted_across_restarts(start, workers):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     seq = Sequence(0, request("r", [1] * 50), SamplingRules(), detokenizer=None)
     assert drafts(supervisor, seq) == []
@@ -123,20 +123,20 @@ def test_what_workers_caught_up_on_is_counted_beyond_their_loss(start, workers):
     supervisor.close()
 
 
-def test_a_lookup_drafts_while_the_worker_is_away(start, workers):
+def test_a_lookup_drafts_while_the_worker_restarts(start, workers):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     proposer = make_proposer(SpeculativeConfig("draft_model", fallback="ngram"), supervisor)
     seq = Sequence(0, request("r", [1, 2, 3, 1, 2]), SamplingRules(), detokenizer=None)
     assert drafts(proposer, seq) == [(7, 7, 7)]
     supervisor._backoff.base_s = 60.0
-    supervisor._backoff.delay_s()  # the first one is none
+    supervisor._backoff.delay_s()  # the first delay is zero
     workers[0].error = DraftFailedError("it died")
     assert drafts(proposer, seq) == [(3, 1, 2)]
     assert drafts(proposer, seq) == [(3, 1, 2)]
     supervisor.close()
 
 
-def test_a_draft_worker_that_died_while_nobody_drafted_is_noticed(start, workers):
+def test_a_draft_worker_that_died_between_steps_is_detected(start, workers):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
     workers[0].error = DraftFailedError("it died")
     supervisor.check()
@@ -144,7 +144,7 @@ def test_a_draft_worker_that_died_while_nobody_drafted_is_noticed(start, workers
     supervisor.close()
 
 
-def test_a_target_is_replaced_and_a_crash_loop_ends(workers):
+def test_a_target_is_replaced_and_a_crash_loop_is_ended(workers):
     def start():
         if 1 < len(workers) < 4:
             workers.append(None)
@@ -157,7 +157,7 @@ def test_a_target_is_replaced_and_a_crash_loop_ends(workers):
     second = supervisor.restart()
     assert workers[0].is_killed
     assert supervisor.current is second
-    third = supervisor.restart()  # after two starts that fail
+    third = supervisor.restart()  # after two failed starts
     assert len(workers) == 5
     assert supervisor.current is third
     assert supervisor.num_restarts == 2
@@ -170,7 +170,7 @@ def test_a_target_is_replaced_and_a_crash_loop_ends(workers):
 
 
 def test_no_profile_touches_a_lost_target(workers):
-    """Not even through the sockets that `mark_lost` closes meanwhile, on another thread."""
+    """The sockets of a lost target are closed."""
 
     def start():
         workers.append(ProfiledWorker())
@@ -186,13 +186,13 @@ def test_no_profile_touches_a_lost_target(workers):
     supervisor.begin_profile(order)
     supervisor.end_profile()
     assert supervisor.collect_profile() == ()
-    assert workers[0].told == ["begin", "collect"]
+    assert workers[0].calls == ["begin", "collect"]
     supervisor.restart()
     assert supervisor.num_ranks == 2
-    assert supervisor.collect_profile() == (), "the profile was of the one before"
+    assert supervisor.collect_profile() == (), "the profile belonged to the lost group"
     supervisor.begin_profile(order)
     assert supervisor.collect_profile() is None
-    assert workers[1].told == ["begin", "collect"]
+    assert workers[1].calls == ["begin", "collect"]
     supervisor.close()
 
 

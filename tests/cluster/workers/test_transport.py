@@ -1,4 +1,4 @@
-"""Sockets between the Router and a shard."""
+"""Sockets between the Router and a worker."""
 
 import socket
 import threading
@@ -48,7 +48,7 @@ def received(end):
 
 @pytest.fixture
 def pair(context, listen):
-    """Both ends of a Unix socket: the Router's, and the shard's."""
+    """Both ends of a Unix socket: the Router's and the worker's."""
     keys = CurveKeys.generate()
     listener = listen("ipc", keys.public)
     router = connect(context, listener.endpoint, keys, TIMEOUT_S)
@@ -61,19 +61,19 @@ def test_messages_arrive_whole_and_in_order(context, listen, transport):
     keys = CurveKeys.generate()
     listener = listen(transport, keys.public)
     router = connect(context, listener.endpoint, keys, TIMEOUT_S)
-    shard = listener.accept()
+    worker = listener.accept()
     messages = [[b"header %d" % i, b"", b"x" * 1000 * i] for i in range(10)]
     for message in messages:
         router.send(message)
-    assert [received(shard) for _ in messages] == messages
-    shard.send([b"answer"])
+    assert [received(worker) for _ in messages] == messages
+    worker.send([b"answer"])
     assert received(router) == [b"answer"]
     router.send_last([b"stop"])
-    assert received(shard) == [b"stop"]
+    assert received(worker) == [b"stop"]
 
 
 @pytest.mark.parametrize("who", ["another key", "no key at all"])
-def test_a_stranger_is_not_heard_over_tcp(context, listen, who):
+def test_messages_of_another_client_are_dropped_over_tcp(context, listen, who):
     router, stranger = CurveKeys.generate(), CurveKeys.generate()
     listener = listen("tcp", router.public)
     endpoint = listener.endpoint if who == "another key" else Endpoint(listener.endpoint.address)
@@ -81,13 +81,13 @@ def test_a_stranger_is_not_heard_over_tcp(context, listen, who):
     assert not is_ready(listener.accept(), 1000)
 
 
-def test_the_ipc_socket_is_where_it_was_told(listen, tmp_path):
+def test_the_ipc_socket_is_at_the_given_path(listen, tmp_path):
     listener = listen("ipc", CurveKeys.generate().public)
     assert [path.name for path in tmp_path.iterdir()] == ["steps"]
     assert listener.endpoint == Endpoint(f"ipc://{tmp_path / 'steps'}")
 
 
-def test_nobody_else_gets_in_once_the_router_has(context, listen):
+def test_no_other_process_can_connect_after_the_router(context, listen):
     keys = CurveKeys.generate()
     listener = listen("ipc", keys.public)
     connect(context, listener.endpoint, keys, TIMEOUT_S)
@@ -97,22 +97,22 @@ def test_nobody_else_gets_in_once_the_router_has(context, listen):
 
 
 def test_a_message_larger_than_the_kernel_holds_arrives_whole(pair):
-    router, shard = pair
+    router, worker = pair
     message = [bytes(8 * 2**20), b"end"]
     sender = threading.Thread(target=router.send, args=(message,))
     sender.start()
-    assert received(shard) == message
+    assert received(worker) == message
     sender.join()
 
 
-def test_a_peer_that_takes_nothing_is_not_waited_for_longer_than_told(pair):
+def test_sending_to_a_peer_that_does_not_read_times_out(pair):
     router, _ = pair
     with pytest.raises(TimeoutError):
         router.send([bytes(8 * 2**20)])
     router.send_last([b"stop"])  # neither waits nor raises
 
 
-def test_a_message_that_stops_halfway_is_not_waited_for_longer_than_told(listen):
+def test_receiving_an_incomplete_message_times_out(listen):
     listener = listen("ipc", CurveKeys.generate().public)
     peer = socket.socket(socket.AF_UNIX)
     peer.connect(listener.endpoint.address.removeprefix("ipc://"))
@@ -123,9 +123,9 @@ def test_a_message_that_stops_halfway_is_not_waited_for_longer_than_told(listen)
     peer.close()
 
 
-def test_a_peer_that_has_closed_is_known_at_both_calls(pair):
-    router, shard = pair
-    shard.close()
+def test_a_peer_that_has_closed_is_detected_by_both_calls(pair):
+    router, worker = pair
+    worker.close()
     with pytest.raises(PeerGoneError):
         received(router)
     with pytest.raises(PeerGoneError):
@@ -134,7 +134,7 @@ def test_a_peer_that_has_closed_is_known_at_both_calls(pair):
 
 
 class Relay:
-    """A network between two ends, which can fail without a word."""
+    """Relay between two ends, which can drop everything silently."""
 
     def __init__(self, address):
         host, _, port = address.removeprefix("tcp://").rpartition(":")
@@ -170,7 +170,7 @@ class Relay:
 
 @pytest.fixture
 def relayed(context, listen, monkeypatch):
-    """The Router's end over tcp, the shard's, and the network between them."""
+    """The Router's end over TCP, the worker's, and the network between them."""
     monkeypatch.setattr(transport, "_HEARTBEAT_INTERVAL_MS", 50)
     monkeypatch.setattr(transport, "_HEARTBEAT_TIMEOUT_MS", 300)
     keys = CurveKeys.generate()
@@ -178,20 +178,20 @@ def relayed(context, listen, monkeypatch):
     relay = Relay(listener.endpoint.address)
     endpoint = Endpoint(relay.address, listener.endpoint.public_key)
     router = connect(context, endpoint, keys, TIMEOUT_S)
-    shard = listener.accept()
+    worker = listener.accept()
     router.send([b"hello"])
-    assert received(shard) == [b"hello"]
-    yield router, shard, relay
+    assert received(worker) == [b"hello"]
+    yield router, worker, relay
     router.close()
     relay.close()
 
 
-def test_a_shard_that_says_nothing_for_long_is_not_taken_for_lost(relayed):
-    """Another thread of its process answers for it while it computes."""
-    router, shard, _ = relayed
+def test_a_worker_that_is_silent_for_long_is_not_mistaken_for_a_lost_one(relayed):
+    """A background thread of its process sends heartbeats while it computes."""
+    router, worker, _ = relayed
     time.sleep(1.0)
     assert not router.is_lost
-    shard.send([b"done"])
+    worker.send([b"done"])
     assert received(router) == [b"done"]
 
 
@@ -203,11 +203,11 @@ def test_a_network_that_fails_is_noticed_while_nothing_is_sent(relayed):
         assert time.monotonic() - began_at < 3.0
         time.sleep(0.01)
     router.close()
-    assert router.is_lost, "what is known stays known"
+    assert router.is_lost, "a loss is permanent"
 
 
 def test_the_real_limits_let_it_be_noticed_within_ten_seconds():
-    """Whoever serves is asked for its health every 3 s, and then asks this."""
+    """Serve checks health every 3 s, which checks the sockets."""
     health_check_s = 3.0
     limit_s = (transport._HEARTBEAT_INTERVAL_MS + transport._HEARTBEAT_TIMEOUT_MS) / 1000
     assert limit_s + health_check_s < 10.0
