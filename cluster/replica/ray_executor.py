@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
+from specdec.engine.engine_thread import EngineLoop
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.speculation.policy.factory import make_policy
@@ -24,7 +25,6 @@ from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.types.control import SpeculationControl
 from specdec.types.counters import ModelCounts
-from specdec.types.errors import TargetFailedError
 from specdec.types.worker import Target
 
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
@@ -106,14 +106,11 @@ class RayExecutor:
         """See Executor."""
         return self._started.restart()
 
-    def check_target(self, report: Callable[[TargetFailedError], None]) -> None:
-        """Report the loss of a target rank that died while no step ran. Blocking."""
-        self._started.check(report)
-
-    def check_draft(self) -> None:
-        """Detect a draft rank that died while no step ran; on the engine's thread."""
+    async def check(self, loop: EngineLoop) -> None:
+        """Detect ranks that died while no step ran; report the loss of the target to `loop`."""
         if self._draft is not None:
-            self._draft.check()
+            loop.post(self._draft.check)
+        await asyncio.to_thread(self._started.check, loop.lose_target)
 
     def make_proposer(self) -> Proposer | None:
         """See Executor."""

@@ -169,8 +169,7 @@ class Router:
         if loop.failure is not None:
             raise loop.failure
         if not loop.is_recovering:
-            loop.post(self._models.check_draft)
-            await asyncio.to_thread(self._models.check_target, loop.lose_target)
+            await self._models.check(loop)
 
     async def drain(self, timeout_s: float | None = None) -> None:
         """Refuses requests, and returns when none runs any more or the time for it is up.

@@ -54,12 +54,6 @@ class Loop:
         self.lost.append(error)
 
 
-def check(models, loop):
-    """What a replica does at each health check."""
-    loop.post(models.check_draft)
-    models.check_target(loop.lose_target)
-
-
 class Started:
     """The groups of each role, in the order in which they were made."""
 
@@ -142,13 +136,13 @@ def test_a_draft_model_beside_a_target_that_does_not_start_is_ended(models, star
     assert started.draft[0].is_closed
 
 
-def test_a_target_that_died_between_steps_is_reported_to_the_loop(models, started):
+async def test_a_target_that_died_between_steps_is_reported_to_the_loop(models, started):
     models.load(PLACEMENT)
     loop = Loop()
-    check(models, loop)
+    await models.check(loop)
     assert loop.lost == []
     error = started.target[0].error = TargetFailedError("rank 0 died")
-    check(models, loop)
+    await models.check(loop)
     assert loop.lost == [error]
     assert models.remake_target() is models.target is started.target[1]
     assert started.target[0].is_killed
@@ -157,7 +151,7 @@ def test_a_target_that_died_between_steps_is_reported_to_the_loop(models, starte
 
 
 @pytest.mark.parametrize("fallback", [None, "ngram"])
-def test_without_its_draft_model_a_replica_drafts_by_lookup_or_not_at_all(
+async def test_without_its_draft_model_a_replica_drafts_by_lookup_or_not_at_all(
     tiny_model_dir, started, monkeypatch, fallback
 ):
     speculation = SpeculativeConfig("draft_model", 3, quantization="int8", fallback=fallback)
@@ -166,7 +160,7 @@ def test_without_its_draft_model_a_replica_drafts_by_lookup_or_not_at_all(
     assert (models.is_draft_up, models.can_draft) == (True, True)
     monkeypatch.setattr("cluster.workers.supervisors.DraftSupervisor.restart", lambda self: None)
     started.draft[0].error = DraftFailedError("it died")
-    check(models, Loop())
+    await models.check(Loop())
     assert started.draft[0].is_killed
     assert (models.is_draft_up, models.can_draft) == (False, fallback is not None)
     models.close()
