@@ -1,7 +1,9 @@
 """The private names of Ray and Ray Serve that are used exist, and mean what is assumed."""
 
 import inspect
+import re
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import ray
@@ -16,6 +18,14 @@ from ray.serve.config import HTTPOptions, gRPCOptions
 
 from cluster.workers import ray_internals
 from cluster.workers.ray_internals import ProxyRoute, ServeListeners
+
+PACKAGE = Path(__file__).parents[3] / "cluster"
+PRIVATE = re.compile(r"\b(?:import|from)\s+ray(?:\.\w+)*\._|\b(?:ray|serve)(?:\.\w+)*\._\w")
+
+
+def test_no_other_module_uses_private_names():
+    using = {each.name for each in PACKAGE.rglob("*.py") if PRIVATE.search(each.read_text())}
+    assert using == {Path(ray_internals.__file__).name}
 
 
 def test_the_head_node_has_a_resource_of_its_own():
