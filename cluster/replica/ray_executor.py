@@ -68,7 +68,7 @@ class RayExecutor:
         private one that ends with this executor. Closes the executor if loading fails.
         """
         try:
-            self._start_models(placement or self._reserve())
+            self._start_models(self._reserve() if placement is None else placement)
         except BaseException:
             self.close()
             raise
