@@ -1,8 +1,8 @@
-"""How many draft tokens each lossless verifier accepts, with one real target and several drafts.
+"""Measure how many draft tokens each lossless verifier accepts, for one target and several drafts.
 
-The engine runs in process, on 8 prompts with several seeds each. At temperature 0 the verifiers are
-the same one. Then, on the texts that came out, what it costs to draw drafts from a few of the most
-likely tokens only (`benchmarks.draft_support`).
+The engine runs in process, on 8 prompts with several seeds each. At temperature 0 all verifiers
+behave the same. Then compute, on the generated texts, what acceptance costs when drafts are drawn
+from the most likely tokens only (`benchmarks.draft_support`).
 
     python -m benchmarks.acceptance [--output docs/benchmarks/acceptance.json]
 """
@@ -50,7 +50,7 @@ _MAX_MODEL_LEN, _BLOCK_SIZE = 768, 16
 
 @dataclass(frozen=True)
 class DraftKind:
-    """A draft model: the target with other matrices, or with layers left out."""
+    """Draft model derived from the target: other matrices, or fewer layers."""
 
     name: str
     quantization: QuantizationMethod | None = None
@@ -66,7 +66,7 @@ _DRAFTS = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """Accepted per drafted token, with its standard error over the sequences."""
+    """Acceptance rate of one run, with its standard error over the sequences."""
 
     draft: str
     temperature: float
@@ -78,10 +78,10 @@ class Outcome:
 
 
 class Pair:
-    """A target and a draft model in this process, with one engine for all runs."""
+    """Target and draft model in this process, with one engine for all runs."""
 
     def __init__(self, target: Path, draft: Path, kind: DraftKind, options: Any) -> None:
-        """Loads both; `options` are those of the command line."""
+        """Load both models; `options` are the parsed command line options."""
         self._num_seeds, self._max_tokens = options.num_seeds, options.max_tokens
         num_seqs = options.num_prompts * options.num_seeds
         num_blocks = num_seqs * _MAX_MODEL_LEN // _BLOCK_SIZE
@@ -108,7 +108,7 @@ class Pair:
     def run(
         self, prompts: Sequence[BenchmarkPrompt], temperature: float, verifier: VerifierName
     ) -> tuple[list[SpeculationStats], list[Text]]:
-        """Counts of each sequence, and what it says."""
+        """Return the speculation counts of each sequence, and the generated texts."""
         speculation = SpeculationOptions(verifier=verifier)
         stats, said = {}, {}
         for index in range(len(prompts) * self._num_seeds):
@@ -129,7 +129,7 @@ class Pair:
 
 
 def measure(options: Any, target: Path, kind: DraftKind) -> Iterator[Outcome | Support]:
-    """Everything about one draft model."""
+    """Yield all results of one draft model."""
     prompts = load_prompts(DEFAULT_PATH, Tokenizer(target))[: options.num_prompts]
     with tempfile.TemporaryDirectory() as scratch:
         draft = _without_layers(target, Path(scratch), kind.removed_layers)
@@ -145,7 +145,7 @@ def measure(options: Any, target: Path, kind: DraftKind) -> Iterator[Outcome | S
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which is 0: figures are shown, not judged."""
+    """Run the benchmark and return exit status 0; no figure is enforced."""
     options = _parser().parse_args(arguments)
     target = resolve(_MODEL)
     started_at = time.monotonic()
@@ -179,7 +179,7 @@ def _save(report: dict[str, Any], output: Path) -> None:
 
 
 def _without_layers(target: Path, scratch: Path, layers: tuple[int, ...]) -> Path:
-    """The directory of a copy of the target that lacks some layers; the target's for none."""
+    """Return a directory with the target less these layers; the target's own if there are none."""
     if not layers:
         return target
     from torch import nn

@@ -1,4 +1,4 @@
-"""The page that shows what `benchmarks.acceptance` measured."""
+"""Markdown page of the results of `benchmarks.acceptance`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _VERIFIERS = ("coupled", "rejection", "block")
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """Markdown, complete, of the JSON."""
+    """Return the complete page for a report."""
     outcomes, supports = report["outcomes"], report["supports"]
     options, machine = report["options"], report["machine"]
     sequences = options["num_prompts"] * options["num_seeds"]

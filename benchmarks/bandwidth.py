@@ -1,7 +1,7 @@
-"""How many bytes a second this machine's memory gives to all cores that read at once.
+"""Memory bandwidth of this machine when all cores read at once.
 
-Readers with little to compute, each an operation of torch that divides its input over the threads,
-take turns; the fastest pass of any counts, as any of them proves that the memory can give so much.
+Several torch operations with little arithmetic, each split over all threads, take turns. The
+fastest pass of any operation counts, because any of them is a lower bound of the bandwidth.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LARGE_BYTES = 2**31
 
 
 def read_bandwidth(num_bytes: int) -> float:
-    """Bytes a second, reading a buffer of about that size over and over."""
+    """Return the bytes per second of repeated reads of a buffer of about `num_bytes`."""
     buffer = torch.ones(num_bytes // (4 * _ROW), _ROW)
     readers = _readers(buffer)
     best_s = min(_seconds(read) for _ in range(_NUM_ROUNDS) for read in readers)
@@ -26,12 +26,12 @@ def read_bandwidth(num_bytes: int) -> float:
 
 
 def memory_bandwidth() -> float:
-    """Bytes a second, of a buffer that no cache holds."""
+    """Return the bandwidth of reads that no cache can serve, in bytes per second."""
     return read_bandwidth(_LARGE_BYTES)
 
 
 def _readers(buffer: Tensor) -> tuple[Callable[[], object], ...]:
-    """Each reads all of `buffer` [rows, _ROW], fp32, once."""
+    """Return operations that each read all of `buffer` [rows, _ROW] (fp32) once."""
     flat, ones = buffer.view(-1), torch.ones(_ROW)
     integers = flat.view(torch.int64)
     return (lambda: torch.dot(flat, flat), lambda: buffer @ ones, flat.max, integers.max)

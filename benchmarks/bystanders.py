@@ -1,8 +1,8 @@
-"""Other processes on the machine, which would spoil a measurement without leaving a trace.
+"""CPU usage of other processes on the machine, which would disturb a measurement unnoticed.
 
-On few cores one busy stranger slows multi-threaded products several times over, as their threads
-wait for each other. So a measurement begins when the machine is quiet, and is repeated, a few
-times, when strangers used it meanwhile; what they used is part of the result.
+On few cores one other busy process slows multi-threaded kernels down several times, because their
+threads wait for each other. So a measurement starts when the machine is idle and is repeated, up to
+a limit, if other processes used CPU meanwhile. Their CPU usage is part of the result.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import psutil
 from specdec.models.resolve import print_progress
 
 MAX_OTHERS_PERCENT = 10.0
-"""Of one core: what strangers may use before a measurement counts as disturbed."""
+"""CPU usage of other processes, in percent of one core, above which a measurement is disturbed."""
 
 _SAMPLE_S = 1.0
 
 
 @dataclass(frozen=True)
 class CpuUsage:
-    """CPU seconds since some past moment, of this benchmark's process tree and of all others."""
+    """CPU seconds since a fixed moment, of this benchmark's processes and of all others."""
 
     own_s: float
     others_s: float
@@ -31,7 +31,7 @@ class CpuUsage:
 
     @classmethod
     def now(cls) -> CpuUsage:
-        """Reads the counters of the machine and of every process of the tree."""
+        """Read the counters of the machine and of each process in the tree."""
         own_s = tree_cpu_seconds(psutil.Process())
         times = psutil.cpu_times()
         # Time stolen by other virtual machines is as lost as any.
@@ -39,13 +39,13 @@ class CpuUsage:
         return cls(own_s, busy_s - own_s, time.monotonic())
 
     def others_percent_since(self, before: CpuUsage) -> float:
-        """What strangers used since then, in percent of one core."""
+        """Return the CPU usage of other processes since `before`, in percent of one core."""
         elapsed_s = self.clock_s - before.clock_s
         return max(0.0, 100 * (self.others_s - before.others_s) / elapsed_s)
 
 
 def tree_cpu_seconds(root: psutil.Process) -> float:
-    """CPU time of a process and of all its living descendants."""
+    """Return the CPU time of a process and all its living descendants."""
     total = 0.0
     for process in [root, *root.children(recursive=True)]:
         with suppress(psutil.NoSuchProcess):
@@ -55,7 +55,7 @@ def tree_cpu_seconds(root: psutil.Process) -> float:
 
 
 def wait_until_quiet(limit_s: float) -> None:
-    """Returns when strangers use little, or after `limit_s` seconds whatever they use."""
+    """Wait until other processes use little CPU, at most `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     if (percent := _sample()) > MAX_OTHERS_PERCENT:
         print_progress(f"waiting: other processes use {percent:.0f} % of a core")

@@ -1,7 +1,7 @@
-"""What a forward pass must read, computed from the model's shape: the least that any could move.
+"""Bytes that a forward pass must read at least, computed from the model's shape.
 
-The matrices of all layers and of the head once, whatever the number of rows, and the KV of each
-sequence once. Embeddings are a row a token, and norms a vector: neither counts.
+These are the matrices of all layers and the output head once, whatever the number of rows, and the
+KV of each sequence once. Embeddings (one row per token) and norms (one vector) are not counted.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from specdec.models.config import ModelConfig
 
 
 def held_bytes(config: ModelConfig, element_bytes: int) -> int:
-    """Of a weight, in a data type of so many: a checkpoint of 16 bits takes no more in fp32."""
+    """Return the bytes of one stored weight when the model computes in elements of `element_bytes`.
+
+    A float32 model keeps a 16-bit checkpoint in 16 bits.
+    """
     return min(element_bytes, 2 if config.checkpoint_dtype in {"bfloat16", "float16"} else 4)
 
 
 def weight_bytes(config: ModelConfig, precision: str) -> int:
-    """Of the matrices that every pass reads; scales of quantized ones, a number a row, aside."""
+    """Return the bytes of the matrices that each pass reads, without quantization scales."""
     known = PRECISIONS[precision]
     element_bytes = 1 if known.quantization else held_bytes(config, DTYPE_BYTES[known.dtype])
     attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)
@@ -27,11 +30,11 @@ def weight_bytes(config: ModelConfig, precision: str) -> int:
 
 
 def kv_bytes(config: ModelConfig, precision: str, num_tokens: int) -> int:
-    """Keys and values of so many tokens, in all layers."""
+    """Return the bytes of the keys and values of `num_tokens` tokens in all layers."""
     heads = 2 * config.num_kv_heads * config.head_dim
     return num_tokens * config.num_layers * heads * DTYPE_BYTES[PRECISIONS[precision].dtype]
 
 
 def pass_bytes(config: ModelConfig, precision: str, num_seqs: int, length: int) -> int:
-    """Of a pass over so many sequences of that length."""
+    """Return the bytes read by a pass over `num_seqs` sequences of that length."""
     return weight_bytes(config, precision) + num_seqs * kv_bytes(config, precision, length)

@@ -1,8 +1,8 @@
-"""Measures collectives between tensor-parallel ranks of one node: shared memory against Gloo.
+"""Measure collectives between tensor-parallel ranks of one node: shared memory against Gloo.
 
-Each rank is a process with one thread. A round is what a forward pass of SmolLM2 asks for, sixty
-sums, or what sampling does, twenty small gathers; the two ways take turns, and a figure is the
-median over the rounds. The last line printed is JSON.
+Each rank is a process with one thread. A round performs the collectives of one forward pass of
+SmolLM2 (60 all-reduces) or of sampling (20 small all-gathers). Both implementations take turns; a
+figure is the median over the rounds. The last line printed is JSON.
 
     python -m benchmarks.collectives [--ranks 2] [--rounds 30] [--output FILE]
 """
@@ -37,12 +37,12 @@ _HIDDEN_SIZE = 576
 
 Work = Callable[[Collectives], None]
 Times = dict[str, list[float]]
-"""Seconds of each round, by the way."""
+"""Seconds of each round, by implementation."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Medians of one case, with the range of its rounds."""
+    """Median and range of one case."""
 
     case: str
     shared_memory_ms: float
@@ -53,7 +53,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What is printed as JSON. others_percent: what strangers used of a core."""
+    """JSON report. others_percent: CPU usage of other processes, in percent of one core."""
 
     machine: Machine
     num_ranks: int
@@ -62,7 +62,7 @@ class Report:
 
 
 def sums(num_rows: int, count: int = 60) -> Work:
-    """As many sums of [num_rows, 576] floats."""
+    """Return work that all-reduces [num_rows, 576] floats `count` times."""
     tensor = torch.zeros(num_rows, _HIDDEN_SIZE)
 
     def work(collectives: Collectives) -> None:
@@ -73,7 +73,7 @@ def sums(num_rows: int, count: int = 60) -> Work:
 
 
 def gathers(num_rows: int, count: int = 20) -> Work:
-    """As many gathers of a score and a token id for each row."""
+    """Return work that all-gathers one (score, token id) pair per row `count` times."""
     pairs = torch.zeros(num_rows, 2, dtype=torch.float64)
 
     def work(collectives: Collectives) -> None:
@@ -93,7 +93,7 @@ CASES: Mapping[str, Work] = {
 
 
 def measure(work: Work, ways: Mapping[str, Collectives], rounds: int) -> Times:
-    """Every rank calls it; each round begins when all of them are there."""
+    """Return the seconds of each round. All ranks call this; each round starts with a barrier."""
     times: Times = {way: [] for way in ways}
     for index in range(rounds + 1):
         for way, collectives in ways.items():
@@ -108,7 +108,7 @@ def measure(work: Work, ways: Mapping[str, Collectives], rounds: int) -> Times:
 def run_rank(
     rank: int, size: int, directory: Path, rounds: int, to_parent: Connection, may_end: Event
 ) -> None:
-    """One rank, a process. Rank 0 sends the times of each case, in their order."""
+    """Run one rank in its own process. Rank 0 sends the times of each case, in order."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     library = native_library()
@@ -130,9 +130,9 @@ def run_rank(
 
 
 def measure_all(num_ranks: int, rounds: int) -> tuple[tuple[Row, ...], float]:
-    """Starts the ranks; returns their times, and what strangers used of a core, in percent.
+    """Start the ranks; return the rows and the CPU usage of other processes in percent of a core.
 
-    Raises RuntimeError where a rank fails.
+    Raises RuntimeError if a rank fails.
     """
     context = multiprocessing.get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -170,7 +170,7 @@ def _row(case: str, times: Times) -> Row:
 
 
 def print_table(report: Report) -> None:
-    """Medians, and how many times faster shared memory is."""
+    """Print the medians, and the speedup of shared memory over Gloo."""
     print(f"{'':24} {'shared memory':>14} {'Gloo':>10} {'ratio':>7}")
     for row in report.rows:
         ratio = row.gloo_ms / row.shared_memory_ms
@@ -179,7 +179,7 @@ def print_table(report: Report) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status."""
+    """Run the benchmark and return the exit status."""
     options = _parser().parse_args(arguments)
     native_library()  # compiles what was not compiled yet, before anything is measured
     wait_until_quiet(_QUIET_LIMIT_S)

@@ -1,4 +1,4 @@
-"""Our own contenders: the engine in process, and the service over gRPC."""
+"""Contenders of this project: the engine in process, and the service over gRPC."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _BLOCK_SIZE = 16
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """How to run the engine in process.
+    """Settings of the engine in process.
 
-    methods: those that workloads name, as in benchmarks.methods. num_blocks: of 16 tokens, of the
-    KV pool; one more holds the draft model's. max_prefill_tokens: of a step in which others decode;
-    None for no such bound.
+    methods: those that workloads name, see benchmarks.methods. num_blocks: size of the KV pool in
+        blocks of 16 tokens; the draft model gets a second pool of that size. max_prefill_tokens:
+        prompt tokens in a step that also decodes; None for no limit.
     """
 
     dtype: DTypeName = "float32"
@@ -53,7 +53,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """Where the milliseconds of a decoding step go, on average over a run."""
+    """Breakdown of the milliseconds of a decoding step, averaged over a run."""
 
     num_streams: int
     num_steps: int
@@ -65,19 +65,19 @@ class StepProfile:
 
     @property
     def outside_forward(self) -> float:
-        """The share of a step that is neither the model's layers nor its logits."""
+        """Share of a step that is spent outside the model's layers and logits."""
         outside = self.sampling_ms + self.input_ms + self.engine_ms
         return outside / (outside + self.model_ms + self.logits_ms)
 
 
 class EngineContender:
-    """`specdec.engine.engine.Engine` with the model in the same process; an engine for each method.
+    """`specdec.engine.engine.Engine` with the model in the same process; one engine per method.
 
-    No prompt's KV is kept: benchmarks ask the same prompts again, and most peers keep none.
+    Prefix caching is off: the benchmarks repeat their prompts, and most peers have no prefix cache.
     """
 
     def __init__(self, directory: Path, settings: EngineSettings | None = None) -> None:
-        """Loads the model once, and a draft model where a method needs one."""
+        """Load the model once, and a draft model if a method needs one."""
         self._settings = settings or EngineSettings()
         self._directory = directory
         self._model = ModelConfig.from_directory(directory)
@@ -101,7 +101,7 @@ class EngineContender:
         self._engines = {name: self._engine(name) for name in self._settings.methods}
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload, step by step."""
+        """Run a workload step by step."""
         engine, params = self._engines[workload.method], greedy_params(workload)
         requests = [
             Request(str(index), prompt, params, seed=0)
@@ -119,7 +119,7 @@ class EngineContender:
         )
 
     def profile(self, workload: Workload) -> StepProfile:
-        """Runs a workload of NO_METHOD once more, with a clock around each part of a step."""
+        """Run a workload of NO_METHOD with a timer around each part of a step."""
         engine = self._engines[NO_METHOD]
         num_steps = engine.stats().num_steps
         with TimedRunner(self._runner) as timed:
@@ -150,7 +150,7 @@ class EngineContender:
         )
 
     def _beside(self) -> ModelRunner:
-        """The same model, with KV and sequences of its own."""
+        """Return a runner of the same model, with its own KV and sequences."""
         return ModelRunner(
             self._runner.model,
             self._runner.group,
@@ -181,14 +181,14 @@ class EngineContender:
 
 @dataclass(frozen=True)
 class _Arrival:
-    """An output, and when it came, in seconds from its request."""
+    """Output of a request and its time, in seconds from the request."""
 
     output: RequestOutput
     at_s: float
 
 
 def _run(engine: Engine, requests: Sequence[Request], num_open: int) -> dict[str, list[_Arrival]]:
-    """The outputs of each request, with `num_open` of them under way at once."""
+    """Return the outputs of each request, with `num_open` requests running at once."""
     waiting = list(reversed(requests))
     added_at: dict[str, float] = {}
     arrived: dict[str, list[_Arrival]] = {each.request_id: [] for each in requests}
@@ -220,13 +220,13 @@ def _record(arrivals: Sequence[_Arrival]) -> StreamRecord:
 
 
 class ServiceContender:
-    """The running service, over gRPC, one call a stream."""
+    """Running service, over gRPC, with one call per stream."""
 
     def __init__(self, address: str) -> None:
         self._address = address
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload."""
+        """Run a workload."""
         params = greedy_params(workload)
         calls = [Call(prompt, params) for prompt in workload.prompts]
         seconds, answers = timed_streams(self._address, calls, workload.num_open)
@@ -240,7 +240,7 @@ class ServiceContender:
 
 
 def greedy_params(workload: Workload) -> SamplingParams:
-    """The same for every stream; drafts as the engine or service is configured, or none."""
+    """Return greedy parameters, with speculation as configured or disabled for NO_METHOD."""
     return SamplingParams(
         temperature=0,
         max_tokens=workload.max_tokens,

@@ -1,6 +1,6 @@
-"""Measures a decode step, and a verification of 8 rows, against the length of the context.
+"""Measure a decode step and a verification of 8 rows against the context length.
 
-One sequence grows from one length to the next, so each figure is of the same KV.
+One sequence grows from one length to the next, so all figures use the same KV.
 
     python -m benchmarks.context_length [--lengths 128 512 2048 8000] [--output FILE]
 """
@@ -31,7 +31,7 @@ _NUM_DRAFTS = 7
 
 @dataclass(frozen=True)
 class LengthRow:
-    """A length of context. floor_ms: bytes of weights and KV, by the bandwidth of a read."""
+    """Times at one context length. floor_ms: time to read the weights and KV from memory."""
 
     num_tokens: int
     decode: ShapeTime
@@ -41,7 +41,7 @@ class LengthRow:
 
 @dataclass(frozen=True)
 class ContextReport:
-    """Everything that was measured."""
+    """Complete results of a run."""
 
     command: str
     machine: Machine
@@ -53,7 +53,7 @@ class ContextReport:
 def measure(
     bench: StepBench, precision: str, lengths: Sequence[int], num_rounds: int
 ) -> tuple[LengthRow, ...]:
-    """Grows the one sequence of `bench`, and measures at every length, the shortest first."""
+    """Grow the sequence of `bench` and measure at each length, in ascending order."""
     rows = []
     shapes = [Shape(1), Shape(1, _NUM_DRAFTS)]
     for length in tqdm(sorted(lengths), "lengths", leave=False):
@@ -66,7 +66,7 @@ def measure(
 
 
 def chart(report: ContextReport) -> str:
-    """Milliseconds by length."""
+    """Return a chart of milliseconds by context length, as SVG."""
     series = {
         "decode": [row.decode.best_ms for row in report.rows],
         f"{_NUM_DRAFTS + 1} rows": [row.verification.best_ms for row in report.rows],
@@ -78,7 +78,7 @@ def chart(report: ContextReport) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, 0. Raises InvalidValueError for a length beyond the model's."""
+    """Run the benchmark and return 0. Raises InvalidValueError for a length beyond the model's."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     directory = resolve(_MODEL)

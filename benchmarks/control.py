@@ -1,9 +1,9 @@
-"""What letting goodput decide loses against the best fixed number of draft tokens, and against off.
+"""Measure what goodput control loses against the best fixed draft length, and against off.
 
-On a synthetic target with a set cost curve, in simulated time: so the policy is measured, and no
-machine. Rounds alternate: on odd ones the best fixed number is chosen, on even ones it is compared,
-so that luck in choosing it does not count. The policy learns on the first round, and is compared on
-the others.
+The target is synthetic, with a given cost curve, and time is simulated, so the policy is measured
+and not the machine. Rounds alternate: the best fixed number is selected on odd rounds and compared
+on even rounds, so a lucky selection does not count. The policy learns in the first round and is
+compared on the others.
 
     make bench-control
 """
@@ -48,9 +48,10 @@ _OUTPUT = Path("docs/benchmarks/control.json")
 
 @dataclass(frozen=True)
 class Result:
-    """One curve, acceptance and number of streams; tokens a second, medians over even rounds.
+    """One curve, acceptance and number of streams: medians of tokens per second over even rounds.
 
-    best: the fixed number that was best on odd rounds. chosen: steps by the number that auto chose.
+    best: the fixed number that was best on odd rounds. chosen: number of steps by the number of
+        draft tokens that auto selected.
     """
 
     curve: str
@@ -64,22 +65,23 @@ class Result:
 
     @property
     def off_share(self) -> float:
-        """Of auto against off."""
+        """Auto's throughput over that of off."""
         return self.auto_tokens_per_s / self.fixed_tokens_per_s[0]
 
     @property
     def best_share(self) -> float:
-        """Of auto against the better of off and the best fixed number."""
+        """Auto's throughput over the better of off and the best fixed number."""
         rates = self.fixed_tokens_per_s
         return self.auto_tokens_per_s / max(rates[0], rates[self.best])
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How much is simulated.
+    """Extent of the simulation.
 
-    A round lasts `round_s` seconds, and at least as long as `round_steps` plain steps: of few the
-    slow ones decide. wrong_by: what the start-up measurement multiplies drafts' cost by.
+    A round lasts `round_s` seconds and at least `round_steps` steps without drafts: in a short
+    round the few slow steps dominate. wrong_by: factor of error in the drafts' cost measured at
+    start-up.
     """
 
     num_rounds: int = 8
@@ -89,7 +91,7 @@ class Settings:
 
 
 def measure(curve: str, acceptance: str, num_streams: int, settings: Settings) -> Result:
-    """Runs auto and each fixed number, all in the same rounds."""
+    """Run auto and each fixed number, all in the same rounds."""
     rates, costs = ACCEPTANCE[acceptance], CURVES[curve]
     contenders = []
     for count in (None, *range(MOST + 1)):
@@ -120,18 +122,18 @@ def measure(curve: str, acceptance: str, num_streams: int, settings: Settings) -
 
 
 def _split(rounds: Sequence[list[float]]) -> tuple[Sequence[list[float]], Sequence[list[float]]]:
-    """The first, third, ... and the second, fourth, ..."""
+    """Return the first, third, ... rounds, and the second, fourth, ... rounds."""
     return rounds[0::2], rounds[1::2]
 
 
 def measure_all(settings: Settings) -> list[Result]:
-    """Every curve with every acceptance and number of streams."""
+    """Measure each combination of curve, acceptance and number of streams."""
     cases = [(curve, rate, size) for curve in CURVES for rate in ACCEPTANCE for size in STREAMS]
     return [measure(*case, settings) for case in tqdm(cases, "cases", leave=False)]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns 1 where auto is below its aim anywhere."""
+    """Run the benchmark; return 1 if auto is below its aim in any case."""
     parser = argparse.ArgumentParser(prog="benchmarks.control", description=__doc__)
     parser.add_argument("--rounds", type=int, default=Settings.num_rounds, help="an even number")
     parser.add_argument("--round-s", type=float, default=Settings.round_s, help="simulated seconds")

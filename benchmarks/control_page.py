@@ -1,4 +1,4 @@
-"""The table and the plot of docs/benchmarks/control.md."""
+"""Markdown page and chart of `benchmarks.control`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _COLOURS = {"gpu": "#4878a8", "small gpu": "#c06030", "cpu": "#508050"}
 
 
 class ControlResult(Protocol):
-    """What is shown of a case; see benchmarks.control.Result."""
+    """Fields of `benchmarks.control.Result` that the page shows."""
 
     @property
     def curve(self) -> str: ...
@@ -51,7 +51,7 @@ _COLUMNS = (
 
 
 def page(results: Sequence[ControlResult], aim: float) -> str:
-    """The page: a row for each case."""
+    """Return the page, with one row per case."""
     head = [
         "# What letting goodput decide loses",
         "",
@@ -84,7 +84,7 @@ def _row(result: ControlResult) -> str:
 
 
 def plot(results: Sequence[ControlResult], aim: float) -> str:
-    """Auto's share of the best by streams, a point for each case, as SVG."""
+    """Return a scatter plot of auto's share of the best by number of streams, as SVG."""
     streams = sorted({each.num_streams for each in results})
     root = ElementTree.Element(
         "svg",

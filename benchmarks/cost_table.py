@@ -1,7 +1,7 @@
-"""What a step costs by its number of draft tokens: measured once and kept, to be used again.
+"""Cost of a step by its number of draft tokens, measured once and stored for later runs.
 
-One sequence, with as much text as the benchmarks' prompts have; all lengths in turn, again and
-again, and of each the fastest time: what else the machine does can only add to it.
+One sequence as long as the benchmarks' prompts. All lengths take turns, and the fastest time of
+each counts, because other load on the machine can only add to a time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _NUM_ROUNDS = 10
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds that the models take in a step with one sequence, by draft tokens from 0 on.
+    """Model seconds of a step with one sequence, by number of draft tokens from 0.
 
-    verify_s: of the target, which runs one token more. draft_s: of the draft model, 0 for none.
-    num_threads: that either computed with.
+    verify_s: of the target, which runs one more token. draft_s: of the draft model, 0 for no
+        drafts. num_threads: threads of either model.
     """
 
     machine: Machine
@@ -45,12 +45,12 @@ class CostTable:
     draft_s: tuple[float, ...]
 
     def step_s(self, num_drafted: int, num_made: int) -> float:
-        """Of a step that verifies `num_drafted` tokens, after `num_made` by the draft model."""
+        """Return the seconds of a step that verifies and model-drafts these numbers of tokens."""
         return self.verify_s[num_drafted] + self.draft_s[num_made]
 
 
 def read_costs(path: Path) -> CostTable | None:
-    """The `costs` of a report in JSON; None where there is no such file, or none in it."""
+    """Return the `costs` of a JSON report; None if the file or the entry is missing."""
     report = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     costs = report.get("costs")
     if costs is None:
@@ -64,7 +64,7 @@ def read_costs(path: Path) -> CostTable | None:
 
 
 def measure_costs(directory: Path) -> CostTable:
-    """Of the model in fp32, and of itself in int8 as the draft model."""
+    """Measure the fp32 model as target and its int8 copy as draft model."""
     verify, draft = _verification(directory), _drafting(directory)
     lengths = range(MAX_DRAFT_TOKENS + 1)
     verify_s, draft_s = [float("inf")] * len(lengths), [0.0] + [float("inf")] * MAX_DRAFT_TOKENS

@@ -1,4 +1,4 @@
-"""Drafts of every fixed length against drafts whose length follows acceptance, on a cost table."""
+"""Comparison of fixed draft lengths with adaptive ones, based on a cost table."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.text.tokenizer import Tokenizer
 
 START = 7
-"""Where lengths that follow acceptance begin."""
+"""Initial length of adaptive drafts."""
 
 LEAST_SHARE = 0.95
 
 
 @dataclass(frozen=True)
 class LengthRow:
-    """A method on a suite, both passes together.
+    """One method on one suite, over both passes.
 
-    tokens_per_s: by the cost table, of the fixed lengths from 1 on. best: the length that has most.
-    adaptive_tokens_per_s: of a length that follows acceptance.
+    tokens_per_s: by the cost table, for each fixed length from 1. best: the fastest fixed length.
+        adaptive_tokens_per_s: for a length that follows acceptance.
     """
 
     method: str
@@ -32,12 +32,12 @@ class LengthRow:
 
     @property
     def best(self) -> int:
-        """The best fixed length."""
+        """Fixed length with the highest throughput."""
         return 1 + self.tokens_per_s.index(max(self.tokens_per_s))
 
     @property
     def share(self) -> float:
-        """Of the best fixed length's rate, what following acceptance reaches."""
+        """Throughput of the adaptive length over that of the best fixed length."""
         return self.adaptive_tokens_per_s / max(self.tokens_per_s)
 
 
@@ -47,7 +47,7 @@ def compare_lengths(
     tokenizer: Tokenizer,
     costs: CostTable,
 ) -> list[LengthRow]:
-    """Each method on each suite, with one proposer for all prompts of both passes."""
+    """Return one row per method and suite; one proposer handles all prompts of both passes."""
     recordings = [recording for each in passes for recording in each]
 
     def rate(config: SpeculativeConfig, suite: str) -> float:
@@ -68,7 +68,7 @@ def compare_lengths(
 
 
 def lengths_table(rows: Sequence[LengthRow]) -> str:
-    """A line a method and suite, in Markdown."""
+    """Return a Markdown table with one row per method and suite."""
     fixed = " | ".join(f"k = {count}" for count in range(1, MAX_DRAFT_TOKENS + 1))
     lines = [
         f"| method | suite | {fixed} | adaptive | of the best |",

@@ -1,8 +1,8 @@
-"""What acceptance costs when drafts are drawn from the most likely tokens only.
+"""Acceptance lost when drafts are drawn from the most likely tokens only.
 
 Rejection sampling accepts a draft token with probability sum over x of min(p(x), q(x)) (Leviathan
-et al. 2023, theorem 3.5). Here q is the draft's distribution cut to its n best tokens, and the sum
-is computed, not sampled, at every position of given texts.
+et al. 2023, theorem 3.5). Here q is the draft distribution truncated to its n most likely tokens.
+The sum is computed, not sampled, at each position of given texts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LISTED = (8, 64, 128, 256, 1024)
 
 @dataclass(frozen=True)
 class Text:
-    """A prompt, and what was generated behind it."""
+    """Prompt and its generated continuation."""
 
     prompt_ids: tuple[int, ...]
     output_ids: list[int]
@@ -29,7 +29,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Support:
-    """acceptance: the mean sum for each of LISTED, and for a draft that is not cut, last."""
+    """Expected acceptance of one draft. acceptance: mean for each of LISTED, then untruncated."""
 
     draft: str
     temperature: float
@@ -45,7 +45,7 @@ def expected_acceptance(
     draft: DraftRunner,
     texts: Sequence[Text],
 ) -> Support:
-    """Writes over the first blocks of both pools, which nobody may need any more."""
+    """Compute the expected acceptance over texts. Overwrites the first blocks of both KV pools."""
     sums = []
     for text in texts:
         target_probs = (_output_logits(target, text) / temperature).double().softmax(1)
@@ -57,7 +57,7 @@ def expected_acceptance(
 
 
 def _overlaps(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
-    """Both [num_positions, vocab_size]; returns [num_positions, len(LISTED) + 1]."""
+    """Return [num_positions, len(LISTED) + 1] from two arguments of [num_positions, vocab_size]."""
     best = draft_probs.topk(max(LISTED))
     wanted = target_probs.gather(1, best.indices)
     columns = []
@@ -70,7 +70,7 @@ def _overlaps(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
 
 
 def _output_logits(runner: ModelRunner | DraftRunner, text: Text) -> Tensor:
-    """The logits that each output token was drawn from, [num_output_tokens, vocab_size]."""
+    """Return the logits that predict each output token, [num_output_tokens, vocab_size]."""
     token_ids = [*text.prompt_ids, *text.output_ids]
     num_blocks = -(-len(token_ids) // runner.block_size)
     batch = ModelInput([Chunk(token_ids, 0, range(num_blocks))], runner.block_size)

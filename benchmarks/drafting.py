@@ -1,10 +1,10 @@
-"""Measures how many tokens the drafts of each method yield, on the same greedy texts.
+"""Measure how many tokens the drafts of each method yield, on the same greedy texts.
 
-The model generates once; then every method drafts along what it said (`benchmarks.replay`), with
-every number of draft tokens, in seconds. A second pass asks nearly the same again, in other words,
-with the same proposer: what suffix decoding has kept of the first one's outputs then counts. What
-the drafts are worth in tokens per second goes by a table of what steps cost, which is measured with
---fresh-costs and else taken from the drafting.json that there is.
+The model generates once. Then each method drafts along the recorded texts (`benchmarks.replay`)
+with each number of draft tokens, which takes seconds. A second pass repeats the prompts with an
+added sentence and keeps the proposer, so suffix decoding can use the outputs of the first pass.
+Throughput is estimated from a table of step costs, measured with --fresh-costs or taken from the
+existing drafting.json.
 
     python -m benchmarks.drafting [--num-prompts 32] [--fresh] [--fresh-costs]
 
@@ -38,7 +38,7 @@ _DEFAULT_OUTPUT = Path("docs/benchmarks/drafting.json")
 
 _NUM_DRAFT_TOKENS = (1, 3, 5, 7)
 _CLOSINGS = ("", "\n\nThink carefully before you answer.")
-"""Put behind the prompts of the first pass and of the second."""
+"""Text appended to the prompts of the first and of the second pass."""
 
 _METHODS: Mapping[str, SpeculativeConfig] = {
     "ngram": SpeculativeConfig("ngram"),
@@ -56,7 +56,7 @@ _METHODS: Mapping[str, SpeculativeConfig] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when every bar is met."""
+    """Run the benchmark; return 0 if all limits are met."""
     options = _parser().parse_args(arguments)
     directory = resolve(_MODEL)
     passes, tokenizer = _passes(directory, options), Tokenizer(directory)
@@ -91,7 +91,7 @@ def _costs(directory: Path, options: argparse.Namespace) -> CostTable:
 
 
 def _passes(directory: Path, options: argparse.Namespace) -> list[list[Recording]]:
-    """What the model says to the prompts of each pass; generated once, and kept in the cache."""
+    """Return the recorded answers of each pass, generated once and kept in the cache."""
     name = f"{options.prompts.stem}-{options.num_prompts}x{options.max_tokens}.json"
     path = default_cache_dir() / "benchmarks" / name
     if options.fresh or not path.exists():
@@ -114,7 +114,7 @@ def _replayed(
     passes: Sequence[Sequence[Recording]],
     tokenizer: Tokenizer,
 ) -> list[Row]:
-    """Each suite by itself: one proposer for all of its prompts in all passes."""
+    """Return one row per suite and pass; one proposer handles all prompts of a suite."""
     rows = []
     for suite in sorted({recording.suite for recording in passes[0]}):
         replay = Replay(config, num_draft_tokens, tokenizer)

@@ -1,4 +1,4 @@
-"""What `benchmarks.drafting` reports: rows, bars, and the page that shows them."""
+"""Report of `benchmarks.drafting`: rows, limits, and the Markdown page."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _LONE_METHODS = ("ngram", "suffix", "draft_model")
 
 @dataclass(frozen=True)
 class Row:
-    """A method on a suite in a pass.
+    """One method on one suite in one pass.
 
-    mean_acceptance_length: tokens a draft yields, the target's own included; steps without a draft
-        do not count. tokens_per_step: all steps counted, so the least number of forward passes.
-    drafted_share: of the steps, those with a draft. model_share: those the draft model drafted in.
-    draft_us: microseconds of CPU in the proposer a step, with taking in the prompt and the tokens
-        since the step before; the draft model's own time aside.
+    mean_acceptance_length: tokens that a draft yields, the target's own included; steps without a
+        draft do not count. tokens_per_step: over all steps, the inverse of forward passes per
+        token. drafted_share: share of steps with a draft. model_share: share of steps in which the
+        draft model drafts. draft_us: CPU microseconds per step in the proposer, including the
+        processing of new tokens and prompts, without the draft model.
     """
 
     method: str
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure that has to be reached."""
+    """Figure with a lower limit."""
 
     name: str
     figure: float
@@ -48,7 +48,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class DraftingReport:
-    """Everything that was counted."""
+    """Complete results of a run."""
 
     machine: Machine
     model: str
@@ -61,10 +61,10 @@ class DraftingReport:
 
 
 def bars(rows: Sequence[Row]) -> tuple[Bar, ...]:
-    """Prompt lookup where text repeats; suffix decoding above it where requests do.
+    """Check prompt lookup on repetitive suites, and suffix decoding against it on repeated prompts.
 
-    These two are compared by tokens a step: suffix decoding drafts in more steps, also where it has
-    little to go by, so that its mean draft is shorter and its steps are still fewer.
+    The latter are compared by tokens per step. Suffix decoding drafts in more steps, also with
+    little evidence, so its mean draft is shorter while it needs fewer steps.
     """
 
     def value(method: str, suite: str, pass_number: int, name: str) -> float:
@@ -90,9 +90,10 @@ def bars(rows: Sequence[Row]) -> tuple[Bar, ...]:
 
 
 def length_bars(rows: Sequence[LengthRow]) -> tuple[Bar, ...]:
-    """Following acceptance costs little beside having known the best length before.
+    """Check that adaptive lengths are close to the best fixed length.
 
-    Of methods that draft alone. Where a lookup comes first, the length decides who drafts, too.
+    Only for methods that draft alone: with a lookup first, the length also decides which one
+    drafts.
     """
     return tuple(
         _bar(
@@ -105,7 +106,7 @@ def length_bars(rows: Sequence[LengthRow]) -> tuple[Bar, ...]:
 
 
 def markdown(report: DraftingReport) -> str:
-    """The page: one table a pass, methods by suites."""
+    """Return the page, with one table per pass of methods by suites."""
     passes = sorted({row.pass_number for row in report.rows})
     tables = "\n\n".join(_table(report.rows, number) for number in passes)
     bar_lines = "\n".join(

@@ -1,14 +1,14 @@
-"""Measures a forward pass on the CPU: native kernels, torch's, and the floor that memory sets.
+"""Measure a forward pass on the CPU: native kernels, torch, and the memory floor.
 
-Each case is a batch of SmolLM2 with random KV; the two ways take turns, and a figure is the median
-over the rounds. The floor is what reading all that a pass reads takes, weights of its linear layers
-and KV, at the bandwidth of a sum over a large buffer, measured in every round. The output head is
-left out. The last line printed is JSON.
+Each case is a batch of SmolLM2 with random KV. Both implementations take turns; a figure is the
+median over the rounds. The floor is the time to read the weights of the linear layers and the KV at
+the bandwidth of a sum over a large buffer, measured in each round. The output head is excluded. The
+last line printed is JSON.
 
     python -m benchmarks.forward_pass [--dtype float32] [--quantization int8] [--threads 2]
         [--rounds 15] [--cpu-time] [--output FILE]
 
-With --cpu-time, on one thread and a machine that others use, what counts is the time on the core.
+Use --cpu-time with one thread on a shared machine to measure CPU time instead of wall time.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ _BUFFER = 2**27  # floats
 
 @dataclass(frozen=True)
 class Case:
-    """So many sequences, each with `num_rows` tokens to run behind `num_computed` others."""
+    """Batch of `num_sequences` sequences, with `num_rows` new tokens after `num_computed`."""
 
     num_sequences: int
     num_computed: int
     num_rows: int
 
     def batch(self) -> ModelInput:
-        """Blocks lie all over the pool."""
+        """Return the model input, with blocks scattered over the pool."""
         blocks = torch.randperm(_POOL_TOKENS // _BLOCK_SIZE).split(
             -(-(self.num_computed + self.num_rows) // _BLOCK_SIZE)
         )
@@ -64,7 +64,7 @@ class Case:
         return ModelInput(chunks, _BLOCK_SIZE)
 
     def num_bytes(self, config: ModelConfig, weight_bytes: float, kv_bytes: int) -> float:
-        """Read by a pass, of weights and KV of so many bytes each."""
+        """Return the bytes that a pass reads, given the bytes per weight and per KV element."""
         matrices = config.num_parameters - config.vocab_size * config.hidden_size
         kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim
         context = self.num_sequences * (self.num_computed + self.num_rows)
@@ -98,7 +98,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """What is printed as JSON. others_percent: what strangers used of a core."""
+    """JSON report. others_percent: CPU usage of other processes, in percent of one core."""
 
     machine: Machine
     dtype: DTypeName
@@ -110,7 +110,7 @@ class Report:
 
 
 class Bench:
-    """The model in both kernels, each with a pool of its own."""
+    """Model loaded with both kernels, each with its own KV pool."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         directory = resolve("smollm2-135m-instruct")
@@ -124,7 +124,7 @@ class Bench:
 
     @torch.inference_mode()
     def measure(self, name: str, case: Case, rounds: int) -> Row:
-        """Medians, the first round left out."""
+        """Return the medians of a case, without the first round."""
         batch = case.batch()
         ways: dict[str, Callable[[], Tensor]] = {
             "native": self._pass(self._native, batch),
@@ -163,7 +163,7 @@ class Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Prints a table and one JSON line."""
+    """Print a table and one line of JSON."""
     options = _options(arguments)
     torch.set_num_threads(options.threads)
     bench, before, rows = Bench(options), CpuUsage.now(), []

@@ -1,13 +1,13 @@
-"""Checks the engine on a GPU, and measures its steps against the memory floor.
+"""Check the engine on a GPU, and measure its steps against the memory floor.
 
-`python -m benchmarks.gpu_check [--model DIR] [--output FILE]`. The last line printed is JSON. On a
-machine without a GPU that is `{"skipped": reason}`, and the exit code 0; else it is 1 where a check
-failed.
+`python -m benchmarks.gpu_check [--model DIR] [--output FILE]`. The last line printed is JSON.
+Without a GPU that line is `{"skipped": reason}` and the exit status is 0; otherwise it is 1 if a
+check failed.
 
-Checked in float32 and bfloat16, on a random Llama made here and on the model that is given: the
-decoder's logits against transformers (eager attention), paged attention against a dense one, and
-the tokens with n-gram speculation against those without, of which a share may differ: where two
-tokens score the same to within rounding, either may win.
+The checks run in float32 and bfloat16, on a random Llama created here and on the given model:
+logits of the decoder against transformers (eager attention), paged attention against dense
+attention, and tokens with n-gram speculation against tokens without. A share of the tokens may
+differ, because two tokens whose scores are equal within rounding may swap.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MAX_DIFFERING: dict[DTypeName, float] = {"float32": 0.125, "bfloat16": 0.5}
 
 @dataclass(frozen=True)
 class Check:
-    """One comparison. `value` must not exceed `limit`; see the limits for what it is."""
+    """Comparison whose `value` must not exceed `limit`."""
 
     name: str
     model: str
@@ -65,12 +65,12 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether it holds; NaN does not."""
+        """Whether the value is within its limit; NaN is not."""
         return self.value <= self.limit
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Run the checks and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--model", type=Path, help="directory of a real model to check, too")
     parser.add_argument("--output", type=Path, help="JSON file to write")
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def run(device: torch.device, model: Path | None) -> dict[str, Any]:
-    """Everything, on a device."""
+    """Run all checks and measurements on a device."""
     with _models(model) as directories:
         checks = [
             check
@@ -106,7 +106,7 @@ def run(device: torch.device, model: Path | None) -> dict[str, Any]:
 
 
 def check_model(directory: Path, dtype: DTypeName, device: torch.device) -> list[Check]:
-    """Logits against transformers, tokens with speculation against tokens without."""
+    """Compare logits with transformers, and tokens with speculation to tokens without."""
     model = _load(directory, dtype, device)
     error = relative_error(
         _logits(model, _prompt(model, 0)), _reference(directory, dtype, device, _prompt(model, 0))
@@ -121,7 +121,7 @@ def check_model(directory: Path, dtype: DTypeName, device: torch.device) -> list
 
 @torch.inference_mode()
 def check_attention(dtype: DTypeName, device: torch.device) -> Check:
-    """A prefill of 40 tokens into scattered pages, against attention over the whole matrix."""
+    """Compare a prefill of 40 tokens into scattered blocks with dense attention."""
     num_tokens, heads, kv_heads, head_dim = 40, 8, 2, 64
     generator = torch.Generator().manual_seed(0)
 
@@ -144,13 +144,13 @@ def check_attention(dtype: DTypeName, device: torch.device) -> Check:
 
 
 def measure(directory: Path, dtype: DTypeName, device: torch.device) -> dict[str, Any]:
-    """The time of a decode step and of a verification of 8 rows, by the memory floor."""
+    """Measure a decode step, an 8-row verification and the memory floor."""
     times: StepTimes = measure_steps(_runner(_load(directory, dtype, device)))
     return {"model": directory.name, "dtype": dtype, **asdict(times)}
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference by norm of what is expected."""
+    """Return the norm of the difference over the norm of the expected tensor."""
     return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
@@ -182,7 +182,7 @@ def _runner(model: CausalDecoder) -> ModelRunner:
 
 @torch.inference_mode()
 def _logits(model: CausalDecoder, prompt: list[int]) -> Tensor:
-    """[num_tokens, vocab_size] of one prefill."""
+    """Return the logits [num_tokens, vocab_size] of one prefill."""
     cache = model.new_kv_cache(_MAX_MODEL_LEN)
     batch = _prefill(prompt, range(-(-len(prompt) // _BLOCK_SIZE)))
     return model.compute_logits(model.forward(batch, cache))
@@ -206,7 +206,10 @@ def _prefill(prompt: list[int], blocks: Sequence[int]) -> ModelInput:
 
 
 def _share_differing(directory: Path, model: CausalDecoder) -> float:
-    """Of the prompts, half of them greedy, half sampled. Raises where nothing was ever drafted."""
+    """Return the share of prompts, half greedy and half sampled, whose tokens differ.
+
+    Raises AssertionError if nothing was drafted.
+    """
     plain, plain_drafts = _generate(directory, model, None)
     drafted, num_drafts = _generate(directory, model, SpeculativeConfig(num_speculative_tokens=7))
     assert plain_drafts == 0, "drafts without speculation"
@@ -217,7 +220,7 @@ def _share_differing(directory: Path, model: CausalDecoder) -> float:
 def _generate(
     directory: Path, model: CausalDecoder, speculation: SpeculativeConfig | None
 ) -> tuple[dict[str, list[int]], int]:
-    """The tokens by request, and how many drafts were verified."""
+    """Return the tokens by request, and the number of verified drafts."""
     runner = _runner(model)
     config = EngineConfig(
         max_model_len=_MAX_MODEL_LEN,
@@ -244,7 +247,7 @@ def _request(model: CausalDecoder, index: int) -> Request:
 
 
 def _prompt(model: CausalDecoder, index: int) -> list[int]:
-    """Two rounds of the same random tokens, so that lookups find something."""
+    """Return the same random tokens twice, so that n-gram lookup finds matches."""
     generator = torch.Generator().manual_seed(index)
     half = torch.randint(0, len(model.vocab_slice), (_PROMPT_TOKENS // 2,), generator=generator)
     return half.tolist() * 2

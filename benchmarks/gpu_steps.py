@@ -1,4 +1,4 @@
-"""How long the steps of a model take on its device, beside what reading its weights must take."""
+"""Step times of a model on its device, compared with the time to read its weights."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _GPU_BUFFER_BYTES, _CPU_BUFFER_BYTES = 2**30, 2**27
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Medians. floor_ms: bytes of the weights by bandwidth, which no step can be faster than.
+    """Median step times. floor_ms: time to read the weights, a lower bound of any step.
 
-    verify_ms: one sequence with 7 draft tokens, so 8 rows. peak_bytes: most memory that the device
-    held, 0 where it does not count.
+    verify_ms: one sequence with 7 draft tokens, so 8 rows. peak_bytes: peak device memory, 0 where
+        the device does not count it.
     """
 
     weight_bytes: int
@@ -38,7 +38,7 @@ class StepTimes:
 
 
 def measure_steps(runner: ModelRunner) -> StepTimes:
-    """Times one sequence's steps. The runner's pool must hold nothing yet."""
+    """Measure the steps of one sequence. The runner's KV pool must be empty."""
     device = runner.model.device
     _prefill(runner)
     decode_s = _median_s(lambda: _step(runner, num_drafts=0), device)
@@ -64,7 +64,7 @@ def _prefill(runner: ModelRunner) -> None:
 
 
 def _step(runner: ModelRunner, num_drafts: int) -> None:
-    """The same positions each time: their KV is written over, and costs the same."""
+    """Run the same positions each time; their KV is overwritten and the cost stays equal."""
     row = StepRow(0, _CONTEXT_TOKENS, (1,) * (1 + num_drafts), num_drafts, True)
     runner.execute(StepInput(1, (), (), (), (row,)))
 
@@ -87,7 +87,7 @@ def _synchronize(device: torch.device) -> None:
 
 
 def _weight_bytes(runner: ModelRunner) -> int:
-    """Everything in linear layers and head, which each step reads once; of the rest, little."""
+    """Return the bytes of linear layers and head, which each step reads once."""
     assert isinstance(runner.model, CausalDecoder)
     matrices = (getattr(module, "matrix", None) for module in runner.model.modules())
     weights = (getattr(matrix, "weight", None) for matrix in matrices)
@@ -95,7 +95,7 @@ def _weight_bytes(runner: ModelRunner) -> int:
 
 
 def _bandwidth(device: torch.device) -> float:
-    """Bytes a second, by copies of a buffer too large for any cache; read and written."""
+    """Return the bytes per second, read and written, of copies larger than any cache."""
     num_bytes = _GPU_BUFFER_BYTES if device.type == "cuda" else _CPU_BUFFER_BYTES
     source = torch.ones(num_bytes, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)

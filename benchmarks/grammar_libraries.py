@@ -1,6 +1,6 @@
-"""Compares llguidance with xgrammar, for docs/adr/0008: time to compile, time of a mask, coverage.
+"""Compare llguidance with xgrammar for docs/adr/0008: compile time, mask time, coverage.
 
-xgrammar is no dependency of this project. Install it beside it to see its half:
+xgrammar is not a dependency of this project. Install it separately to include it:
 
     pip install --no-deps --target build/xgrammar xgrammar==0.2.8 apache-tvm-ffi
     PYTHONPATH=build/xgrammar python -m benchmarks.grammar_libraries
@@ -71,9 +71,9 @@ _CASES: dict[str, tuple[str, Any, str]] = {  # kind, what to compile, a text to 
 
 @dataclass(frozen=True)
 class Result:
-    """One case with one library, in processor time.
+    """One case with one library, in CPU time.
 
-    error: why it was refused. follows: whether the case's text may come.
+    error: why the grammar was rejected. follows: whether the grammar accepts the case's text.
     """
 
     case: str
@@ -150,14 +150,14 @@ _LIBRARIES: dict[str, Callable[[Path, int, int], _Llguidance | _Xgrammar]] = {
 
 
 def main() -> None:
-    """Prints one line of JSON for each case and library."""
+    """Print one line of JSON per case and library."""
     for case in _CASES:
         for library in _LIBRARIES:
             print(json.dumps(asdict(_measured_apart(library, case))), flush=True)
 
 
 def _measured_apart(library: str, case: str) -> Result:
-    """In a process of its own, which can be stopped."""
+    """Measure in a separate process, which can be killed."""
     receiver, sender = multiprocessing.Pipe(duplex=False)
     process = multiprocessing.Process(target=_measure, args=(library, case, sender))
     process.start()

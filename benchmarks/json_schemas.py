@@ -1,4 +1,4 @@
-"""JSON schemas, each with a prompt that asks for what it describes."""
+"""JSON schemas, each with a prompt that asks for a matching document."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Schema = dict[str, Any]
 
 @dataclass(frozen=True)
 class SchemaCase:
-    """A schema by name, and a prompt for it."""
+    """Named schema with its prompt."""
 
     name: str
     prompt: str
@@ -22,13 +22,13 @@ class SchemaCase:
 
     @property
     def text(self) -> str:
-        """The schema as JSON."""
+        """Schema as JSON."""
         return json.dumps(self.schema, ensure_ascii=False)
 
     def validate(self, output: str) -> None:
-        """Raises what json or jsonschema has against `output`.
+        """Raise the exception of json or jsonschema if `output` is invalid.
 
-        Numbers are decimals: by floats 8775.3 is no multiple of 0.01.
+        Numbers are parsed as decimals: as a float, 8775.3 is not a multiple of 0.01.
         """
         schema = json.loads(self.text, parse_float=Decimal)
         Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER).validate(
@@ -37,7 +37,7 @@ class SchemaCase:
 
 
 def _object(**properties: Any) -> Schema:
-    """Every property is required, and there are no others."""
+    """Return an object schema in which all properties are required and no others are allowed."""
     return {
         "type": "object",
         "properties": properties,

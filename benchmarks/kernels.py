@@ -1,10 +1,10 @@
-"""Measures the matrix products of a model: the native kernels beside what torch has to offer.
+"""Measure the matrix products of a model: native kernels compared with torch.
 
-A pass multiplies some rows by every matrix of SmolLM2-135M, output head included, with random
-weights. Passes of all contenders take turns, in another order each round; a figure is the median of
-the rounds. The floor is the time that reading a contender's weights takes at the bandwidth that was
-measured between them. On one thread CPU time counts, which others on the machine hardly touch; on
-several it is time on the clock.
+A pass multiplies a number of rows by each matrix of SmolLM2-135M, output head included, with random
+weights. Passes of all contenders take turns, in a random order each round; a figure is the median
+of the rounds. The floor is the time to read a contender's weights at the bandwidth measured between
+the passes. With one thread CPU time is measured, which other processes hardly affect; with several
+threads wall time.
 
     python -m benchmarks.kernels [--rows 1 8 ...] [--rounds 15] [--threads 1 2] [--layers 30]
 """
@@ -30,7 +30,7 @@ from benchmarks.matrix_contenders import CONTENDERS, Shape
 from specdec.models.resolve import print_progress
 
 _LAYER: tuple[Shape, ...] = ((960, 576), (576, 576), (3072, 576), (576, 1536))
-"""[out_features, in_features]: QKV, attention output, gate and up, down."""
+"""[out_features, in_features] of QKV, attention output, gate and up, down."""
 
 _HEAD: Shape = (49152, 576)
 _NUM_LAYERS = 30
@@ -42,7 +42,7 @@ _QUIET_LIMIT_S = 120.0
 
 @dataclass(frozen=True)
 class Figure:
-    """A contender's passes over all matrices. floor_ms: of reading its weights."""
+    """Times of one contender over all matrices. floor_ms: time to read its weights."""
 
     contender: str
     num_threads: int
@@ -54,7 +54,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was measured; others_percent: of a core, by other processes."""
+    """Complete results. others_percent: CPU usage of other processes, in percent of one core."""
 
     machine: Machine
     num_layers: int
@@ -65,7 +65,7 @@ class Report:
 def measure(
     shapes: Sequence[Shape], rows: int, num_rounds: int, names: Sequence[str], num_threads: int
 ) -> tuple[Figure, ...]:
-    """One for each contender of these names."""
+    """Return one figure per contender."""
     torch.set_num_threads(num_threads)
     passes = {name: CONTENDERS[name](shapes, rows) for name in names}
     memory = torch.ones(2**27, device="cpu")  # 512 MiB, as much as the model in float32
@@ -93,7 +93,7 @@ def measure(
 def _alternate(
     runs: Mapping[str, Callable[[], object]], num_rounds: int, clock: Callable[[], float]
 ) -> Mapping[str, Sequence[float]]:
-    """Seconds of each round, after one that does not count."""
+    """Return the seconds of each round by name, after a warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for index in range(num_rounds + 1):
         for name in random.sample(list(runs), len(runs)):
@@ -105,7 +105,7 @@ def _alternate(
 
 
 def print_table(report: Report) -> None:
-    """Medians in milliseconds, a contender a line; behind them the floor."""
+    """Print the medians in milliseconds, one contender per line, followed by the floor."""
     for num_threads in sorted({figure.num_threads for figure in report.figures}):
         figures = [figure for figure in report.figures if figure.num_threads == num_threads]
         rows = sorted({figure.rows for figure in figures})
@@ -120,7 +120,7 @@ def print_table(report: Report) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status; figures are shown, not judged."""
+    """Run the benchmark and return exit status 0; no figure is enforced."""
     options = _parser().parse_args(arguments)
     wait_until_quiet(_QUIET_LIMIT_S)
     before = CpuUsage.now()

@@ -1,8 +1,8 @@
-"""Measures throughput and latency against the number of concurrent streams.
+"""Measure throughput and latency against the number of concurrent streams.
 
-A closed loop: so many streams are open at all times, and where one ends the next request begins, so
-prefill falls between the steps of others as in a service. In process and through Ray and gRPC, in
-turn.
+This is a closed loop: a fixed number of streams is open at all times, and a new request starts when
+one ends, so prefills interleave with the decode steps of others as in a service. In process and
+through Ray and gRPC, in turn.
 
     python -m benchmarks.load [--concurrency 1 4 16 64] [--output FILE]
 """
@@ -53,7 +53,7 @@ class Latency:
 
 @dataclass(frozen=True)
 class LoadRow:
-    """A number of streams. first_token: from the request. gap: from a stream's message to the next.
+    """One number of streams. first_token: since the request. gap: between messages of a stream.
 
     tokens_per_s: over all streams, the median of the rounds.
     """
@@ -70,7 +70,7 @@ class LoadRow:
 
 @dataclass(frozen=True)
 class LoadReport:
-    """Everything that was measured."""
+    """Complete results of a run."""
 
     command: str
     machine: Machine
@@ -89,7 +89,7 @@ def make_cases(
     max_tokens: int,
     method: str,
 ) -> dict[tuple[str, int], Case]:
-    """By contender and number of streams; prompts are repeated as needed."""
+    """Return the cases by contender and number of streams; prompts repeat as needed."""
     cases = {}
     for count in concurrency:
         asked = tuple(prompts[i % len(prompts)] for i in range(count * _REQUESTS_EACH))
@@ -100,7 +100,7 @@ def make_cases(
 
 
 def latency(seconds: Sequence[float]) -> Latency:
-    """Zero where there is nothing, as the gaps of streams of one message."""
+    """Return the percentiles; zeros for an empty sequence, as the gaps of one-message streams."""
     if not seconds:
         return Latency(0.0, 0.0, 0.0)
     p50, p95, p99 = (1000 * float(each) for each in np.percentile(seconds, (50, 95, 99)))
@@ -108,7 +108,7 @@ def latency(seconds: Sequence[float]) -> Latency:
 
 
 def load_row(contender: str, concurrency: int, measured: Sequence[Measurement]) -> LoadRow:
-    """All rounds of a case, together."""
+    """Aggregate all rounds of a case."""
     row = summarize("", measured)
     streams = [stream for each in measured for stream in each.streams]
     return LoadRow(
@@ -124,7 +124,7 @@ def load_row(contender: str, concurrency: int, measured: Sequence[Measurement]) 
 
 
 def charts(report: LoadReport) -> str:
-    """Tokens per second, and the latencies' medians and 95th percentiles."""
+    """Return charts of throughput, and of median and 95th percentile latencies, as SVG."""
     counts = sorted({row.concurrency for row in report.rows})
     found = {(row.contender, row.concurrency): row for row in report.rows}
     names = list(dict.fromkeys(row.contender for row in report.rows))
@@ -154,7 +154,7 @@ def charts(report: LoadReport) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, 0."""
+    """Run the benchmark and return exit status 0."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     cases, measured = measure(options)
@@ -181,7 +181,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace) -> tuple[dict[tuple[str, int], Case], Measured]:
-    """Loads the contenders in processes of their own, and measures in rounds."""
+    """Load each contender in its own process, and measure in rounds."""
     directory = resolve(_MODEL)
     prompts = [each.token_ids for each in load_prompts(options.prompts, Tokenizer(directory))]
     method = make_method(options.method)

@@ -1,12 +1,12 @@
-"""Measures lookahead decoding, beside lookups in the text alone and no speculation.
+"""Compare lookahead decoding with n-gram lookup and with no speculation.
 
-It needs the target to look ahead, so it cannot be replayed on recordings as `benchmarks.drafting`
-does: the real engine generates, one request at a time. Each prompt is run in every way before the
-next one is, so that a slow minute of the machine falls on all of them.
+Lookahead decoding needs the target, so it cannot be replayed on recordings as in
+`benchmarks.drafting`. The real engine generates, one request at a time, and each prompt runs with
+all configurations before the next prompt, so a slow minute of the machine affects all of them.
 
     python -m benchmarks.lookahead [--num-prompts 4] [--output docs/benchmarks/lookahead.json]
 
-Prints a table, and ends in one line of JSON.
+Prints a table, and one line of JSON at the end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from specdec.worker import LocalTarget, ModelRunner, load_runner
 
 _MODEL = "smollm2-135m-instruct"
 _MAX_LEN = 2048
-"""Of prompt and output, in tokens."""
+"""Maximum tokens of prompt and output."""
 
 _WAYS: Mapping[str, SpeculativeConfig | None] = {
     "off": None,
@@ -49,9 +49,9 @@ _WAYS: Mapping[str, SpeculativeConfig | None] = {
 
 @dataclass(frozen=True)
 class Row:
-    """One way, on the prompts of one suite or of all.
+    """One configuration, on the prompts of one suite or of all.
 
-    tokens_per_step: 1 without speculation. relative_speed: tokens a second, over those of `off`.
+    tokens_per_step: 1 without speculation. relative_speed: tokens per second over those of `off`.
     """
 
     way: str
@@ -65,7 +65,7 @@ class Row:
 
 @dataclass
 class _Tally:
-    """num_steps: those that decode."""
+    """Counters of one configuration. num_steps: decode steps only."""
 
     num_tokens: int = 0
     num_steps: int = 0
@@ -88,7 +88,7 @@ class _Tally:
 
 
 class _Bench:
-    """One model, and an engine for every way to speculate."""
+    """One model, with an engine per configuration."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         directory = resolve(_MODEL)
@@ -107,7 +107,7 @@ class _Bench:
         self.prompts = load_prompts(options.prompts, tokenizer)[: options.num_prompts]
 
     def run(self, way: str, prompt: BenchmarkPrompt, tally: _Tally) -> list[int]:
-        """Generates once; the time begins with the first token."""
+        """Generate once; the timer starts at the first token."""
         engine = self._engines[way]
         engine.add(Request("r", prompt.token_ids, self._params, seed=0))
         said: list[int] = []
@@ -122,7 +122,7 @@ class _Bench:
 
 
 def _beside(runner: ModelRunner) -> LocalTarget:
-    """A target with the same model, and KV and sequences of its own."""
+    """Return a target with the same model, and its own KV and sequences."""
     return LocalTarget(
         ModelRunner(
             runner.model,
@@ -140,7 +140,7 @@ def _of(way: str, options: argparse.Namespace) -> SpeculativeConfig | None:
 
 
 def _count(tally: _Tally, before: EngineStats, after: EngineStats, num_tokens: int) -> None:
-    """The step in flight at `before` is one of those that decode."""
+    """Add the counters since `before`, whose step in flight is a decode step."""
     tally.num_tokens += num_tokens
     tally.num_steps += after.num_steps - before.num_steps + 1
     for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
@@ -149,7 +149,7 @@ def _count(tally: _Tally, before: EngineStats, after: EngineStats, num_tokens: i
 
 
 def measure(options: argparse.Namespace) -> tuple[list[Row], int]:
-    """The rows, and on how many prompts some way said other tokens than `off` (ties, in fp32)."""
+    """Return the rows, and the number of prompts whose tokens differ from `off` (ties, in fp32)."""
     bench, num_different = _Bench(options), 0
     tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
     for number, prompt in enumerate(bench.prompts):
@@ -172,7 +172,7 @@ def _add(total: _Tally, one: _Tally) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, 0."""
+    """Run the benchmark and return exit status 0."""
     options = _parser().parse_args(arguments)
     rows, num_different = measure(options)
     for row in rows:

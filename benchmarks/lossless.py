@@ -1,13 +1,13 @@
-"""Proves, through the running service, that speculation and sharding never change a token.
+"""Verify, through the running service, that speculation and sharding never change a token.
 
-Greedy: the token ids of transformers in fp32, with speculation off and on, with each method, at
-each tensor-parallel size, 16 streams at once. Sampled at temperature 0.8 with a seed: the same
-token ids with speculation off and on with 1, 3 and 7 draft tokens, alone and in a batch of 8; and
-those are the ones that transformers' logits and the request's noise define. Differences may only be
-ties (see `benchmarks.ties`), and few.
+Greedy: the token ids equal those of transformers in fp32, with speculation off and on, with each
+method, at each tensor-parallel size, with 16 concurrent streams. Sampled at temperature 0.8 with a
+seed: the token ids are equal with speculation off and on with 1, 3 and 7 draft tokens, alone and in
+a batch of 8, and they are those defined by transformers' logits and the request's noise. Only a few
+differences are allowed, and only ties (see `benchmarks.ties`).
 
-The services have so little memory for KV and so small steps that sequences are preempted and
-prompts are cut into chunks, and prompts return, so that the prefix cache has them.
+KV memory and step size of the services are so small that sequences are preempted and prompts are
+chunked, and prompts repeat, so that the prefix cache is used.
 
     python -m benchmarks.lossless [--tensor-parallel 1 2 3] [--methods ngram draft_model]
 """
@@ -58,14 +58,14 @@ _METHODS: dict[str, dict[str, Any]] = {
 }
 _TIGHT = {"max_model_len": 1024, "max_num_batched_tokens": 128}
 _EVENTS = ("num_preemptions", "prefill_chunks", "prompt_tokens_cached")
-"""What has to have happened in each service, else it was not put to the test."""
+"""Counters that must be positive in each service, otherwise the test did not exercise them."""
 
 _KV_GIB_PER_MODEL = 0.08  # some 115 blocks; one sequence of max_model_len needs 64
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One way to generate. num_draft_tokens: 0 is speculation off, whatever the method."""
+    """Generation settings. num_draft_tokens: 0 disables speculation, whatever the method."""
 
     method: SpeculationMethod
     temperature: float
@@ -83,7 +83,7 @@ class Configuration:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How the outputs of one configuration compare with their references."""
+    """Comparison of the outputs of one configuration with their references."""
 
     name: str
     num_outputs: int
@@ -95,18 +95,18 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """All differences are ties, there are few, and speculation was on, or off, as it should."""
+        """Whether differences are few and all ties, and drafts were made exactly if requested."""
         are_few = self.num_identical >= int(_MIN_IDENTICAL_SHARE * self.num_outputs)
         return are_few and self.drafts_as_asked and all(each.is_tie for each in self.differences)
 
 
 class LosslessCheck:
-    """Runs configurations against one service after another, and keeps the references."""
+    """Comparison of configurations across services, with shared references."""
 
     def __init__(
         self, prompts: Sequence[BenchmarkPrompt], max_tokens: int, reference: TransformersReference
     ) -> None:
-        """Computes the greedy references, which takes minutes."""
+        """Compute the greedy references, which takes minutes."""
         self._prompts = prompts
         self._max_tokens = max_tokens
         self._reference = reference
@@ -119,7 +119,7 @@ class LosslessCheck:
     def run(
         self, address: str, method: SpeculationMethod, tensor_parallel_size: int
     ) -> Iterator[Outcome]:
-        """Every configuration of one method and tensor-parallel size."""
+        """Yield the outcome of each configuration of one method and tensor-parallel size."""
         for drafts in _GREEDY_DRAFT_TOKENS:
             yield self._compare(
                 address, Configuration(method, 0, tensor_parallel_size, drafts, _GREEDY_STREAMS)
@@ -156,7 +156,7 @@ class LosslessCheck:
         )
 
     def _define_sampled(self, address: str, tensor_parallel_size: int) -> Outcome:
-        """Takes one plain run as the reference, once transformers' logits have confirmed it."""
+        """Take a run without speculation as the reference; verify it with transformers."""
         started_at = time.monotonic()
         plain = Configuration("ngram", _TEMPERATURE, tensor_parallel_size, 0, num_streams=1)
         answers = self._answers(address, plain)
@@ -200,7 +200,7 @@ class LosslessCheck:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when every configuration passed."""
+    """Run all comparisons; return 0 if each configuration passed."""
     options = _parser().parse_args(arguments)
     directory = resolve(_MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))

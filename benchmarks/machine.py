@@ -1,4 +1,4 @@
-"""On what, and with what, a figure was measured."""
+"""Hardware and software versions of a measurement."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import psutil
 
 @dataclass(frozen=True)
 class Machine:
-    """Hardware and versions that decide about speed."""
+    """Hardware and versions that determine speed."""
 
     measured_at: str
     cpu_model: str
@@ -27,7 +27,7 @@ class Machine:
 
 
 def describe_machine() -> Machine:
-    """This machine, now."""
+    """Describe this machine."""
     return Machine(
         measured_at=datetime.now(UTC).isoformat(timespec="seconds"),
         cpu_model=_cpu_model(),
@@ -41,7 +41,7 @@ def describe_machine() -> Machine:
 
 
 def num_usable_cores() -> int:
-    """Cores that this process may run on."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 

@@ -1,4 +1,4 @@
-"""Ways to multiply rows by the matrices of a model on a CPU: this project's and torch's."""
+"""Implementations of matrix products with few rows on a CPU: this project's and torch's."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Pass:
-    """Some rows times every matrix, prepared. weight_bytes: what a pass has to read."""
+    """Prepared product of some rows with all matrices. weight_bytes: bytes that a pass reads."""
 
     run: Callable[[], None]
     weight_bytes: int
 
 
 Contender = Callable[[Sequence[Shape], int], Pass]
-"""Prepares a pass over matrices of these shapes, for so many rows."""
+"""Factory of a pass, from the matrix shapes and the number of rows."""
 
 
 def _pass(
@@ -40,7 +40,7 @@ def _pass(
     shapes: Sequence[Shape],
     rows: int,
 ) -> Pass:
-    """product_of: makes a product from a weight [out, in] and the number of rows."""
+    """Prepare a pass. product_of: makes a product from a weight [out, in] and a row count."""
     products = [(product_of(torch.randn(shape).mul_(0.02), rows), shape[1]) for shape in shapes]
     inputs = {size: torch.randn(rows, size).to(dtype) for _, size in shapes}
 
@@ -59,7 +59,7 @@ def _ours(
     _rows: int,
     stored: torch.dtype | None = None,
 ) -> Product:
-    """A matrix as layers hold it; stored: what it comes in, if that is not `dtype`."""
+    """Return the product of a layer's matrix. stored: the checkpoint dtype if it is not `dtype`."""
     return make_matrix(
         [weight.to(stored or dtype)],
         (weight.shape[0], weight.shape[1]),
@@ -88,7 +88,7 @@ def _onednn_packed(weight: Tensor, rows: int) -> Product:
 
 
 def _int8_by_batch(weight: Tensor, _rows: int) -> Product:
-    """FBGEMM with one scale for all rows, which a target may not have."""
+    """Return FBGEMM's product with one scale for all rows, which no target may use."""
     quantized = torch.quantize_per_tensor(weight, float(weight.abs().max()) / 127, 0, torch.qint8)
     operators: Any = torch.ops.quantized
     packed = operators.linear_prepack(quantized, None)
@@ -118,4 +118,4 @@ CONTENDERS: Mapping[str, Contender] = {
     "torch int8, FBGEMM by row": _contender(partial(_ours, "torch", _FLOAT, "int8"), 1, _FLOAT),
     "torch int8, scale by batch": _contender(_int8_by_batch, 1, _FLOAT),
 }
-"""By name; without `torch` in it, of this project."""
+"""Contenders by name; those without `torch` in the name are this project's kernels."""

@@ -1,9 +1,9 @@
-"""Measures the memory of the service's processes, and how long it takes to start.
+"""Measure the memory of the service's processes, and the service's start-up time.
 
-Peak resident memory of each process that holds a model or serves requests, after a load that fills
-most of the KV pool, beside the weights and the KV that they must hold; and the seconds until the
-service is ready, with the model in the cache. Ray's own processes are counted, but no bar is on
-them.
+Report the peak resident memory of each process that holds a model or serves requests, after a load
+that fills most of the KV pool, compared with the weights and KV that it must hold; and the seconds
+until the service is ready with the model in the cache. Ray's own processes are counted but have no
+limit.
 
     python -m benchmarks.memory [--quantization int8] [--kv-gib 2] [--output FILE]
 """
@@ -41,12 +41,12 @@ _MAX_TOKENS = 64
 _MAX_MODEL_LEN = 2048
 _MOST_RATIO, _MOST_START_S = 1.5, 25.0
 _HOLDERS = ("TargetWorker", "DraftWorker", "Router")
-"""In the names of the actors that the bar is on."""
+"""Substrings of the names of the actors whose memory is limited."""
 
 
 @dataclass(frozen=True)
 class ProcessMemory:
-    """A process of the service. own_bytes: what it shares with no other, when it was looked at."""
+    """Memory of one process of the service. own_bytes: unique set size at the time of reading."""
 
     name: str
     peak_bytes: int
@@ -55,10 +55,10 @@ class ProcessMemory:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """Everything that was measured.
+    """Complete results of a run.
 
-    start_s: of each start, until the service is ready; the first one may be on a cold cache.
-    weight_bytes: of the target's matrices. kv_bytes: of the pool.
+    start_s: seconds until the service is ready, for each start; the first may have a cold cache.
+        weight_bytes: of the target's matrices. kv_bytes: of the pool.
     """
 
     command: str
@@ -74,7 +74,7 @@ class MemoryReport:
 
 
 def process_memory(service: ServiceProcess) -> tuple[ProcessMemory, ...]:
-    """Of all processes of the service, the largest first."""
+    """Return the memory of all processes of the service, in descending order."""
     found = []
     root = psutil.Process(service.pid)
     for process in [root, *root.children(recursive=True)]:
@@ -86,7 +86,7 @@ def process_memory(service: ServiceProcess) -> tuple[ProcessMemory, ...]:
 
 
 def parse_peak(status: str) -> int:
-    """Bytes of the line VmHWM in /proc/<pid>/status."""
+    """Return the bytes of the VmHWM line in /proc/<pid>/status."""
     line = next(line for line in status.splitlines() if line.startswith("VmHWM:"))
     return int(line.split()[1]) * 1024
 
@@ -101,7 +101,7 @@ def _own_bytes(process: psutil.Process) -> int:
 
 
 def _name(process: psutil.Process) -> str:
-    """Ray writes an actor's class into its command line."""
+    """Return the name of a process; Ray puts an actor's class into its command line."""
     command = process.cmdline()
     return command[0] if command and command[0].startswith("ray::") else process.name()
 
@@ -109,7 +109,7 @@ def _name(process: psutil.Process) -> str:
 def bars(
     processes: Sequence[ProcessMemory], held_bytes: int, start_s: Sequence[float]
 ) -> tuple[Bar, ...]:
-    """Workers and Router together over what they must hold, and the fastest start."""
+    """Check the peak of workers and Router over weights and KV, and the fastest start."""
     holders = [each for each in processes if any(name in each.name for name in _HOLDERS)]
     peak = sum(each.peak_bytes for each in holders)
     return (
@@ -119,7 +119,7 @@ def bars(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which does not depend on the aims: machines differ."""
+    """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     report = measure(options, command_line("benchmarks.memory", given))
@@ -134,7 +134,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, command: str) -> MemoryReport:
-    """Starts the service as often as asked, and looks at the last one after a load."""
+    """Start the service `options.starts` times, and measure the last one after a load."""
     directory, kv = resolve(_MODEL), int(options.kv_gib * 2**30)
     start_s = []
     for number in tqdm(range(options.starts), "starting", leave=False):
@@ -168,7 +168,7 @@ def measure(options: argparse.Namespace, command: str) -> MemoryReport:
 
 
 def _run_load(service: ServiceProcess, directory: Path, prompts: Path, pool_bytes: int) -> None:
-    """Asks all prompts, joined until they fill the KV pool together."""
+    """Send all prompts, concatenated to fill the KV pool."""
     token_ids = [each.token_ids for each in load_prompts(prompts, Tokenizer(directory))]
     joined = tuple(token for each in token_ids for token in each)
     config = ModelConfig.from_directory(directory)

@@ -1,4 +1,4 @@
-"""The ways to draft that benchmarks compare, each by a name."""
+"""Drafting methods that benchmarks compare, by name."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ _MEASURING_BUDGET_S = 2.0
 
 @dataclass(frozen=True)
 class Method:
-    """How to draft. is_automatic: a policy decides each step whether to, and how much."""
+    """Drafting method. is_automatic: a policy decides in each step how much to draft."""
 
     config: SpeculativeConfig | None
     is_automatic: bool = False
 
     def policy(self, target: Target, config: EngineConfig) -> SpeculationPolicy | None:
-        """What decides how much to draft; None drafts as configured, in every step.
+        """Return the policy that decides draft lengths; None drafts as configured in each step.
 
-        It is goodput's, which first measures the steps of `target`, an idle one.
+        The policy is goodput; it first measures steps of the idle `target`.
         """
         if not self.is_automatic or self.config is None:
             return None
@@ -85,5 +85,5 @@ METHODS: tuple[str, ...] = tuple(_MAKERS)
 
 
 def make_method(name: str, num_speculative_tokens: int = NUM_SPECULATIVE_TOKENS) -> Method:
-    """The method called `name`, one of METHODS, with so many draft tokens a step."""
+    """Return the method called `name`, one of METHODS, with that many draft tokens."""
     return _MAKERS[name](num_speculative_tokens)

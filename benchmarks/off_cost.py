@@ -1,10 +1,10 @@
-"""Measures what speculation costs that an operator has switched off.
+"""Measure the cost of speculation that an operator has switched off.
 
-One service drafts with a draft model and is switched off; its draft worker stays alive. Another was
-started without speculation. They take turns, at several numbers of streams, each begun when another
-ends; at few streams, where a measurement is short and scatters more, they do so more often. Half of
-the rounds go by, then both are started again in the other order: where the memory of a service
-happens to lie makes a percent or two.
+One service has a draft model and is switched off at run time; its draft worker stays alive. Another
+one was started without speculation. They take turns at several numbers of streams, in a closed
+loop; with few streams, where a measurement is short and noisy, more often. After half of the rounds
+both are restarted in the other order, because the memory layout of a process changes the speed by
+one or two percent.
 
     python -m benchmarks.off_cost [--rounds 10] [--output FILE]
 """
@@ -50,9 +50,9 @@ OFF, WITHOUT = "switched off", "without speculation"
 
 @dataclass(frozen=True)
 class Share:
-    """Of the throughput without speculation, that of the service that is switched off.
+    """Throughput of the switched-off service over that of the service without speculation.
 
-    lower_bound: of the median, one-sided, at 95 % by bootstrap over the pairs.
+    lower_bound: of the median, one-sided, at 95 %, by bootstrap over the pairs.
     """
 
     num_streams: int
@@ -63,7 +63,7 @@ class Share:
 
 @dataclass(frozen=True)
 class OffReport:
-    """Everything that was measured."""
+    """Complete results of a run."""
 
     command: str
     machine: Machine
@@ -76,7 +76,7 @@ class OffReport:
 
 
 def make_cases(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case]:
-    """Both services at each number of streams; a stream asks twice."""
+    """Return both services at each number of streams; each stream runs two requests."""
     cases = []
     for count in _PAIRS_A_ROUND:
         asked = tuple(prompts[index % len(prompts)] for index in range(_TURNS * count))
@@ -87,7 +87,7 @@ def make_cases(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case
 
 
 def shares(measured: Measured) -> tuple[Share, ...]:
-    """A ratio for each round, at each number of streams."""
+    """Return the ratios of the rounds at each number of streams."""
     found = []
     for count in _PAIRS_A_ROUND:
         pairs = zip(measured[f"{OFF} {count}"], measured[f"{WITHOUT} {count}"], strict=True)
@@ -97,13 +97,13 @@ def shares(measured: Measured) -> tuple[Share, ...]:
 
 
 def lower_bound(ratios: Sequence[float], seed: int = 0) -> float:
-    """Of their median, by the percentile bootstrap (Efron 1979), one-sided."""
+    """Return the one-sided lower bound of the median, by percentile bootstrap (Efron 1979)."""
     drawn = np.random.default_rng(seed).choice(ratios, (_RESAMPLES, len(ratios)))
     return float(np.quantile(np.median(drawn, axis=1), 1 - _CONFIDENCE))
 
 
 def bars(found: Sequence[Share]) -> tuple[Bar, ...]:
-    """Two for each number of streams."""
+    """Check the median and the lower bound at each number of streams."""
     return tuple(
         bar
         for each in found
@@ -115,7 +115,7 @@ def bars(found: Sequence[Share]) -> tuple[Bar, ...]:
 
 
 def measure(cases: Sequence[Case], options: argparse.Namespace) -> Measured:
-    """All rounds, half of them on each of two pairs of services."""
+    """Measure all rounds, half of them on each of two pairs of services."""
     measured: dict[str, list[Measurement]] = {case.name: [] for case in cases}
     orders = ((OFF, WITHOUT), (WITHOUT, OFF))
     for order, num_rounds in zip(orders, halves(options.rounds), strict=True):
@@ -127,14 +127,14 @@ def measure(cases: Sequence[Case], options: argparse.Namespace) -> Measured:
 
 
 def halves(count: int) -> tuple[int, int]:
-    """The larger one first."""
+    """Split a count into two halves, the larger one first."""
     return count - count // 2, count // 2
 
 
 def measure_pair(
     order: Sequence[str], cases: Sequence[Case], num_rounds: int, quiet_limit_s: float
 ) -> Measured:
-    """Starts both services in that order; whichever is not measured rests."""
+    """Start both services in the given order, and measure; the other service is idle meanwhile."""
     settings: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": 32}
     own: dict[str, dict[str, Any]] = {OFF: {}, WITHOUT: {"speculative_config": None}}
     with ExitStack() as stack:
@@ -158,7 +158,7 @@ def measure_pair(
 
 
 def _wait_for_draft_worker(admin: AdminClient) -> None:
-    """It may load a moment longer than the target, and is told of a little later."""
+    """Wait until each replica reports its draft worker, which may load later than the target."""
     deadline = time.monotonic() + _DRAFT_WORKER_TIMEOUT_S
     while not all(each.report.is_draft_worker_up for each in admin.replicas()):
         if time.monotonic() > deadline:
@@ -167,7 +167,7 @@ def _wait_for_draft_worker(admin: AdminClient) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which does not depend on the aims: machines differ."""
+    """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     known = load_prompts(options.prompts, Tokenizer(resolve(_MODEL)))

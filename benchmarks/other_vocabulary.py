@@ -1,12 +1,12 @@
-"""How often drafts of a model with another vocabulary are right, by text and by shared tokens.
+"""Measure acceptance of a draft model with another vocabulary, by text and by shared tokens.
 
-The draft model has the target's weights and a tokenizer with the first of its merges only, ids
-permuted: so nothing but the vocabulary is between the two. Each way is measured at both
-temperatures, also at the one where the service takes the other (docs/adr/0010).
+The draft model has the target's weights and a tokenizer with only the first of its merges and
+permuted ids, so the vocabulary is the only difference. Both ways are measured at both temperatures,
+also where the service would select the other one (docs/adr/0010).
 
     python -m benchmarks.other_vocabulary [--output docs/benchmarks/other-vocabulary.json]
 
-Prints a table, and ends in one line of JSON. Exits with 1 if speculation changed a token.
+Prints a table, and one line of JSON at the end. Exits with 1 if speculation changed a token.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _CHOOSERS = (
     "specdec.speculation.proposers.cross_vocab.proposer.drafts_text",
     "specdec.worker.draft_worker.drafts_text",
 )
-"""Who asks which way to go; the service offers no choice."""
+"""Functions to patch, because the service offers no option for the way."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One draft model, temperature and way, on all prompts."""
+    """One draft model, temperature and way, over all prompts."""
 
     num_shared: int
     temperature: float
@@ -71,7 +71,7 @@ class Row:
 
 
 class _Bench:
-    """The target, loaded once, and what it says without speculation."""
+    """Target, loaded once, with its outputs without speculation."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.directory = resolve(_MODEL)
@@ -93,7 +93,7 @@ class _Bench:
         self._plain = {each: self._run(each, None)[0] for each in _TEMPERATURES}
 
     def rows(self, draft: Path) -> list[Row]:
-        """Every temperature and way, with one draft model."""
+        """Return the results of one draft model at each temperature and way."""
         vocabulary = DraftVocabulary.between(draft, self.directory)
         assert vocabulary.shared is not None, "the vocabularies are the same"
         limits = DraftLimits(_NUM_BLOCKS, _BLOCK_SIZE, _MAX_MODEL_LEN, max_catch_up_tokens=256)
@@ -115,7 +115,7 @@ class _Bench:
     def _run(
         self, temperature: float, proposer: DraftModelProposer | None
     ) -> tuple[dict[str, list[int]], SpeculationStats]:
-        """What is said to each prompt, and how it was drafted."""
+        """Return the output tokens by request, and the speculation counts."""
         engine = Engine(self._config, self._model, self._target, self._tokenizer, proposer)
         params = SamplingParams(temperature=temperature, max_tokens=self._options.max_tokens)
         said: dict[str, list[int]] = {str(index): [] for index in range(len(self._prompts))}
@@ -129,7 +129,7 @@ class _Bench:
 
 @contextmanager
 def _going(way: Way) -> Iterator[None]:
-    """While it lasts, drafts are made in this way at every temperature."""
+    """Draft in this way at all temperatures while the context lasts."""
     with ExitStack() as stack:
         for chooser in _CHOOSERS:
             stack.enter_context(patch(chooser, lambda rules: way == "text"))
@@ -151,7 +151,7 @@ def _row(
 
 
 def _with_merges(source: Path, directory: Path, num_merges: int) -> Path:
-    """A copy of a model whose tokenizer has the first merges only, and ids of its own."""
+    """Write a copy of a model whose tokenizer has only the first merges, with permuted ids."""
     raw = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
     added = {each["content"]: each["id"] for each in raw["added_tokens"]}
     known, merges = raw["model"]["vocab"], raw["model"]["merges"][:num_merges]
@@ -188,7 +188,7 @@ def _copy_config(source: Path, directory: Path, new_ids: dict[int, int]) -> None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when every run said what the target says alone."""
+    """Run the benchmark; return 0 if each run has the target's own tokens."""
     options = _parser().parse_args(arguments)
     bench, rows = _Bench(options), list[Row]()
     for num_merges in tqdm(_NUM_MERGES, "draft models", leave=False):

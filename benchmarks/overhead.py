@@ -1,8 +1,8 @@
-"""Measures what Ray, gRPC and everything beside the model's forward pass cost.
+"""Measure the cost of Ray, gRPC and all work outside the model's forward pass.
 
-The same prompts in process and through the service, one and 16 streams, in fp32 and in int8, each
-pair in turn; and of the engine in process, the share of a step that is not the model's. Speculation
-is off.
+The same prompts run in process and through the service, with 1 and 16 streams, in fp32 and int8,
+each pair in turn. For the engine in process, also report the share of a step outside the forward
+pass. Speculation is off.
 
     python -m benchmarks.overhead [--stream-interval 4] [--output FILE]
 """
@@ -51,14 +51,14 @@ from specdec.text.tokenizer import Tokenizer
 _MODEL = "smollm2-135m-instruct"
 _NUM_STREAMS = (1, 16)
 _LEAST_SHARE: Mapping[str, float] = {"fp32": 1 / 1.05, "int8": 1 / 1.15}
-"""Of the engine's tokens per second, the service's: at most 5 and 15 % slower."""
+"""Minimum throughput of the service over the engine's: at most 5 and 15 % slower."""
 _MOST_OUTSIDE = 0.08
-"""Of a step: what is not the model's forward pass."""
+"""Maximum share of a step outside the model's forward pass."""
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Where a step's time goes, in a precision."""
+    """Breakdown of a step's time in one precision."""
 
     precision: str
     step: StepProfile
@@ -67,7 +67,7 @@ class Profile:
 
 @dataclass(frozen=True)
 class OverheadReport:
-    """Everything that was measured. stream_interval: of the service; None leaves it at its own."""
+    """Complete results. stream_interval: of the service; None for its default."""
 
     command: str
     machine: Machine
@@ -82,7 +82,7 @@ class OverheadReport:
 
 
 def make_cases(precision: str, prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case]:
-    """Engine and service, with 1 and with 16 streams."""
+    """Return engine and service, with 1 and with 16 streams."""
     return [
         Case(
             f"{contender} {precision} {count}",
@@ -97,7 +97,7 @@ def make_cases(precision: str, prompts: Sequence[tuple[int, ...]], max_tokens: i
 
 
 def ratios(measured: Measured) -> tuple[Ratio, ...]:
-    """The service's tokens per second over the engine's."""
+    """Return the service's tokens per second over the engine's."""
     comparisons = [
         compare_cases(
             f"service / engine, {precision}, {count} streams",
@@ -114,7 +114,7 @@ def ratios(measured: Measured) -> tuple[Ratio, ...]:
 def measure_precision(
     directory: Path, precision: Precision, cases: Sequence[Case], options: argparse.Namespace
 ) -> tuple[Measured, list[Profile]]:
-    """Starts engine and service, measures in rounds, and profiles the engine."""
+    """Start engine and service, measure in rounds, and profile the engine."""
     settings = EngineSettings(
         precision.dtype, precision.quantization, max_prefill_tokens=LLMConfig().prefill_limit
     )
@@ -138,16 +138,16 @@ def measure_precision(
 
 
 def typical_profile(engine: Worker, case: Case, num_rounds: int) -> StepProfile:
-    """Of `num_rounds` profiles, that with the median share outside the forward pass."""
+    """Return the profile with the median share outside the forward pass, of `num_rounds`."""
     workloads = itertools.islice(itertools.cycle(case.workloads), num_rounds)
     profiles: list[StepProfile] = [engine.call("profile", workload) for workload in workloads]
     return sorted(profiles, key=lambda each: each.outside_forward)[num_rounds // 2]
 
 
 def service_settings(precision: Precision, stream_interval: int | None) -> dict[str, Any]:
-    """Fields of ServeConfig: no drafts, no prefix cache, `stream_interval` where it was asked for.
+    """Return fields of ServeConfig: no drafts, no prefix cache, and `stream_interval` if given.
 
-    That is the number of new tokens that a message of a stream waits for.
+    The stream interval is the number of new tokens per message of a stream.
     """
     settings: dict[str, Any] = {
         "dtype": precision.dtype,
@@ -159,7 +159,7 @@ def service_settings(precision: Precision, stream_interval: int | None) -> dict[
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which does not depend on the aims: machines differ."""
+    """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     directory = resolve(_MODEL)

@@ -1,9 +1,9 @@
-"""Measures how far a model in other precisions is from itself in fp32.
+"""Measure how far a model in other precisions is from itself in fp32.
 
-fp32 answers the prompts of all suites, greedily. Along its answers the distributions of the next
-token are compared: Kullback-Leibler divergence from fp32's, total variation, and how often the
-likeliest token is fp32's. Speculation changes none of these distributions, in any precision. The
-last line printed is JSON.
+The fp32 model answers the prompts of all suites greedily. Along its answers the next-token
+distributions are compared: Kullback-Leibler divergence, total variation, and how often the most
+likely token is equal. Speculation changes none of these distributions. The last line printed is
+JSON.
 
     python -m benchmarks.precision [--max-tokens 48] [--output FILE]
 """
@@ -34,10 +34,10 @@ _REFERENCE = "fp32"
 
 @dataclass(frozen=True)
 class Distance:
-    """Of a precision from fp32, over all tokens of the answers.
+    """Distance of a precision from fp32, over all tokens of the answers.
 
-    kl_divergence: mean, in nats. total_variation: mean. most_total_variation: of one token.
-    num_agreeing: tokens of which the likeliest is fp32's.
+    kl_divergence: mean, in nats. total_variation: mean. most_total_variation: maximum over the
+        tokens. num_agreeing: number of tokens whose most likely token equals fp32's.
     """
 
     precision: str
@@ -49,7 +49,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class PrecisionReport:
-    """Everything that was measured."""
+    """Complete results of a run."""
 
     command: str
     machine: Machine
@@ -60,7 +60,7 @@ class PrecisionReport:
 
 
 def distance(name: str, expected: Sequence[Tensor], found: Sequence[Tensor]) -> Distance:
-    """Of log-probabilities from those of fp32, both [tokens, vocab_size], one pair an answer."""
+    """Compare log-probabilities with fp32's, both [tokens, vocab_size], one pair per answer."""
     divergences, variations, agreeing = [], [], 0
     for ours, other in zip(expected, found, strict=True):
         divergences.append((ours.exp() * (ours - other)).sum(1))
@@ -77,7 +77,7 @@ def distance(name: str, expected: Sequence[Tensor], found: Sequence[Tensor]) -> 
 
 
 def measure(directory: Path, max_tokens: int) -> tuple[int, int, tuple[Distance, ...]]:
-    """How many answers, how many tokens of them, and each precision along them."""
+    """Return the number of answers, of their tokens, and the distance of each precision."""
     prompts = load_prompts(DEFAULT_PATH, Tokenizer(directory))
     answers = continuations(directory, prompts, max_tokens)
     expected: list[Tensor] = []
@@ -96,7 +96,7 @@ def measure(directory: Path, max_tokens: int) -> tuple[int, int, tuple[Distance,
 
 
 def main(given: Sequence[str] | None = None) -> int:
-    """Prints a line for each precision, and writes the JSON."""
+    """Run the benchmark, print one line per precision, and return exit status 0."""
     given = sys.argv[1:] if given is None else given
     options = _parser().parse_args(given)
     directory = resolve(_MODEL, progress=print_progress)

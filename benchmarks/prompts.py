@@ -1,4 +1,4 @@
-"""The prompts of the benchmarks, as token ids."""
+"""Prompts of the benchmarks, as token ids."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TYPICAL_TOKENS = 70
 
 @dataclass(frozen=True)
 class BenchmarkPrompt:
-    """The first user turn of a benchmark question, in the model's chat template."""
+    """First user turn of a benchmark question, in the model's chat template."""
 
     prompt_id: str
     suite: str
@@ -27,16 +27,16 @@ class BenchmarkPrompt:
 
 
 def load_prompts(path: Path, tokenizer: Tokenizer, closing: str = "") -> list[BenchmarkPrompt]:
-    """Reads a JSON lines file whose objects have `id`, `suite` and `turns`, in its order.
+    """Read a JSON lines file of objects with `id`, `suite` and `turns`, in file order.
 
-    `closing` is put behind each turn, to ask nearly the same.
+    `closing` is appended to each turn, to create a similar prompt.
     """
     lines = path.read_text(encoding="utf-8").splitlines()
     return [_encode(json.loads(line), tokenizer, closing) for line in lines if line.strip()]
 
 
 def of_similar_length(prompts: Sequence[BenchmarkPrompt], count: int) -> list[tuple[int, ...]]:
-    """The `count` prompts whose length is nearest to 70 tokens."""
+    """Return the `count` prompts whose length is nearest to 70 tokens."""
     by_distance = sorted(prompts, key=lambda prompt: abs(len(prompt.token_ids) - _TYPICAL_TOKENS))
     return [prompt.token_ids for prompt in by_distance[:count]]
 
@@ -44,7 +44,7 @@ def of_similar_length(prompts: Sequence[BenchmarkPrompt], count: int) -> list[tu
 def by_suite(
     prompts: Sequence[BenchmarkPrompt], suites: Sequence[str], num_each: int
 ) -> dict[str, list[tuple[int, ...]]]:
-    """The first prompts of each suite. Raises InvalidValueError for a suite without any."""
+    """Return the first prompts of each suite. Raises InvalidValueError for an empty suite."""
     found = {
         suite: [each.token_ids for each in prompts if each.suite == suite][:num_each]
         for suite in suites

@@ -1,6 +1,6 @@
-"""What the model says to the benchmarks' prompts, recorded once, so that drafting can be replayed.
+"""Recorded greedy answers to the benchmarks' prompts, so that drafting can be replayed.
 
-Greedy text is the same however it was drafted, and a draft is accepted as far as it equals that
+Greedy text is the same with any drafting method, and a draft is accepted as far as it equals that
 text. So the acceptance of any method and length can be counted on a recording, without the model.
 """
 
@@ -37,11 +37,11 @@ _NUM_STREAMS = 16
 
 @dataclass(frozen=True)
 class Recording:
-    """A prompt with its greedy continuation.
+    """Prompt with its greedy continuation.
 
-    draft_agrees: for each token of the output, whether the draft model too finds it the likeliest
-        after all tokens before it. Where a draft is right so far, these are the tokens before, so
-        the model's own draft would be right for as long as this is true.
+    draft_agrees: for each output token, whether it is also the draft model's most likely token
+        after all tokens before it. While a draft is correct it consists of these tokens, so the
+        model's own draft is correct as long as this is true.
     """
 
     prompt_id: str
@@ -52,7 +52,7 @@ class Recording:
 
 
 def record(directory: Path, prompts: Sequence[BenchmarkPrompt], max_tokens: int) -> list[Recording]:
-    """Generates the continuations in fp32, and lets an int8 copy of the model judge them."""
+    """Generate the continuations in fp32, and compare them with an int8 copy of the model."""
     outputs = continuations(directory, prompts, max_tokens)
     judge = Judge(directory, PRECISIONS["int8"])
     return [
@@ -68,13 +68,13 @@ def record(directory: Path, prompts: Sequence[BenchmarkPrompt], max_tokens: int)
 
 
 def save(recordings: Sequence[Recording], path: Path) -> None:
-    """Writes them as JSON."""
+    """Write recordings as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps([asdict(each) for each in recordings]), encoding="utf-8")
 
 
 def load(path: Path) -> list[Recording]:
-    """Reads what `save` wrote."""
+    """Read the recordings written by `save`."""
     return [
         Recording(**{key: _as_tuple(value) for key, value in each.items()})
         for each in json.loads(path.read_text(encoding="utf-8"))
@@ -88,7 +88,7 @@ def _as_tuple(value: Any) -> Any:
 def continuations(
     directory: Path, prompts: Sequence[BenchmarkPrompt], max_tokens: int
 ) -> list[tuple[int, ...]]:
-    """What fp32 says greedily, up to the end-of-sequence token or `max_tokens`."""
+    """Return fp32's greedy outputs, up to the end-of-sequence token or `max_tokens`."""
     model = ModelConfig.from_directory(directory)
     config = EngineConfig(
         max_model_len=model.max_position_embeddings,
@@ -111,7 +111,7 @@ def continuations(
 
 
 class Judge:
-    """The model in some precision, run once over a whole text instead of token by token."""
+    """Model in one precision that scores a whole text in one pass."""
 
     def __init__(self, directory: Path, precision: Precision) -> None:
         model = ModelConfig.from_directory(directory)
@@ -128,13 +128,13 @@ class Judge:
 
     @torch.inference_mode()
     def logits(self, prompt: Sequence[int], output: Sequence[int]) -> Tensor:
-        """[len(output), vocab_size], after the tokens before each of `output`."""
+        """Return the logits [len(output), vocab_size] that predict each token of `output`."""
         token_ids = [*prompt, *output[:-1]]
         chunk = Chunk(token_ids, 0, range(-(-len(token_ids) // _BLOCK_SIZE)))
         hidden = self._model(ModelInput([chunk], _BLOCK_SIZE), self._cache)
         return self._model.compute_logits(hidden[-len(output) :])
 
     def agrees(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[bool, ...]:
-        """Whether each token of `output` is the likeliest after the tokens before it."""
+        """Return, for each token of `output`, whether it is the most likely one."""
         likeliest = self.logits(prompt, output).argmax(-1)
         return tuple((likeliest == torch.tensor(output)).tolist())

@@ -1,4 +1,4 @@
-"""What transformers makes of the same prompts, in fp32: the reference for `benchmarks.lossless`."""
+"""Outputs of transformers in fp32: the reference of `benchmarks.lossless`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NUM_CANDIDATES = 8
 
 
 class TransformersReference:
-    """The model as transformers runs it: batch 1, KV cache, fp32."""
+    """Model run by transformers with batch size 1, KV cache and fp32."""
 
     def __init__(self, directory: Path) -> None:
         from transformers import AutoModelForCausalLM
@@ -25,7 +25,7 @@ class TransformersReference:
 
     @torch.inference_mode()
     def greedy(self, prompt_id: str, prompt: Sequence[int], max_tokens: int) -> Reference:
-        """Generates greedily, to the end-of-sequence token or `max_tokens`."""
+        """Generate greedily, to the end-of-sequence token or `max_tokens`."""
         inputs = torch.tensor([prompt])
         result = self._model.generate(
             inputs,
@@ -47,9 +47,9 @@ class TransformersReference:
         temperature: float,
         seed: int,
     ) -> Reference:
-        """Scores given output tokens: transformers' logits over the temperature, plus our noise.
+        """Score given output tokens: transformers' logits over the temperature, plus our noise.
 
-        Each token should be the best of its position, and is, unless the sampler is wrong.
+        Each token should have the highest score of its position; otherwise the sampler is wrong.
         """
         inputs = torch.tensor([[*prompt, *token_ids[:-1]]])
         logits = self._model(inputs, logits_to_keep=len(token_ids)).logits[0]
@@ -61,7 +61,7 @@ class TransformersReference:
 
 
 def vocabulary_noise(seed: int, position: int, vocab_size: int) -> Tensor:
-    """The Gumbel noise of every token at an output position of choice 0, [vocab_size] float32."""
+    """Return the Gumbel noise of choice 0 at an output position, [vocab_size] float32."""
     chunks = torch.arange(-(-vocab_size // CHUNK_TOKENS))
     keys = NoiseKeys(
         seeds=torch.full_like(chunks, seed),
@@ -72,7 +72,7 @@ def vocabulary_noise(seed: int, position: int, vocab_size: int) -> Tensor:
 
 
 def _best(scores: Tensor) -> tuple[Candidates, ...]:
-    """scores: [num_tokens, vocab_size]."""
+    """Return the best candidates of each position; scores: [num_tokens, vocab_size]."""
     top = scores.topk(min(_NUM_CANDIDATES, scores.shape[1]), dim=-1)
     return tuple(
         Candidates(tuple(ids), tuple(values))

@@ -1,4 +1,4 @@
-"""Counts what a proposer's drafts would have come to, on recordings of greedy text."""
+"""Replay of a proposer's drafts on recordings of greedy text."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NO_TOKEN = -1
 
 @dataclass
 class Tally:
-    """What came of the drafts for some recordings.
+    """Counters of the drafts for some recordings.
 
-    num_model_drafts: those that the draft model made. draft_seconds: CPU time
-    inside the proposer. kinds: of steps, by tokens drafted and by those that the draft model made.
+    num_model_drafts: drafts of the draft model. draft_seconds: CPU time in the proposer. kinds:
+        number of steps by (drafted tokens, tokens drafted by the draft model).
     """
 
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
@@ -38,32 +38,32 @@ class Tally:
     kinds: Counter[tuple[int, int]] = field(default_factory=Counter)
 
     def seconds(self, costs: CostTable) -> float:
-        """What all steps would have taken."""
+        """Return the estimated time of all steps."""
         return sum(count * costs.step_s(*kind) for kind, count in self.kinds.items())
 
     @property
     def tokens_per_step(self) -> float:
-        """Steps without a draft included; 1 without speculation."""
+        """Tokens per step, steps without a draft included; 1 without speculation."""
         return self.num_tokens / self.num_steps
 
     @property
     def drafted_share(self) -> float:
-        """Steps that had a draft."""
+        """Share of steps with a draft."""
         return self.speculation.num_drafts / self.num_steps
 
     @property
     def model_share(self) -> float:
-        """Steps in which the draft model drafted."""
+        """Share of steps in which the draft model drafts."""
         return self.num_model_drafts / self.num_steps
 
     @property
     def draft_us(self) -> float:
-        """Microseconds that a draft took, with taking in the tokens since the one before."""
+        """Microseconds per step in the proposer, including the processing of new tokens."""
         return 1e6 * self.draft_seconds / self.num_steps
 
 
 class RecordedDraftModel:
-    """Drafts what a draft model would: the recording, up to where the model disagrees with it."""
+    """Draft model replayed from a recording, correct up to the first disagreement."""
 
     def __init__(self) -> None:
         self.recording: Recording | None = None
@@ -72,18 +72,18 @@ class RecordedDraftModel:
         self._proposals: list[Proposal] = []
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Makes the drafts."""
+        """Make the drafts."""
         wanted = [request for request in requests if request.max_tokens]
         self.num_drafts += len(wanted)
         self._proposals = [self._propose(request) for request in wanted]
         self.num_tokens += sum(len(each.draft_token_ids) for each in self._proposals)
 
     def collect(self) -> list[Proposal]:
-        """The drafts of the last `begin`."""
+        """Return the drafts of the last `begin`."""
         return self._proposals
 
     def release(self, seq_id: int) -> None:
-        """There is nothing to forget."""
+        """Do nothing; there is no state per sequence."""
 
     def _propose(self, request: DraftRequest) -> Proposal:
         assert self.recording is not None
@@ -98,9 +98,9 @@ class RecordedDraftModel:
 
 
 class Replay:
-    """Steps through recordings one after the other, with one proposer for all.
+    """Stepwise replay of recordings, with one proposer for all.
 
-    Lengths follow acceptance where `config` says so, and begin with `num_draft_tokens`.
+    Draft lengths are adaptive if `config` enables it, starting with `num_draft_tokens`.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Replay:
         self._num_sequences = 0
 
     def run(self, recordings: Sequence[Recording]) -> Tally:
-        """Drafts for each recording from its prompt to its end."""
+        """Draft along each recording from its prompt to its end."""
         tally, num_drafts = Tally(), self._draft_model.num_drafts
         for recording in recordings:
             self._draft_model.recording = recording
@@ -129,7 +129,7 @@ class Replay:
         return tally
 
     def _begin(self, recording: Recording) -> EngineSequence:
-        """As the engine has it after the prompt: with the first token of the output."""
+        """Return a sequence in the state after its prefill, with the first output token."""
         self._num_sequences += 1
         request = Request(str(self._num_sequences), recording.prompt_token_ids, SamplingParams(), 0)
         seq = EngineSequence(

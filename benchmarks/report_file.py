@@ -1,4 +1,4 @@
-"""How a benchmark tells what it measured: a file of JSON, and the same as the last line."""
+"""Output of a benchmark: a JSON file, and the same JSON as the last line printed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DOCS = Path("docs/benchmarks")
 
 
 def command_line(module: str, arguments: Sequence[str]) -> str:
-    """What to type to run a benchmark again."""
+    """Return the shell command that repeats a run."""
     return shlex.join(["python", "-m", module, *arguments])
 
 
@@ -28,7 +28,7 @@ def write_report(report: DataclassInstance, path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a file, in a directory that is made unless it is there."""
+    """Write a file, and create its directory if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 

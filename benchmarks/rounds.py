@@ -1,6 +1,6 @@
-"""Cases that take turns: each once a round, every round begun by another.
+"""Cases that take turns: each once per round, with a rotating first case.
 
-Ratios are made within a round, so a machine that slows down for a while favours nobody.
+Ratios are computed within a round, so a temporary slowdown of the machine favours no case.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True)
 class Case:
-    """One thing to measure in every round. `workloads` holds one a round, used in turn."""
+    """One thing to measure in each round. `workloads` are used in turn, one per round."""
 
     name: str
     contender: str
@@ -30,11 +30,11 @@ class Case:
 
 
 Measured = Mapping[str, Sequence[Measurement]]
-"""By the case's name, a measurement for each round."""
+"""One measurement per round, by case name."""
 
 
 def warm_up(contenders: Mapping[str, Contender], cases: Sequence[Case]) -> None:
-    """Runs the beginning of each case once."""
+    """Run the first tokens of each case once."""
     for case in tqdm(cases, "warming up", leave=False):
         workload = replace(case.workloads[0], max_tokens=_WARM_UP_TOKENS)
         contenders[case.contender].measure(workload)
@@ -46,7 +46,10 @@ def measure_rounds(
     num_rounds: int,
     quiet_limit_s: float = DEFAULT_QUIET_LIMIT_S,
 ) -> dict[str, list[Measurement]]:
-    """All cases in every round. quiet_limit_s: how long to wait for a quiet machine each time."""
+    """Measure all cases in each round.
+
+    quiet_limit_s: how long to wait for an idle machine before each measurement.
+    """
     measured: dict[str, list[Measurement]] = {case.name: [] for case in cases}
     turns = [(index, case) for index in range(num_rounds) for case in _from(cases, index)]
     with tqdm(turns, "measuring", leave=False) as shown:
@@ -61,9 +64,9 @@ def measure_rounds(
 def measure_undisturbed(
     contender: Contender, workload: Workload, quiet_limit_s: float = DEFAULT_QUIET_LIMIT_S
 ) -> Measurement:
-    """Waits for a quiet machine, and tries again when it did not stay quiet.
+    """Wait for an idle machine, and repeat the measurement if it was disturbed.
 
-    With a limit of 0 it does neither, and only tells what others used.
+    With a limit of 0 do neither, and only report the CPU usage of other processes.
     """
     for _ in range(_MAX_ATTEMPTS if quiet_limit_s else 1):
         if quiet_limit_s:
@@ -79,7 +82,7 @@ def measure_undisturbed(
 
 
 def add_round_options(parser: argparse.ArgumentParser, num_rounds: int) -> None:
-    """How often to measure, and how patiently."""
+    """Add the options for the number of rounds and the wait for an idle machine."""
     parser.add_argument("--rounds", type=int, default=num_rounds)
     parser.add_argument("--max-tokens", type=int, default=96, help="to generate, a stream")
     parser.add_argument(

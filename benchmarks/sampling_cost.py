@@ -1,9 +1,9 @@
-"""Measures what drawing and verifying tokens costs of a step, and on logits of a larger model.
+"""Measure the share of sampling and verification in a step, and on logits of a larger model.
 
 The first part runs the real model on 16 sequences, without drafts and with three each; cases take
-turns, and a figure is the median over the rounds. The best logit of each row is found by what
-computes the logits, and not counted here. The second samples made-up logits of 256 rows and
-150,000 tokens, whose probabilities fall off with their rank as those of words do (Zipf 1949).
+turns, and a figure is the median over the rounds. The kernel that computes the logits also finds
+the best one of each row, so that is not counted here. The second part samples random logits of 256
+rows and 150,000 tokens, whose probabilities follow Zipf's law (Zipf 1949).
 
     python -m benchmarks.sampling_cost [--rounds 15] [--output FILE]
 """
@@ -60,12 +60,12 @@ CASES: Mapping[str, SamplingRules] = {
     "greedy, logprobs 5": SamplingRules(temperature=0.0, logprobs=5),
 }
 AIMS: Mapping[str, float] = {"greedy": 0.05, "top_p 0.95": 0.10, "full vocabulary": 0.15}
-"""Largest share of a step without drafts."""
+"""Maximum share of a step without drafts."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One case on the real model. Medians; `share` is made within each step first."""
+    """Medians of one case on the real model; `share` is computed within each step first."""
 
     case: str
     num_draft_tokens: int
@@ -76,13 +76,13 @@ class Row:
 
     @property
     def is_met(self) -> bool | None:
-        """Whether the share is as small as it should be."""
+        """Whether the share is within its aim; None without an aim."""
         return None if self.aim is None else self.share <= self.aim
 
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was measured. large_ms: milliseconds by case, on the made-up logits."""
+    """Complete results. large_ms: milliseconds by case, on the random logits."""
 
     machine: Machine
     others_percent: float
@@ -91,10 +91,10 @@ class Report:
 
 
 class Bench:
-    """The model with as many sequences for each case, all of them at the end of a prompt."""
+    """Model with one set of sequences per case, each at the end of its prompt."""
 
     def __init__(self, directory: Path) -> None:
-        """Runs the prompts' first tokens."""
+        """Load the model and prefill the prompts."""
         blocks_each = -(-(_CONTEXT_TOKENS + 1 + _MAX_DRAFTS) // _BLOCK_SIZE)
         num_blocks = blocks_each * _NUM_SEQS * len(CASES)
         config = EngineConfig(max_model_len=512, num_blocks=num_blocks, block_size=_BLOCK_SIZE)
@@ -108,10 +108,10 @@ class Bench:
                 _prefill(self._runner, index * _NUM_SEQS + place, prompt, rules, blocks_each)
 
     def measure(self, case: str, num_drafts: int) -> tuple[float, float]:
-        """Seconds of one step of all sequences of a case, and of sampling and verifying in it.
+        """Return the seconds of one step of a case, and of its sampling and verification.
 
-        Drafts are the prompt's next tokens, so that each follows from a text that makes sense. The
-        step can be repeated: rejected drafts and drawn tokens are known again as they were.
+        Drafts are the prompt's next tokens, so each follows a meaningful text. The step can be
+        repeated: rejected drafts and drawn tokens leave no trace.
         """
         first = list(CASES).index(case) * _NUM_SEQS
         rows = tuple(
@@ -141,7 +141,7 @@ def _prefill(
 
 
 def measure_model(bench: Bench, num_rounds: int) -> tuple[Row, ...]:
-    """All cases in turn, every round, after one round that does not count."""
+    """Measure all cases in turn in each round, after a warm-up round."""
     cases = [(case, num_drafts) for case in CASES for num_drafts in (0, _MAX_DRAFTS)]
     measured: dict[tuple[str, int], list[tuple[float, float]]] = {each: [] for each in cases}
     for index in range(num_rounds + 1):
@@ -164,7 +164,7 @@ def _row(case: str, num_drafts: int, seconds: Sequence[tuple[float, float]]) -> 
 
 
 def measure_large(num_rounds: int) -> dict[str, float]:
-    """Medians, in milliseconds; each case once a round."""
+    """Return the medians on the random logits in milliseconds; each case runs once per round."""
     ranks = torch.stack([torch.randperm(_LARGE_VOCABULARY) for _ in range(_LARGE_BATCH)])
     logits = ranks.float().add_(1).log_().mul_(-_ZIPF_EXPONENT)
     measured: dict[str, list[float]] = {case: [] for case in CASES}
@@ -209,7 +209,7 @@ def _large_batch(rules: SamplingRules) -> SamplingBatch:
 
 
 def print_table(report: Report) -> None:
-    """What was measured, beside what it should be."""
+    """Print the results with their aims."""
     print(f"{'case':24} {'drafts':>6} {'step ms':>8} {'sampling ms':>12} {'share':>7} {'aim':>6}")
     for row in report.rows:
         aim = "" if row.aim is None else f"{row.aim:6.0%} {'met' if row.is_met else 'missed'}"
@@ -222,7 +222,7 @@ def print_table(report: Report) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which does not depend on the aims: machines differ."""
+    """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     options = _parser().parse_args(arguments)
     torch.set_num_threads(num_usable_cores())
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The real service, in a process of its own, for as long as a benchmark needs it."""
+"""The real service in its own process, for the duration of a benchmark."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _QUEUE_TIMEOUT_S = 1200.0  # nobody is refused, however slow the machine
 
 @dataclass(frozen=True)
 class ServiceProcess:
-    """Where the service answers, and the process from which all its others descend."""
+    """Addresses of the service, and the root of its process tree."""
 
     address: str
     http_url: str
     pid: int
 
     def counters(self, *names: str) -> dict[str, int]:
-        """Counters of its metrics, by their names without prefix and `_total`."""
+        """Return counters of its metrics, by names without prefix and `_total`."""
         text = httpx.get(f"{self.http_url}/metrics").text
         samples = {
             sample.name: int(sample.value)
@@ -45,7 +45,7 @@ class ServiceProcess:
         return {name: samples[f"specdec:{name}_total"] for name in names}
 
     def cpu_percent(self, period_s: float) -> float:
-        """CPU time of the whole process tree over a period, in percent of one core."""
+        """Return the CPU usage of the process tree over a period, in percent of one core."""
         root = psutil.Process(self.pid)
         before, started_at = tree_cpu_seconds(root), time.monotonic()
         time.sleep(period_s)
@@ -54,12 +54,12 @@ class ServiceProcess:
 
 
 class ServiceDidNotStartError(Exception):
-    """The service ended before it was ready; it has said why on standard error."""
+    """The service ended before it was ready; standard error has the reason."""
 
 
 @contextmanager
 def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
-    """Starts the service on free loopback ports, and ends it and all that it started.
+    """Start the service on free loopback ports, and stop it with all its processes at the end.
 
     settings: fields of ServeConfig.
     """
@@ -88,7 +88,7 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
 
 
 def _serve(config: dict[str, Any], connection: Connection) -> None:
-    """The child: serves until the parent closes its end, by intent or because it died."""
+    """Serve in the child process until the parent closes its end of the pipe or dies."""
     from cluster.serve.startup import running_service
 
     with running_service(ServeConfig.from_mapping(config), print_progress):
@@ -114,7 +114,7 @@ def _end(process: BaseProcess) -> None:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that are free now; all are held until the last is found, so that they differ."""
+    """Return free ports; all stay bound until the last is found, so that they differ."""
     with closing(socket.socket()) as first, closing(socket.socket()) as second:
         sockets = [first, second][:count]
         for each in sockets:

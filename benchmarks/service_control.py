@@ -1,8 +1,9 @@
-"""Measures what automatic control loses against the best fixed number of draft tokens, and off.
+"""Measure what automatic control loses against the best fixed number of draft tokens, and off.
 
-On the real service with the demo model, steered as an operator would; benchmarks.control does the
-same on a synthetic target. At each number of streams all contenders take turns. The best fixed
-number is chosen on odd rounds and compared on even ones, so luck in choosing it does not count.
+Runs the real service with the demo model and changes its settings as an operator would;
+benchmarks.control does the same on a synthetic target. At each number of streams all contenders
+take turns. The best fixed number is selected on odd rounds and compared on even rounds, so a lucky
+selection does not count.
 
     python -m benchmarks.service_control [--method ngram] [--rounds 4] [--output FILE]
 """
@@ -44,10 +45,10 @@ AUTO, OFF = "auto", "off"
 
 @dataclass(frozen=True)
 class LoadResult:
-    """One number of streams: tokens a second on even rounds, medians.
+    """One number of streams: medians of tokens per second on even rounds.
 
-    best: the fixed number that was best on odd rounds. best_share: auto's rate over that of the
-    better of off and the best fixed number.
+    best: the fixed number that was best on odd rounds. best_share: auto's rate over the better of
+        off and the best fixed number.
     """
 
     num_streams: int
@@ -59,7 +60,7 @@ class LoadResult:
 
 @dataclass(frozen=True)
 class ServiceControlReport:
-    """Everything that was measured; aim: what best_share should be at least."""
+    """Complete results. aim: minimum of best_share."""
 
     command: str
     machine: Machine
@@ -73,7 +74,7 @@ class ServiceControlReport:
 
 
 def changes(fixed: Sequence[int]) -> dict[str, SpeculationChange]:
-    """What is set for each contender; each begins from the configuration."""
+    """Return the settings of each contender, each relative to the configuration."""
     return {
         AUTO: SpeculationChange(reset=True),
         OFF: SpeculationChange(reset=True, mode="off"),
@@ -87,7 +88,7 @@ def changes(fixed: Sequence[int]) -> dict[str, SpeculationChange]:
 def make_cases(
     prompts: Sequence[tuple[int, ...]], max_tokens: int, contenders: Sequence[str]
 ) -> list[Case]:
-    """Every contender at every number of streams, those of one number side by side."""
+    """Return all contenders at each number of streams, grouped by the number."""
     cases = []
     for count in _NUM_STREAMS:
         asked = tuple(prompts[index % len(prompts)] for index in range(max(count, _SHORTEST)))
@@ -97,7 +98,7 @@ def make_cases(
 
 
 def results(measured: Measured, contenders: Sequence[str]) -> tuple[LoadResult, ...]:
-    """One for each number of streams. Needs two rounds at least."""
+    """Return one result per number of streams. Needs at least two rounds."""
     return tuple(
         _result(
             count,
@@ -123,7 +124,7 @@ def _result(num_streams: int, rates: Mapping[str, Sequence[float]]) -> LoadResul
 
 
 def measure(prompts: Sequence[tuple[int, ...]], options: argparse.Namespace) -> Measured:
-    """Starts the service, and steers it."""
+    """Start the service and measure all contenders on it."""
     config = SpeculativeConfig(options.method, num_speculative_tokens=max(_FIXED))
     print_progress("starting the service")
     with ExitStack() as stack:
@@ -141,14 +142,14 @@ def measure(prompts: Sequence[tuple[int, ...]], options: argparse.Namespace) -> 
 
 
 def chart(found: Sequence[LoadResult]) -> str:
-    """Tokens per second by streams, as SVG."""
+    """Return a chart of tokens per second by streams, as SVG."""
     series = {name: [each.tokens_per_s[name] for each in found] for name in found[0].tokens_per_s}
     title = "tokens per second: automatic control, off, and fixed numbers of draft tokens"
     return line_charts([LineChart(title, "streams", _NUM_STREAMS, series)])
 
 
 def page(report: ServiceControlReport) -> str:
-    """The table, in Markdown."""
+    """Return the page, in Markdown."""
     names = list(report.results[0].tokens_per_s)
     lines = [
         "# What automatic control loses on the demo model",
@@ -173,7 +174,7 @@ def page(report: ServiceControlReport) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which does not depend on the aim: machines differ."""
+    """Run the benchmark and return 0 whether or not the aim is met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     parser = _parser()
     options = parser.parse_args(given)

@@ -1,7 +1,7 @@
-"""Measures one stream by suite and method: tokens per second, and the ratio to no speculation.
+"""Measure one stream by suite and method: tokens per second, and the ratio to no speculation.
 
-The engine runs in process, all methods over one copy of the model. They take turns on the same
-prompt, and each round asks another one of the suite, so `--rounds` is the number of prompts.
+The engine runs in process, and all methods share one copy of the model. They take turns on the same
+prompt; each round uses another prompt of the suite, so `--rounds` is the number of prompts.
 
     python -m benchmarks.single_stream [--quantization int8] [--output FILE]
 """
@@ -46,16 +46,16 @@ _METHODS = (NO_METHOD, "ngram", "suffix", "draft_model", "suffix+draft_model", "
 _NUM_BLOCKS = 128  # of 16 tokens; each method has its own
 
 _LEAST_GAIN: Mapping[str, float] = {"edit": 1.3, "humaneval": 1.15}
-"""Of the better lookup over no speculation."""
+"""Minimum throughput of the better lookup method over no speculation."""
 _LEAST_AUTOMATIC = 0.97
-"""Of the automatic control over no speculation, on every suite."""
+"""Minimum throughput of automatic control over no speculation, on each suite."""
 
 
 @dataclass(frozen=True)
 class SingleStreamReport:
-    """Everything that was measured.
+    """Complete results of a run.
 
-    num_other_outputs: by case, outputs with other tokens than without speculation: ties, in fp32.
+    num_other_outputs: by case, outputs whose tokens differ from no speculation: ties, in fp32.
     """
 
     command: str
@@ -70,12 +70,12 @@ class SingleStreamReport:
 
 
 def case_name(suite: str, method: str) -> str:
-    """As rows and ratios call it."""
+    """Return the name of a case in rows and ratios."""
     return f"{suite}, {method}"
 
 
 def comparisons(suites: Sequence[str], methods: Sequence[str]) -> list[Comparison]:
-    """Each method with none, by suite. Aims are those of automatic control and of lookups."""
+    """Compare each method with none, by suite. Automatic control and lookups have aims."""
     return [
         compare_cases(
             f"{method} / {NO_METHOD}, {suite}",
@@ -96,7 +96,7 @@ def _aim(suite: str, method: str) -> float | None:
 
 
 def chart(report: SingleStreamReport) -> str:
-    """The ratios, a group of bars for each suite."""
+    """Return a bar chart of the ratios, grouped by suite, as SVG."""
     groups: dict[str, dict[str, float]] = {}
     for ratio in report.ratios:
         names, _, suite = ratio.name.partition(", ")
@@ -106,7 +106,7 @@ def chart(report: SingleStreamReport) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which does not depend on the aims: machines differ."""
+    """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     report = measure(options, command_line("benchmarks.single_stream", given))
@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, command: str) -> SingleStreamReport:
-    """Loads the model in a process of its own, and measures in rounds."""
+    """Load the model in its own process, and measure in rounds."""
     directory = resolve(_MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))
     methods = tuple(dict.fromkeys((NO_METHOD, *options.methods)))

@@ -1,4 +1,4 @@
-"""A running service whose speculation is steered before each measurement."""
+"""Running service whose speculation settings are changed before each measurement."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from specdec.client import AdminClient
 from specdec.types.control_changes import SpeculationChange
 
 STEERED = "as steered"
-"""The method of a workload whose requests leave the decision to the service."""
+"""Method of a workload whose requests leave the decision to the service."""
 
 _IN_FORCE_TIMEOUT_S = 10.0
 _POLL_S = 0.05
 
 
 class SteeredContender:
-    """The service, with one change made before each workload: several of them can take turns."""
+    """Service with given speculation settings, so that several settings can take turns."""
 
     def __init__(self, address: str, admin: AdminClient, change: SpeculationChange) -> None:
         self._service = ServiceContender(address)
@@ -25,13 +25,13 @@ class SteeredContender:
         self._change = change
 
     def measure(self, workload: Workload) -> Measurement:
-        """Makes the change, and runs the workload once every replica goes by it."""
+        """Apply the settings, and run the workload once all replicas have them."""
         steer(self._admin, self._change)
         return self._service.measure(workload)
 
 
 def steer(admin: AdminClient, change: SpeculationChange) -> None:
-    """Returns when the change is in force on all replicas. Raises TimeoutError."""
+    """Apply a change and wait until it is in force on all replicas. Raises TimeoutError."""
     version = admin.set_speculation(change).version
     deadline = time.monotonic() + _IN_FORCE_TIMEOUT_S
     while any(replica.report.speculation_version != version for replica in admin.replicas()):

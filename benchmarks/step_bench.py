@@ -1,4 +1,4 @@
-"""One rank of a model in this process, and steps of any shape for it to run."""
+"""One rank of a model in this process, and steps of any shape on it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKEN = 100
 
 @dataclass(frozen=True)
 class Precision:
-    """How a model is held, and the name of it."""
+    """Named weight and compute format of a model."""
 
     name: str
     dtype: DTypeName
@@ -49,14 +49,14 @@ PRECISIONS: Mapping[str, Precision] = {
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step: in all, and in the model's layers and logits."""
+    """Seconds of one step: in total, and in the model's layers and logits."""
 
     step_s: float
     forward_s: float
 
 
 class StepBench:
-    """A target with `num_seqs` sequences of equal length, whose last tokens run again and again."""
+    """Target with `num_seqs` sequences of equal length whose last tokens are run repeatedly."""
 
     def __init__(
         self,
@@ -67,9 +67,10 @@ class StepBench:
         group: TensorParallelGroup | None = None,
         num_threads: int | None = None,
     ) -> None:
-        """Loads the model. max_tokens: most tokens of a sequence, those of a step included.
+        """Load the model. max_tokens: maximum length of a sequence, including the tokens of a step.
 
-        group: of which this is a rank; None: it is alone. num_threads: one a core unless told.
+        group: of which this is a rank; None for a single rank. num_threads: one per core by
+            default.
         """
         torch.set_num_threads(num_threads or num_usable_cores())
         self._blocks_each = -(-max_tokens // _BLOCK_SIZE)
@@ -88,7 +89,7 @@ class StepBench:
             self._admit(seq_id)
 
     def extend(self, seq_id: int, length: int) -> None:
-        """Runs a sequence on to so many tokens, in chunks, unless it is as long already."""
+        """Prefill a sequence up to `length` tokens in chunks, unless it is that long already."""
         while (start := self._lengths[seq_id]) < length:
             end = min(length, start + _PREFILL_TOKENS)
             row = StepRow(seq_id, start, (_TOKEN,) * (end - start), 0, False)
@@ -96,7 +97,7 @@ class StepBench:
             self._lengths[seq_id] = end
 
     def measure(self, num_seqs: int, num_drafts: int) -> StepTime:
-        """One step of the first sequences, each with so many drafts, which leave no trace."""
+        """Run one step of the first sequences with `num_drafts` drafts each; it has no effect."""
         tokens = (_TOKEN,) * (1 + num_drafts)
         rows = tuple(
             StepRow(seq_id, length, tokens, num_drafts, True)
@@ -118,7 +119,7 @@ class StepBench:
 
 @dataclass(frozen=True)
 class Shape:
-    """A step of so many sequences, each with so many draft tokens."""
+    """Step of `num_seqs` sequences with `num_drafts` draft tokens each."""
 
     num_seqs: int
     num_drafts: int = 0
@@ -130,7 +131,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class ShapeTime:
-    """A shape over all rounds, in milliseconds. Of others' work the best time is freest."""
+    """Times of a shape over all rounds, in milliseconds; other load affects the best time least."""
 
     shape: Shape
     best_ms: float
@@ -139,14 +140,14 @@ class ShapeTime:
 
     @property
     def outside_forward(self) -> float:
-        """The share of the best step that is not the model's."""
+        """Share of the best step that is spent outside the model."""
         return 1 - self.forward_ms / self.best_ms
 
 
 def measure_shapes(
     bench: StepBench, shapes: Sequence[Shape], num_rounds: int, name: str
 ) -> tuple[ShapeTime, ...]:
-    """All shapes in turn, every round, after one round that does not count."""
+    """Measure all shapes in turn in each round, after a warm-up round."""
     times: dict[Shape, list[StepTime]] = {shape: [] for shape in shapes}
     for index in tqdm(range(num_rounds + 1), name, leave=False):
         for shape in shapes:

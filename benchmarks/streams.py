@@ -1,6 +1,6 @@
-"""Many streams at once through a running service, over gRPC.
+"""Many concurrent streams through a running service, over gRPC.
 
-They share an event loop: a thread for each would take more of the cores that the service needs.
+They share an event loop: one thread per stream would use more of the cores that the service needs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from specdec.types.stats import SpeculationStats
 
 @dataclass(frozen=True)
 class Call:
-    """One request: a prompt as token ids, and how to continue it."""
+    """One request: a prompt as token ids, and its parameters."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
@@ -29,7 +29,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Answer:
-    """What one stream brought. arrivals_s: from the call to each message with tokens."""
+    """Result of one stream. arrivals_s: from the call to each message with tokens."""
 
     token_ids: tuple[int, ...]
     speculation: SpeculationStats
@@ -39,7 +39,7 @@ class Answer:
 def speculation_options(
     num_speculative_tokens: int, method: SpeculationMethod = "ngram"
 ) -> SpeculationOptions:
-    """Exactly so many draft tokens a step; 0 opts out."""
+    """Request exactly this number of draft tokens per step; 0 disables speculation."""
     if num_speculative_tokens == 0:
         return SpeculationOptions(enabled=False)
     return SpeculationOptions(True, num_speculative_tokens, method)
@@ -48,14 +48,14 @@ def speculation_options(
 def stream_all(
     address: str, calls: Sequence[Call], num_streams: int, description: str = ""
 ) -> list[Answer]:
-    """The answers in the calls' order; shows progress if there is a description of it."""
+    """Return the answers in the order of the calls; a description enables the progress bar."""
     return timed_streams(address, calls, num_streams, description)[1]
 
 
 def timed_streams(
     address: str, calls: Sequence[Call], num_streams: int, description: str = ""
 ) -> tuple[float, list[Answer]]:
-    """The same, and the seconds of all of them together, without those of connecting."""
+    """Return the total seconds, without connecting, and the answers in the order of the calls."""
     with tqdm(total=len(calls), desc=description, disable=not description, leave=False) as shown:
         return asyncio.run(_timed_streams(address, calls, num_streams, shown))
 

@@ -1,8 +1,8 @@
-"""Holds a real model to JSON schemas: with and without speculation, greedy and sampled.
+"""Check a real model against JSON schemas: with and without speculation, greedy and sampled.
 
-Every schema of `benchmarks.json_schemas` at temperature 0 and 1, without speculation, with n-gram
-drafting and with the int8 copy of the model as its draft. An output that ends by itself must be
-valid by jsonschema, 95 of 100 must end within 512 tokens, and speculation must change no token.
+Runs each schema of `benchmarks.json_schemas` at temperatures 0 and 1, without speculation, with
+n-gram drafting and with an int8 copy of the model as its draft. An output that finishes must be
+valid by jsonschema, 95 % must finish within 512 tokens, and speculation must not change a token.
 
     python -m benchmarks.structured_output [--output docs/benchmarks/structured-output.json]
 """
@@ -51,7 +51,7 @@ _MAX_CATCH_UP = 256
 
 @dataclass
 class Output:
-    """What came of one schema. problem: why it is not valid, though it ended; None if it is."""
+    """Output for one schema. problem: why a finished output is invalid; None if it is valid."""
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -61,9 +61,9 @@ class Output:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All schemas with one method at one temperature.
+    """Results of all schemas with one method at one temperature.
 
-    changed: the schemas whose tokens are not those without speculation.
+    changed: the schemas whose tokens differ from those without speculation.
     """
 
     method: SpeculationMethod | None
@@ -81,13 +81,13 @@ class Outcome:
 
     @property
     def passed(self) -> bool:
-        """Whether it is as it must be."""
+        """Whether enough outputs finished, all are valid and none changed."""
         has_ended = self.num_ended >= _MIN_ENDED_SHARE * self.num_outputs
         return has_ended and not self.invalid and not self.changed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs it; 1 if anything is not as it must be."""
+    """Run the benchmark; return 1 if a requirement is not met."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, help="where to save the JSON")
     options = parser.parse_args(arguments)
@@ -149,7 +149,7 @@ def _run(
 def _engine(
     directory: Path, method: SpeculationMethod | None
 ) -> tuple[Engine, Callable[[int, SchemaCase, float], Request]]:
-    """An engine in this process, and what makes its requests."""
+    """Return an engine in this process, and a factory of its requests."""
     config = EngineConfig(
         max_model_len=_MAX_MODEL_LEN,
         num_blocks=_NUM_BLOCKS,
@@ -180,7 +180,7 @@ def _engine(
 
 
 def _generate(engine: Engine) -> list[Output]:
-    """Runs until every request has ended; the outputs by number of the request."""
+    """Run until all requests have finished; return the outputs by number of the request."""
     outputs = [Output() for _ in CASES]
     with tqdm(total=len(CASES), leave=False) as progress:
         while engine.has_work:

@@ -1,4 +1,4 @@
-"""Medians of what was measured in rounds, and ratios against aims."""
+"""Medians of the rounds, and ratios compared with aims."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from benchmarks.workloads import Measurement
 
 @dataclass(frozen=True)
 class Row:
-    """A case over all rounds. mean_acceptance_length: None where it is not told."""
+    """Aggregate of a case. mean_acceptance_length: None if the contender does not report it."""
 
     name: str
     tokens_per_s: float  # median
@@ -25,7 +25,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How two cases compare: their ratio of tokens per second in each round, and its median."""
+    """Ratio of tokens per second of two cases: its median and range over the rounds."""
 
     name: str
     median: float
@@ -37,7 +37,7 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure with a limit."""
+    """Figure with a limit."""
 
     name: str
     figure: float
@@ -47,18 +47,18 @@ class Bar:
 
 
 def at_least(name: str, figure: float, limit: float) -> Bar:
-    """A bar from below."""
+    """Return a figure with a lower limit."""
     return Bar(name, figure, limit, is_most=False, is_met=figure >= limit)
 
 
 def at_most(name: str, figure: float, limit: float) -> Bar:
-    """A bar from above."""
+    """Return a figure with an upper limit."""
     return Bar(name, figure, limit, is_most=True, is_met=figure <= limit)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Cases to compare, by name. Of several on a side, the total time of a round counts."""
+    """Cases to compare, by name. With several cases on a side, their total time counts."""
 
     name: str
     above: tuple[str, ...]
@@ -67,12 +67,12 @@ class Comparison:
 
 
 def compare_cases(name: str, above: str, below: str, aim: float | None = None) -> Comparison:
-    """Of one case with another."""
+    """Compare one case with another."""
     return Comparison(name, (above,), (below,), aim)
 
 
 def summarize(name: str, measurements: Sequence[Measurement]) -> Row:
-    """Medians and spread."""
+    """Return medians and range."""
     rates = [measurement.tokens_per_s for measurement in measurements]
     lengths = [each.mean_acceptance_length for each in measurements]
     told = [length for length in lengths if length is not None]
@@ -88,7 +88,7 @@ def summarize(name: str, measurements: Sequence[Measurement]) -> Row:
 
 
 def compare(comparison: Comparison, measured: Measured) -> Ratio:
-    """Both sides were measured in the same rounds."""
+    """Return the ratio of two sides that were measured in the same rounds."""
     pairs = zip(_rates(comparison.above, measured), _rates(comparison.below, measured), strict=True)
     ratios = [above / below for above, below in pairs]
     median, aim = statistics.median(ratios), comparison.aim
@@ -97,7 +97,7 @@ def compare(comparison: Comparison, measured: Measured) -> Ratio:
 
 
 def compare_all(comparisons: Sequence[Comparison], measured: Measured) -> tuple[Ratio, ...]:
-    """Those whose cases were all measured."""
+    """Return the ratios of the comparisons whose cases were all measured."""
     return tuple(
         compare(each, measured)
         for each in comparisons
@@ -106,7 +106,7 @@ def compare_all(comparisons: Sequence[Comparison], measured: Measured) -> tuple[
 
 
 def num_other_outputs(measured: Measured, of: str, reference: str) -> int:
-    """How many streams of a case had other tokens than those of another in the same rounds."""
+    """Count the streams of a case whose tokens differ from another case in the same rounds."""
     pairs = zip(measured[of], measured[reference], strict=True)
     return sum(
         stream.token_ids != expected.token_ids
@@ -116,7 +116,7 @@ def num_other_outputs(measured: Measured, of: str, reference: str) -> int:
 
 
 def print_rows(rows: Sequence[Row]) -> None:
-    """One line each, on standard output."""
+    """Print one line per row."""
     for row in rows:
         length = row.mean_acceptance_length
         print(
@@ -128,7 +128,7 @@ def print_rows(rows: Sequence[Row]) -> None:
 
 
 def print_ratios(ratios: Sequence[Ratio]) -> None:
-    """One line each, on standard output, with what became of its aim."""
+    """Print one line per ratio, with its aim."""
     for ratio in ratios:
         spread = f"({ratio.smallest:.2f} to {ratio.largest:.2f})"
         aim = "" if ratio.aim is None else f"  aim {ratio.aim:g}: {_verdict(ratio.is_met)}"
@@ -136,7 +136,7 @@ def print_ratios(ratios: Sequence[Ratio]) -> None:
 
 
 def print_bars(bars: Sequence[Bar]) -> None:
-    """One line each, on standard output."""
+    """Print one line per figure, with its limit."""
     for bar in bars:
         limit = f"at {'most' if bar.is_most else 'least'} {bar.limit:g}"
         print(f"{bar.name}: {bar.figure:.3g}, {limit}: {_verdict(bar.is_met)}")
@@ -147,7 +147,7 @@ def _verdict(is_met: bool | None) -> str:
 
 
 def _rates(names: Sequence[str], measured: Measured) -> list[float]:
-    """Tokens per second of each round, over all of the cases."""
+    """Return the tokens per second of each round, over all of the cases."""
     rounds = zip(*(measured[name] for name in names), strict=True)
     return [
         sum(each.num_tokens for each in one) / sum(each.seconds for each in one) for one in rounds

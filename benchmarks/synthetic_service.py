@@ -1,6 +1,6 @@
-"""A target and a drafter that cost and accept what a test says, on a clock that they wind.
+"""Simulated target and drafter with given cost and acceptance, on a simulated clock.
 
-So a policy can be run for minutes of service in a moment, against what a fixed number would yield.
+A policy can run minutes of service in moments, and can be compared with fixed draft lengths.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from specdec.types.control import SpeculationControl
 
 @dataclass
 class Clock:
-    """Tells `now_s`, which only a simulation moves on."""
+    """Clock whose `now_s` is advanced by the simulation only."""
 
     now_s: float = 100.0
 
     def __call__(self) -> float:
-        """What a policy asks."""
+        """Return the current time."""
         return self.now_s
 
 
 @dataclass(frozen=True)
 class CostCurve:
-    """Seconds of a step: the weights are read once, then rows are computed beside that.
+    """Seconds of a step: weights are read once, and rows are computed at the same time.
 
-    weights_s: to read them. row_s: to compute one row; the larger of the two counts, rounded off by
-    a fifth of the smaller. draft_s: of each draft token, for the whole batch.
+    weights_s: time to read the weights. row_s: time to compute one row. The larger of the two
+        counts, plus a fifth of the smaller. draft_s: time per draft token, for the whole batch.
     """
 
     weights_s: float
@@ -40,13 +40,13 @@ class CostCurve:
     draft_s: float
 
     def step_s(self, num_decoding: int, num_draft_tokens: int) -> float:
-        """Without noise."""
+        """Return the seconds of a step, without noise."""
         compute_s = self.row_s * num_decoding * (1 + num_draft_tokens)
         large, small = max(compute_s, self.weights_s), min(compute_s, self.weights_s)
         return large + 0.2 * small + self.draft_s * num_draft_tokens
 
     def table(self, most: int, wrong_by: float = 1.0) -> CostTable:
-        """As a start-up measurement would have it; `wrong_by` multiplies what drafts add."""
+        """Return the table of a start-up measurement; `wrong_by` multiplies the cost of drafts."""
         sizes, lengths = (1, 4, 16, 64, 256), tuple(sorted({0, 1, most // 2, most}))
         plain = [self.step_s(size, 0) for size in sizes]
         seconds = tuple(
@@ -57,7 +57,7 @@ class CostCurve:
 
 
 class SyntheticService:
-    """Runs steps of a batch whose drafts are accepted by chance, as a policy decides."""
+    """Simulated steps of a batch whose drafts are accepted at random."""
 
     def __init__(
         self,
@@ -68,7 +68,11 @@ class SyntheticService:
         seed: int = 0,
         noise: float = 0.05,
     ) -> None:
-        """acceptance: of each position, given those before; or that by the clock's time."""
+        """Create the simulation.
+
+        acceptance: probability by position, given those before; or a function of the time that
+            returns it.
+        """
         self.curve = curve
         self.clock = clock
         self._acceptance = acceptance if callable(acceptance) else _always(acceptance)
@@ -79,7 +83,7 @@ class SyntheticService:
         self.chosen: Counter[int] = Counter()  # steps by the number that was decided
 
     def step(self, policy: SpeculationPolicy, num_decoding: int) -> int:
-        """One step; returns the number of draft tokens that was chosen."""
+        """Run one step and return the number of draft tokens that the policy selected."""
         count = policy.decide(num_decoding).num_draft_tokens
         self.chosen[count] += 1
         drafted = num_decoding if count else 0
@@ -100,7 +104,7 @@ class SyntheticService:
         return count
 
     def run(self, policy: SpeculationPolicy, num_decoding: int, seconds: float) -> float:
-        """Tokens a second while so many decode for so long."""
+        """Run `num_decoding` streams for `seconds` and return the tokens per second."""
         start_s, before = self.clock.now_s, self.num_tokens
         while self.clock.now_s - start_s < seconds:
             self.step(policy, num_decoding)
@@ -114,14 +118,14 @@ def auto_policy(
     threshold: int = 256,
     full_batch: int = 1,
 ) -> SpeculationPolicy:
-    """The default one: goodput, with a threshold that lets it decide."""
+    """Return the default policy: goodput, with a threshold that never limits it."""
     chooser = GoodputChooser(StepCosts(table))
     control = SpeculationControl("auto", threshold, most)
     return SpeculationPolicy(control, clock, choosers={None: chooser}, full_batch=full_batch)
 
 
 def fixed_policy(clock: Callable[[], float], count: int) -> SpeculationPolicy:
-    """The same number at every load."""
+    """Return a policy with the same number of draft tokens at all loads."""
     return SpeculationPolicy(SpeculationControl("on" if count else "off", 0, count), clock)
 
 

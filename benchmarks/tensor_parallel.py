@@ -1,9 +1,9 @@
-"""Measures a step on several tensor-parallel ranks against the same step in one process.
+"""Measure a step on several tensor-parallel ranks against the same step in one process.
 
-Both have the same cores: the one process a thread for each, every rank one thread. Ranks meet over
-shared memory, and over Gloo for comparison. Idle threads give up their cores as early as those of a
-service. The three take turns, and a ratio is the median over the rounds of a round's own ratio. A
-step takes as long as its slowest rank.
+Both use the same cores: the single process has one thread per core, each rank has one thread. Ranks
+communicate over shared memory, and over Gloo for comparison. Idle threads yield their cores as
+early as those of a service. The three take turns, and a ratio is the median of the ratios of the
+rounds. A step takes as long as its slowest rank.
 
     python -m benchmarks.tensor_parallel [--ranks 2] [--rounds 30] [--output FILE]
 """
@@ -48,12 +48,12 @@ _MOST_RATIO = 1.15
 ONE_PROCESS, SHARED_MEMORY, GLOO = "one process", "shared memory", "Gloo"
 
 Times = Mapping[str, Sequence[float]]
-"""Seconds of each round, by the way the ranks meet."""
+"""Seconds of each round, by contender."""
 
 
 @dataclass(frozen=True)
 class StepRatio:
-    """A step of one shape: medians in ms, and ranks over one process, by the way they meet."""
+    """Step of one shape: medians in ms, and the ratios of ranks to one process."""
 
     precision: str
     num_rows: int
@@ -64,7 +64,7 @@ class StepRatio:
 
 @dataclass(frozen=True)
 class TensorParallelReport:
-    """Everything that was measured. others_percent: what strangers used of a core, at most."""
+    """Complete results. others_percent: maximum CPU usage of other processes, of one core."""
 
     command: str
     machine: Machine
@@ -89,7 +89,7 @@ class RankSpec:
 
 
 def run_rank(spec: RankSpec, parent: Connection) -> None:
-    """A process: loads its share, and answers each shape with the seconds of a step, until None."""
+    """Load one rank in its own process, and measure each received shape until None."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     longest = _CONTEXT_TOKENS + max(shape.num_drafts for shape in _SHAPES) + 1
     num_seqs = max(shape.num_seqs for shape in _SHAPES)
@@ -118,13 +118,13 @@ def _join(spec: RankSpec) -> TensorParallelGroup:
 
 
 class Contender:
-    """The ranks of one way, each a process."""
+    """Ranks of one contender, each a process."""
 
     def __init__(self, ranks: Sequence[Connection]) -> None:
         self._ranks = ranks
 
     def measure(self, shape: Shape) -> float:
-        """Seconds of one step. Raises EOFError where a rank has ended."""
+        """Return the seconds of one step. Raises EOFError if a rank has ended."""
         for rank in self._ranks:
             rank.send(shape)
         return max(float(rank.recv()) for rank in self._ranks)
@@ -132,7 +132,7 @@ class Contender:
 
 @contextmanager
 def contender(way: str, size: int, num_threads: int, precision: str) -> Iterator[Contender]:
-    """Ranks that are loaded, and end with the context."""
+    """Start the ranks, and stop them at the end of the context."""
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory(prefix="specdec-bench-") as directory:
         processes, connections = [], []
@@ -158,7 +158,7 @@ def contender(way: str, size: int, num_threads: int, precision: str) -> Iterator
 
 
 def measure_precision(precision: str, size: int, rounds: int) -> tuple[list[StepRatio], float]:
-    """All shapes, the ways in turns; and what strangers used of a core meanwhile, in percent."""
+    """Measure all shapes in turns; return also the CPU usage of other processes in percent."""
     with ExitStack() as stack:
         contenders = {
             way: stack.enter_context(contender(way, of_way, threads, precision))
@@ -182,7 +182,7 @@ def measure_precision(precision: str, size: int, rounds: int) -> tuple[list[Step
 
 
 def step_ratio(precision: str, shape: Shape, times: Times) -> StepRatio:
-    """Medians, and the median of each round's ratio to the one process."""
+    """Return the medians, and the median ratio of the rounds to the single process."""
     alone = times[ONE_PROCESS]
     return StepRatio(
         precision=precision,
@@ -198,7 +198,7 @@ def step_ratio(precision: str, shape: Shape, times: Times) -> StepRatio:
 
 
 def bars(steps: Sequence[StepRatio]) -> tuple[Bar, ...]:
-    """Each step on ranks that share memory, over the one process."""
+    """Check each step on ranks with shared memory against the single process."""
     return tuple(
         at_most(
             f"{each.precision}, {each.num_rows} rows of {each.num_seqs}, ranks over one process",
@@ -210,7 +210,7 @@ def bars(steps: Sequence[StepRatio]) -> tuple[Bar, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which does not depend on the aims: machines differ."""
+    """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     native_library()  # compiles what was not compiled yet, before anything is measured

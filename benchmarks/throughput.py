@@ -1,9 +1,9 @@
-"""Measures tokens per second: transformers, our engine in process, our service over gRPC.
+"""Measure tokens per second: transformers, the engine in process, the service over gRPC.
 
-All are loaded, then take turns for several rounds, one and 16 streams, speculation off; figures are
-medians over the rounds, and ratios are made within a round first, so that a machine that slows
-down for a while does not favour anyone. Besides: n-gram speculation against none on prompts that
-ask for edits, where a step's time goes, and what an idle service costs.
+All are loaded, then take turns for several rounds, with 1 and 16 streams and speculation off.
+Figures are medians over the rounds, and ratios are computed within a round, so a temporary slowdown
+of the machine favours no contender. Also measured: n-gram speculation against none on edit prompts,
+the breakdown of a step, and the CPU usage of an idle service.
 
     python -m benchmarks.throughput [--rounds 5] [--output FILE]
 """
@@ -54,7 +54,7 @@ _IDLE_PERIOD_S = 30.0
 
 
 def make_cases(prompts: Sequence[BenchmarkPrompt], max_tokens: int) -> list[Case]:
-    """Every contender with 1 and 16 streams, and our engine with n-gram speculation on edits."""
+    """Return all contenders with 1 and 16 streams, and the engine with n-gram drafts on edits."""
     plain = of_similar_length(prompts, _NUM_STREAMS)
     edits = [prompt.token_ids for prompt in prompts if prompt.suite == "edit"]
     cases = [
@@ -72,7 +72,7 @@ def make_cases(prompts: Sequence[BenchmarkPrompt], max_tokens: int) -> list[Case
 def _workloads(
     prompts: Sequence[tuple[int, ...]], num_streams: int, max_tokens: int, method: str = NO_METHOD
 ) -> tuple[Workload, ...]:
-    """One a prompt for one stream; for more, one that repeats the prompts as needed."""
+    """Return one workload per prompt for one stream; else one that repeats prompts as needed."""
     if num_streams == 1:
         return one_by_one(prompts, max_tokens, method)
     return all_at_once(prompts, num_streams, max_tokens, method)
@@ -88,7 +88,7 @@ def _measure_idle(service: ServiceProcess) -> IdleCost:
 
 @dataclass(frozen=True)
 class _Field:
-    """Everything that takes part, loaded and at rest."""
+    """All contenders, loaded and idle."""
 
     transformers: PeerProcess
     engine: Worker
@@ -147,7 +147,7 @@ def _measure(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which does not depend on the aims: machines differ."""
+    """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     options = _parser().parse_args(arguments)
     directory = resolve(_MODEL)
     cases = make_cases(load_prompts(options.prompts, Tokenizer(directory)), options.max_tokens)

@@ -1,4 +1,4 @@
-"""What `benchmarks.throughput` reports: rows, ratios against aims, profiles, and their table."""
+"""Report of `benchmarks.throughput`: rows, ratios with aims, profiles, and the printed table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.summary import Ratio, Row, compare_cases, print_ratios, print_ro
 
 @dataclass(frozen=True)
 class IdleCost:
-    """CPU of the service's processes without requests, in percent of one core."""
+    """CPU usage of the service's processes without requests, in percent of one core."""
 
     percent_of_core: float
     period_s: float
@@ -23,7 +23,7 @@ class IdleCost:
 
 @dataclass(frozen=True)
 class Settings:
-    """What was run."""
+    """Settings of a run."""
 
     model: str
     dtype: str
@@ -33,7 +33,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Report:
-    """Everything that was measured. transport_ms: what the service adds to one stream's token."""
+    """Complete results. transport_ms: milliseconds that the service adds to one stream's token."""
 
     settings: Settings
     machine: Machine
@@ -64,7 +64,7 @@ COMPARISONS = (
 
 
 def transport_ms(measured: Measured) -> float:
-    """What a token of one stream takes longer through the service than in process."""
+    """Return the milliseconds per token that one stream takes longer through the service."""
     pairs = zip(measured["service 1"], measured["engine 1"], strict=True)
     return 1000 * statistics.median(
         service.seconds / service.num_tokens - engine.seconds / engine.num_tokens
@@ -73,7 +73,7 @@ def transport_ms(measured: Measured) -> float:
 
 
 def print_tables(report: Report) -> None:
-    """Writes everything but settings and machine to standard output."""
+    """Print everything except settings and machine."""
     print_rows(report.rows)
     print_ratios(report.ratios)
     for profile in report.profiles:

@@ -1,9 +1,9 @@
-"""The tie rule: which differences from a reference floating point alone can explain.
+"""Tie rule: the differences from a reference that floating point alone can explain.
 
-Differently shaped forward passes round differently, so two tokens whose scores are all but equal
-may change places. A difference is a tie when, at the first position that differs, the token that
-was generated scores less than TAU below the best one in the reference. What follows a tie
-continues another text and cannot be compared.
+Differently shaped forward passes round differently, so two tokens with almost equal scores may
+swap. A difference is a tie when, at the first differing position, the generated token scores less
+than TAU below the best one in the reference. Text after a tie continues from another prefix and
+cannot be compared.
 """
 
 from __future__ import annotations
@@ -12,29 +12,29 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 TAU = 1e-3
-"""For fp32: far above what its rounding moves a score by, far below what a wrong token misses."""
+"""Threshold for fp32: far above the effect of rounding, far below the gap of a wrong token."""
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """The best tokens of one output position, best first, with their processed scores."""
+    """Best tokens of one output position in descending order, with their processed scores."""
 
     token_ids: tuple[int, ...]
     scores: tuple[float, ...]
 
     def gap(self, token_id: int) -> float:
-        """How far a token scores below the best; of one not listed, as far as the last or more."""
+        """Return how far a token scores below the best; a lower bound if it is not listed."""
         listed = dict(zip(self.token_ids, self.scores, strict=True))
         return self.scores[0] - listed.get(token_id, self.scores[-1])
 
     def is_tied(self, token_id: int) -> bool:
-        """Whether rounding may have made this token the best."""
+        """Return whether rounding may have made this token the best."""
         return token_id in self.token_ids and self.gap(token_id) < TAU
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What should be generated for a prompt; `candidates` has one entry a token."""
+    """Expected output of a prompt; `candidates` has one entry per token."""
 
     prompt_id: str
     token_ids: tuple[int, ...]
@@ -46,10 +46,10 @@ class Reference:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first position where an output leaves its reference.
+    """First position at which an output differs from its reference.
 
-    expected, got: token ids; None where the one side has ended. gap: between the reference's best
-    score and that of the token that was generated; None where an end makes it meaningless.
+    expected, got: token ids; None if that side has ended. gap: between the reference's best score
+        and that of the generated token; None at an end.
     """
 
     prompt_id: str
@@ -67,7 +67,7 @@ class Difference:
 
 
 def first_difference(reference: Reference, token_ids: Sequence[int]) -> Difference | None:
-    """Judges an output; None when it equals the reference."""
+    """Compare an output with its reference; return None if they are equal."""
     expected = reference.token_ids
     if tuple(token_ids) == expected:
         return None
@@ -91,7 +91,7 @@ def first_difference(reference: Reference, token_ids: Sequence[int]) -> Differen
 
 
 def argmax_differences(reference: Reference) -> list[Difference]:
-    """Every position whose token is not the best one by the reference's own scores."""
+    """Return each position whose token is not the best one by the reference's own scores."""
     return [
         Difference(
             prompt_id=reference.prompt_id,

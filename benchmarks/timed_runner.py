@@ -1,4 +1,4 @@
-"""Where the time of a target's step goes."""
+"""Breakdown of the time of a target's step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from specdec.worker import ModelRunner
 
 
 class TimedRunner:
-    """Adds up the time inside some methods of a runner while the context lasts."""
+    """Context manager that accumulates the time in some methods of a runner."""
 
     _METHODS = ("execute", "_verify", "model.forward", "model.compute_logits_and_argmax")
 

@@ -1,4 +1,4 @@
-"""A random Llama with a tokenizer, for checks that need a model but no sense in what it says."""
+"""Random Llama with a tokenizer, for checks that need a model but no meaningful text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def write_tiny_llama(directory: Path) -> Path:
-    """Writes it in the Hugging Face layout, the same numbers at each call; returns `directory`.
+    """Write the model in Hugging Face layout, deterministically; return `directory`.
 
     Nine query heads on three KV heads, a vocabulary of the 256 bytes and 2 special tokens.
     """

@@ -1,9 +1,9 @@
-"""Measures what a forward pass costs by its number of rows, and how near it is to the memory floor.
+"""Measure a forward pass by its number of rows, and its distance from the memory floor.
 
-Rows of one sequence's drafts, as verification has them, and of as many sequences; in fp32, bf16,
-int8 and w8a8. All shapes take turns. The ratio is that of the best times to the best with one row;
-the roofline fraction is the time in which the memory, as measured in the same run, gives the bytes
-that a pass must read, over the best time of the pass.
+Rows are the drafts of one sequence, as in verification, or the same number of sequences; in fp32,
+bf16, int8 and w8a8. All shapes take turns. The ratio compares best times with the best time of one
+row. The roofline fraction is the time to read the required bytes at the memory bandwidth of the
+same run, over the best time of the pass.
 
     python -m benchmarks.verification_cost [--rounds 20] [--output FILE]
 """
@@ -36,10 +36,10 @@ _LEAST_ROOFLINE = 0.75
 
 @dataclass(frozen=True)
 class CostRow:
-    """A shape in a precision.
+    """One shape in one precision.
 
     kind: `drafts` of one sequence, or as many `sequences`. ratio: to the best one-row time.
-    roofline: bytes that the pass must read, by bandwidth, over its best time.
+        roofline: time to read the required bytes, over the best time.
     """
 
     precision: str
@@ -53,7 +53,7 @@ class CostRow:
 
 @dataclass(frozen=True)
 class Bandwidth:
-    """Bytes a second, reading so many bytes again and again, as the passes of a model do."""
+    """Bytes per second of repeated reads of `num_bytes`, the size that a pass reads."""
 
     precision: str
     num_bytes: int
@@ -62,7 +62,7 @@ class Bandwidth:
 
 @dataclass(frozen=True)
 class VerificationReport:
-    """Everything that was measured. memory_bytes_per_s: of a buffer that no cache holds."""
+    """Complete results. memory_bytes_per_s: of a buffer larger than any cache."""
 
     command: str
     machine: Machine
@@ -76,7 +76,7 @@ class VerificationReport:
 def measure_precision(
     directory: Path, name: str, num_rounds: int, num_rows: Sequence[int]
 ) -> tuple[Bandwidth, tuple[CostRow, ...]]:
-    """Loads the model in a precision, and measures all shapes with it."""
+    """Load the model in one precision, and measure all shapes."""
     length = _CONTEXT_TOKENS + max(num_rows)
     bench = StepBench(directory, PRECISIONS[name], max(num_rows), length)
     for seq_id in range(max(num_rows)):
@@ -114,7 +114,7 @@ def _row(precision: str, time: ShapeTime, one_row_ms: float, floor_ms: float) ->
 
 
 def bars(rows: Sequence[CostRow]) -> tuple[Bar, ...]:
-    """Verification of 8 rows in fp32 and int8, and fp32's one row against the memory floor."""
+    """Check 8-row verification in fp32 and int8, and fp32's single row against the memory floor."""
     found = []
     for row in rows:
         if row.kind == "drafts" and row.num_rows == _VERIFIED_ROWS and row.precision in _JUDGED:
@@ -126,7 +126,7 @@ def bars(rows: Sequence[CostRow]) -> tuple[Bar, ...]:
 
 
 def charts(report: VerificationReport) -> str:
-    """Milliseconds and ratios by rows."""
+    """Return charts of milliseconds and ratios by rows, as SVG."""
     counts = sorted({row.num_rows for row in report.rows})
     series: dict[str, dict[int, CostRow]] = {}
     for row in report.rows:
@@ -147,7 +147,7 @@ def charts(report: VerificationReport) -> str:
 
 
 def print_report(report: VerificationReport) -> None:
-    """Bandwidths, rows and bars, on standard output."""
+    """Print bandwidths, rows and limits."""
     print(f"memory gives {report.memory_bytes_per_s / 1e9:.1f} GB/s")
     for each in report.bandwidths:
         print(
@@ -165,7 +165,7 @@ def print_report(report: VerificationReport) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status, which does not depend on the aims: machines differ."""
+    """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     directory = resolve(_MODEL)

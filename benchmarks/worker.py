@@ -1,4 +1,4 @@
-"""A contender in a process of its own, where idle threads of one cannot slow another."""
+"""Contender in its own process, where its idle threads cannot slow another one."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _STOP_TIMEOUT_S = 10.0
 
 
 class Worker:
-    """Runs a contender's methods in another process, which sleeps in between. A context manager."""
+    """Proxy of a contender in another process, which sleeps between calls. A context manager."""
 
     def __init__(self, factory: Callable[[Path], Any], directory: Path) -> None:
-        """`factory` makes the contender from a model directory; it must be picklable."""
+        """Start the process. `factory` makes the contender from a model directory; picklable."""
         context = multiprocessing.get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
@@ -37,12 +37,12 @@ class Worker:
         self._process.join(_STOP_TIMEOUT_S)
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload once, in the other process."""
+        """Run a workload once, in the other process."""
         measurement: Measurement = self.call("measure", workload)
         return measurement
 
     def call(self, method: str, workload: Workload) -> Any:
-        """Calls any method of the contender. EOFError: the other process has died."""
+        """Call any method of the contender. Raises EOFError if the other process has died."""
         self._connection.send((method, workload))
         return self._connection.recv()
 

@@ -1,4 +1,4 @@
-"""What the benchmarks that generate have in common: a workload, how it went, and who runs it."""
+"""Workloads, measurements and contenders of the benchmarks that generate."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 NO_METHOD = "none"
-"""The method of a workload without speculation."""
+"""Method of a workload without speculation."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """One prompt for each stream, continued greedily by exactly `max_tokens` tokens.
+    """One prompt per stream, continued greedily by exactly `max_tokens` tokens.
 
-    method: how to draft, a name that the contender knows.
-    num_streams: so many are open at once, and the next begins where one ends; None opens all.
+    method: a drafting method known to the contender. num_streams: number of open streams; a new one
+        starts when one ends. None opens all at once.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -26,13 +26,13 @@ class Workload:
 
     @property
     def num_open(self) -> int:
-        """How many streams are open at once."""
+        """Number of streams that are open at once."""
         return min(self.num_streams or len(self.prompts), len(self.prompts))
 
 
 @dataclass(frozen=True)
 class StreamRecord:
-    """What one stream brought, and when: seconds from its request to each of its messages."""
+    """Tokens of one stream, and the seconds from its request to each of its messages."""
 
     token_ids: tuple[int, ...]
     arrivals_s: tuple[float, ...]
@@ -46,12 +46,11 @@ class StreamRecord:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A workload's run, from its start to the last token of its last stream.
+    """Result of a workload, from its start to the last token of its last stream.
 
-    streams: in the prompts' order.
-    mean_acceptance_length: tokens a draft yielded, the target's own included; 1 without drafts,
-        None where the contender does not tell.
-    others_percent: what processes that take no part used meanwhile, in percent of one core.
+    streams: in the prompts' order. mean_acceptance_length: tokens per draft, the target's own
+        included; 1 without drafts, None if the contender does not report it. others_percent: CPU
+        usage of other processes, in percent of one core.
     """
 
     seconds: float
@@ -69,21 +68,21 @@ class Measurement:
 
     @property
     def first_token_s(self) -> float:
-        """Until a stream's first token, the median of the streams."""
+        """Median over the streams of the seconds until the first token."""
         return statistics.median(stream.arrivals_s[0] for stream in self.streams)
 
 
 class Contender(Protocol):
-    """Something that generates."""
+    """Implementation that can run a workload."""
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload once."""
+        """Run a workload once."""
 
 
 def one_by_one(
     prompts: Sequence[tuple[int, ...]], max_tokens: int, method: str = NO_METHOD
 ) -> tuple[Workload, ...]:
-    """A workload of one stream for each prompt."""
+    """Return one workload of one stream per prompt."""
     return tuple(Workload((prompt,), max_tokens, method) for prompt in prompts)
 
 
@@ -93,6 +92,6 @@ def all_at_once(
     max_tokens: int,
     method: str = NO_METHOD,
 ) -> tuple[Workload, ...]:
-    """One workload of `num_streams` streams, which repeats the prompts as needed."""
+    """Return one workload of `num_streams` streams, repeating the prompts as needed."""
     repeated = tuple(prompts[index % len(prompts)] for index in range(num_streams))
     return (Workload(repeated, max_tokens, method),)

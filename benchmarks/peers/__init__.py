@@ -1,1 +1,1 @@
-"""Other engines on the same work: each in an environment and a process of its own."""
+"""Other engines on the same workloads, each in its own environment and process."""

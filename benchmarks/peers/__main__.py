@@ -1,6 +1,6 @@
-"""Sets up other engines, and measures them and ours on the same prompts.
+"""Set up other engines, and measure them and this project on the same prompts.
 
-python -m benchmarks.peers [--only vllm openvino] [--directory DIR] [--output FILE]
+Run as `python -m benchmarks.peers [--only vllm openvino] [--directory DIR] [--output FILE]`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from specdec.text.tokenizer import Tokenizer
 _MODEL = "smollm2-135m-instruct"
 _SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")
 _PROBE = (1, 2, 3, 4)
-"""A prompt to see whether a peer that loads also runs."""
+"""Prompt that checks whether a loaded peer can run."""
 _NUM_BLOCKS = 512  # of 16 tokens, for each of our methods
 
 
@@ -60,7 +60,7 @@ def make_cases(
     prompts: Sequence[BenchmarkPrompt],
     options: argparse.Namespace,
 ) -> list[Case]:
-    """What one contender does in a round: a prompt of each suite, and many streams at once."""
+    """Return the cases of one contender in a round: one prompt per suite, and many streams."""
     cases = []
     for suite, own in by_suite(prompts, options.suites, options.rounds).items():
         for method in methods:
@@ -78,9 +78,9 @@ def make_cases(
 def enter_peers(
     stack: ExitStack, peers: Sequence[Peer], setup: Setup
 ) -> tuple[dict[str, Contender], list[PeerStatus]]:
-    """Sets up and loads the peers, one after the other, and asks each something short.
+    """Set up and load the peers one after the other, and run a short prompt on each.
 
-    Those that fail in it are told of.
+    Failures are reported in the statuses.
     """
     contenders: dict[str, Contender] = {}
     statuses = []
@@ -100,7 +100,7 @@ def enter_peers(
 
 
 def enter_ours(stack: ExitStack, directory: Path) -> dict[str, Contender]:
-    """Our engine in process, a process for each precision."""
+    """Load our engine in process, with one process per precision."""
     contenders: dict[str, Contender] = {}
     for name, methods in OURS.items():
         precision = PRECISIONS[name.removeprefix("ours ")]
@@ -116,7 +116,7 @@ def enter_ours(stack: ExitStack, directory: Path) -> dict[str, Contender]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 1 where a peer is missing, whatever the figures."""
+    """Run the benchmark; return 1 if a peer is missing, whatever the figures."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     report = measure(options, command_line("benchmarks.peers", given))
@@ -132,7 +132,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def measure(options: argparse.Namespace, command: str) -> PeersReport:
-    """Loads everything, and measures in rounds."""
+    """Load all contenders, and measure in rounds."""
     directory = resolve(_MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))
     peers = [peer for peer in PEERS if _is_chosen(peer.name, options.only)]

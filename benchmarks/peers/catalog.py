@@ -1,6 +1,6 @@
-"""Which peers there are, how each is set up, and with which settings it runs.
+"""Peers, their setup and their settings.
 
-The settings are the best known for two cores; SETTINGS says what they are, and why.
+The settings are the best known ones for two cores; SETTINGS documents them with the reasons.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _OPENVINO = Recipe(
 
 @dataclass(frozen=True)
 class Setup:
-    """What a peer is made from: where environments are, our model's directory and its name."""
+    """Inputs of a peer's setup: root of the environments, and our model's directory and name."""
 
     root: Path
     model: Path
@@ -69,7 +69,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Launch:
-    """A process to start. settings: what its driver is told. variables: of its environment."""
+    """Process to start. settings: of its driver. variables: of its environment."""
 
     python: Path
     module: str
@@ -81,8 +81,8 @@ class Launch:
 class Peer:
     """One peer in one configuration.
 
-    precision: of its weights. methods: what workloads may ask of it. max_streams: at once.
-    launch: sets it up where need be. Raises PeerUnavailableError.
+    precision: of its weights. methods: drafting methods that workloads may use. max_streams:
+        maximum concurrent streams. launch: sets it up if needed. Raises PeerUnavailableError.
     """
 
     name: str
@@ -104,7 +104,7 @@ def _transformers(dtype: str) -> Callable[[Setup], Launch]:
 
 
 def transformers_settings(model: Path, dtype: str = "float32") -> dict[str, Any]:
-    """What the driver of transformers is told."""
+    """Return the settings of the transformers driver."""
     return _settings(model, dtype=dtype, num_lookup_tokens=_NUM_LOOKUP_TOKENS)
 
 

@@ -1,4 +1,4 @@
-"""What is compared: our contenders with each peer, by the issue's aims."""
+"""Comparisons of our contenders with each peer, with their aims."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = {
     "ours int8-bf16": (NO_METHOD,),
     "ours w8a8-bf16": (NO_METHOD,),
 }
-"""Our contenders, named by their precision, with what each is measured with."""
+"""Our contenders, named by precision, with the drafting methods measured for each."""
 _LEAST_PLAIN = {
     ("ours fp32", "transformers"): 1.6,
     ("ours fp32", "vllm fp32"): 2.0,
@@ -44,22 +44,25 @@ _JUDGED_SUITES = ("edit", "humaneval")
 
 
 def plain_case(contender: str, suite: str) -> str:
-    """One stream without speculation."""
+    """Return the case name of one stream without speculation."""
     return f"{contender}, {suite}"
 
 
 def lookup_case(contender: str, suite: str, method: str) -> str:
-    """One stream with a lookup. Some peers need to be loaded for it, and are named so."""
+    """Return the case name of one stream with a lookup.
+
+    Some peers are loaded separately for lookups, with a name suffix that is dropped here.
+    """
     return f"{contender.removesuffix(' lookup')} {method}, {suite}"
 
 
 def many_case(contender: str) -> str:
-    """Many streams without speculation."""
+    """Return the case name of many streams without speculation."""
     return f"{contender}, {MANY} streams"
 
 
 def comparisons(suites: Sequence[str]) -> list[Comparison]:
-    """Ours over each peer: one stream over all suites, many streams, and lookups by suite."""
+    """Compare ours with each peer: one stream over all suites, and many streams."""
     names = [peer.name for peer in PEERS]
     found = [
         Comparison(
@@ -85,7 +88,7 @@ def comparisons(suites: Sequence[str]) -> list[Comparison]:
 
 
 def lookup_ratios(measured: Measured, suites: Sequence[str]) -> list[Ratio]:
-    """Our better lookup on each suite, over each peer's lookup."""
+    """Return the ratio of our faster lookup to each peer's lookup, by suite."""
     return [
         compare(
             compare_cases(
@@ -105,7 +108,7 @@ def lookup_ratios(measured: Measured, suites: Sequence[str]) -> list[Ratio]:
 
 
 def _faster_lookup(measured: Measured, own: str, suite: str) -> list[str]:
-    """The lookup of ours that took less time over all rounds; none where none was measured."""
+    """Return our lookup with the least time over all rounds; empty if none was measured."""
     seconds = {
         method: sum(each.seconds for each in measured[lookup_case(own, suite, method)])
         for method in LOOKUPS

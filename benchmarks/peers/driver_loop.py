@@ -1,7 +1,7 @@
-"""The peer's side: a contender behind standard input and output, one JSON object a line.
+"""Peer side: a contender behind standard input and output, with one JSON object per line.
 
-Runs under a peer's own interpreter, so it imports the standard library alone. The first answer
-tells that the peer is loaded; from then on each line is a workload, answered by a measurement.
+Runs under a peer's own interpreter, so it imports the standard library only. The first answer
+reports that the peer is loaded; then each input line is a workload, answered by a measurement.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any, TextIO
 from benchmarks.workloads import Contender, Measurement, StreamRecord, Workload
 
 Settings = Mapping[str, Any]
-"""What a driver is told: `model`, a path, and `num_threads`, beside keys of its own."""
+"""Settings of a driver: `model` (a path), `num_threads`, and keys specific to the driver."""
 
 
 def serve(make: Callable[[Settings], Contender], packages: tuple[str, ...]) -> None:
-    """Loads the contender that the first argument describes, and measures until input ends.
+    """Load the contender described by the first argument, and measure until input ends.
 
-    packages: those whose versions are worth telling.
+    packages: those whose versions are reported.
     """
     answers = _claim_output()
     started_at = time.perf_counter()
@@ -35,7 +35,7 @@ def serve(make: Callable[[Settings], Contender], packages: tuple[str, ...]) -> N
 
 
 def encode_workload(workload: Workload) -> dict[str, Any]:
-    """As plain data."""
+    """Convert to plain data."""
     return {
         "prompts": workload.prompts,
         "max_tokens": workload.max_tokens,
@@ -44,13 +44,13 @@ def encode_workload(workload: Workload) -> dict[str, Any]:
 
 
 def decode_workload(message: Mapping[str, Any]) -> Workload:
-    """The inverse; a peer opens all streams at once."""
+    """Convert from plain data; a peer opens all streams at once."""
     prompts = tuple(tuple(prompt) for prompt in message["prompts"])
     return Workload(prompts, message["max_tokens"], message["method"])
 
 
 def encode_measurement(measurement: Measurement) -> dict[str, Any]:
-    """As plain data."""
+    """Convert to plain data."""
     return {
         "seconds": measurement.seconds,
         "streams": [
@@ -61,7 +61,7 @@ def encode_measurement(measurement: Measurement) -> dict[str, Any]:
 
 
 def decode_measurement(message: Mapping[str, Any]) -> Measurement:
-    """The inverse. What a peer's drafts yielded is not told."""
+    """Convert from plain data. Peers do not report their acceptance length."""
     streams = tuple(
         StreamRecord(tuple(each["token_ids"]), tuple(each["arrivals_s"]))
         for each in message["streams"]
@@ -70,7 +70,7 @@ def decode_measurement(message: Mapping[str, Any]) -> Measurement:
 
 
 def _claim_output() -> TextIO:
-    """Keeps standard output for answers; whatever else is written there goes to the log."""
+    """Reserve standard output for answers; all other output goes to the log."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answers

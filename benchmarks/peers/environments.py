@@ -1,7 +1,7 @@
-"""Environments of peers, and the models that they need made: each built once, and then found.
+"""Environments and models of the peers, each built once and reused.
 
-An environment is whole where its stamp names the recipe that it was built by; anything else is
-built again. Builds are run at the lowest priority.
+An environment is complete if its stamp file equals its recipe; otherwise it is rebuilt. Builds run
+at the lowest priority.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _TAIL_CHARS = 400
 
 
 class PeerUnavailableError(SpecdecError):
-    """A peer that cannot be built or started; the message says why, in one line."""
+    """A peer cannot be built or started; the message has the reason, in one line."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to build an environment.
+    """Build recipe of an environment.
 
-    requirements: what pip installs. removed: what it is to take out again: packages that the
-    others ask for, that nothing here needs, and that break beside a torch without CUDA.
-    variables: of the process environment, while it is built.
+    requirements: packages that pip installs. removed: dependencies to uninstall again; they are not
+        needed and fail next to a torch build without CUDA. variables: process environment of the
+        build.
     """
 
     name: str
@@ -45,12 +45,12 @@ class Recipe:
 
     @property
     def text(self) -> str:
-        """All that decides about what is built."""
+        """Text that identifies the result of the build."""
         return repr((self.requirements, self.removed))
 
 
 def environment_python(root: Path, recipe: Recipe) -> Path:
-    """The interpreter of a recipe's environment under `root`, which is built unless it is there.
+    """Return the interpreter of a recipe's environment under `root`, which is built if missing.
 
     Raises PeerUnavailableError.
     """
@@ -72,9 +72,9 @@ def environment_python(root: Path, recipe: Recipe) -> Path:
 
 
 def packaged_gguf(root: Path, alias: str) -> Path:
-    """The GGUF file that a model of ours was made from, unpacked under `root` once.
+    """Return the GGUF file that one of our models was made from, unpacked under `root` once.
 
-    Raises PeerUnavailableError for a model that is not packaged so.
+    Raises PeerUnavailableError for a model without such a file.
     """
     if alias not in ALIASES:
         raise PeerUnavailableError(f"llama.cpp wants a GGUF file, and {alias} comes with none")
@@ -93,7 +93,7 @@ def packaged_gguf(root: Path, alias: str) -> Path:
 
 
 def exported_openvino(root: Path, python: Path, model: Path, weight_format: str) -> Path:
-    """The model in OpenVINO's format, exported once. weight_format: fp32 or int8.
+    """Return the model in OpenVINO's format, exported once. weight_format: fp32 or int8.
 
     Raises PeerUnavailableError.
     """
@@ -112,7 +112,10 @@ def exported_openvino(root: Path, python: Path, model: Path, weight_format: str)
 def _run(
     command: Sequence[str], log: Path, variables: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Output goes to the end of `log`. Raises PeerUnavailableError with the last of it."""
+    """Run a command, append its output to `log`.
+
+    Raises PeerUnavailableError with the last lines of the output.
+    """
     with log.open("a", encoding="utf-8") as output:
         result = subprocess.run(
             command,

@@ -1,4 +1,4 @@
-"""llama.cpp by llama-cpp-python, one stream at a time.
+"""Driver of llama.cpp through llama-cpp-python, one stream at a time.
 
 Settings: `num_lookup_tokens`, the draft tokens of its prompt lookup; 0 for none.
 """
@@ -16,7 +16,7 @@ _CONTEXT_TOKENS = 2048
 
 
 class LlamaCppContender:
-    """The GGUF file `model`, quantized as it is."""
+    """Contender that runs the GGUF file `model` as it is quantized."""
 
     def __init__(self, settings: Settings) -> None:
         import llama_cpp
@@ -34,13 +34,13 @@ class LlamaCppContender:
         )
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs the streams of a workload one after another."""
+        """Run the streams of a workload one after another."""
         started_at = time.perf_counter()
         streams = tuple(self._run(prompt, workload.max_tokens) for prompt in workload.prompts)
         return Measurement(time.perf_counter() - started_at, streams)
 
     def _run(self, prompt: tuple[int, ...], max_tokens: int) -> StreamRecord:
-        """The generator goes on behind an end-of-sequence token, as ours is told to."""
+        """Run one stream; the generator continues past end-of-sequence tokens, as ours does."""
         self._llama.reset()
         started_at = time.perf_counter()
         token_ids, arrivals_s = [], []
@@ -52,10 +52,10 @@ class LlamaCppContender:
 
 
 def _leave_out_amx(module: Any) -> None:
-    """Keeps matrices as they are in the file instead of repacked for AMX.
+    """Disable repacking of matrices for AMX.
 
-    With 4-bit weights the AMX path of llama.cpp dies of a segmentation fault on the first token of
-    SmolLM2 (version 0.3.36). The constructor does not take the parameter, so its default is set.
+    With 4-bit weights llama.cpp 0.3.36 crashes with a segmentation fault in its AMX path on the
+    first token of SmolLM2. The constructor has no such parameter, so its default is changed.
     """
     defaults = module.llama_cpp.llama_model_default_params
 

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI on a CPU, with continuous batching.
+"""Driver of OpenVINO GenAI on a CPU, with continuous batching.
 
 Settings: `properties` of the plugin, and `num_lookup_tokens`, the draft tokens of its prompt
 lookup; 0 for none.
@@ -18,7 +18,7 @@ _MAX_NGRAM_TOKENS = 4  # as ours
 
 
 class OpenVinoContender:
-    """One pipeline over paged KV, with the prefix cache off: each prompt is run anew."""
+    """One pipeline over paged KV, with prefix caching off."""
 
     def __init__(self, settings: Settings) -> None:
         import openvino_genai
@@ -41,7 +41,7 @@ class OpenVinoContender:
         )
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload, step by step."""
+        """Run a workload, step by step."""
         config = self._config(workload.max_tokens)
         started_at = time.perf_counter()
         handles = [

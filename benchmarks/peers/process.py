@@ -1,4 +1,4 @@
-"""A peer in a process of its own, as a contender."""
+"""Peer in its own process, as a contender."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ _TAIL_CHARS = 400
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a peer tells once it is loaded."""
+    """Report of a peer once it is loaded."""
 
     versions: Mapping[str, str]
     load_s: float
 
 
 class PeerProcess:
-    """Loads on entering its context, and then measures. It sleeps in between."""
+    """Process of a peer: loads on entering the context, then measures. Sleeps in between."""
 
     def __init__(self, launch: Launch, log: Path) -> None:
-        """log: where its standard error goes, and what it prints beside answers."""
+        """Prepare the process. log: file for its standard error and all output except answers."""
         self._launch = launch
         self._log = log
 
@@ -64,7 +64,7 @@ class PeerProcess:
         self._end()
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload once. Raises PeerUnavailableError if the peer ends meanwhile."""
+        """Run a workload once. Raises PeerUnavailableError if the peer ends."""
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(encode_workload(workload)) + "\n")
         self._process.stdin.flush()

@@ -1,4 +1,4 @@
-"""What `benchmarks.peers` reports: JSON, a chart, and a page."""
+"""Report of `benchmarks.peers`: JSON, a chart, and a page."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _REFERENCE = "ours fp32"
 
 @dataclass(frozen=True)
 class PeerStatus:
-    """A peer that took part, or why it did not. missing: empty for one that did."""
+    """Peer that took part, or the reason why not. missing: empty if it took part."""
 
     name: str
     precision: str
@@ -27,9 +27,9 @@ class PeerStatus:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How a case's greedy tokens compare with those of ours in fp32.
+    """Comparison of a case's greedy tokens with those of ours in fp32.
 
-    num_equal_tokens: of all, those before the first that differs, summed over the outputs.
+    num_equal_tokens: tokens before the first difference, summed over the outputs.
     """
 
     name: str
@@ -41,7 +41,7 @@ class Agreement:
 
 @dataclass(frozen=True)
 class PeersReport:
-    """Everything that was measured."""
+    """Complete results of a run."""
 
     command: str
     machine: Machine
@@ -55,7 +55,7 @@ class PeersReport:
 
 
 def agreements(measured: Measured, suites: Sequence[str]) -> tuple[Agreement, ...]:
-    """Of every case of one stream, with ours in fp32 without speculation in the same rounds."""
+    """Compare each one-stream case with ours in fp32 without speculation, in the same rounds."""
     found = []
     for name in measured:
         suite = name.rpartition(", ")[2]
@@ -65,7 +65,7 @@ def agreements(measured: Measured, suites: Sequence[str]) -> tuple[Agreement, ..
 
 
 def agreement(measured: Measured, of: str, reference: str) -> Agreement:
-    """Of one case with another, stream by stream."""
+    """Compare one case with another, stream by stream."""
     pairs = [
         (stream.token_ids, expected.token_ids)
         for one, other in zip(measured[of], measured[reference], strict=True)
@@ -81,13 +81,13 @@ def agreement(measured: Measured, of: str, reference: str) -> Agreement:
 
 
 def num_common(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two outputs begin with alike."""
+    """Return the length of the common prefix."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
 
 
 def chart(report: PeersReport, suites: Sequence[str]) -> str:
-    """Tokens per second of one stream, a group of bars for each suite: plain, then with lookups."""
+    """Return bar charts of one stream's tokens per second by suite, without and with lookups."""
     contenders = {*OURS, *(peer.name for peer in report.peers)}
     charts = []
     for is_plain, title in ((True, "without speculation"), (False, "with lookups")):
@@ -103,7 +103,7 @@ def chart(report: PeersReport, suites: Sequence[str]) -> str:
 
 
 def markdown(report: PeersReport, suites: Sequence[str], settings: str) -> str:
-    """The page. settings: how each peer is run, as the catalog says it."""
+    """Return the page. settings: description of how each peer is run."""
     machine = report.machine
     return f"""# Peers
 

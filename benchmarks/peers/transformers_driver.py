@@ -1,4 +1,4 @@
-"""`generate` of transformers, with its prompt lookup for workloads of method ngram.
+"""Driver of transformers' `generate`, with its prompt lookup for workloads of method ngram.
 
 Settings: `dtype`, and `num_lookup_tokens`, the draft tokens of its prompt lookup.
 """
@@ -14,7 +14,7 @@ from benchmarks.workloads import NO_METHOD, Measurement, StreamRecord, Workload
 
 
 class TransformersContender:
-    """Several streams are one batch, padded on the left."""
+    """Contender that runs several streams as one left-padded batch."""
 
     def __init__(self, settings: Settings) -> None:
         import torch
@@ -30,7 +30,7 @@ class TransformersContender:
         self._model.generation_config.eos_token_id = None  # goes on after it, as ours is told to
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload as one batch."""
+        """Run a workload as one batch."""
         ids, mask = padded_left(workload.prompts, self._pad_token_id)
         options = {}
         if workload.method != NO_METHOD:
@@ -53,7 +53,7 @@ class TransformersContender:
 
 
 class _ArrivalClock:
-    """A streamer for `generate` that notes when tokens come."""
+    """Streamer for `generate` that records the arrival times of tokens."""
 
     def __init__(self) -> None:
         self.started_at = time.perf_counter()
@@ -61,19 +61,19 @@ class _ArrivalClock:
         self._has_prompt = False
 
     def put(self, value: Any) -> None:
-        """Takes the prompt first, then what each step brings."""
+        """Receive the prompt first, then the tokens of each step."""
         if self._has_prompt:
             self.arrivals_s.append(time.perf_counter() - self.started_at)
         self._has_prompt = True
 
     def end(self) -> None:
-        """Nothing is left to be shown."""
+        """Do nothing; no output is pending."""
 
 
 def padded_left(
     prompts: Sequence[Sequence[int]], pad_token_id: int
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Token ids and attention mask, both [num_streams, longest prompt]."""
+    """Return token ids and attention mask, both [num_streams, longest prompt]."""
     longest = max(len(prompt) for prompt in prompts)
     padding = [longest - len(prompt) for prompt in prompts]
     ids = [[pad_token_id] * pad + list(p) for pad, p in zip(padding, prompts, strict=True)]

@@ -1,4 +1,4 @@
-"""vLLM on a CPU, its engine stepped in this process.
+"""Driver of vLLM on a CPU, with its engine stepped in this process.
 
 Settings: `dtype`, and `num_lookup_tokens`, the draft tokens of its n-gram method; 0 for none.
 """
@@ -17,7 +17,7 @@ _LOOKUP_MIN, _LOOKUP_MAX = 2, 4  # tokens of an n-gram, as ours
 
 
 class VllmContender:
-    """One engine, with the prefix cache off: each prompt is run anew."""
+    """One engine, with prefix caching off."""
 
     def __init__(self, settings: Settings) -> None:
         from vllm import LLM
@@ -41,7 +41,7 @@ class VllmContender:
         self._num_requests = 0
 
     def measure(self, workload: Workload) -> Measurement:
-        """Runs a workload, step by step."""
+        """Run a workload, step by step."""
         started_at = time.perf_counter()
         names = [self._add(prompt, workload.max_tokens) for prompt in workload.prompts]
         token_ids: dict[str, list[int]] = {name: [] for name in names}
