@@ -26,6 +26,7 @@ from benchmarks.acceptance_page import page
 from benchmarks.draft_support import Support, Text, expected_acceptance
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
+from benchmarks.report_file import add_output, write_text
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
@@ -94,9 +95,9 @@ class Pair:
             speculation=SpeculativeConfig(num_speculative_tokens=options.num_speculative_tokens),
         )
         limits = DraftLimits(num_blocks, _BLOCK_SIZE, _MAX_MODEL_LEN, max_catch_up_tokens=512)
-        alone = TensorParallelGroup()
-        self.target = load_runner(target, "float32", config, alone)
-        self.draft = load_draft_runner(draft, "float32", limits, alone, kind.quantization)
+        group = TensorParallelGroup()
+        self.target = load_runner(target, "float32", config, group)
+        self.draft = load_draft_runner(draft, "float32", limits, group, kind.quantization)
         self._engine = Engine(
             config,
             ModelConfig.from_directory(target),
@@ -110,7 +111,7 @@ class Pair:
     ) -> tuple[list[SpeculationStats], list[Text]]:
         """Return the speculation counts of each sequence, and the generated texts."""
         speculation = SpeculationOptions(verifier=verifier)
-        stats, said = {}, {}
+        stats, texts = {}, {}
         for index in range(len(prompts) * self._num_seeds):
             prompt, seed = prompts[index % len(prompts)], _FIRST_SEED + index
             params = SamplingParams(
@@ -119,13 +120,13 @@ class Pair:
                 ignore_eos=True,
                 speculation=speculation,
             )
-            said[str(index)] = Text(prompt.token_ids, [])
+            texts[str(index)] = Text(prompt.token_ids, [])
             self._engine.add(Request(str(index), prompt.token_ids, params, seed))
         while self._engine.has_work:
             for output in self._engine.step():
                 stats[output.request_id] = output.speculation
-                said[output.request_id].output_ids.extend(output.token_ids)
-        return list(stats.values()), list(said.values())
+                texts[output.request_id].output_ids.extend(output.token_ids)
+        return list(stats.values()), list(texts.values())
 
 
 def measure(options: Any, target: Path, kind: DraftKind) -> Iterator[Outcome | Support]:
@@ -140,8 +141,8 @@ def measure(options: Any, target: Path, kind: DraftKind) -> Iterator[Outcome | S
             stats, texts = pair.run(prompts, temperature, verifier)
             yield _outcome(kind.name, temperature, verifier, stats)
         if temperature:
-            some = texts[: len(prompts)]
-            yield expected_acceptance(kind.name, temperature, pair.target, pair.draft, some)
+            one_seed = texts[: len(prompts)]
+            yield expected_acceptance(kind.name, temperature, pair.target, pair.draft, one_seed)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -154,8 +155,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind in _DRAFTS:
         results.extend(tqdm(measure(options, target, kind), kind.name, leave=False))
         report = _report(options, results, time.monotonic() - started_at)
-        if options.output is not None:  # each time, so that what is done is kept
-            _save(report, options.output)
+        if options.output is not None:  # save after each draft: an aborted run keeps its results
+            write_text(options.output, json.dumps(report, indent=2) + "\n")
+            write_text(options.output.with_suffix(".md"), page(report))
     print(page(report))
     print(json.dumps(report))
     return 0
@@ -171,11 +173,6 @@ def _report(options: Any, results: Sequence[Outcome | Support], seconds: float) 
         "outcomes": [asdict(each) for each in results if isinstance(each, Outcome)],
         "supports": [asdict(each) for each in results if isinstance(each, Support)],
     }
-
-
-def _save(report: dict[str, Any], output: Path) -> None:
-    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    output.with_suffix(".md").write_text(page(report), encoding="utf-8")
 
 
 def _without_layers(target: Path, scratch: Path, layers: tuple[int, ...]) -> Path:
@@ -216,13 +213,13 @@ def _outcome(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="benchmarks.acceptance", description="Compare what lossless verifiers accept."
+        prog="benchmarks.acceptance", description="Compare the acceptance of lossless verifiers."
     )
     parser.add_argument("--num-prompts", type=int, default=8)
-    parser.add_argument("--num-seeds", type=int, default=2, help="sequences of each prompt")
+    parser.add_argument("--num-seeds", type=int, default=2, help="sequences per prompt")
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--num-speculative-tokens", type=int, default=4)
-    parser.add_argument("--output", type=Path, help="where to save the JSON; a page goes beside it")
+    add_output(parser)
     return parser
 
 

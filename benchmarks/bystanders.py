@@ -34,7 +34,7 @@ class CpuUsage:
         """Read the counters of the machine and of each process in the tree."""
         own_s = tree_cpu_seconds(psutil.Process())
         times = psutil.cpu_times()
-        # Time stolen by other virtual machines is as lost as any.
+        # Includes the time stolen by other virtual machines.
         busy_s = sum(times) - times.idle - times.iowait - times.guest - times.guest_nice
         return cls(own_s, busy_s - own_s, time.monotonic())
 

@@ -10,7 +10,6 @@ figure is the median over the rounds. The last line printed is JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.synchronize import Event
 from pathlib import Path
@@ -28,6 +27,7 @@ import torch.distributed as dist
 
 from benchmarks.bystanders import CpuUsage, wait_until_quiet
 from benchmarks.machine import Machine, describe_machine
+from benchmarks.report_file import add_output, write_report
 from specdec.distributed.group import Collectives, ProcessGroupCollectives
 from specdec.kernels.cpu import SharedMemory, native_library
 
@@ -100,7 +100,7 @@ def measure(work: Work, ways: Mapping[str, Collectives], rounds: int) -> Times:
             collectives.all_reduce(torch.zeros(1))
             began_at = time.perf_counter()
             work(collectives)
-            if index:  # the first one warms up
+            if index:  # the first round is a warm-up
                 times[way].append(time.perf_counter() - began_at)
     return times
 
@@ -149,9 +149,9 @@ def measure_all(num_ranks: int, rounds: int) -> tuple[tuple[Row, ...], float]:
         sender.close()
         try:
             rows = tuple(_row(case, receiver.recv()) for case in CASES)
-            return rows, CpuUsage.now().others_percent_since(before)  # while it sees the ranks
+            return rows, CpuUsage.now().others_percent_since(before)  # while the ranks are alive
         except EOFError:
-            raise RuntimeError("a rank ended before it had measured all") from None
+            raise RuntimeError("a rank ended before the last measurement") from None
         finally:
             may_end.set()
             for process in ranks:
@@ -175,31 +175,28 @@ def print_table(report: Report) -> None:
     for row in report.rows:
         ratio = row.gloo_ms / row.shared_memory_ms
         print(f"{row.case:24} {row.shared_memory_ms:11.2f} ms {row.gloo_ms:7.2f} ms {ratio:7.1f}")
-    print(f"others used {report.others_percent:.0f} % of a core")
+    print(f"other processes used {report.others_percent:.0f} % of a core")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return the exit status."""
     options = _parser().parse_args(arguments)
-    native_library()  # compiles what was not compiled yet, before anything is measured
+    native_library()  # compile before the measurement
     wait_until_quiet(_QUIET_LIMIT_S)
     rows, others_percent = measure_all(options.ranks, options.rounds)
     report = Report(describe_machine(), options.ranks, others_percent, rows)
     print_table(report)
-    line = json.dumps(asdict(report))
-    if options.output is not None:
-        options.output.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    write_report(report, options.output)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="benchmarks.collectives", description="Measure collectives between ranks of a node."
+        prog="benchmarks.collectives", description="Measure collectives between ranks of one node."
     )
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--output", type=Path, help="for the JSON")
+    add_output(parser)
     return parser
 
 

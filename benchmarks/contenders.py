@@ -58,9 +58,9 @@ class StepProfile:
     num_streams: int
     num_steps: int
     model_ms: float
-    logits_ms: float  # the best of each row included
-    sampling_ms: float  # verification included
-    input_ms: float  # making the model's input, and keeping sequence states
+    logits_ms: float  # including the best logit of each row
+    sampling_ms: float  # including verification
+    input_ms: float  # building the model's input and updating sequence states
     engine_ms: float  # scheduling, drafting, committing, detokenizing
 
     @property
@@ -139,7 +139,7 @@ class EngineContender:
     def _engine(self, name: str) -> Engine:
         method = make_method(name, self._settings.num_speculative_tokens)
         config = replace(self._config, speculation=method.config)
-        target = LocalTarget(self._runner if name == NO_METHOD else self._beside())
+        target = LocalTarget(self._runner if name == NO_METHOD else self._new_runner())
         return Engine(
             config,
             self._model,
@@ -149,7 +149,7 @@ class EngineContender:
             method.policy(target, config),
         )
 
-    def _beside(self) -> ModelRunner:
+    def _new_runner(self) -> ModelRunner:
         """Return a runner of the same model, with its own KV and sequences."""
         return ModelRunner(
             self._runner.model,

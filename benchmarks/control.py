@@ -15,12 +15,12 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 
 from tqdm import tqdm
 
 from benchmarks.control_page import page, plot
+from benchmarks.report_file import add_output, write_text
 from benchmarks.synthetic_service import (
     Clock,
     CostCurve,
@@ -30,7 +30,7 @@ from benchmarks.synthetic_service import (
 )
 
 STREAMS = (1, 2, 4, 8, 16, 32, 64)
-MOST = 7
+MAX_DRAFT_TOKENS = 7
 AIM = 0.95
 
 CURVES = {
@@ -43,7 +43,6 @@ ACCEPTANCE = {
     "medium": (0.7, 0.65, 0.6, 0.6, 0.55, 0.5, 0.5),
     "bad": (0.2, 0.2, 0.2, 0.2, 0.2, 0.2, 0.2),
 }
-_OUTPUT = Path("docs/benchmarks/control.json")
 
 
 @dataclass(frozen=True)
@@ -94,11 +93,14 @@ def measure(curve: str, acceptance: str, num_streams: int, settings: Settings) -
     """Run auto and each fixed number, all in the same rounds."""
     rates, costs = ACCEPTANCE[acceptance], CURVES[curve]
     contenders = []
-    for count in (None, *range(MOST + 1)):
+    for count in (None, *range(MAX_DRAFT_TOKENS + 1)):
         clock = Clock()
-        table = costs.table(MOST, settings.wrong_by)
-        policy = auto_policy(clock, table, MOST) if count is None else fixed_policy(clock, count)
-        seed = 100 * num_streams + (MOST + 1 if count is None else count)
+        if count is None:
+            table = costs.table(MAX_DRAFT_TOKENS, settings.wrong_by)
+            policy = auto_policy(clock, table, MAX_DRAFT_TOKENS)
+        else:
+            policy = fixed_policy(clock, count)
+        seed = 100 * num_streams + (MAX_DRAFT_TOKENS + 1 if count is None else count)
         contenders.append((policy, SyntheticService(costs, rates, clock, seed=seed)))
     round_s = max(settings.round_s, settings.round_steps * costs.step_s(num_streams, 0))
     rounds = [
@@ -113,7 +115,7 @@ def measure(curve: str, acceptance: str, num_streams: int, settings: Settings) -
         curve=curve,
         acceptance=acceptance,
         num_streams=num_streams,
-        best=max(range(MOST + 1), key=lambda count: fixed_odd[count]),
+        best=max(range(MAX_DRAFT_TOKENS + 1), key=lambda count: fixed_odd[count]),
         fixed_tokens_per_s=tuple(round(each, 1) for each in fixed),
         auto_tokens_per_s=round(auto, 1),
         chosen=dict(sorted(service.chosen.items())),
@@ -134,21 +136,32 @@ def measure_all(settings: Settings) -> list[Result]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if auto is below its aim in any case."""
-    parser = argparse.ArgumentParser(prog="benchmarks.control", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=Settings.num_rounds, help="an even number")
-    parser.add_argument("--round-s", type=float, default=Settings.round_s, help="simulated seconds")
-    parser.add_argument("--wrong-by", type=float, default=Settings.wrong_by)
-    parser.add_argument("--output", type=Path, default=_OUTPUT, help="JSON; .md and .svg beside it")
-    options = parser.parse_args(arguments)
+    options = _parser().parse_args(arguments)
     settings = Settings(options.rounds, options.round_s, wrong_by=options.wrong_by)
     results = measure_all(settings)
     worst = min(min(each.best_share, each.off_share) for each in results)
     report = {"settings": asdict(settings), "worst": worst, "results": list(map(asdict, results))}
-    options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    options.output.with_suffix(".md").write_text(page(results, AIM), encoding="utf-8")
-    options.output.with_suffix(".svg").write_text(plot(results, AIM), encoding="utf-8")
+    write_text(options.output, json.dumps(report, indent=1) + "\n")
+    write_text(options.output.with_suffix(".md"), page(results, AIM))
+    write_text(options.output.with_suffix(".svg"), plot(results, AIM))
     print(json.dumps({"worst": round(worst, 4), "aim": AIM, "num_cases": len(results)}))
     return 0 if worst >= AIM else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.control", description="Compare goodput control with fixed draft lengths."
+    )
+    parser.add_argument("--rounds", type=int, default=Settings.num_rounds, help="an even number")
+    parser.add_argument("--round-s", type=float, default=Settings.round_s, help="simulated seconds")
+    parser.add_argument(
+        "--wrong-by",
+        type=float,
+        default=Settings.wrong_by,
+        help="factor of error in the drafts' cost measured at start-up",
+    )
+    add_output(parser, "control")
+    return parser
 
 
 if __name__ == "__main__":

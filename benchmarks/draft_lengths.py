@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from benchmarks.cost_table import MAX_DRAFT_TOKENS, CostTable
 from benchmarks.recordings import Recording
 from benchmarks.replay import Replay
+from benchmarks.report_file import markdown_table
 from specdec.config.speculative import SpeculativeConfig
 from specdec.text.tokenizer import Tokenizer
 
@@ -69,17 +70,15 @@ def compare_lengths(
 
 def lengths_table(rows: Sequence[LengthRow]) -> str:
     """Return a Markdown table with one row per method and suite."""
-    fixed = " | ".join(f"k = {count}" for count in range(1, MAX_DRAFT_TOKENS + 1))
-    lines = [
-        f"| method | suite | {fixed} | adaptive | of the best |",
-        "|---|---|" + "---|" * (MAX_DRAFT_TOKENS + 2),
-    ]
-    for row in rows:
-        rates = [f"{rate:.1f}" for rate in row.tokens_per_s]
-        rates[row.best - 1] = f"**{rates[row.best - 1]}**"
-        cells = [row.method, row.suite, *rates, f"{row.adaptive_tokens_per_s:.1f}"]
-        lines.append(f"| {' | '.join(cells)} | {row.share:.0%} |")
-    return "\n".join(lines)
+    fixed = [f"k = {count}" for count in range(1, MAX_DRAFT_TOKENS + 1)]
+    columns = ["method", "suite", *fixed, "adaptive", "adaptive / best k"]
+    return markdown_table(columns, map(_cells, rows))
+
+
+def _cells(row: LengthRow) -> list[str]:
+    rates = [f"{rate:.1f}" for rate in row.tokens_per_s]
+    rates[row.best - 1] = f"**{rates[row.best - 1]}**"
+    return [row.method, row.suite, *rates, f"{row.adaptive_tokens_per_s:.1f}", f"{row.share:.0%}"]
 
 
 def _fixed(config: SpeculativeConfig) -> list[SpeculativeConfig]:

@@ -14,10 +14,8 @@ Writes drafting.json and drafting.md.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
@@ -28,13 +26,13 @@ from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.recordings import Recording, load, record, save
 from benchmarks.replay import Replay
+from benchmarks.report_file import add_output, write_report, write_text
 from specdec.config.paths import default_cache_dir
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 
 _MODEL = "smollm2-135m-instruct"
-_DEFAULT_OUTPUT = Path("docs/benchmarks/drafting.json")
 
 _NUM_DRAFT_TOKENS = (1, 3, 5, 7)
 _CLOSINGS = ("", "\n\nThink carefully before you answer.")
@@ -63,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = [
         row
         for (method, config), count in product(_METHODS.items(), _NUM_DRAFT_TOKENS)
-        for row in _replayed(method, config, count, passes, tokenizer)
+        for row in _replay(method, config, count, passes, tokenizer)
     ]
     costs = _costs(directory, options)
     lengths = compare_lengths(_METHODS, passes, tokenizer, costs)
@@ -77,17 +75,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         lengths=tuple(lengths),
         bars=(*bars(rows), *length_bars(lengths)),
     )
-    options.output.parent.mkdir(parents=True, exist_ok=True)
-    options.output.write_text(json.dumps(asdict(report), indent=1) + "\n", encoding="utf-8")
-    options.output.with_suffix(".md").write_text(markdown(report), encoding="utf-8")
+    write_text(options.output.with_suffix(".md"), markdown(report))
     print(markdown(report))
-    print(json.dumps(asdict(report)))
+    write_report(report, options.output)
     return 0 if all(bar.is_met for bar in report.bars) else 1
 
 
 def _costs(directory: Path, options: argparse.Namespace) -> CostTable:
-    known = None if options.fresh_costs else read_costs(options.output)
-    return known or measure_costs(directory)
+    stored = None if options.fresh_costs else read_costs(options.output)
+    return stored or measure_costs(directory)
 
 
 def _passes(directory: Path, options: argparse.Namespace) -> list[list[Recording]]:
@@ -107,7 +103,7 @@ def _passes(directory: Path, options: argparse.Namespace) -> list[list[Recording
     return [recordings[index * size :][:size] for index in range(len(_CLOSINGS))]
 
 
-def _replayed(
+def _replay(
     method: str,
     config: SpeculativeConfig,
     num_draft_tokens: int,
@@ -139,16 +135,14 @@ def _replayed(
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="benchmarks.drafting", description="Compare what the drafts of each method yield."
+        prog="benchmarks.drafting", description="Compare the acceptance of all drafting methods."
     )
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
-    parser.add_argument("--num-prompts", type=int, default=32, help="of them, from the first on")
+    parser.add_argument("--num-prompts", type=int, default=32, help="number of prompts to use")
     parser.add_argument("--max-tokens", type=int, default=96)
-    parser.add_argument("--fresh", action="store_true", help="generate again what was recorded")
-    parser.add_argument(
-        "--fresh-costs", action="store_true", help="measure again what a step costs"
-    )
-    parser.add_argument("--output", type=Path, default=_DEFAULT_OUTPUT, help="for the JSON")
+    parser.add_argument("--fresh", action="store_true", help="generate the recordings again")
+    parser.add_argument("--fresh-costs", action="store_true", help="measure the step costs again")
+    add_output(parser, "drafting")
     return parser
 
 

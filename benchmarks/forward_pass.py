@@ -14,11 +14,10 @@ Use --cpu-time with one thread on a shared machine to measure CPU time instead o
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
 
@@ -28,6 +27,7 @@ from torch import Tensor
 from benchmarks.bystanders import CpuUsage
 from benchmarks.bytes_moved import held_bytes
 from benchmarks.machine import Machine, describe_machine
+from benchmarks.report_file import add_output, write_report
 from specdec.config.engine import DTypeName, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.distributed.group import TensorParallelGroup
@@ -180,20 +180,19 @@ def main(arguments: Sequence[str] | None = None) -> None:
         CpuUsage.now().others_percent_since(before),
         tuple(rows),
     )
-    line = json.dumps(asdict(report))
-    if options.output:
-        options.output.write_text(line + "\n")
-    print(line)
+    write_report(report, options.output)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.forward_pass", description="Measure a forward pass on the CPU."
+    )
     parser.add_argument("--dtype", choices=get_args(DTypeName), default="float32")
-    parser.add_argument("--quantization", choices=("int8",), help="as torch has it too")
+    parser.add_argument("--quantization", choices=("int8",), help="format that torch supports, too")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--cpu-time", action="store_true", help="of one thread, not of the clock")
-    parser.add_argument("--output", type=Path, help="file for the JSON line")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time of one thread")
+    add_output(parser)
     options = parser.parse_args(arguments)
     if options.cpu_time and options.threads != 1:
         parser.error("--cpu-time needs --threads 1")

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_steps import StepTimes, measure_steps
+from benchmarks.report_file import add_output, write_report
 from benchmarks.tiny_model import write_tiny_llama
 from specdec.config.engine import DTypeName, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
@@ -47,8 +48,8 @@ _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 256
 _NUM_PROMPTS, _PROMPT_TOKENS, _MAX_TOKENS = 8, 24, 64
 
-# Largest relative error (norm of the difference by norm of the reference), and share of prompts
-# whose tokens may differ from some position on. bfloat16 has 8 bits, so ties are common there.
+# Maximum relative error (norm of the difference over norm of the reference), and maximum share of
+# prompts whose tokens differ. bfloat16 has 8 bits, so ties are common there.
 _MAX_ERROR: dict[DTypeName, float] = {"float32": 1e-3, "bfloat16": 5e-2}
 _MAX_DIFFERING: dict[DTypeName, float] = {"float32": 0.125, "bfloat16": 0.5}
 
@@ -71,17 +72,17 @@ class Check:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the checks and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("--model", type=Path, help="directory of a real model to check, too")
-    parser.add_argument("--output", type=Path, help="JSON file to write")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.gpu_check", description="Check the engine on a GPU, and measure its steps."
+    )
+    parser.add_argument("--model", type=Path, help="directory of a real model to check as well")
+    add_output(parser)
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         print(json.dumps({"skipped": f"torch {torch.__version__} sees no GPU"}))
         return 0
     report = run(torch.device("cuda"), options.model)
-    if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=1) + "\n")
-    print(json.dumps(report))
+    write_report(report, options.output)
     return 0 if report["passed"] else 1
 
 

@@ -26,7 +26,7 @@ _TIMEOUT_S = 30.0
 _LOADED = "loaded"
 _PATTERN = "^.*(a|b|c).{20}$"
 
-_CASES: dict[str, tuple[str, Any, str]] = {  # kind, what to compile, a text to follow
+_CASES: dict[str, tuple[str, Any, str]] = {  # kind, grammar, text to match
     "small schema": (
         "json",
         {"properties": {"name": {"type": "string"}, "age": {"type": "integer", "maximum": 120}}},
@@ -167,7 +167,7 @@ def _measured_apart(library: str, case: str) -> Result:
         if receiver.poll(_TIMEOUT_S):
             result: Result = receiver.recv()
             return result
-        return Result(case, library, _TIMEOUT_S * 1e3, error="stopped: it took too long")
+        return Result(case, library, _TIMEOUT_S * 1e3, error="stopped at the time limit")
     except EOFError:
         return Result(case, library, 0, error="the process died")
     finally:
@@ -188,7 +188,7 @@ def _measure(library: str, case: str, sender: Connection) -> None:
         masks.compile(kind, value if isinstance(value, str) else json.dumps(value))
         compile_ms = (time.process_time() - started_at) * 1e3
         follows = all(_timed_step(masks, token, times_ms) for token in token_ids)
-    except Exception as error:  # whatever a library raises for a grammar
+    except Exception as error:  # the libraries raise various types for a grammar
         seconds = time.process_time() - started_at
         message = " ".join(str(error).split())[:120]
         sender.send(Result(case, library, round(seconds * 1e3, 2), error=message))

@@ -13,20 +13,19 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import random
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 
 import torch
 
 from benchmarks.bystanders import CpuUsage, wait_until_quiet
 from benchmarks.machine import Machine, describe_machine, num_usable_cores
 from benchmarks.matrix_contenders import CONTENDERS, Shape
+from benchmarks.report_file import add_output, write_report
 from specdec.models.resolve import print_progress
 
 _LAYER: tuple[Shape, ...] = ((960, 576), (576, 576), (3072, 576), (576, 1536))
@@ -68,7 +67,7 @@ def measure(
     """Return one figure per contender."""
     torch.set_num_threads(num_threads)
     passes = {name: CONTENDERS[name](shapes, rows) for name in names}
-    memory = torch.ones(2**27, device="cpu")  # 512 MiB, as much as the model in float32
+    memory = torch.ones(2**27, device="cpu")  # 512 MiB, the size of the model in float32
     runs: dict[str, Callable[[], object]] = {
         "": memory.sum,
         **{name: each.run for name, each in passes.items()},
@@ -116,7 +115,7 @@ def print_table(report: Report) -> None:
             medians = "".join(f"{own[each].median_ms:8.1f}" for each in rows)
             floor_ms = min(figure.floor_ms for figure in own.values())
             print(f"{name:28}{medians}{floor_ms:8.1f}")
-    print(f"others used {report.others_percent:.0f} % of a core")
+    print(f"other processes used {report.others_percent:.0f} % of a core")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -134,10 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     others_percent = CpuUsage.now().others_percent_since(before)
     report = Report(describe_machine(), options.layers, others_percent, tuple(figures))
     print_table(report)
-    line = json.dumps(asdict(report))
-    if options.output is not None:
-        options.output.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    write_report(report, options.output)
     return 0
 
 
@@ -146,11 +142,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="benchmarks.kernels", description="Measure the matrix products of a model."
     )
     parser.add_argument("--rows", type=int, nargs="+", default=_ROWS)
-    parser.add_argument("--layers", type=int, default=_NUM_LAYERS, help="all take 8 GB of memory")
+    parser.add_argument(
+        "--layers", type=int, default=_NUM_LAYERS, help="30 layers take 8 GB of memory"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, nargs="+", default=(1, num_usable_cores()))
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=tuple(CONTENDERS))
-    parser.add_argument("--output", type=Path, help="for the JSON")
+    add_output(parser)
     return parser
 
 

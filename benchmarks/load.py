@@ -92,8 +92,8 @@ def make_cases(
     """Return the cases by contender and number of streams; prompts repeat as needed."""
     cases = {}
     for count in concurrency:
-        asked = tuple(prompts[i % len(prompts)] for i in range(count * _REQUESTS_EACH))
-        workload = Workload(asked, max_tokens, method, count)
+        repeated = tuple(prompts[i % len(prompts)] for i in range(count * _REQUESTS_EACH))
+        workload = Workload(repeated, max_tokens, method, count)
         for contender in contenders:
             cases[contender, count] = Case(f"{contender} {count}", contender, (workload,))
     return cases
@@ -173,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{row.contender:8} {row.concurrency:3} streams {row.tokens_per_s:7.1f} tokens/s, "
             f"first token {row.first_token.p50_ms:6.0f} ms (p95 {row.first_token.p95_ms:.0f}), "
             f"gap {row.gap.p50_ms:6.1f} ms (p95 {row.gap.p95_ms:.1f}), "
-            f"others {row.others_percent:.0f} %"
+            f"other processes {row.others_percent:.0f} %"
         )
     write_text(options.output.with_suffix(".svg"), charts(report))
     write_report(report, options.output)

@@ -12,7 +12,6 @@ Prints a table, and one line of JSON at the end.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections import defaultdict
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
+from benchmarks.report_file import add_output, command_line, write_report
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
@@ -100,7 +100,10 @@ class _Bench:
         )
         self._engines = {
             way: Engine(
-                replace(config, speculation=_of(way, options)), model, _beside(first), tokenizer
+                replace(config, speculation=_speculation(way, options)),
+                model,
+                _new_target(first),
+                tokenizer,
             )
             for way in _WAYS
         }
@@ -110,18 +113,18 @@ class _Bench:
         """Generate once; the timer starts at the first token."""
         engine = self._engines[way]
         engine.add(Request("r", prompt.token_ids, self._params, seed=0))
-        said: list[int] = []
-        while not said:
-            said = [token for output in engine.step() for token in output.token_ids]
-        num_before, before, started_at = len(said), engine.stats(), time.perf_counter()
+        token_ids: list[int] = []
+        while not token_ids:
+            token_ids = [token for output in engine.step() for token in output.token_ids]
+        num_before, before, started_at = len(token_ids), engine.stats(), time.perf_counter()
         while engine.has_work:
-            said += [token for output in engine.step() for token in output.token_ids]
+            token_ids += [token for output in engine.step() for token in output.token_ids]
         tally.seconds += time.perf_counter() - started_at
-        _count(tally, before, engine.stats(), len(said) - num_before)
-        return said
+        _count(tally, before, engine.stats(), len(token_ids) - num_before)
+        return token_ids
 
 
-def _beside(runner: ModelRunner) -> LocalTarget:
+def _new_target(runner: ModelRunner) -> LocalTarget:
     """Return a target with the same model, and its own KV and sequences."""
     return LocalTarget(
         ModelRunner(
@@ -134,7 +137,7 @@ def _beside(runner: ModelRunner) -> LocalTarget:
     )
 
 
-def _of(way: str, options: argparse.Namespace) -> SpeculativeConfig | None:
+def _speculation(way: str, options: argparse.Namespace) -> SpeculativeConfig | None:
     chosen = _WAYS[way]
     return chosen and replace(chosen, num_speculative_tokens=options.num_draft_tokens)
 
@@ -153,13 +156,13 @@ def measure(options: argparse.Namespace) -> tuple[list[Row], int]:
     bench, num_different = _Bench(options), 0
     tallies: dict[tuple[str, str], _Tally] = defaultdict(_Tally)
     for number, prompt in enumerate(bench.prompts):
-        said = {}
+        outputs = {}
         for way in _WAYS:
             one = _Tally()
-            said[way] = bench.run(way, prompt, one)
+            outputs[way] = bench.run(way, prompt, one)
             for suite in (prompt.suite, "all"):
                 _add(tallies[way, suite], one)
-        num_different += any(tokens != said["off"] for tokens in said.values())
+        num_different += any(tokens != outputs["off"] for tokens in outputs.values())
         print(f"{number + 1} of {len(bench.prompts)}", file=sys.stderr)
     return [
         tally.row(way, suite, tallies["off", suite]) for (way, suite), tally in tallies.items()
@@ -173,37 +176,36 @@ def _add(total: _Tally, one: _Tally) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return exit status 0."""
-    options = _parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    options = _parser().parse_args(given)
     rows, num_different = measure(options)
     for row in rows:
         print(
-            f"{row.suite:10} {row.way:22} {row.tokens_per_step:6.2f} tokens a step"
+            f"{row.suite:10} {row.way:22} {row.tokens_per_step:6.2f} tokens per step"
             f" {row.acceptance_rate:6.1%} accepted {row.tokens_per_s:6.1f} tokens/s"
             f" {row.relative_speed:5.2f} x"
         )
     report = {
         "machine": asdict(describe_machine()),
         "model": _MODEL,
-        "command": f"python -m benchmarks.lookahead {' '.join(arguments or sys.argv[1:])}".strip(),
+        "command": command_line("benchmarks.lookahead", given),
         "num_prompts_with_other_tokens": num_different,
         "rows": [asdict(row) for row in rows],
     }
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(report))
+    write_report(report, options.output)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="benchmarks.lookahead", description="Compare lookahead decoding with lookups."
+        prog="benchmarks.lookahead", description="Compare lookahead decoding with n-gram lookup."
     )
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
-    parser.add_argument("--num-prompts", type=int, default=8, help="of them, from the first on")
+    parser.add_argument("--num-prompts", type=int, default=8, help="number of prompts to use")
     parser.add_argument("--num-draft-tokens", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--output", type=Path, help="for the JSON")
+    add_output(parser)
     return parser
 
 

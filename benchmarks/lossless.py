@@ -30,6 +30,7 @@ from tqdm import tqdm
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
 from benchmarks.reference import TransformersReference
+from benchmarks.report_file import add_output, write_text
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.streams import Answer, Call, speculation_options, stream_all
 from benchmarks.ties import Difference, Reference, argmax_differences, first_difference
@@ -60,7 +61,7 @@ _TIGHT = {"max_model_len": 1024, "max_num_batched_tokens": 128}
 _EVENTS = ("num_preemptions", "prefill_chunks", "prompt_tokens_cached")
 """Counters that must be positive in each service, otherwise the test did not exercise them."""
 
-_KV_GIB_PER_MODEL = 0.08  # some 115 blocks; one sequence of max_model_len needs 64
+_KV_GIB_PER_MODEL = 0.08  # about 115 blocks; one sequence of max_model_len needs 64
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class LosslessCheck:
             )
         differences = [argmax_differences(reference) for reference in self._sampled]
         return Outcome(
-            name=f"temperature {_TEMPERATURE:g}, drawn again from transformers' logits",
+            name=f"temperature {_TEMPERATURE:g}, recomputed from transformers' logits",
             num_outputs=len(answers),
             num_identical=sum(not each for each in differences),
             differences=tuple(each for some in differences for each in some),
@@ -216,10 +217,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 _print_outcome(outcome)
                 outcomes.append(outcome)
             events[f"tp {size}, {method}"] = service.counters(*_EVENTS)
-            print(f"      meanwhile: {events[f'tp {size}, {method}']}", flush=True)
+            print(f"      events: {events[f'tp {size}, {method}']}", flush=True)
         report = _report(outcomes, events)
-        if options.output is not None:  # each time, so that what is done is kept
-            _save(report, options.output)
+        if options.output is not None:  # save after each service: an aborted run keeps its results
+            write_text(options.output, json.dumps(report, indent=2) + "\n")
     print(json.dumps(report))
     return 0 if report["passed"] else 1
 
@@ -244,9 +245,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tensor-parallel", type=int, nargs="+", default=[1, 2, 3], metavar="SIZE")
     parser.add_argument("--methods", nargs="+", default=list(_METHODS), choices=list(_METHODS))
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
-    parser.add_argument("--num-prompts", type=int, default=40, help="of them, from the first on")
+    parser.add_argument("--num-prompts", type=int, default=40, help="number of prompts to use")
     parser.add_argument("--max-tokens", type=int, default=64)
-    parser.add_argument("--output", type=Path, help="where to save the JSON")
+    add_output(parser)
     return parser
 
 
@@ -256,7 +257,7 @@ def _print_outcome(outcome: Outcome) -> None:
     drafts = (
         f"{speculation.acceptance_rate:4.0%} of {speculation.num_draft_tokens:5d} drafts accepted"
         if speculation.num_drafts
-        else "nothing drafted"
+        else "no drafts"
     )
     print(
         f"{verdict}  {outcome.num_identical:2d}/{outcome.num_outputs:2d} identical  "
@@ -267,18 +268,13 @@ def _print_outcome(outcome: Outcome) -> None:
 
 
 def _report(outcomes: Sequence[Outcome], events: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    has_happened = all(count > 0 for counts in events.values() for count in counts.values())
+    events_occurred = all(count > 0 for counts in events.values() for count in counts.values())
     return {
-        "passed": has_happened and all(outcome.passed for outcome in outcomes),
+        "passed": events_occurred and all(outcome.passed for outcome in outcomes),
         "machine": asdict(describe_machine()),
         "events": events,
         "outcomes": [{"passed": outcome.passed, **asdict(outcome)} for outcome in outcomes],
     }
-
-
-def _save(report: Mapping[str, Any], output: Path) -> None:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -99,23 +99,23 @@ def _contender(product_of: Any, bytes_a_weight: int, dtype: torch.dtype) -> Cont
     return partial(_pass, product_of, bytes_a_weight, dtype)
 
 
-_FLOAT, _BRAIN, _HALF = torch.float32, torch.bfloat16, torch.float16
+_FP32, _BF16, _FP16 = torch.float32, torch.bfloat16, torch.float16
 
 CONTENDERS: Mapping[str, Contender] = {
-    "float32": _contender(partial(_ours, "native", _FLOAT, None), 4, _FLOAT),
+    "float32": _contender(partial(_ours, "native", _FP32, None), 4, _FP32),
     "float32, stored in bfloat16": _contender(
-        partial(_ours, "native", _FLOAT, None, stored=_BRAIN), 2, _FLOAT
+        partial(_ours, "native", _FP32, None, stored=_BF16), 2, _FP32
     ),
-    "bfloat16": _contender(partial(_ours, "native", _BRAIN, None), 2, _BRAIN),
-    "float16": _contender(partial(_ours, "native", _HALF, None), 2, _HALF),
-    "int8": _contender(partial(_ours, "native", _FLOAT, "int8"), 1, _FLOAT),
-    "w8a8": _contender(partial(_ours, "native", _FLOAT, "w8a8"), 1, _FLOAT),
-    "torch float32, x @ W": _contender(partial(_ours, "torch", _FLOAT, None), 4, _FLOAT),
-    "torch float32, F.linear": _contender(partial(_linear, _FLOAT), 4, _FLOAT),
-    "torch float32, MKL packed": _contender(_mkl_packed, 4, _FLOAT),
-    "torch float32, oneDNN packed": _contender(_onednn_packed, 4, _FLOAT),
-    "torch bfloat16, F.linear": _contender(partial(_linear, _BRAIN), 2, _BRAIN),
-    "torch int8, FBGEMM by row": _contender(partial(_ours, "torch", _FLOAT, "int8"), 1, _FLOAT),
-    "torch int8, scale by batch": _contender(_int8_by_batch, 1, _FLOAT),
+    "bfloat16": _contender(partial(_ours, "native", _BF16, None), 2, _BF16),
+    "float16": _contender(partial(_ours, "native", _FP16, None), 2, _FP16),
+    "int8": _contender(partial(_ours, "native", _FP32, "int8"), 1, _FP32),
+    "w8a8": _contender(partial(_ours, "native", _FP32, "w8a8"), 1, _FP32),
+    "torch float32, x @ W": _contender(partial(_ours, "torch", _FP32, None), 4, _FP32),
+    "torch float32, F.linear": _contender(partial(_linear, _FP32), 4, _FP32),
+    "torch float32, MKL packed": _contender(_mkl_packed, 4, _FP32),
+    "torch float32, oneDNN packed": _contender(_onednn_packed, 4, _FP32),
+    "torch bfloat16, F.linear": _contender(partial(_linear, _BF16), 2, _BF16),
+    "torch int8, FBGEMM by row": _contender(partial(_ours, "torch", _FP32, "int8"), 1, _FP32),
+    "torch int8, scale by batch": _contender(_int8_by_batch, 1, _FP32),
 }
 """Contenders by name; those without `torch` in the name are this project's kernels."""

@@ -174,10 +174,10 @@ def _run_load(service: ServiceProcess, directory: Path, prompts: Path, pool_byte
     config = ModelConfig.from_directory(directory)
     num_streams = pool_bytes // kv_bytes(config, "fp32", _MAX_MODEL_LEN)
     length = _MAX_MODEL_LEN - _MAX_TOKENS
-    # Each begins elsewhere: of what begins alike the KV would be shared.
-    rounds = joined * (2 + length // len(joined))
-    long = tuple(rounds[16 * index :][:length] for index in range(num_streams))
-    ServiceContender(service.address).measure(Workload(long, _MAX_TOKENS, NO_METHOD))
+    # Each prompt starts at another offset, because common prefixes would share their KV.
+    repeated = joined * (2 + length // len(joined))
+    long_prompts = tuple(repeated[16 * index :][:length] for index in range(num_streams))
+    ServiceContender(service.address).measure(Workload(long_prompts, _MAX_TOKENS, NO_METHOD))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -188,7 +188,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--method", choices=METHODS, default="ngram")
     parser.add_argument("--starts", type=int, default=3)
     parser.add_argument(
-        "--kv-gib", type=float, default=2.0, help="pool; 2, which a service takes by itself"
+        "--kv-gib", type=float, default=2.0, help="size of the KV pool (default: 2, as a service)"
     )
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
     add_output(parser, "memory")

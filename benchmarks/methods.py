@@ -47,7 +47,7 @@ class Method:
         )
 
 
-# Suffix decoding looks at no earlier answers: the benchmarks ask the same prompts again and again.
+# Suffix decoding keeps no earlier answers, because the benchmarks repeat their prompts.
 _MAKERS: Mapping[str, Callable[[int], Method]] = MappingProxyType(
     {
         NO_METHOD: lambda count: Method(None),

@@ -37,9 +37,9 @@ from specdec.text.tokenizer import Tokenizer
 from specdec.types.control_changes import SpeculationChange
 
 _MODEL = "smollm2-135m-instruct"
-_PAIRS_A_ROUND = {1: 4, 8: 2, 32: 1}  # by the number of streams
+_PAIRS_PER_ROUND = {1: 4, 8: 2, 32: 1}  # by the number of streams
 _MOST_PROMPTS = 48
-_TURNS = 2  # requests that each stream has, one after the other
+_REQUESTS_EACH = 2  # per stream, one after the other
 _LEAST_MEDIAN, _LEAST_BOUND = 0.98, 0.95
 _CONFIDENCE = 0.95
 _DRAFT_WORKER_TIMEOUT_S = 60.0
@@ -78,10 +78,10 @@ class OffReport:
 def make_cases(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case]:
     """Return both services at each number of streams; each stream runs two requests."""
     cases = []
-    for count in _PAIRS_A_ROUND:
-        asked = tuple(prompts[index % len(prompts)] for index in range(_TURNS * count))
+    for count in _PAIRS_PER_ROUND:
+        repeated = tuple(prompts[index % len(prompts)] for index in range(_REQUESTS_EACH * count))
         for contender, method in ((OFF, STEERED), (WITHOUT, NO_METHOD)):
-            workload = Workload(asked, max_tokens, method, count)
+            workload = Workload(repeated, max_tokens, method, count)
             cases.append(Case(f"{contender} {count}", contender, (workload,)))
     return cases
 
@@ -89,7 +89,7 @@ def make_cases(prompts: Sequence[tuple[int, ...]], max_tokens: int) -> list[Case
 def shares(measured: Measured) -> tuple[Share, ...]:
     """Return the ratios of the rounds at each number of streams."""
     found = []
-    for count in _PAIRS_A_ROUND:
+    for count in _PAIRS_PER_ROUND:
         pairs = zip(measured[f"{OFF} {count}"], measured[f"{WITHOUT} {count}"], strict=True)
         ratios = tuple(off.tokens_per_s / without.tokens_per_s for off, without in pairs)
         found.append(Share(count, float(np.median(ratios)), lower_bound(ratios), ratios))
@@ -135,12 +135,12 @@ def measure_pair(
     order: Sequence[str], cases: Sequence[Case], num_rounds: int, quiet_limit_s: float
 ) -> Measured:
     """Start both services in the given order, and measure; the other service is idle meanwhile."""
-    settings: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": 32}
+    shared: dict[str, Any] = {"enable_prefix_caching": False, "max_num_seqs": 32}
     own: dict[str, dict[str, Any]] = {OFF: {}, WITHOUT: {"speculative_config": None}}
     with ExitStack() as stack:
         print_progress("starting both services")
         addresses = {
-            name: stack.enter_context(started_service(_MODEL, **settings, **own[name])).address
+            name: stack.enter_context(started_service(_MODEL, **shared, **own[name])).address
             for name in order
         }
         admin = stack.enter_context(AdminClient(addresses[OFF]))
@@ -151,7 +151,7 @@ def measure_pair(
         }
         warm_up(contenders, cases)
         measured: dict[str, list[Measurement]] = {}
-        for count, num_pairs in _PAIRS_A_ROUND.items():
+        for count, num_pairs in _PAIRS_PER_ROUND.items():
             turns = [case for case in cases if case.workloads[0].num_open == count]
             measured |= measure_rounds(contenders, turns, num_pairs * num_rounds, quiet_limit_s)
         return measured
@@ -162,7 +162,7 @@ def _wait_for_draft_worker(admin: AdminClient) -> None:
     deadline = time.monotonic() + _DRAFT_WORKER_TIMEOUT_S
     while not all(each.report.is_draft_worker_up for each in admin.replicas()):
         if time.monotonic() > deadline:
-            raise TimeoutError(f"no draft worker after {_DRAFT_WORKER_TIMEOUT_S:g} s")
+            raise TimeoutError(f"the draft worker is not ready after {_DRAFT_WORKER_TIMEOUT_S:g} s")
         time.sleep(1)
 
 
@@ -192,7 +192,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="benchmarks.off_cost", description="Measure what switched-off speculation costs."
+        prog="benchmarks.off_cost", description="Measure the cost of switched-off speculation."
     )
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
     add_round_options(parser, num_rounds=10)

@@ -28,6 +28,7 @@ from tqdm import tqdm
 
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
+from benchmarks.report_file import add_output, markdown_table, write_report
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
@@ -50,7 +51,7 @@ _MAX_MODEL_LEN, _NUM_BLOCKS, _BLOCK_SIZE = 768, 384, 16
 
 Way = Literal["text", "shared tokens"]
 _WAYS: tuple[Way, ...] = ("text", "shared tokens")
-_CHOOSERS = (
+_WAY_SELECTORS = (
     "specdec.speculation.proposers.cross_vocab.proposer.drafts_text",
     "specdec.worker.draft_worker.drafts_text",
 )
@@ -95,19 +96,19 @@ class _Bench:
     def rows(self, draft: Path) -> list[Row]:
         """Return the results of one draft model at each temperature and way."""
         vocabulary = DraftVocabulary.between(draft, self.directory)
-        assert vocabulary.shared is not None, "the vocabularies are the same"
+        assert vocabulary.shared is not None, "the vocabularies are equal"
         limits = DraftLimits(_NUM_BLOCKS, _BLOCK_SIZE, _MAX_MODEL_LEN, max_catch_up_tokens=256)
-        alone = TensorParallelGroup()
-        runner = load_draft_runner(draft, "float32", limits, alone, vocabulary=vocabulary.shared)
+        group = TensorParallelGroup()
+        runner = load_draft_runner(draft, "float32", limits, group, vocabulary=vocabulary.shared)
         rows = []
         for temperature in _TEMPERATURES:
             for way in _WAYS:
-                # To the worker each run's sequences are new ones under the same ids.
+                # A new proposer per run: the sequences of each run reuse the same ids.
                 translation = vocabulary.new_translation()
                 proposer = DraftModelProposer(LocalDraftWorker(runner), limits, translation)
-                with _going(way):
-                    said, speculation = self._run(temperature, proposer)
-                is_lossless = said == self._plain[temperature]
+                with _drafting_by(way):
+                    outputs, speculation = self._run(temperature, proposer)
+                is_lossless = outputs == self._plain[temperature]
                 num_shared = vocabulary.shared.num_shared
                 rows.append(_row(num_shared, temperature, way, speculation, is_lossless))
         return rows
@@ -118,20 +119,20 @@ class _Bench:
         """Return the output tokens by request, and the speculation counts."""
         engine = Engine(self._config, self._model, self._target, self._tokenizer, proposer)
         params = SamplingParams(temperature=temperature, max_tokens=self._options.max_tokens)
-        said: dict[str, list[int]] = {str(index): [] for index in range(len(self._prompts))}
-        for name, prompt in zip(said, self._prompts, strict=True):
+        outputs: dict[str, list[int]] = {str(index): [] for index in range(len(self._prompts))}
+        for name, prompt in zip(outputs, self._prompts, strict=True):
             engine.add(Request(name, prompt, params, seed=int(name)))
         while engine.has_work:
             for output in engine.step():
-                said[output.request_id].extend(output.token_ids)
-        return said, engine.stats().speculation
+                outputs[output.request_id].extend(output.token_ids)
+        return outputs, engine.stats().speculation
 
 
 @contextmanager
-def _going(way: Way) -> Iterator[None]:
+def _drafting_by(way: Way) -> Iterator[None]:
     """Draft in this way at all temperatures while the context lasts."""
     with ExitStack() as stack:
-        for chooser in _CHOOSERS:
+        for chooser in _WAY_SELECTORS:
             stack.enter_context(patch(chooser, lambda rules: way == "text"))
         yield
 
@@ -194,31 +195,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for num_merges in tqdm(_NUM_MERGES, "draft models", leave=False):
         with tempfile.TemporaryDirectory() as scratch:
             rows += bench.rows(_with_merges(bench.directory, Path(scratch), num_merges))
-    print("| shared tokens | temperature | way | acceptance rate | mean acceptance length |")
-    print("|---|---|---|---|---|")
-    for row in rows:
-        figures = f"{row.acceptance_rate:.2f} | {row.mean_acceptance_length:.2f}"
-        print(f"| {row.num_shared:,} | {row.temperature:g} | {row.way} | {figures} |")
+    columns = ("shared tokens", "temperature", "way", "acceptance rate", "mean acceptance length")
+    print(markdown_table(columns, map(_cells, rows)))
     report = {
         "machine": asdict(describe_machine()),
         "model": _MODEL,
         "options": {key: value for key, value in vars(options).items() if key != "output"},
         "rows": [asdict(row) for row in rows],
     }
-    if options.output:
-        options.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-    print(json.dumps(report))
+    write_report(report, options.output)
     return 0 if all(row.is_lossless for row in rows) else 1
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    return (
+        f"{row.num_shared:,}",
+        f"{row.temperature:g}",
+        row.way,
+        f"{row.acceptance_rate:.2f}",
+        f"{row.mean_acceptance_length:.2f}",
+    )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="benchmarks.other_vocabulary", description="Compare ways to draft in other tokens."
+        prog="benchmarks.other_vocabulary",
+        description="Compare ways to draft with another vocabulary.",
     )
-    parser.add_argument("--num-prompts", type=int, default=2, help="of each suite")
+    parser.add_argument("--num-prompts", type=int, default=2, help="prompts per suite")
     parser.add_argument("--num-draft-tokens", type=int, default=4)
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--output", type=Path, help="for the JSON")
+    add_output(parser)
     return parser
 
 

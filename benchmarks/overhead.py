@@ -202,13 +202,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="benchmarks.overhead", description="Measure what service and step add to the model."
+        prog="benchmarks.overhead", description="Measure the overhead of the service and of a step."
     )
     names = tuple(_LEAST_SHARE)
     parser.add_argument("--precisions", nargs="+", choices=names, default=names)
-    parser.add_argument(
-        "--stream-interval", type=int, help="of the service: tokens that a message waits for"
-    )
+    parser.add_argument("--stream-interval", type=int, help="tokens per message of the service")
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
     add_round_options(parser, num_rounds=5)
     add_output(parser, "overhead")

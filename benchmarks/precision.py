@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
-from benchmarks.recordings import Judge, continuations
+from benchmarks.recordings import TextScorer, continuations
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS
 from specdec.models.resolve import print_progress, resolve
@@ -83,9 +83,9 @@ def measure(directory: Path, max_tokens: int) -> tuple[int, int, tuple[Distance,
     expected: list[Tensor] = []
     distances = []
     for name, precision in tqdm(PRECISIONS.items(), "precisions"):
-        judge = Judge(directory, precision)
+        scorer = TextScorer(directory, precision)
         found = [
-            judge.logits(prompt.token_ids, answer).log_softmax(1)
+            scorer.logits(prompt.token_ids, answer).log_softmax(1)
             for prompt, answer in zip(prompts, answers, strict=True)
         ]
         if name == _REFERENCE:
@@ -113,7 +113,7 @@ def main(given: Sequence[str] | None = None) -> int:
         print(
             f"{each.precision:10} divergence {each.kl_divergence:.5f}, total variation "
             f"{each.total_variation:.4f} (at most {each.most_total_variation:.3f}), "
-            f"{each.num_agreeing} of {report.num_tokens} likeliest tokens"
+            f"{each.num_agreeing} of {report.num_tokens} most likely tokens equal"
         )
     write_report(report, options.output)
     return 0
@@ -123,7 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.precision", description="Measure how far precisions are from fp32."
     )
-    parser.add_argument("--max-tokens", type=int, default=48, help="of each answer; 48")
+    parser.add_argument("--max-tokens", type=int, default=48, help="per answer (default: 48)")
     add_output(parser, "precision")
     return parser
 

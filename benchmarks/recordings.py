@@ -54,14 +54,14 @@ class Recording:
 def record(directory: Path, prompts: Sequence[BenchmarkPrompt], max_tokens: int) -> list[Recording]:
     """Generate the continuations in fp32, and compare them with an int8 copy of the model."""
     outputs = continuations(directory, prompts, max_tokens)
-    judge = Judge(directory, PRECISIONS["int8"])
+    scorer = TextScorer(directory, PRECISIONS["int8"])
     return [
         Recording(
             prompt.prompt_id,
             prompt.suite,
             prompt.token_ids,
             output,
-            judge.agrees(prompt.token_ids, output),
+            scorer.agrees(prompt.token_ids, output),
         )
         for prompt, output in zip(prompts, tqdm(outputs, "draft model", leave=False), strict=True)
     ]
@@ -110,7 +110,7 @@ def continuations(
     return [tuple(output) for output in outputs]
 
 
-class Judge:
+class TextScorer:
     """Model in one precision that scores a whole text in one pass."""
 
     def __init__(self, directory: Path, precision: Precision) -> None:

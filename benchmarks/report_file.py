@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -21,10 +21,12 @@ def command_line(module: str, arguments: Sequence[str]) -> str:
     return shlex.join(["python", "-m", module, *arguments])
 
 
-def write_report(report: DataclassInstance, path: Path) -> None:
-    """Writes the file, and the line to standard output."""
-    write_text(path, json.dumps(asdict(report), indent=1) + "\n")
-    print(json.dumps(asdict(report)))
+def write_report(report: DataclassInstance | Mapping[str, Any], path: Path | None) -> None:
+    """Write a report to a JSON file, if there is a path, and print it as one line of JSON."""
+    plain = dict(report) if isinstance(report, Mapping) else asdict(report)
+    if path is not None:
+        write_text(path, json.dumps(plain, indent=1) + "\n")
+    print(json.dumps(plain))
 
 
 def write_text(path: Path, text: str) -> None:
@@ -33,7 +35,17 @@ def write_text(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def add_output(parser: argparse.ArgumentParser, name: str) -> None:
-    """The option `--output`; plots and pages go beside that file."""
-    path = DOCS / f"{name}.json"
-    parser.add_argument("--output", type=Path, default=path, help=f"for the JSON; {path}")
+def add_output(parser: argparse.ArgumentParser, name: str | None = None) -> None:
+    """Add the option `--output`; charts and pages are written next to that file.
+
+    name: of the default file under docs/benchmarks; without one nothing is written by default.
+    """
+    path = DOCS / f"{name}.json" if name else None
+    default = str(path) if path else "none"
+    parser.add_argument("--output", type=Path, default=path, help=f"JSON file (default: {default})")
+
+
+def markdown_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [f"| {' | '.join(cells)} |" for cells in (columns, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(columns), *lines[1:]])

@@ -51,7 +51,7 @@ def measure_rounds(
     quiet_limit_s: how long to wait for an idle machine before each measurement.
     """
     measured: dict[str, list[Measurement]] = {case.name: [] for case in cases}
-    turns = [(index, case) for index in range(num_rounds) for case in _from(cases, index)]
+    turns = [(index, case) for index in range(num_rounds) for case in _rotated(cases, index)]
     with tqdm(turns, "measuring", leave=False) as shown:
         for index, case in shown:
             shown.set_postfix_str(f"round {index + 1}/{num_rounds} {case.name}")
@@ -70,7 +70,7 @@ def measure_undisturbed(
     """
     for _ in range(_MAX_ATTEMPTS if quiet_limit_s else 1):
         if quiet_limit_s:
-            wait_until_quiet(quiet_limit_s)  # a second at least: spinning threads go to sleep
+            wait_until_quiet(quiet_limit_s)  # at least one second, so spinning threads go to sleep
         before = CpuUsage.now()
         measurement = contender.measure(workload)
         percent = CpuUsage.now().others_percent_since(before)
@@ -84,15 +84,15 @@ def measure_undisturbed(
 def add_round_options(parser: argparse.ArgumentParser, num_rounds: int) -> None:
     """Add the options for the number of rounds and the wait for an idle machine."""
     parser.add_argument("--rounds", type=int, default=num_rounds)
-    parser.add_argument("--max-tokens", type=int, default=96, help="to generate, a stream")
+    parser.add_argument("--max-tokens", type=int, default=96, help="tokens to generate per stream")
     parser.add_argument(
         "--quiet-limit-s",
         type=float,
         default=DEFAULT_QUIET_LIMIT_S,
-        help="how long to wait for a quiet machine before each measurement; 0 does not look",
+        help="maximum wait for an idle machine before each measurement; 0 disables the check",
     )
 
 
-def _from(cases: Sequence[Case], index: int) -> list[Case]:
+def _rotated(cases: Sequence[Case], index: int) -> list[Case]:
     start = index % len(cases)
     return [*cases[start:], *cases[:start]]

@@ -11,12 +11,11 @@ rows and 150,000 tokens, whose probabilities follow Zipf's law (Zipf 1949).
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,6 +24,8 @@ from torch import Tensor
 from benchmarks.bystanders import CpuUsage, wait_until_quiet
 from benchmarks.machine import Machine, describe_machine, num_usable_cores
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
+from benchmarks.report_file import add_output, write_report
+from benchmarks.summary import verdict
 from benchmarks.timed_runner import TimedRunner
 from specdec.config.engine import EngineConfig
 from specdec.distributed.group import TensorParallelGroup
@@ -113,7 +114,7 @@ class Bench:
         Drafts are the prompt's next tokens, so each follows a meaningful text. The step can be
         repeated: rejected drafts and drawn tokens leave no trace.
         """
-        first = list(CASES).index(case) * _NUM_SEQS
+        first_seq_id = list(CASES).index(case) * _NUM_SEQS
         rows = tuple(
             StepRow(
                 seq_id,
@@ -122,7 +123,7 @@ class Bench:
                 num_drafts,
                 True,
             )
-            for seq_id, prompt in enumerate(self._prompts, first)
+            for seq_id, prompt in enumerate(self._prompts, first_seq_id)
         )
         with TimedRunner(self._runner) as timed:
             self._runner.execute(StepInput(0, (), (), (), rows))
@@ -212,13 +213,13 @@ def print_table(report: Report) -> None:
     """Print the results with their aims."""
     print(f"{'case':24} {'drafts':>6} {'step ms':>8} {'sampling ms':>12} {'share':>7} {'aim':>6}")
     for row in report.rows:
-        aim = "" if row.aim is None else f"{row.aim:6.0%} {'met' if row.is_met else 'missed'}"
+        aim = "" if row.aim is None else f"{row.aim:6.0%} {verdict(row.is_met)}"
         figures = f"{row.step_ms:8.1f} {row.sampling_ms:12.2f} {row.share:7.1%}"
         print(f"{row.case:24} {row.num_draft_tokens:6} {figures} {aim}")
-    print(f"\n{_LARGE_BATCH} rows of {_LARGE_VOCABULARY} made-up logits")
+    print(f"\n{_LARGE_BATCH} rows of {_LARGE_VOCABULARY} random logits")
     for case, milliseconds in report.large_ms.items():
         print(f"{case:24} {milliseconds:8.1f} ms")
-    print(f"others used {report.others_percent:.0f} % of a core")
+    print(f"other processes used {report.others_percent:.0f} % of a core")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -232,14 +233,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_progress("measuring the model's steps")
     rows = measure_model(bench, options.rounds)
     others_percent = CpuUsage.now().others_percent_since(before)
-    print_progress("measuring made-up logits")
+    print_progress("measuring random logits")
     large = measure_large(max(1, options.rounds // 5))
     report = Report(describe_machine(), others_percent, rows, large)
     print_table(report)
-    line = json.dumps(asdict(report))
-    if options.output is not None:
-        options.output.write_text(line + "\n", encoding="utf-8")
-    print(line)
+    write_report(report, options.output)
     return 0
 
 
@@ -248,7 +246,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="benchmarks.sampling_cost", description="Measure sampling and verification."
     )
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--output", type=Path, help="for the JSON")
+    add_output(parser)
     return parser
 
 

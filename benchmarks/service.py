@@ -23,7 +23,7 @@ from cluster.config.serve_config import ServeConfig
 from specdec.models.resolve import print_progress
 
 _STOP_TIMEOUT_S = 60.0
-_QUEUE_TIMEOUT_S = 1200.0  # nobody is refused, however slow the machine
+_QUEUE_TIMEOUT_S = 1200.0  # requests must not time out in the queue on a slow machine
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
     settings: fields of ServeConfig.
     """
     grpc_port, http_port = _free_ports(2)
-    state = TemporaryDirectory(prefix="specdec-benchmark-")  # nobody's overrides count
+    state = TemporaryDirectory(prefix="specdec-benchmark-")  # no stored overrides
     config = ServeConfig(
         model=model,
         grpc_port=grpc_port,
@@ -72,7 +72,7 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
         state_dir=Path(state.name),
         **{"queue_timeout_s": _QUEUE_TIMEOUT_S, **settings},
     )
-    # Ray is initialized once a process, and its processes are told apart by their ancestor.
+    # Ray can be initialized once per process, and its processes are identified by their ancestor.
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     process = context.Process(target=_serve, args=(config.to_mapping(), theirs), name="service")
@@ -82,7 +82,7 @@ def started_service(model: str, **settings: Any) -> Iterator[ServiceProcess]:
         pid = _wait_until_ready(process, ours)
         yield ServiceProcess(f"{config.host}:{grpc_port}", f"http://{config.host}:{http_port}", pid)
     finally:
-        ours.close()  # what the child waits for
+        ours.close()  # ends the child
         _end(process)
         state.cleanup()
 

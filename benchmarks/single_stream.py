@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print_ratios(report.ratios)
     for name, count in report.num_other_outputs.items():
         if count:
-            print(f"{name}: {count} outputs with other tokens than without speculation")
+            print(f"{name}: {count} outputs differ from those without speculation")
     if report.ratios:
         write_text(options.output.with_suffix(".svg"), chart(report))
     write_report(report, options.output)
@@ -159,7 +159,7 @@ def measure(options: argparse.Namespace, command: str) -> SingleStreamReport:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="benchmarks.single_stream", description="Compare methods on one stream."
+        prog="benchmarks.single_stream", description="Compare drafting methods on one stream."
     )
     parser.add_argument("--suites", nargs="+", default=_SUITES)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=_METHODS)

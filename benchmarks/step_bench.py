@@ -136,7 +136,7 @@ class ShapeTime:
     shape: Shape
     best_ms: float
     median_ms: float
-    forward_ms: float  # of the best step: in layers and logits
+    forward_ms: float  # layers and logits of the best step
 
     @property
     def outside_forward(self) -> float:
@@ -154,10 +154,10 @@ def measure_shapes(
             time_ = bench.measure(shape.num_seqs, shape.num_drafts)
             if index > 0:
                 times[shape].append(time_)
-    return tuple(_summed_up(shape, each) for shape, each in times.items())
+    return tuple(_shape_time(shape, each) for shape, each in times.items())
 
 
-def _summed_up(shape: Shape, times: Sequence[StepTime]) -> ShapeTime:
+def _shape_time(shape: Shape, times: Sequence[StepTime]) -> ShapeTime:
     best = min(times, key=lambda each: each.step_s)
     return ShapeTime(
         shape=shape,

@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from benchmarks.json_schemas import CASES, SchemaCase
 from benchmarks.machine import describe_machine
+from benchmarks.report_file import add_output, write_text
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
@@ -88,8 +89,10 @@ class Outcome:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 1 if a requirement is not met."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="where to save the JSON")
+    parser = argparse.ArgumentParser(
+        prog="benchmarks.structured_output", description="Check a model against JSON schemas."
+    )
+    add_output(parser)
     options = parser.parse_args(arguments)
     directory = resolve(_MODEL)
     outcomes = []
@@ -109,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "outcomes": [asdict(outcome) for outcome in outcomes],
     }
     if options.output is not None:
-        options.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        write_text(options.output, json.dumps(report, indent=2) + "\n")
     print(json.dumps({"passed": report["passed"], "num_schemas": len(CASES)}))
     return 0 if report["passed"] else 1
 
@@ -184,14 +187,14 @@ def _generate(engine: Engine) -> list[Output]:
     outputs = [Output() for _ in CASES]
     with tqdm(total=len(CASES), leave=False) as progress:
         while engine.has_work:
-            for news in engine.step():
-                output = outputs[int(news.request_id)]
-                output.token_ids.extend(news.token_ids)
-                output.text += news.text
-                output.has_ended = news.finish_reason is FinishReason.STOP
-                if news.error is not None:
-                    output.problem = str(news.error)
-                progress.update(news.finish_reason is not None or news.error is not None)
+            for delta in engine.step():
+                output = outputs[int(delta.request_id)]
+                output.token_ids.extend(delta.token_ids)
+                output.text += delta.text
+                output.has_ended = delta.finish_reason is FinishReason.STOP
+                if delta.error is not None:
+                    output.problem = str(delta.error)
+                progress.update(delta.finish_reason is not None or delta.error is not None)
     return outputs
 
 

@@ -42,7 +42,7 @@ class Bar:
     name: str
     figure: float
     limit: float
-    is_most: bool  # else the limit is the least
+    is_most: bool  # whether the limit is a maximum
     is_met: bool
 
 
@@ -75,14 +75,14 @@ def summarize(name: str, measurements: Sequence[Measurement]) -> Row:
     """Return medians and range."""
     rates = [measurement.tokens_per_s for measurement in measurements]
     lengths = [each.mean_acceptance_length for each in measurements]
-    told = [length for length in lengths if length is not None]
+    known = [length for length in lengths if length is not None]
     return Row(
         name=name,
         tokens_per_s=statistics.median(rates),
         slowest=min(rates),
         fastest=max(rates),
         first_token_ms=1000 * statistics.median(each.first_token_s for each in measurements),
-        mean_acceptance_length=statistics.fmean(told) if told else None,
+        mean_acceptance_length=statistics.fmean(known) if known else None,
         others_percent=max(each.others_percent for each in measurements),
     )
 
@@ -123,7 +123,7 @@ def print_rows(rows: Sequence[Row]) -> None:
             f"{row.name:36s}{row.tokens_per_s:7.1f} tokens/s ({row.slowest:.1f} to "
             f"{row.fastest:.1f}), first token {row.first_token_ms:5.0f} ms, "
             f"acceptance length {'-' if length is None else f'{length:.2f}'}, "
-            f"others {row.others_percent:.0f} %"
+            f"other processes {row.others_percent:.0f} %"
         )
 
 
@@ -131,7 +131,7 @@ def print_ratios(ratios: Sequence[Ratio]) -> None:
     """Print one line per ratio, with its aim."""
     for ratio in ratios:
         spread = f"({ratio.smallest:.2f} to {ratio.largest:.2f})"
-        aim = "" if ratio.aim is None else f"  aim {ratio.aim:g}: {_verdict(ratio.is_met)}"
+        aim = "" if ratio.aim is None else f"  aim {ratio.aim:g}: {verdict(ratio.is_met)}"
         print(f"{ratio.name:56s}{ratio.median:6.2f} {spread}{aim}")
 
 
@@ -139,10 +139,11 @@ def print_bars(bars: Sequence[Bar]) -> None:
     """Print one line per figure, with its limit."""
     for bar in bars:
         limit = f"at {'most' if bar.is_most else 'least'} {bar.limit:g}"
-        print(f"{bar.name}: {bar.figure:.3g}, {limit}: {_verdict(bar.is_met)}")
+        print(f"{bar.name}: {bar.figure:.3g}, {limit}: {verdict(bar.is_met)}")
 
 
-def _verdict(is_met: bool | None) -> str:
+def verdict(is_met: bool | None) -> str:
+    """Return the word that reports whether a limit is met."""
     return "met" if is_met else "MISSED"
 
 

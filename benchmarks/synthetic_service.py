@@ -75,12 +75,12 @@ class SyntheticService:
         """
         self.curve = curve
         self.clock = clock
-        self._acceptance = acceptance if callable(acceptance) else _always(acceptance)
+        self._acceptance = acceptance if callable(acceptance) else _constant(acceptance)
         self._random = random.Random(seed)
         self._noise = noise
         self.num_tokens = 0
         self.num_steps = 0
-        self.chosen: Counter[int] = Counter()  # steps by the number that was decided
+        self.chosen: Counter[int] = Counter()  # number of steps by selected draft length
 
     def step(self, policy: SpeculationPolicy, num_decoding: int) -> int:
         """Run one step and return the number of draft tokens that the policy selected."""
@@ -91,7 +91,7 @@ class SyntheticService:
         rates = self._acceptance(self.clock.now_s)[:count]
         noise = 1 + self._noise * self._random.random()
         if self._random.random() < 0.01:
-            noise += 5  # somebody else wanted the machine
+            noise += 5  # load from another process
         self.clock.now_s += noise * self.curve.step_s(num_decoding, count)
         for _ in range(num_decoding):
             accepted = 0
@@ -129,5 +129,5 @@ def fixed_policy(clock: Callable[[], float], count: int) -> SpeculationPolicy:
     return SpeculationPolicy(SpeculationControl("on" if count else "off", 0, count), clock)
 
 
-def _always(acceptance: Sequence[float]) -> Callable[[float], Sequence[float]]:
+def _constant(acceptance: Sequence[float]) -> Callable[[float], Sequence[float]]:
     return lambda now_s: acceptance

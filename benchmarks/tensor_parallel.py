@@ -113,8 +113,8 @@ def _join(spec: RankSpec) -> TensorParallelGroup:
         world_size=spec.size,
     )
     assert dist.group.WORLD is not None
-    by_gloo = ProcessGroupCollectives(dist.group.WORLD)
-    return TensorParallelGroup(spec.rank, spec.size, by_gloo)
+    collectives = ProcessGroupCollectives(dist.group.WORLD)
+    return TensorParallelGroup(spec.rank, spec.size, collectives)
 
 
 class Contender:
@@ -175,10 +175,10 @@ def measure_precision(precision: str, size: int, rounds: int) -> tuple[list[Step
             for index in range(rounds + 1):
                 for way, each in contenders.items():
                     seconds = each.measure(shape)
-                    if index:  # the first one warms up
+                    if index:  # the first round is a warm-up
                         times[way].append(seconds)
             found.append(step_ratio(precision, shape, times))
-        return found, CpuUsage.now().others_percent_since(before)  # while it sees the ranks
+        return found, CpuUsage.now().others_percent_since(before)  # while the ranks are alive
 
 
 def step_ratio(precision: str, shape: Shape, times: Times) -> StepRatio:
@@ -213,8 +213,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
-    native_library()  # compiles what was not compiled yet, before anything is measured
-    os.environ.update(BRIEF_SPINNING)  # or one contender's idle threads hold up the next
+    native_library()  # compile before the measurement
+    os.environ.update(BRIEF_SPINNING)  # otherwise one contender's idle threads delay the next
     torch.set_num_threads(1)
     measured = [
         measure_precision(precision, options.ranks, options.rounds)

@@ -79,7 +79,9 @@ def _workloads(
 
 
 def _measure_idle(service: ServiceProcess) -> IdleCost:
-    print_progress(f"the idle service: {_IDLE_SETTLE_S:.0f} s to settle, then {_IDLE_PERIOD_S:.0f}")
+    print_progress(
+        f"measuring the idle service: {_IDLE_SETTLE_S:.0f} s to settle, then {_IDLE_PERIOD_S:.0f} s"
+    )
     time.sleep(_IDLE_SETTLE_S)
     before = CpuUsage.now()
     percent = service.cpu_percent(_IDLE_PERIOD_S)
@@ -87,7 +89,7 @@ def _measure_idle(service: ServiceProcess) -> IdleCost:
 
 
 @dataclass(frozen=True)
-class _Field:
+class _Contenders:
     """All contenders, loaded and idle."""
 
     transformers: PeerProcess
@@ -95,7 +97,7 @@ class _Field:
     service: ServiceProcess
 
     @property
-    def contenders(self) -> dict[str, Contender]:
+    def by_name(self) -> dict[str, Contender]:
         return {
             "transformers": self.transformers,
             "engine": self.engine,
@@ -104,7 +106,7 @@ class _Field:
 
 
 @contextmanager
-def _loaded(directory: Path) -> Iterator[_Field]:
+def _loaded(directory: Path) -> Iterator[_Contenders]:
     settings = EngineSettings(
         methods=(NO_METHOD, "ngram"),
         num_speculative_tokens=_NUM_SPECULATIVE_TOKENS,
@@ -119,7 +121,7 @@ def _loaded(directory: Path) -> Iterator[_Field]:
             )
         )
         log = Path(stack.enter_context(TemporaryDirectory())) / "transformers.log"
-        yield _Field(
+        yield _Contenders(
             transformers=stack.enter_context(PeerProcess(launch, log)),
             engine=stack.enter_context(
                 Worker(partial(EngineContender, settings=settings), directory)
@@ -129,18 +131,18 @@ def _loaded(directory: Path) -> Iterator[_Field]:
 
 
 def _measure(
-    field: _Field, cases: Sequence[Case], settings: Settings, quiet_limit_s: float
+    loaded: _Contenders, cases: Sequence[Case], settings: Settings, quiet_limit_s: float
 ) -> Report:
-    warm_up(field.contenders, cases)
-    idle = _measure_idle(field.service)
-    measured = measure_rounds(field.contenders, cases, settings.num_rounds, quiet_limit_s)
+    warm_up(loaded.by_name, cases)
+    idle = _measure_idle(loaded.service)
+    measured = measure_rounds(loaded.by_name, cases, settings.num_rounds, quiet_limit_s)
     profiled = [case.workloads[0] for case in cases if case.name in ("engine 1", "engine 16")]
     return Report(
         settings=settings,
         machine=describe_machine(),
         rows=tuple(summarize(name, measurements) for name, measurements in measured.items()),
         ratios=compare_all(COMPARISONS, measured),
-        profiles=tuple(field.engine.call("profile", workload) for workload in profiled),
+        profiles=tuple(loaded.engine.call("profile", workload) for workload in profiled),
         transport_ms=transport_ms(measured),
         idle=idle,
     )
@@ -151,9 +153,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     directory = resolve(_MODEL)
     cases = make_cases(load_prompts(options.prompts, Tokenizer(directory)), options.max_tokens)
-    with _loaded(directory) as field:
+    with _loaded(directory) as loaded:
         settings = Settings(_MODEL, "float32", options.rounds, options.max_tokens)
-        report = _measure(field, cases, settings, options.quiet_limit_s)
+        report = _measure(loaded, cases, settings, options.quiet_limit_s)
     print_tables(report)
     write_report(report, options.output)
     return 0

@@ -78,5 +78,5 @@ def print_tables(report: Report) -> None:
     print_ratios(report.ratios)
     for profile in report.profiles:
         print(", ".join(f"{name} {value:.4g}" for name, value in asdict(profile).items()))
-    print(f"transport {report.transport_ms:.2f} ms a token of one stream")
+    print(f"transport {report.transport_ms:.2f} ms per token of one stream")
     print(f"idle service {report.idle.percent_of_core:.1f} % of a core (aim {report.idle.aim:g})")

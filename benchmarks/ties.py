@@ -75,8 +75,8 @@ def first_difference(reference: Reference, token_ids: Sequence[int]) -> Differen
     unequal = (index for index, (a, b) in enumerate(shared) if a != b)
     position = next(unequal, min(len(expected), len(token_ids)))
     if position in (len(expected), len(token_ids)):
-        # One is the other's beginning. The token that ends a text is part of it, so no tie ends
-        # or prolongs one without a different token.
+        # One is a prefix of the other. The end-of-sequence token is part of an output, so a tie
+        # cannot change a length without a differing token.
         ends = [ids[position] if position < len(ids) else None for ids in (expected, token_ids)]
         return Difference(reference.prompt_id, position, ends[0], ends[1], None, is_tie=False)
     got, best = token_ids[position], reference.candidates[position]

@@ -27,7 +27,7 @@ class TimedRunner:
     def __exit__(self, *error: object) -> None:
         for path in self._METHODS:
             owner, name = self._owner_of(path)
-            delattr(owner, name)  # uncovers the method of the class
+            delattr(owner, name)  # restores the method of the class
 
     def _owner_of(self, path: str) -> tuple[object, str]:
         holder, _, name = path.rpartition(".")

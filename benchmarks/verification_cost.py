@@ -27,7 +27,7 @@ from specdec.models.resolve import print_progress, resolve
 
 _MODEL = "smollm2-135m-instruct"
 _PRECISIONS = ("fp32", "bf16", "int8", "w8a8")
-_JUDGED = ("fp32", "int8")
+_PRECISIONS_WITH_LIMIT = ("fp32", "int8")
 _NUM_ROWS = (1, 2, 4, 8, 16, 32)
 _CONTEXT_TOKENS = 128
 _VERIFIED_ROWS, _MOST_RATIO = 8, 1.6
@@ -117,7 +117,11 @@ def bars(rows: Sequence[CostRow]) -> tuple[Bar, ...]:
     """Check 8-row verification in fp32 and int8, and fp32's single row against the memory floor."""
     found = []
     for row in rows:
-        if row.kind == "drafts" and row.num_rows == _VERIFIED_ROWS and row.precision in _JUDGED:
+        if (
+            row.kind == "drafts"
+            and row.num_rows == _VERIFIED_ROWS
+            and row.precision in _PRECISIONS_WITH_LIMIT
+        ):
             name = f"{row.precision}, {row.num_rows} rows over one row"
             found.append(at_most(name, row.ratio, _MOST_RATIO))
         if row.num_rows == 1 and row.precision == "fp32":
@@ -137,7 +141,7 @@ def charts(report: VerificationReport) -> str:
         name: [each[count].time.best_ms for count in counts] for name, each in series.items()
     }
     ratios = {name: [each[count].ratio for count in counts] for name, each in series.items()}
-    title = f"{report.model}: a step of so many rows"
+    title = f"{report.model}: a step by its number of rows"
     return line_charts(
         [
             LineChart(f"{title}, best of all rounds, ms", "rows", counts, milliseconds),
@@ -148,10 +152,10 @@ def charts(report: VerificationReport) -> str:
 
 def print_report(report: VerificationReport) -> None:
     """Print bandwidths, rows and limits."""
-    print(f"memory gives {report.memory_bytes_per_s / 1e9:.1f} GB/s")
+    print(f"memory bandwidth {report.memory_bytes_per_s / 1e9:.1f} GB/s")
     for each in report.bandwidths:
         print(
-            f"{each.precision}: a pass reads {each.num_bytes / 1e6:.0f} MB, which memory gives at "
+            f"{each.precision}: a pass reads {each.num_bytes / 1e6:.0f} MB, at "
             f"{each.bytes_per_s / 1e9:.1f} GB/s: {1000 * each.num_bytes / each.bytes_per_s:.1f} ms"
         )
     for row in report.rows:
@@ -169,7 +173,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
     directory = resolve(_MODEL)
-    print_progress("measuring the memory")
+    print_progress("measuring the memory bandwidth")
     memory = memory_bandwidth()
     measured = [
         measure_precision(directory, name, options.rounds, options.num_rows)

@@ -54,5 +54,5 @@ def _work(factory: Callable[[Path], Any], directory: Path, connection: Connectio
         try:
             method, workload = connection.recv()
         except (EOFError, KeyboardInterrupt):
-            return  # the parent is done
+            return  # the parent closed the connection
         connection.send(getattr(contender, method)(workload))

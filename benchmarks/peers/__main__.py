@@ -135,7 +135,7 @@ def measure(options: argparse.Namespace, command: str) -> PeersReport:
     """Load all contenders, and measure in rounds."""
     directory = resolve(_MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))
-    peers = [peer for peer in PEERS if _is_chosen(peer.name, options.only)]
+    peers = [peer for peer in PEERS if _is_selected(peer.name, options.only)]
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         loaded, statuses = enter_peers(stack, peers, Setup(options.directory, directory, _MODEL))
@@ -172,8 +172,8 @@ def _in_rounds(
     return measure_rounds(contenders, cases, options.rounds, options.quiet_limit_s)
 
 
-def _is_chosen(name: str, only: Sequence[str]) -> bool:
-    return not only or any(name.startswith(beginning) for beginning in only)
+def _is_selected(name: str, only: Sequence[str]) -> bool:
+    return not only or any(name.startswith(prefix) for prefix in only)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -181,13 +181,13 @@ def _parser() -> argparse.ArgumentParser:
         prog="benchmarks.peers", description="Set up other engines, and compare them with ours."
     )
     parser.add_argument(
-        "--only", nargs="+", default=(), help="beginnings of names of peers; all unless given"
+        "--only", nargs="+", default=(), help="prefixes of peer names (default: all peers)"
     )
     parser.add_argument(
         "--directory",
         type=Path,
         default=default_cache_dir() / "peers",
-        help="for environments, models and logs",
+        help="directory of environments, models and logs",
     )
     parser.add_argument("--suites", nargs="+", default=_SUITES)
     parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")

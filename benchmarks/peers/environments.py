@@ -58,7 +58,7 @@ def environment_python(root: Path, recipe: Recipe) -> Path:
     python, stamp = directory / "bin" / "python", directory / _STAMP
     if stamp.is_file() and stamp.read_text(encoding="utf-8") == recipe.text:
         return python
-    print_progress(f"building {recipe.name} in {directory}: minutes, once")
+    print_progress(f"building {recipe.name} in {directory}, which takes minutes, once")
     directory.mkdir(parents=True, exist_ok=True)
     log = root / f"{recipe.name}.log"
     log.unlink(missing_ok=True)
@@ -77,7 +77,7 @@ def packaged_gguf(root: Path, alias: str) -> Path:
     Raises PeerUnavailableError for a model without such a file.
     """
     if alias not in ALIASES:
-        raise PeerUnavailableError(f"llama.cpp wants a GGUF file, and {alias} comes with none")
+        raise PeerUnavailableError(f"llama.cpp needs a GGUF file, and {alias} has none")
     source = ALIASES[alias]
     path = root / "models" / Path(source.member).name
     if not path.is_file():
@@ -99,7 +99,7 @@ def exported_openvino(root: Path, python: Path, model: Path, weight_format: str)
     """
     directory = root / "models" / f"{model.name}-openvino-{weight_format}"
     if not directory.is_dir():
-        print_progress(f"exporting {directory.name}: half a minute, once")
+        print_progress(f"exporting {directory.name}, which takes half a minute, once")
         part = directory.with_suffix(".part")
         export = [str(python.parent / "optimum-cli"), "export", "openvino"]
         task = ["--task", "text-generation-with-past", "--weight-format", weight_format]

@@ -76,7 +76,7 @@ class PeerProcess:
             answer: dict[str, Any] = json.loads(line)
             return answer
         tail = " ".join(self._log.read_text("utf-8", errors="replace")[-_TAIL_CHARS:].split())
-        raise PeerUnavailableError(f"it ended, see {self._log}: {tail}")
+        raise PeerUnavailableError(f"the process ended, see {self._log}: {tail}")
 
     def _end(self) -> None:
         assert self._process.stdin is not None

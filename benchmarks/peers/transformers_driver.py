@@ -27,7 +27,7 @@ class TransformersContender:
         self._model: Any = AutoModelForCausalLM.from_pretrained(settings["model"], dtype=dtype)
         self._pad_token_id: int = self._model.generation_config.eos_token_id
         self._model.generation_config.pad_token_id = self._pad_token_id
-        self._model.generation_config.eos_token_id = None  # goes on after it, as ours is told to
+        self._model.generation_config.eos_token_id = None  # ignore_eos
 
     def measure(self, workload: Workload) -> Measurement:
         """Run a workload as one batch."""
