@@ -1,4 +1,4 @@
-"""The benchmark of the policy, in small: its aim is a test's too."""
+"""A small run of the policy benchmark, which must meet the same aim."""
 
 import json
 
@@ -11,20 +11,20 @@ from benchmarks.control import ACCEPTANCE, AIM, CURVES, STREAMS, Settings, measu
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("acceptance", ACCEPTANCE)
 @pytest.mark.parametrize("num_streams", [1, 8, 64])
-def test_auto_regrets_little(curve, acceptance, num_streams):
+def test_auto_is_close_to_the_best_fixed_number(curve, acceptance, num_streams):
     settings = Settings(num_rounds=4, round_s=12.0, round_steps=1000)
     result = measure(curve, acceptance, num_streams, settings)
     assert result.best_share >= AIM
     assert result.off_share >= AIM
 
 
-def test_everything_is_written(tmp_path, monkeypatch, capsys):
+def test_json_page_and_chart_are_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(control, "CURVES", {"cpu": CURVES["cpu"]})
     monkeypatch.setattr(control, "STREAMS", STREAMS[:2])
     path = tmp_path / "control.json"
     status = control.main(["--rounds", "2", "--round-s", "5", "--output", str(path)])
-    report, told = json.loads(path.read_text()), json.loads(capsys.readouterr().out)
-    assert len(report["results"]) == 2 * len(ACCEPTANCE) == told["num_cases"]
+    report, summary = json.loads(path.read_text()), json.loads(capsys.readouterr().out)
+    assert len(report["results"]) == 2 * len(ACCEPTANCE) == summary["num_cases"]
     assert status == (0 if report["worst"] >= AIM else 1)
     assert path.with_suffix(".md").read_text().count("\n| cpu |") == 2 * len(ACCEPTANCE)
     assert path.with_suffix(".svg").read_text().count("<circle") == 2 * len(ACCEPTANCE) + 3

@@ -1,4 +1,4 @@
-"""What passes cost: bytes, shapes, bars, and the pieces of the reports."""
+"""Bytes and times of passes, limits, and the parts of the reports."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def _matrices(directory):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_steps_of_any_shape_leave_no_trace(tiny_model_dir, precision):
+def test_measured_steps_do_not_change_the_sequences(tiny_model_dir, precision):
     bench = StepBench(tiny_model_dir, PRECISIONS[precision], num_seqs=3, max_tokens=48)
     for seq_id in range(3):
         bench.extend(seq_id, 32)
@@ -59,10 +59,10 @@ def test_steps_of_any_shape_leave_no_trace(tiny_model_dir, precision):
     assert [each.shape.num_rows for each in times] == [8, 3, 8]
     for each in times:
         assert 0 < each.forward_ms < each.best_ms <= each.median_ms
-    bench.extend(0, 40)  # goes on where the drafts were
+    bench.extend(0, 40)  # continues at the positions of the drafts
 
 
-def test_a_read_is_measured():
+def test_read_bandwidth_is_positive():
     assert read_bandwidth(2**22) > 1e6
 
 
@@ -98,13 +98,13 @@ def test_latencies_of_a_load():
     assert load.latency([]).p99_ms == 0
 
 
-def test_a_load_asks_more_requests_than_are_open():
+def test_a_load_runs_more_requests_than_are_open():
     cases = load.make_cases(["engine"], [(1,), (2,), (3,)], [4], 8, "none")
     [workload] = cases["engine", 4].workloads
     assert (len(workload.prompts), workload.num_open) == (8, 4)
 
 
-def test_the_service_is_told_a_stream_interval_only_where_asked():
+def test_the_stream_interval_is_set_only_if_given():
     assert "stream_interval" not in overhead.service_settings(PRECISIONS["int8"], None)
     settings = overhead.service_settings(PRECISIONS["int8"], 4)
     assert (settings["stream_interval"], settings["quantization"]) == (4, "int8")
@@ -120,7 +120,7 @@ def test_overhead_is_compared_where_it_was_measured():
     assert ratio.median == pytest.approx(1 / 1.04)
 
 
-def test_memory_of_those_that_hold_a_model():
+def test_memory_of_processes_that_hold_a_model():
     assert memory.parse_peak("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n") == 2**21
     processes = [
         memory.ProcessMemory("ray::TargetWorker", 800, 0),
@@ -156,7 +156,7 @@ def test_axes_end_at_round_numbers(value, ceiling):
     assert nice_ceiling(value) == pytest.approx(ceiling)
 
 
-def test_charts_draw_what_there_is():
+def test_charts_skip_nan():
     lines = line_charts([LineChart("t", "x", [1, 2, 4], {"a": [1.0, float("nan"), 3.0]})])
     assert lines.count("<polyline") == 5 + 1
     bars = bar_charts([BarChart("t", {"one": {"a": 1.0, "b": 2.0}, "two": {"a": 3.0}})])

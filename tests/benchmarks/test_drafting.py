@@ -29,7 +29,7 @@ def recording(prompt, output, agrees=()):
 def test_ngram_on_a_text_that_repeats(tokenizer):
     replay = Replay(SpeculativeConfig("ngram"), 3, tokenizer)
     tally = replay.run([recording([1, 2, 3, 4, 5, 6, 9, 1], [2, 3, 4, 5, 6, 7, 8, 10])])
-    # After 1 2: 3 4 5 are right, and 6 comes with them. Then nothing: 5 6 was followed by 9.
+    # After 1 2 the draft 3 4 5 is accepted, with bonus token 6. Then no draft: 9 followed 5 6.
     assert tally.speculation.num_drafts == 2
     assert tally.speculation.num_draft_tokens == 3 + 2
     assert tally.speculation.num_accepted_tokens == 3
@@ -37,23 +37,23 @@ def test_ngram_on_a_text_that_repeats(tokenizer):
     assert tally.num_model_drafts == 0
 
 
-def test_a_draft_model_is_right_until_it_disagrees(tokenizer):
+def test_a_recorded_draft_is_accepted_up_to_the_first_disagreement(tokenizer):
     agrees = (True, True, True, False, True, True, True)
     replay = Replay(SpeculativeConfig("draft_model"), 3, tokenizer)
     tally = replay.run([recording([1], [2, 3, 4, 5, 6, 7, 8], agrees)])
-    # Of 3 4 5 two are right, then 5 by the target; of 6 7 two, as one token is left for the target.
+    # Of 3 4 5 two are accepted, 5 is the target's; of 6 7 two, and one is left for the target.
     assert tally.speculation.num_draft_tokens == 3 + 2
     assert tally.speculation.num_accepted_tokens == 2 + 2
     assert (tally.num_steps, tally.num_model_drafts) == (2, 2)
 
 
-def test_the_draft_model_is_spared_where_a_lookup_comes_first(tokenizer):
+def test_the_draft_model_does_not_draft_where_a_lookup_comes_first(tokenizer):
     replay = Replay(SpeculativeConfig("draft_model", first="ngram"), 3, tokenizer)
     tally = replay.run([recording([1, 2, 3, 4, 5, 6, 9, 1], [2, 3, 4, 5, 6, 7, 8, 10])])
     assert tally.num_model_drafts == tally.num_steps - 2
 
 
-def test_suffix_decoding_knows_the_second_time_what_was_said_the_first(tokenizer):
+def test_suffix_decoding_uses_the_outputs_of_the_first_pass(tokenizer):
     replay = Replay(SpeculativeConfig("suffix"), 3, tokenizer)
     once = [recording([1], range(10, 40))]
     first, second = replay.run(once), replay.run(once)
@@ -90,7 +90,7 @@ def costs(verify_s=(0.02, 0.021, 0.022, 0.023, 0.024, 0.025, 0.026, 0.027, 0.028
     return CostTable(describe_machine(), 2, verify_s, tuple(0.005 * count for count in range(9)))
 
 
-def test_steps_are_counted_with_what_the_table_says(tokenizer):
+def test_steps_cost_what_the_table_lists(tokenizer):
     agrees = (True, True, True, False, True, True, True)
     replay = Replay(SpeculativeConfig("draft_model"), 3, tokenizer)
     tally = replay.run([recording([1], [2, 3, 4, 5, 6, 7, 8], agrees)])
@@ -98,13 +98,13 @@ def test_steps_are_counted_with_what_the_table_says(tokenizer):
     assert tally.seconds(costs()) == pytest.approx(0.023 + 0.015 + 0.022 + 0.010)
 
 
-def test_lengths_follow_acceptance_in_a_replay_as_in_the_engine(tokenizer):
+def test_replay_uses_adaptive_lengths_like_the_engine(tokenizer):
     config = SpeculativeConfig("draft_model", adaptive_length=True)
     tally = Replay(config, 3, tokenizer).run([recording([1], range(2, 40))])
     assert list(tally.kinds)[:3] == [(3, 3), (6, 6), (8, 8)]
 
 
-def test_following_acceptance_beats_a_length_that_suits_half_of_the_texts(tokenizer):
+def test_adaptive_lengths_beat_a_length_that_suits_half_of_the_texts(tokenizer):
     recordings = [recording([1], [1] * 40, (agrees,) * 40) for agrees in (True, False)]
     [row] = compare_lengths(
         {"draft_model": SpeculativeConfig("draft_model")}, [recordings], tokenizer, costs()

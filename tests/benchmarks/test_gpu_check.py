@@ -1,4 +1,4 @@
-"""The GPU check, run on the CPU: whatever it checks holds there, too."""
+"""The GPU check, run on the CPU, where all its checks must pass as well."""
 
 import json
 
@@ -39,7 +39,7 @@ def test_nan_does_not_pass():
     assert not Check("logits", "m", "float32", float("nan"), 1.0).passed
 
 
-def test_steps_are_timed_and_set_beside_the_floor(tiny):
+def test_steps_are_measured_with_the_memory_floor(tiny):
     steps = measure(tiny, "float32", CPU)
     layer = 288 * (15 * 32) + 9 * 32 * 288 + 3 * 288 * 512
     assert steps["weight_bytes"] == 4 * (4 * layer + 258 * 288)
@@ -50,7 +50,7 @@ def test_steps_are_timed_and_set_beside_the_floor(tiny):
     assert 0 < steps["verify_ms"] < 1000
 
 
-def test_without_a_gpu_it_says_so(monkeypatch, capsys, tmp_path):
+def test_without_a_gpu_it_reports_the_skip(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     output = tmp_path / "gpu_check.json"
     assert gpu_check.main(["--output", str(output)]) == 0

@@ -26,11 +26,11 @@ def outcome(*differences, drafts_as_asked=True):
     )
 
 
-def test_equal_tokens_are_no_difference():
+def test_equal_tokens_have_no_difference():
     assert first_difference(REFERENCE, [1, 1, 1]) is None
 
 
-def test_a_token_close_to_the_best_is_a_tie_whatever_follows():
+def test_a_token_close_to_the_best_is_a_tie_for_any_continuation():
     difference = first_difference(REFERENCE, [1, 2, 9, 9])
 
     assert difference is not None
@@ -58,14 +58,14 @@ def test_a_token_that_is_not_among_the_candidates_is_wrong():
     assert not difference.is_tie
 
 
-def test_a_gap_of_tau_is_no_tie():
+def test_a_gap_of_tau_is_not_a_tie():
     candidates = Candidates(token_ids=(1, 2), scores=(TAU, 0.0))
 
     assert not candidates.is_tied(2)
     assert candidates.is_tied(1)
 
 
-def test_an_output_that_is_cut_short_or_goes_on_is_wrong():
+def test_a_truncated_or_longer_output_is_wrong():
     short = first_difference(REFERENCE, [1, 1])
     long = first_difference(REFERENCE, [1, 1, 1, 4])
 
@@ -91,11 +91,11 @@ def test_an_outcome_passes_with_few_ties_only():
     assert not outcome(wrong).passed
 
 
-def test_an_outcome_fails_when_speculation_was_not_what_was_asked_for():
+def test_an_outcome_fails_if_drafts_do_not_match_the_configuration():
     assert not outcome(drafts_as_asked=False).passed
 
 
-def test_a_configuration_names_itself():
+def test_the_name_of_a_configuration():
     configuration = Configuration("ngram", 0, 2, num_draft_tokens=3, num_streams=16)
 
     assert str(configuration) == "temperature 0, tp 2, speculation ngram 3, 16 streams"

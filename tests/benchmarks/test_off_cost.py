@@ -1,4 +1,4 @@
-"""What is made of the rounds of benchmarks.off_cost."""
+"""Aggregation of the rounds of benchmarks.off_cost."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ def rate(tokens_per_s):
     return Measurement(100 / tokens_per_s, (StreamRecord((1,) * 100, (0.1,)),))
 
 
-def test_a_share_is_the_median_of_the_rounds_own_ratios():
+def test_a_share_is_the_median_of_the_ratios_of_the_rounds():
     measured = {}
     for count in (1, 8, 32):
         measured[f"{OFF} {count}"] = [rate(99), rate(45), rate(200)]
@@ -23,7 +23,7 @@ def test_a_share_is_the_median_of_the_rounds_own_ratios():
     assert [bar.is_met for bar in bars([first])] == [True, False]
 
 
-def test_the_bound_covers_the_median_as_often_as_it_says():
+def test_the_bound_covers_the_median_at_its_confidence():
     """Of 200 samples of 15, at least 0.95 - 4 deviations of 0.015: a false alarm in 30,000."""
     random = np.random.default_rng(1)
     bounds = [lower_bound(random.normal(1.0, 0.05, 15).tolist(), seed) for seed in range(200)]
@@ -36,7 +36,7 @@ def test_the_rounds_are_divided_over_both_orders(count, each):
     assert halves(count) == each
 
 
-def test_both_services_get_the_same_prompts_and_only_one_opts_out():
+def test_both_services_get_equal_prompts_and_only_one_disables_speculation():
     off, without = make_cases([(1,), (2,)], 16)[2:4]
     assert off.workloads[0].prompts == without.workloads[0].prompts == ((1,), (2,)) * 8
     assert off.workloads[0].num_streams == without.workloads[0].num_streams == 8

@@ -1,4 +1,4 @@
-"""Peers: what drivers are told and answer, what is missing, and how they are compared."""
+"""Peers: messages of the drivers, missing peers, and comparisons."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ from benchmarks.peers.transformers_driver import padded_left
 from benchmarks.summary import compare_all, summarize
 from benchmarks.workloads import Measurement, StreamRecord, Workload
 
-# Not through -m: the test's driver is no part of the package.
+# The test's driver is not part of the package, so it is found through the working directory.
 ECHO = """
 import sys
 from benchmarks.peers.driver_loop import serve
@@ -39,7 +39,7 @@ from benchmarks.workloads import Measurement, StreamRecord
 
 class Echo:
     def __init__(self, settings):
-        print("noise that is no answer")
+        print("noise that is not an answer")
         self.offset = settings["offset"]
     def measure(self, workload):
         print("more noise")
@@ -62,23 +62,23 @@ def echo(tmp_path, monkeypatch):
     return Launch(sys.executable, "echo_driver", {"offset": 10})
 
 
-def test_messages_survive_json():
+def test_messages_round_trip_through_json():
     workload = Workload(((1, 2), (3,)), 8, "ngram")
     assert decode_workload(json.loads(json.dumps(encode_workload(workload)))) == workload
     measurement = Measurement(1.5, (StreamRecord((1, 2), (0.5, 1.0)),), None)
-    told = json.loads(json.dumps(encode_measurement(measurement)))
-    assert decode_measurement(told) == measurement
+    decoded = json.loads(json.dumps(encode_measurement(measurement)))
+    assert decode_measurement(decoded) == measurement
 
 
-def test_a_peer_answers_whatever_else_it_prints(echo, tmp_path):
+def test_a_peer_may_print_other_output(echo, tmp_path):
     with PeerProcess(echo, tmp_path / "log") as peer:
         assert peer.loaded.versions.keys() == {"pytest"}
         measured = peer.measure(Workload(((1, 2),), 2))
     assert measured.streams == (StreamRecord((11, 12), (0.5,)),)
-    assert "noise that is no answer" in (tmp_path / "log").read_text()
+    assert "noise that is not an answer" in (tmp_path / "log").read_text()
 
 
-def test_a_peer_that_ends_tells_why(echo, tmp_path):
+def test_a_peer_that_ends_reports_the_reason(echo, tmp_path):
     with (
         pytest.raises(PeerUnavailableError, match="it broke"),
         PeerProcess(echo, tmp_path / "log") as peer,
@@ -86,18 +86,18 @@ def test_a_peer_that_ends_tells_why(echo, tmp_path):
         peer.measure(Workload(((1, 2),), 0))
 
 
-def test_a_peer_that_does_not_load_tells_why(tmp_path):
+def test_a_peer_that_does_not_load_reports_the_reason(tmp_path):
     launch = Launch(sys.executable, "benchmarks.peers.no_such_driver", {})
     with pytest.raises(PeerUnavailableError, match="no_such_driver"):
         PeerProcess(launch, tmp_path / "log").__enter__()
 
 
-def test_a_missing_peer_is_told_of_and_the_others_go_on(echo, tmp_path):
-    def cannot(setup):
+def test_a_missing_peer_is_reported_and_the_others_continue(echo, tmp_path):
+    def fail(setup):
         raise PeerUnavailableError("no compiler")
 
     peers = [
-        Peer("broken", "fp32", ("none",), 1, cannot),
+        Peer("broken", "fp32", ("none",), 1, fail),
         Peer("ends", "fp32", ("none",), 1, lambda setup: replace(echo, settings={"offset": None})),
         Peer("echo", "fp32", ("none",), 1, lambda setup: echo),
     ]
@@ -126,7 +126,7 @@ def test_an_environment_is_built_once_for_each_recipe(tmp_path, monkeypatch):
     assert commands[-1][-1] == "a==2"
 
 
-def test_a_build_that_fails_names_its_log(tmp_path):
+def test_a_failed_build_reports_the_end_of_its_log(tmp_path):
     from benchmarks.peers import environments
 
     with pytest.raises(PeerUnavailableError, match="no such thing"):
@@ -135,7 +135,7 @@ def test_a_build_that_fails_names_its_log(tmp_path):
         )
 
 
-def test_names_of_peers_differ():
+def test_peer_names_are_unique():
     assert len({peer.name for peer in PEERS}) == len(PEERS)
 
 
@@ -169,7 +169,7 @@ def test_our_faster_lookup_is_compared():
     assert (ratio.median, ratio.aim) == (3.0, 1.8)
 
 
-def test_a_peer_that_is_loaded_anew_for_lookups_is_compared_once():
+def test_a_peer_loaded_separately_for_lookups_is_compared_once():
     measured = example() | {
         lookup_case("vllm fp32 lookup", "edit", "ngram"): measured_in([2.0, 4.0])
     }
@@ -187,7 +187,7 @@ def test_agreement_counts_tokens_before_the_first_difference():
     assert num_common((), (1,)) == 0
 
 
-def test_the_page_shows_figures_and_what_is_missing():
+def test_the_page_shows_figures_and_missing_peers():
     measured = example()
     report = PeersReport(
         command="python -m benchmarks.peers",

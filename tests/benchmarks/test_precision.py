@@ -1,4 +1,4 @@
-"""How far distributions are from fp32's, by hand."""
+"""Distances of distributions from fp32, computed by hand."""
 
 import math
 
@@ -15,9 +15,9 @@ def log_probs(*rows):
 def test_distances_are_over_all_tokens():
     expected = [log_probs([0.75, 0.25]), log_probs([0.9, 0.1], [0.2, 0.8])]
     found = [log_probs([0.25, 0.75]), log_probs([0.9, 0.1], [0.2, 0.8])]
-    said = distance("int8", expected, found)
-    assert said.precision == "int8"
-    assert said.kl_divergence == pytest.approx(0.5 * math.log(3) / 3)
-    assert said.total_variation == pytest.approx(0.5 / 3)
-    assert said.most_total_variation == pytest.approx(0.5)
-    assert said.num_agreeing == 2
+    measured = distance("int8", expected, found)
+    assert measured.precision == "int8"
+    assert measured.kl_divergence == pytest.approx(0.5 * math.log(3) / 3)
+    assert measured.total_variation == pytest.approx(0.5 / 3)
+    assert measured.most_total_variation == pytest.approx(0.5)
+    assert measured.num_agreeing == 2

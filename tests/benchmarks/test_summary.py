@@ -1,4 +1,4 @@
-"""Medians, ratios and bars, counted by hand."""
+"""Medians, ratios and limits, computed by hand."""
 
 import pytest
 
@@ -27,11 +27,11 @@ def test_a_row_is_the_median_of_its_rounds():
     assert row.mean_acceptance_length == 1.0
 
 
-def test_an_acceptance_length_that_nobody_tells_stays_untold():
+def test_an_unreported_acceptance_length_is_none():
     assert summarize("a", [measurement(1.0, length=None)]).mean_acceptance_length is None
 
 
-def test_ratios_are_made_within_a_round():
+def test_ratios_are_computed_within_a_round():
     # The second round is ten times slower for both, which a ratio of medians would mix up.
     measured = {
         "fast": [measurement(1.0), measurement(10.0), measurement(1.0)],
@@ -43,13 +43,13 @@ def test_ratios_are_made_within_a_round():
     assert not compare(compare_cases("slow / fast", "slow", "fast", 1.0), measured).is_met
 
 
-def test_several_cases_on_a_side_count_by_their_time_together():
+def test_several_cases_on_a_side_count_by_their_total_time():
     measured = {"a": [measurement(1.0)], "b": [measurement(3.0)], "c": [measurement(1.0)]}
     ratio = compare(Comparison("", ("a", "b"), ("c",)), measured)
     assert ratio.median == pytest.approx((8 / 4) / (4 / 1))
 
 
-def test_a_comparison_with_something_not_measured_is_left_out():
+def test_a_comparison_with_an_unmeasured_case_is_skipped():
     measured = {"a": [measurement(1.0)]}
     assert compare_all([compare_cases("", "a", "b")], measured) == ()
 
@@ -84,20 +84,20 @@ def test_workloads():
 
 
 class Recorder:
-    """A contender that notes what it is asked, in a list that it shares with others."""
+    """Contender that records its workloads in a list shared with others."""
 
-    def __init__(self, name, heard):
-        self._name, self._heard = name, heard
+    def __init__(self, name, recorded):
+        self._name, self._recorded = name, recorded
 
     def measure(self, workload):
-        self._heard.append((self._name, workload.prompts[0][0]))
+        self._recorded.append((self._name, workload.prompts[0][0]))
         return measurement(1.0)
 
 
-def test_cases_take_turns_and_every_round_begins_with_another():
-    heard = []
-    contenders = {name: Recorder(name, heard) for name in ("a", "b")}
+def test_cases_take_turns_and_the_first_case_rotates():
+    recorded = []
+    contenders = {name: Recorder(name, recorded) for name in ("a", "b")}
     cases = [Case(name, name, one_by_one([(10,), (20,)], 4)) for name in ("a", "b")]
     measured = measure_rounds(contenders, cases, num_rounds=3, quiet_limit_s=0)
-    assert heard == [("a", 10), ("b", 10), ("b", 20), ("a", 20), ("a", 10), ("b", 10)]
+    assert recorded == [("a", 10), ("b", 10), ("b", 20), ("a", 20), ("a", 10), ("b", 10)]
     assert {name: len(each) for name, each in measured.items()} == {"a": 3, "b": 3}
