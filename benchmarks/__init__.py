@@ -1,1 +1,1 @@
-"""What proves that the service is lossless, and what measures its speed."""
+"""Checks that the service is lossless, and measurements of its speed."""

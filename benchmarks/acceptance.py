@@ -27,6 +27,7 @@ from benchmarks.draft_support import Support, Text, expected_acceptance
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
 from benchmarks.report_file import add_output, write_text
+from benchmarks.workloads import MODEL
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
@@ -41,7 +42,6 @@ from specdec.types.sampling_params import SamplingParams, SpeculationOptions, Ve
 from specdec.types.stats import SpeculationStats
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
-_MODEL = "smollm2-135m-instruct"
 _TEMPERATURES = (0.0, 0.6, 1.0)
 _LOSSLESS: tuple[VerifierName, ...] = ("coupled", "rejection", "block")
 _REMOVED_LAYERS = (12, 16, 20)
@@ -148,7 +148,7 @@ def measure(options: Any, target: Path, kind: DraftKind) -> Iterator[Outcome | S
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return exit status 0; no figure is enforced."""
     options = _parser().parse_args(arguments)
-    target = resolve(_MODEL)
+    target = resolve(MODEL)
     started_at = time.monotonic()
     results: list[Outcome | Support] = []
     report: dict[str, Any] = {}
@@ -167,7 +167,7 @@ def _report(options: Any, results: Sequence[Outcome | Support], seconds: float) 
     return {
         "command": "make bench-acceptance",
         "machine": asdict(describe_machine()),
-        "target": f"{_MODEL}, float32",
+        "target": f"{MODEL}, float32",
         "options": {key: value for key, value in vars(options).items() if key != "output"},
         "seconds": round(seconds),
         "outcomes": [asdict(each) for each in results if isinstance(each, Outcome)],

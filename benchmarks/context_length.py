@@ -19,12 +19,12 @@ from benchmarks.bytes_moved import pass_bytes
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
+from benchmarks.workloads import MODEL
 from cluster.cli.charts import LineChart, line_charts
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.types.errors import InvalidValueError
 
-_MODEL = "smollm2-135m-instruct"
 _LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8000)
 _NUM_DRAFTS = 7
 
@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0. Raises InvalidValueError for a length beyond the model's."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     most = ModelConfig.from_directory(directory).max_position_embeddings - _NUM_DRAFTS - 1
     if not 1 <= min(options.lengths) <= max(options.lengths) <= most:
         raise InvalidValueError("lengths", options.lengths, f"from 1 to {most}")
@@ -90,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = ContextReport(
         command=command_line("benchmarks.context_length", given),
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         precision=options.precision,
         rows=measure(bench, options.precision, options.lengths, options.rounds),
     )

@@ -23,16 +23,15 @@ from benchmarks.cost_table import CostTable, measure_costs, read_costs
 from benchmarks.draft_lengths import compare_lengths
 from benchmarks.drafting_report import DraftingReport, Row, bars, length_bars, markdown
 from benchmarks.machine import describe_machine
-from benchmarks.prompts import DEFAULT_PATH, load_prompts
+from benchmarks.prompts import add_prompts_option, load_prompts
 from benchmarks.recordings import Recording, load, record, save
 from benchmarks.replay import Replay
 from benchmarks.report_file import add_output, write_report, write_text
+from benchmarks.workloads import MODEL
 from specdec.config.paths import default_cache_dir
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
-
-_MODEL = "smollm2-135m-instruct"
 
 _NUM_DRAFT_TOKENS = (1, 3, 5, 7)
 _CLOSINGS = ("", "\n\nThink carefully before you answer.")
@@ -56,7 +55,7 @@ _METHODS: Mapping[str, SpeculativeConfig] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark; return 0 if all limits are met."""
     options = _parser().parse_args(arguments)
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     passes, tokenizer = _passes(directory, options), Tokenizer(directory)
     rows = [
         row
@@ -67,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lengths = compare_lengths(_METHODS, passes, tokenizer, costs)
     report = DraftingReport(
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         num_prompts=options.num_prompts,
         max_tokens=options.max_tokens,
         rows=tuple(rows),
@@ -137,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.drafting", description="Compare the acceptance of all drafting methods."
     )
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     parser.add_argument("--num-prompts", type=int, default=32, help="number of prompts to use")
     parser.add_argument("--max-tokens", type=int, default=96)
     parser.add_argument("--fresh", action="store_true", help="generate the recordings again")

@@ -28,6 +28,7 @@ from benchmarks.bystanders import CpuUsage
 from benchmarks.bytes_moved import held_bytes
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, write_report
+from benchmarks.workloads import MODEL
 from specdec.config.engine import DTypeName, Kernels
 from specdec.config.quantization import QuantizationMethod
 from specdec.distributed.group import TensorParallelGroup
@@ -113,7 +114,7 @@ class Bench:
     """Model loaded with both kernels, each with its own KV pool."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        directory = resolve("smollm2-135m-instruct")
+        directory = resolve(MODEL)
         self._dtype: DTypeName = options.dtype
         self._quantization: QuantizationMethod | None = options.quantization
         self._clock = time.thread_time if options.cpu_time else time.perf_counter

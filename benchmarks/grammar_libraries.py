@@ -17,11 +17,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from benchmarks.workloads import MODEL
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 
-_MODEL = "smollm2-135m-instruct"
 _TIMEOUT_S = 30.0
 _LOADED = "loaded"
 _PATTERN = "^.*(a|b|c).{20}$"
@@ -177,7 +177,7 @@ def _measured_apart(library: str, case: str) -> Result:
 
 def _measure(library: str, case: str, sender: Connection) -> None:
     kind, value, text = _CASES[case]
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     model = ModelConfig.from_directory(directory)
     masks = _LIBRARIES[library](directory, model.vocab_size, min(model.eos_token_ids))
     token_ids = Tokenizer(directory).encode(text, add_special_tokens=False)

@@ -16,27 +16,25 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.contenders import EngineContender, EngineSettings, ServiceContender
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.methods import METHODS, make_method
-from benchmarks.prompts import DEFAULT_PATH, load_prompts
+from benchmarks.prompts import add_prompts_option, load_prompts
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
 from benchmarks.service import started_service
 from benchmarks.summary import summarize
 from benchmarks.worker import Worker
-from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
+from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload
 from cluster.cli.charts import LineChart, line_charts
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 
-_MODEL = "smollm2-135m-instruct"
 _CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 _REQUESTS_EACH = 2
 _QUANTIZATIONS = ("none", *QUANTIZATION_METHODS)
@@ -161,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = LoadReport(
         command=command_line("benchmarks.load", given),
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         quantization=options.quantization,
         method=options.method,
         num_rounds=options.rounds,
@@ -182,7 +180,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace) -> tuple[dict[tuple[str, int], Case], Measured]:
     """Load each contender in its own process, and measure in rounds."""
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     prompts = [each.token_ids for each in load_prompts(options.prompts, Tokenizer(directory))]
     method = make_method(options.method)
     settings = EngineSettings(
@@ -202,7 +200,7 @@ def measure(options: argparse.Namespace) -> tuple[dict[tuple[str, int], Case], M
         if "service" in options.contenders:
             service = stack.enter_context(
                 started_service(
-                    _MODEL,
+                    MODEL,
                     speculative_config=method.config,
                     quantization=options.quantization,
                     enable_prefix_caching=False,
@@ -225,7 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contenders", nargs="+", choices=names, default=names)
     parser.add_argument("--method", choices=METHODS, default=NO_METHOD)
     parser.add_argument("--quantization", choices=_QUANTIZATIONS, default="none")
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     add_round_options(parser, num_rounds=3)
     add_output(parser, "load")
     return parser

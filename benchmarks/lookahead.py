@@ -17,11 +17,11 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from benchmarks.machine import describe_machine
-from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
+from benchmarks.prompts import BenchmarkPrompt, add_prompts_option, load_prompts
 from benchmarks.report_file import add_output, command_line, write_report
+from benchmarks.workloads import MODEL
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
@@ -34,7 +34,6 @@ from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import EngineStats
 from specdec.worker import LocalTarget, ModelRunner, load_runner
 
-_MODEL = "smollm2-135m-instruct"
 _MAX_LEN = 2048
 """Maximum tokens of prompt and output."""
 
@@ -91,7 +90,7 @@ class _Bench:
     """One model, with an engine per configuration."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        directory = resolve(_MODEL)
+        directory = resolve(MODEL)
         model, tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
         config = EngineConfig(_MAX_LEN, _MAX_LEN // 16, max_num_seqs=1, enable_prefix_caching=False)
         first = load_runner(directory, "float32", config, TensorParallelGroup())
@@ -187,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     report = {
         "machine": asdict(describe_machine()),
-        "model": _MODEL,
+        "model": MODEL,
         "command": command_line("benchmarks.lookahead", given),
         "num_prompts_with_other_tokens": num_different,
         "rows": [asdict(row) for row in rows],
@@ -200,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.lookahead", description="Compare lookahead decoding with n-gram lookup."
     )
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     parser.add_argument("--num-prompts", type=int, default=8, help="number of prompts to use")
     parser.add_argument("--num-draft-tokens", type=int, default=3)
     parser.add_argument("--max-tokens", type=int, default=64)

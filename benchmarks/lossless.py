@@ -22,25 +22,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 from tqdm import tqdm
 
 from benchmarks.machine import describe_machine
-from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts
+from benchmarks.prompts import BenchmarkPrompt, add_prompts_option, load_prompts
 from benchmarks.reference import TransformersReference
 from benchmarks.report_file import add_output, write_text
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.streams import Answer, Call, speculation_options, stream_all
 from benchmarks.ties import Difference, Reference, argmax_differences, first_difference
+from benchmarks.workloads import MODEL
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams, SpeculationMethod
 from specdec.types.stats import SpeculationStats
 
-_MODEL = "smollm2-135m-instruct"
 _MIN_IDENTICAL_SHARE = 0.95
 
 _GREEDY_STREAMS = 16
@@ -203,7 +202,7 @@ class LosslessCheck:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run all comparisons; return 0 if each configuration passed."""
     options = _parser().parse_args(arguments)
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))
     check = LosslessCheck(
         prompts[: options.num_prompts], options.max_tokens, TransformersReference(directory)
@@ -230,7 +229,7 @@ def _service(
 ) -> AbstractContextManager[ServiceProcess]:
     num_models = 2 if method == "draft_model" else 1
     return started_service(
-        _MODEL,
+        MODEL,
         tensor_parallel_size=tensor_parallel_size,
         speculative_config=SpeculativeConfig(**_METHODS[method]),
         kv_cache_memory_gib=num_models * _KV_GIB_PER_MODEL,
@@ -244,7 +243,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--tensor-parallel", type=int, nargs="+", default=[1, 2, 3], metavar="SIZE")
     parser.add_argument("--methods", nargs="+", default=list(_METHODS), choices=list(_METHODS))
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     parser.add_argument("--num-prompts", type=int, default=40, help="number of prompts to use")
     parser.add_argument("--max-tokens", type=int, default=64)
     add_output(parser)

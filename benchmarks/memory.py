@@ -25,17 +25,16 @@ from benchmarks.bytes_moved import kv_bytes, weight_bytes
 from benchmarks.contenders import ServiceContender
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.methods import METHODS, make_method
-from benchmarks.prompts import DEFAULT_PATH, load_prompts
+from benchmarks.prompts import add_prompts_option, load_prompts
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.service import ServiceProcess, started_service
 from benchmarks.summary import Bar, at_most, print_bars
-from benchmarks.workloads import NO_METHOD, Workload
+from benchmarks.workloads import MODEL, NO_METHOD, Workload
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 
-_MODEL = "smollm2-135m-instruct"
 _QUANTIZATIONS = ("none", *QUANTIZATION_METHODS)
 _MAX_TOKENS = 64
 _MAX_MODEL_LEN = 2048
@@ -135,12 +134,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, command: str) -> MemoryReport:
     """Start the service `options.starts` times, and measure the last one after a load."""
-    directory, kv = resolve(_MODEL), int(options.kv_gib * 2**30)
+    directory, kv = resolve(MODEL), int(options.kv_gib * 2**30)
     start_s = []
     for number in tqdm(range(options.starts), "starting", leave=False):
         started_at = time.monotonic()
         with started_service(
-            _MODEL,
+            MODEL,
             quantization=options.quantization,
             speculative_config=make_method(options.method).config,
             kv_cache_memory_gib=options.kv_gib,
@@ -156,7 +155,7 @@ def measure(options: argparse.Namespace, command: str) -> MemoryReport:
     return MemoryReport(
         command=command,
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         quantization=options.quantization,
         method=options.method,
         start_s=tuple(start_s),
@@ -190,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kv-gib", type=float, default=2.0, help="size of the KV pool (default: 2, as a service)"
     )
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     add_output(parser, "memory")
     return parser
 

@@ -17,26 +17,24 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.contenders import ServiceContender
 from benchmarks.machine import Machine, describe_machine
-from benchmarks.prompts import DEFAULT_PATH, load_prompts, of_similar_length
+from benchmarks.prompts import add_prompts_option, load_prompts, of_similar_length
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
 from benchmarks.service import started_service
 from benchmarks.steered import STEERED, steer
 from benchmarks.summary import Bar, Row, at_least, print_bars, print_rows, summarize
-from benchmarks.workloads import NO_METHOD, Contender, Measurement, Workload
+from benchmarks.workloads import MODEL, NO_METHOD, Contender, Measurement, Workload
 from specdec.client import AdminClient
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control_changes import SpeculationChange
 
-_MODEL = "smollm2-135m-instruct"
 _PAIRS_PER_ROUND = {1: 4, 8: 2, 32: 1}  # by the number of streams
 _MOST_PROMPTS = 48
 _REQUESTS_EACH = 2  # per stream, one after the other
@@ -140,7 +138,7 @@ def measure_pair(
     with ExitStack() as stack:
         print_progress("starting both services")
         addresses = {
-            name: stack.enter_context(started_service(_MODEL, **shared, **own[name])).address
+            name: stack.enter_context(started_service(MODEL, **shared, **own[name])).address
             for name in order
         }
         admin = stack.enter_context(AdminClient(addresses[OFF]))
@@ -170,14 +168,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
-    known = load_prompts(options.prompts, Tokenizer(resolve(_MODEL)))
+    known = load_prompts(options.prompts, Tokenizer(resolve(MODEL)))
     cases = make_cases(of_similar_length(known, _MOST_PROMPTS), options.max_tokens)
     measured = measure(cases, options)
     found = shares(measured)
     report = OffReport(
         command=command_line("benchmarks.off_cost", given),
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         num_rounds=options.rounds,
         max_tokens=options.max_tokens,
         rows=tuple(summarize(name, each) for name, each in measured.items()),
@@ -194,7 +192,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.off_cost", description="Measure the cost of switched-off speculation."
     )
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     add_round_options(parser, num_rounds=10)
     add_output(parser, "off-cost")
     return parser

@@ -29,6 +29,7 @@ from tqdm import tqdm
 from benchmarks.machine import describe_machine
 from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.report_file import add_output, markdown_table, write_report
+from benchmarks.workloads import MODEL
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
@@ -42,7 +43,6 @@ from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
-_MODEL = "smollm2-135m-instruct"
 _NUM_MERGES = (4_000, 16_000)
 _TEMPERATURES = (0.0, 0.8)
 _SUITES = ("mt_bench", "humaneval", "gsm8k")
@@ -75,7 +75,7 @@ class _Bench:
     """Target, loaded once, with its outputs without speculation."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self.directory = resolve(_MODEL)
+        self.directory = resolve(MODEL)
         self._options = options
         self._tokenizer = Tokenizer(self.directory)
         self._model = ModelConfig.from_directory(self.directory)
@@ -199,7 +199,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(markdown_table(columns, map(_cells, rows)))
     report = {
         "machine": asdict(describe_machine()),
-        "model": _MODEL,
+        "model": MODEL,
         "options": {key: value for key, value in vars(options).items() if key != "output"},
         "rows": [asdict(row) for row in rows],
     }

@@ -25,7 +25,7 @@ from benchmarks.contenders import (
     StepProfile,
 )
 from benchmarks.machine import Machine, describe_machine
-from benchmarks.prompts import DEFAULT_PATH, load_prompts, of_similar_length
+from benchmarks.prompts import add_prompts_option, load_prompts, of_similar_length
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds, warm_up
 from benchmarks.service import started_service
@@ -43,12 +43,11 @@ from benchmarks.summary import (
     summarize,
 )
 from benchmarks.worker import Worker
-from benchmarks.workloads import Contender, all_at_once, one_by_one
+from benchmarks.workloads import MODEL, Contender, all_at_once, one_by_one
 from specdec.config.llm import LLMConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 
-_MODEL = "smollm2-135m-instruct"
 _NUM_STREAMS = (1, 16)
 _LEAST_SHARE: Mapping[str, float] = {"fp32": 1 / 1.05, "int8": 1 / 1.15}
 """Minimum throughput of the service over the engine's: at most 5 and 15 % slower."""
@@ -119,7 +118,7 @@ def measure_precision(
         precision.dtype, precision.quantization, max_prefill_tokens=LLMConfig().prefill_limit
     )
     with (
-        started_service(_MODEL, **service_settings(precision, options.stream_interval)) as service,
+        started_service(MODEL, **service_settings(precision, options.stream_interval)) as service,
         Worker(partial(EngineContender, settings=settings), directory) as engine,
     ):
         contenders: dict[str, Contender] = {
@@ -162,7 +161,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     prompts = of_similar_length(
         load_prompts(options.prompts, Tokenizer(directory)), max(_NUM_STREAMS)
     )
@@ -177,7 +176,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = OverheadReport(
         command=command_line("benchmarks.overhead", given),
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         stream_interval=options.stream_interval,
         num_rounds=options.rounds,
         max_tokens=options.max_tokens,
@@ -207,7 +206,7 @@ def _parser() -> argparse.ArgumentParser:
     names = tuple(_LEAST_SHARE)
     parser.add_argument("--precisions", nargs="+", choices=names, default=names)
     parser.add_argument("--stream-interval", type=int, help="tokens per message of the service")
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     add_round_options(parser, num_rounds=5)
     add_output(parser, "overhead")
     return parser

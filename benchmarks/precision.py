@@ -25,10 +25,10 @@ from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.recordings import TextScorer, continuations
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS
+from benchmarks.workloads import MODEL
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 
-_MODEL = "smollm2-135m-instruct"
 _REFERENCE = "fp32"
 
 
@@ -99,12 +99,12 @@ def main(given: Sequence[str] | None = None) -> int:
     """Run the benchmark, print one line per precision, and return exit status 0."""
     given = sys.argv[1:] if given is None else given
     options = _parser().parse_args(given)
-    directory = resolve(_MODEL, progress=print_progress)
+    directory = resolve(MODEL, progress=print_progress)
     num_answers, num_tokens, distances = measure(directory, options.max_tokens)
     report = PrecisionReport(
         command=command_line("benchmarks.precision", given),
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         num_answers=num_answers,
         num_tokens=num_tokens,
         distances=distances,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
 
 DEFAULT_PATH = Path(__file__).with_name("prompts.jsonl")
+SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")
 
 _TYPICAL_TOKENS = 70
 
@@ -24,6 +26,11 @@ class BenchmarkPrompt:
     prompt_id: str
     suite: str
     token_ids: tuple[int, ...]
+
+
+def add_prompts_option(parser: argparse.ArgumentParser) -> None:
+    """Add the option `--prompts`."""
+    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
 
 
 def load_prompts(path: Path, tokenizer: Tokenizer, closing: str = "") -> list[BenchmarkPrompt]:

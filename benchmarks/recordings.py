@@ -136,5 +136,5 @@ class TextScorer:
 
     def agrees(self, prompt: Sequence[int], output: Sequence[int]) -> tuple[bool, ...]:
         """Return, for each token of `output`, whether it is the most likely one."""
-        likeliest = self.logits(prompt, output).argmax(-1)
-        return tuple((likeliest == torch.tensor(output)).tolist())
+        most_likely = self.logits(prompt, output).argmax(-1)
+        return tuple((most_likely == torch.tensor(output)).tolist())

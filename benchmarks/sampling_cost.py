@@ -27,6 +27,7 @@ from benchmarks.prompts import DEFAULT_PATH, load_prompts
 from benchmarks.report_file import add_output, write_report
 from benchmarks.summary import verdict
 from benchmarks.timed_runner import TimedRunner
+from benchmarks.workloads import MODEL
 from specdec.config.engine import EngineConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.resolve import print_progress, resolve
@@ -37,7 +38,6 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput
 from specdec.types.sampling_spec import SamplingRules
 from specdec.worker import ModelRunner, load_runner
 
-_MODEL = "smollm2-135m-instruct"
 _NUM_SEQS = 16
 _CONTEXT_TOKENS = 64
 _MAX_DRAFTS = 3
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     torch.set_num_threads(num_usable_cores())
     torch.manual_seed(0)
-    bench = Bench(resolve(_MODEL))
+    bench = Bench(resolve(MODEL))
     wait_until_quiet(_QUIET_LIMIT_S)
     before = CpuUsage.now()
     print_progress("measuring the model's steps")

@@ -15,11 +15,10 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 from benchmarks.machine import Machine, describe_machine
-from benchmarks.prompts import DEFAULT_PATH, by_suite, load_prompts
+from benchmarks.prompts import SUITES, add_prompts_option, by_suite, load_prompts
 from benchmarks.report_file import (
     add_output,
     command_line,
@@ -31,7 +30,7 @@ from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds,
 from benchmarks.service import started_service
 from benchmarks.steered import STEERED, SteeredContender
 from benchmarks.summary import Row, print_rows, summarize
-from benchmarks.workloads import Contender, Workload
+from benchmarks.workloads import MODEL, Contender, Workload
 from cluster.cli.charts import LineChart, line_charts
 from specdec.client import AdminClient
 from specdec.config.speculative import SpeculativeConfig
@@ -39,8 +38,6 @@ from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control_changes import SpeculationChange
 
-_MODEL = "smollm2-135m-instruct"
-_SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")
 _NUM_STREAMS = (1, 2, 4, 8, 16, 32, 64)
 _FIXED = (1, 3, 5, 7)
 _AIM = 0.95
@@ -135,7 +132,7 @@ def measure(prompts: Sequence[tuple[int, ...]], options: argparse.Namespace) -> 
     print_progress("starting the service")
     with ExitStack() as stack:
         service = stack.enter_context(
-            started_service(_MODEL, speculative_config=config, enable_prefix_caching=False)
+            started_service(MODEL, speculative_config=config, enable_prefix_caching=False)
         )
         admin = stack.enter_context(AdminClient(service.address))
         contenders: dict[str, Contender] = {
@@ -190,14 +187,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(given)
     if options.rounds < 2:
         parser.error("--rounds must be at least 2: one to select the best length, one to compare")
-    known = load_prompts(options.prompts, Tokenizer(resolve(_MODEL)))
-    suites = by_suite(known, _SUITES, -(-max(_NUM_STREAMS) // len(_SUITES)))
+    known = load_prompts(options.prompts, Tokenizer(resolve(MODEL)))
+    suites = by_suite(known, SUITES, -(-max(_NUM_STREAMS) // len(SUITES)))
     prompts = [prompt for each in zip(*suites.values(), strict=False) for prompt in each]
     measured = measure(prompts, options)
     report = ServiceControlReport(
         command=command_line("benchmarks.service_control", given),
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         method=options.method,
         num_rounds=options.rounds,
         max_tokens=options.max_tokens,
@@ -218,7 +215,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure automatic control against fixed numbers of draft tokens.",
     )
     parser.add_argument("--method", choices=("ngram", "suffix"), default="ngram")
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     add_round_options(parser, num_rounds=4)
     add_output(parser, "service-control")
     return parser

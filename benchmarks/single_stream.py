@@ -13,12 +13,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from benchmarks.contenders import EngineContender, EngineSettings
 from benchmarks.machine import Machine, describe_machine
 from benchmarks.methods import METHODS, NUM_SPECULATIVE_TOKENS
-from benchmarks.prompts import DEFAULT_PATH, by_suite, load_prompts
+from benchmarks.prompts import SUITES, add_prompts_option, by_suite, load_prompts
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.rounds import Case, add_round_options, measure_rounds, warm_up
 from benchmarks.summary import (
@@ -33,15 +32,13 @@ from benchmarks.summary import (
     summarize,
 )
 from benchmarks.worker import Worker
-from benchmarks.workloads import NO_METHOD, Contender, one_by_one
+from benchmarks.workloads import MODEL, NO_METHOD, Contender, one_by_one
 from cluster.cli.charts import BarChart, bar_charts
 from specdec.config.engine import DTYPE_BYTES
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
 
-_MODEL = "smollm2-135m-instruct"
-_SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")
 _METHODS = (NO_METHOD, "ngram", "suffix", "draft_model", "suffix+draft_model", "auto")
 _NUM_BLOCKS = 128  # of 16 tokens; each method has its own
 
@@ -123,7 +120,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, command: str) -> SingleStreamReport:
     """Load the model in its own process, and measure in rounds."""
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))
     methods = tuple(dict.fromkeys((NO_METHOD, *options.methods)))
     cases = [
@@ -141,7 +138,7 @@ def measure(options: argparse.Namespace, command: str) -> SingleStreamReport:
     return SingleStreamReport(
         command=command,
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         settings=settings,
         num_rounds=options.rounds,
         max_tokens=options.max_tokens,
@@ -161,12 +158,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmarks.single_stream", description="Compare drafting methods on one stream."
     )
-    parser.add_argument("--suites", nargs="+", default=_SUITES)
+    parser.add_argument("--suites", nargs="+", default=SUITES)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=_METHODS)
     parser.add_argument("--num-speculative-tokens", type=int, default=NUM_SPECULATIVE_TOKENS)
     parser.add_argument("--dtype", choices=DTYPE_BYTES, default="float32")
     parser.add_argument("--quantization", choices=QUANTIZATION_METHODS)
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     add_round_options(parser, num_rounds=10)
     add_output(parser, "single-stream")
     return parser

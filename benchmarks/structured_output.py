@@ -23,6 +23,7 @@ from tqdm import tqdm
 from benchmarks.json_schemas import CASES, SchemaCase
 from benchmarks.machine import describe_machine
 from benchmarks.report_file import add_output, write_text
+from benchmarks.workloads import MODEL
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
@@ -38,7 +39,6 @@ from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams, SpeculationMethod, StructuredOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
-_MODEL = "smollm2-135m-instruct"
 _METHODS: tuple[SpeculationMethod | None, ...] = (None, "ngram", "draft_model")
 _TEMPERATURES = (0.0, 1.0)
 _DRAFT_TOKENS = 5
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add_output(parser)
     options = parser.parse_args(arguments)
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     outcomes = []
     for temperature in _TEMPERATURES:
         reference: list[Output] | None = None
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             outcomes.append(outcome)
             print(f"{'passed' if outcome.passed else 'FAILED'}: {outcome}", file=sys.stderr)
     report = {
-        "model": _MODEL,
+        "model": MODEL,
         "num_schemas": len(CASES),
         "max_tokens": _MAX_TOKENS,
         "machine": asdict(describe_machine()),

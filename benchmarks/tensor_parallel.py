@@ -32,13 +32,13 @@ from benchmarks.machine import Machine, describe_machine, num_usable_cores
 from benchmarks.report_file import add_output, command_line, write_report
 from benchmarks.step_bench import PRECISIONS, Shape, StepBench
 from benchmarks.summary import Bar, at_most, print_bars
+from benchmarks.workloads import MODEL
 from cluster.workers.worker_group import BRIEF_SPINNING
 from specdec.distributed.group import ProcessGroupCollectives, TensorParallelGroup
 from specdec.kernels.cpu import native_library
 from specdec.models.resolve import resolve
 from specdec.worker import Rendezvous
 
-_MODEL = "smollm2-135m-instruct"
 _SHAPES = (Shape(1), Shape(1, 7), Shape(16), Shape(16, 3))
 _CONTEXT_TOKENS = 128
 _TIMEOUT = timedelta(minutes=5)
@@ -139,7 +139,7 @@ def contender(way: str, size: int, num_threads: int, precision: str) -> Iterator
         for rank in range(size):
             ours, theirs = context.Pipe()
             spec = RankSpec(
-                rank, size, way, precision, num_threads, Path(directory), resolve(_MODEL)
+                rank, size, way, precision, num_threads, Path(directory), resolve(MODEL)
             )
             process = context.Process(target=run_rank, args=(spec, theirs))
             process.start()
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = TensorParallelReport(
         command=command_line("benchmarks.tensor_parallel", given),
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         num_ranks=options.ranks,
         others_percent=max(percent for _, percent in measured),
         steps=tuple(steps),

@@ -25,7 +25,12 @@ from benchmarks.contenders import EngineContender, EngineSettings, ServiceConten
 from benchmarks.machine import describe_machine
 from benchmarks.peers.catalog import Launch, transformers_settings
 from benchmarks.peers.process import PeerProcess
-from benchmarks.prompts import DEFAULT_PATH, BenchmarkPrompt, load_prompts, of_similar_length
+from benchmarks.prompts import (
+    BenchmarkPrompt,
+    add_prompts_option,
+    load_prompts,
+    of_similar_length,
+)
 from benchmarks.report_file import add_output, write_report
 from benchmarks.rounds import Case, add_round_options, measure_rounds, warm_up
 from benchmarks.service import ServiceProcess, started_service
@@ -39,13 +44,12 @@ from benchmarks.throughput_report import (
     transport_ms,
 )
 from benchmarks.worker import Worker
-from benchmarks.workloads import NO_METHOD, Contender, Workload, all_at_once, one_by_one
+from benchmarks.workloads import MODEL, NO_METHOD, Contender, Workload, all_at_once, one_by_one
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 
-_MODEL = "smollm2-135m-instruct"
 _NUM_STREAMS = 16
 _NUM_SPECULATIVE_TOKENS = 3
 
@@ -117,7 +121,7 @@ def _loaded(directory: Path) -> Iterator[_Contenders]:
     with ExitStack() as stack:
         service = stack.enter_context(
             started_service(
-                _MODEL, speculative_config=SpeculativeConfig("ngram"), enable_prefix_caching=False
+                MODEL, speculative_config=SpeculativeConfig("ngram"), enable_prefix_caching=False
             )
         )
         log = Path(stack.enter_context(TemporaryDirectory())) / "transformers.log"
@@ -151,10 +155,10 @@ def _measure(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     options = _parser().parse_args(arguments)
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     cases = make_cases(load_prompts(options.prompts, Tokenizer(directory)), options.max_tokens)
     with _loaded(directory) as loaded:
-        settings = Settings(_MODEL, "float32", options.rounds, options.max_tokens)
+        settings = Settings(MODEL, "float32", options.rounds, options.max_tokens)
         report = _measure(loaded, cases, settings, options.quiet_limit_s)
     print_tables(report)
     write_report(report, options.output)
@@ -166,7 +170,7 @@ def _parser() -> argparse.ArgumentParser:
         prog="benchmarks.throughput", description="Compare transformers, engine and service."
     )
     add_round_options(parser, num_rounds=5)
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    add_prompts_option(parser)
     add_output(parser, "throughput")
     return parser
 

@@ -22,10 +22,10 @@ from benchmarks.machine import Machine, describe_machine
 from benchmarks.report_file import add_output, command_line, write_report, write_text
 from benchmarks.step_bench import PRECISIONS, Shape, ShapeTime, StepBench, measure_shapes
 from benchmarks.summary import Bar, at_least, at_most, print_bars
+from benchmarks.workloads import MODEL
 from cluster.cli.charts import LineChart, line_charts
 from specdec.models.resolve import print_progress, resolve
 
-_MODEL = "smollm2-135m-instruct"
 _PRECISIONS = ("fp32", "bf16", "int8", "w8a8")
 _PRECISIONS_WITH_LIMIT = ("fp32", "int8")
 _NUM_ROWS = (1, 2, 4, 8, 16, 32)
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the benchmark and return 0 whether or not the aims are met: machines differ."""
     given = sys.argv[1:] if arguments is None else list(arguments)
     options = _parser().parse_args(given)
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     print_progress("measuring the memory bandwidth")
     memory = memory_bandwidth()
     measured = [
@@ -183,7 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report = VerificationReport(
         command=command_line("benchmarks.verification_cost", given),
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         memory_bytes_per_s=memory,
         bandwidths=tuple(bandwidth for bandwidth, _ in measured),
         rows=rows,

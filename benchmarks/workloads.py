@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+MODEL = "smollm2-135m-instruct"
+"""Model that the benchmarks run."""
+
 NO_METHOD = "none"
 """Method of a workload without speculation."""
 

@@ -30,8 +30,9 @@ from benchmarks.peers.environments import PeerUnavailableError
 from benchmarks.peers.process import PeerProcess
 from benchmarks.peers.report import PeersReport, PeerStatus, agreements, chart, markdown
 from benchmarks.prompts import (
-    DEFAULT_PATH,
+    SUITES,
     BenchmarkPrompt,
+    add_prompts_option,
     by_suite,
     load_prompts,
     of_similar_length,
@@ -41,13 +42,11 @@ from benchmarks.rounds import Case, Measured, add_round_options, measure_rounds,
 from benchmarks.step_bench import PRECISIONS
 from benchmarks.summary import compare_all, print_ratios, print_rows, summarize
 from benchmarks.worker import Worker
-from benchmarks.workloads import NO_METHOD, Contender, Workload, all_at_once, one_by_one
+from benchmarks.workloads import MODEL, NO_METHOD, Contender, Workload, all_at_once, one_by_one
 from specdec.config.paths import default_cache_dir
 from specdec.models.resolve import print_progress, resolve
 from specdec.text.tokenizer import Tokenizer
 
-_MODEL = "smollm2-135m-instruct"
-_SUITES = ("edit", "humaneval", "gsm8k", "mt_bench")
 _PROBE = (1, 2, 3, 4)
 """Prompt that checks whether a loaded peer can run."""
 _NUM_BLOCKS = 512  # of 16 tokens, for each of our methods
@@ -133,12 +132,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, command: str) -> PeersReport:
     """Load all contenders, and measure in rounds."""
-    directory = resolve(_MODEL)
+    directory = resolve(MODEL)
     prompts = load_prompts(options.prompts, Tokenizer(directory))
     peers = [peer for peer in PEERS if _is_selected(peer.name, options.only)]
     options.directory.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
-        loaded, statuses = enter_peers(stack, peers, Setup(options.directory, directory, _MODEL))
+        loaded, statuses = enter_peers(stack, peers, Setup(options.directory, directory, MODEL))
         ours = enter_ours(stack, directory)
         cases = [
             case
@@ -152,7 +151,7 @@ def measure(options: argparse.Namespace, command: str) -> PeersReport:
     return PeersReport(
         command=command,
         machine=describe_machine(),
-        model=_MODEL,
+        model=MODEL,
         num_rounds=options.rounds,
         max_tokens=options.max_tokens,
         peers=tuple(statuses),
@@ -189,8 +188,8 @@ def _parser() -> argparse.ArgumentParser:
         default=default_cache_dir() / "peers",
         help="directory of environments, models and logs",
     )
-    parser.add_argument("--suites", nargs="+", default=_SUITES)
-    parser.add_argument("--prompts", type=Path, default=DEFAULT_PATH, help="JSON lines file")
+    parser.add_argument("--suites", nargs="+", default=SUITES)
+    add_prompts_option(parser)
     add_round_options(parser, num_rounds=5)
     add_output(parser, "peers")
     return parser
