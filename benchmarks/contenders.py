@@ -38,9 +38,10 @@ _BLOCK_SIZE = 16
 class EngineSettings:
     """Settings of the engine in process.
 
-    methods: those that workloads name, see benchmarks.methods. num_blocks: size of the KV pool in
-        blocks of 16 tokens; the draft model gets a second pool of that size. max_prefill_tokens:
-        prompt tokens in a step that also decodes; None for no limit.
+    methods: those that workloads name, see benchmarks.methods.
+    num_blocks: size of the KV pool in blocks of 16 tokens; the draft model gets a second pool of
+        that size.
+    max_prefill_tokens: prompt tokens in a step that also decodes; None for no limit.
     """
 
     dtype: DTypeName = "float32"

@@ -49,8 +49,8 @@ ACCEPTANCE = {
 class Result:
     """One curve, acceptance and number of streams: medians of tokens per second over even rounds.
 
-    best: the fixed number that was best on odd rounds. chosen: number of steps by the number of
-        draft tokens that auto selected.
+    best: the fixed number that was best on odd rounds.
+    chosen: number of steps by the number of draft tokens that auto selected.
     """
 
     curve: str

@@ -35,8 +35,9 @@ _NUM_ROUNDS = 10
 class CostTable:
     """Model seconds of a step with one sequence, by number of draft tokens from 0.
 
-    verify_s: of the target, which runs one more token. draft_s: of the draft model, 0 for no
-        drafts. num_threads: threads of either model.
+    verify_s: of the target, which runs one more token.
+    draft_s: of the draft model, 0 for no drafts.
+    num_threads: threads of either model.
     """
 
     machine: Machine

@@ -22,8 +22,9 @@ LEAST_SHARE = 0.95
 class LengthRow:
     """One method on one suite, over both passes.
 
-    tokens_per_s: by the cost table, for each fixed length from 1. best: the fastest fixed length.
-        adaptive_tokens_per_s: for a length that follows acceptance.
+    tokens_per_s: by the cost table, for each fixed length from 1.
+    best: the fastest fixed length.
+    adaptive_tokens_per_s: for a length that follows acceptance.
     """
 
     method: str

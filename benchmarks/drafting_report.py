@@ -20,10 +20,12 @@ class Row:
     """One method on one suite in one pass.
 
     mean_acceptance_length: tokens that a draft yields, the target's own included; steps without a
-        draft do not count. tokens_per_step: over all steps, the inverse of forward passes per
-        token. drafted_share: share of steps with a draft. model_share: share of steps in which the
-        draft model drafts. draft_us: CPU microseconds per step in the proposer, including the
-        processing of new tokens and prompts, without the draft model.
+        draft do not count.
+    tokens_per_step: over all steps, the inverse of forward passes per token.
+    drafted_share: share of steps with a draft.
+    model_share: share of steps in which the draft model drafts.
+    draft_us: CPU microseconds per step in the proposer, including the processing of new tokens and
+        prompts, without the draft model.
     """
 
     method: str

@@ -25,8 +25,8 @@ _GPU_BUFFER_BYTES, _CPU_BUFFER_BYTES = 2**30, 2**27
 class StepTimes:
     """Median step times. floor_ms: time to read the weights, a lower bound of any step.
 
-    verify_ms: one sequence with 7 draft tokens, so 8 rows. peak_bytes: peak device memory, 0 where
-        the device does not count it.
+    verify_ms: one sequence with 7 draft tokens, so 8 rows.
+    peak_bytes: peak device memory, 0 where the device does not count it.
     """
 
     weight_bytes: int

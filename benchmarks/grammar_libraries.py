@@ -73,7 +73,8 @@ _CASES: dict[str, tuple[str, Any, str]] = {  # kind, grammar, text to match
 class Result:
     """One case with one library, in CPU time.
 
-    error: why the grammar was rejected. follows: whether the grammar accepts the case's text.
+    error: why the grammar was rejected.
+    follows: whether the grammar accepts the case's text.
     """
 
     case: str

@@ -50,7 +50,8 @@ _WAYS: Mapping[str, SpeculativeConfig | None] = {
 class Row:
     """One configuration, on the prompts of one suite or of all.
 
-    tokens_per_step: 1 without speculation. relative_speed: tokens per second over those of `off`.
+    tokens_per_step: 1 without speculation.
+    relative_speed: tokens per second over those of `off`.
     """
 
     way: str

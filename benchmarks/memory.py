@@ -57,7 +57,8 @@ class MemoryReport:
     """Complete results of a run.
 
     start_s: seconds until the service is ready, for each start; the first may have a cold cache.
-        weight_bytes: of the target's matrices. kv_bytes: of the pool.
+    weight_bytes: of the target's matrices.
+    kv_bytes: of the pool.
     """
 
     command: str

@@ -36,8 +36,10 @@ _REFERENCE = "fp32"
 class Distance:
     """Distance of a precision from fp32, over all tokens of the answers.
 
-    kl_divergence: mean, in nats. total_variation: mean. most_total_variation: maximum over the
-        tokens. num_agreeing: number of tokens whose most likely token equals fp32's.
+    kl_divergence: mean, in nats.
+    total_variation: mean.
+    most_total_variation: maximum over the tokens.
+    num_agreeing: number of tokens whose most likely token equals fp32's.
     """
 
     precision: str

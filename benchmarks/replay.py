@@ -26,8 +26,9 @@ _NO_TOKEN = -1
 class Tally:
     """Counters of the drafts for some recordings.
 
-    num_model_drafts: drafts of the draft model. draft_seconds: CPU time in the proposer. kinds:
-        number of steps by (drafted tokens, tokens drafted by the draft model).
+    num_model_drafts: drafts of the draft model.
+    draft_seconds: CPU time in the proposer.
+    kinds: number of steps by (drafted tokens, tokens drafted by the draft model).
     """
 
     speculation: SpeculationStats = field(default_factory=SpeculationStats)

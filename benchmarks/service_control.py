@@ -50,8 +50,8 @@ AUTO, OFF = "auto", "off"
 class LoadResult:
     """One number of streams: medians of tokens per second on even rounds.
 
-    best: the fixed number that was best on odd rounds. best_share: auto's rate over the better of
-        off and the best fixed number.
+    best: the fixed number that was best on odd rounds.
+    best_share: auto's rate over the better of off and the best fixed number.
     """
 
     num_streams: int

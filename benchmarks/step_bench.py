@@ -69,8 +69,8 @@ class StepBench:
     ) -> None:
         """Load the model. max_tokens: maximum length of a sequence, including the tokens of a step.
 
-        group: of which this is a rank; None for a single rank. num_threads: one per core by
-            default.
+        group: of which this is a rank; None for a single rank.
+        num_threads: one per core by default.
         """
         torch.set_num_threads(num_threads or num_usable_cores())
         self._blocks_each = -(-max_tokens // _BLOCK_SIZE)

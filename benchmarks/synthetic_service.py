@@ -31,8 +31,9 @@ class Clock:
 class CostCurve:
     """Seconds of a step: weights are read once, and rows are computed at the same time.
 
-    weights_s: time to read the weights. row_s: time to compute one row. The larger of the two
-        counts, plus a fifth of the smaller. draft_s: time per draft token, for the whole batch.
+    weights_s: time to read the weights.
+    row_s: time to compute one row. The larger of the two counts, plus a fifth of the smaller.
+    draft_s: time per draft token, for the whole batch.
     """
 
     weights_s: float

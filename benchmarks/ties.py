@@ -48,8 +48,8 @@ class Reference:
 class Difference:
     """First position at which an output differs from its reference.
 
-    expected, got: token ids; None if that side has ended. gap: between the reference's best score
-        and that of the generated token; None at an end.
+    expected, got: token ids; None if that side has ended.
+    gap: between the reference's best score and that of the generated token; None at an end.
     """
 
     prompt_id: str

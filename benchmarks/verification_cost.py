@@ -38,8 +38,9 @@ _LEAST_ROOFLINE = 0.75
 class CostRow:
     """One shape in one precision.
 
-    kind: `drafts` of one sequence, or as many `sequences`. ratio: to the best one-row time.
-        roofline: time to read the required bytes, over the best time.
+    kind: `drafts` of one sequence, or as many `sequences`.
+    ratio: to the best one-row time.
+    roofline: time to read the required bytes, over the best time.
     """
 
     precision: str

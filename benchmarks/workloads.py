@@ -18,8 +18,8 @@ NO_METHOD = "none"
 class Workload:
     """One prompt per stream, continued greedily by exactly `max_tokens` tokens.
 
-    method: a drafting method known to the contender. num_streams: number of open streams; a new one
-        starts when one ends. None opens all at once.
+    method: a drafting method known to the contender.
+    num_streams: number of open streams; a new one starts when one ends. None opens all at once.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -51,9 +51,10 @@ class StreamRecord:
 class Measurement:
     """Result of a workload, from its start to the last token of its last stream.
 
-    streams: in the prompts' order. mean_acceptance_length: tokens per draft, the target's own
-        included; 1 without drafts, None if the contender does not report it. others_percent: CPU
-        usage of other processes, in percent of one core.
+    streams: in the prompts' order.
+    mean_acceptance_length: tokens per draft, the target's own included; 1 without drafts, None if
+        the contender does not report it.
+    others_percent: CPU usage of other processes, in percent of one core.
     """
 
     seconds: float

@@ -80,8 +80,10 @@ class Launch:
 class Peer:
     """One peer in one configuration.
 
-    precision: of its weights. methods: drafting methods that workloads may use. max_streams:
-        maximum concurrent streams. launch: sets it up if needed. Raises PeerUnavailableError.
+    precision: of its weights.
+    methods: drafting methods that workloads may use.
+    max_streams: maximum concurrent streams.
+    launch: sets it up if needed. Raises PeerUnavailableError.
     """
 
     name: str

@@ -33,9 +33,10 @@ class PeerUnavailableError(SpecdecError):
 class Recipe:
     """Build recipe of an environment.
 
-    requirements: packages that pip installs. removed: dependencies to uninstall again; they are not
-        needed and fail next to a torch build without CUDA. variables: process environment of the
-        build.
+    requirements: packages that pip installs.
+    removed: dependencies to uninstall again; they are not needed and fail next to a torch build
+        without CUDA.
+    variables: process environment of the build.
     """
 
     name: str
