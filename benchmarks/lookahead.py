@@ -28,7 +28,7 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import EngineStats
@@ -109,7 +109,7 @@ class _Bench:
     def run(self, way: str, prompt: BenchmarkPrompt, tally: _Tally) -> list[int]:
         """Generates once; the time begins with the first token."""
         engine = self._engines[way]
-        engine.add(Request("r", prompt.token_ids, self._params, seed=0))
+        engine.add(EngineRequest(prompt.token_ids, self._params, seed=0))
         said: list[int] = []
         while not said:
             said = [token for output in engine.step() for token in output.token_ids]

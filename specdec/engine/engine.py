@@ -18,7 +18,7 @@ from specdec.engine.stop_checker import ending_after_last_token
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.output_buffer import ToldTokens
-from specdec.sequences.sequence import Choices, Lookahead, Request, Sequence, SequenceStatus
+from specdec.sequences.sequence import Choices, EngineRequest, Lookahead, Sequence, SequenceStatus
 from specdec.sequences.worker_view import WorkerLedger
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposal, Proposer, make_proposer
@@ -75,7 +75,7 @@ class Engine:
         if policy is not None:
             self.set_speculation(policy.control)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queues a request. Raises InvalidValueError or OverloadedError, and then keeps nothing."""
         if request.request_id in self._choices:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
@@ -85,7 +85,7 @@ class Engine:
         self._next_seq_id += len(sequences)
         self._counters.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
 
-    def check(self, request: Request) -> None:
+    def check(self, request: EngineRequest) -> None:
         """Raises InvalidValueError where `add` would for what the request asks. From any thread."""
         self._intake.sequences(request, self._next_seq_id)
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from cluster.api.errors import status_of
 from cluster.api.sse import event
-from cluster.replica.requests import GenerateCall, Prompt
 from cluster.replica.router import Generation, Router
 from specdec.config.fields import refuse_unknown
 from specdec.engine.outputs import RequestOutput
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
 
 MAX_PROMPT_CHARS = 100_000
@@ -29,7 +29,7 @@ _KEYS = ("prompt", "as_chat", "max_tokens", "temperature", "seed", "speculation"
 _SPECULATION_KEYS = ("enabled", "num_speculative_tokens")
 
 
-def decode_try_it(body: Any) -> GenerateCall:
+def decode_try_it(body: Any) -> GenerateRequest:
     """Reads the JSON that the page sends. Raises InvalidValueError."""
     _require_object("body", body)
     refuse_unknown("field", body, _KEYS)
@@ -44,7 +44,7 @@ def decode_try_it(body: Any) -> GenerateCall:
     )
     prompt = _decode_prompt(body)
     # Whatever the service's own interval is: here each step is to be seen.
-    return GenerateCall(model="", prompt=prompt, params=params, request_id="", stream_interval=1)
+    return GenerateRequest(prompt, params, stream_interval=1)
 
 
 def _decode_prompt(body: Mapping[str, Any]) -> Prompt:
@@ -68,7 +68,7 @@ def _require_object(name: str, value: Any) -> None:
         raise InvalidValueError(name, value, "a JSON object")
 
 
-async def begin(router: Router, call: GenerateCall) -> AsyncGenerator[bytes, None]:
+async def begin(router: Router, call: GenerateRequest) -> AsyncGenerator[bytes, None]:
     """The events of an answer whose first step has come; closing them aborts the request.
 
     Raises what the engine has against the request, while there is still a status code to say it

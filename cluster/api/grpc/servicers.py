@@ -17,23 +17,26 @@ from grpc_health.v1 import health_pb2
 
 from cluster.api.admin_token import AdminAccess
 from cluster.api.api_keys import ApiKeys, Lease
-from cluster.api.grpc import admin_codec, codec
 from cluster.api.grpc.forwarding import Guard, by_model, streamed_by_model
 from cluster.api.grpc.malformed_requests import ReadableOnly
-from cluster.api.grpc.output_codec import encode_completion, encode_stream_chunk
 from cluster.api.grpc.status import reporting_to
 from cluster.control.client import ControlLink
 from cluster.control.peers import Applications
 from cluster.control.stats_stream import Watches
 from cluster.observability.request_context import current_headers
-from cluster.replica.limits import check_model
+from cluster.replica.limits import check_detokenize, check_model, check_request, check_tokenize
 from cluster.replica.router import Router
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client.codec import admin as admin_codec
+from specdec.client.codec.inference import DETOKENIZE, MODEL_INFO, TOKENIZE, TOKENS, decode_request
+from specdec.client.codec.outputs import encode_chunk, encode_completion
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
 from specdec.engine.outputs import RequestOutput
 from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.request import GenerateRequest
+from specdec.types.responses import TokenizedInput
 
 SERVICE_NAMES = tuple(
     service.full_name
@@ -90,7 +93,7 @@ class InferenceServicer:
         """One message a step and choice. Cancelling the call aborts the request."""
         _keep_metadata(grpc_context)
         with self._reporting_to(grpc_context), self._admit(grpc_context):
-            generation = await self.router.generate(codec.decode_generate(request))
+            generation = await self.router.generate(decode_generate(request))
             is_first = True
             async with aclosing(generation.outputs) as outputs:
                 async for output in outputs:
@@ -103,7 +106,7 @@ class InferenceServicer:
         _keep_metadata(grpc_context)
         with self._reporting_to(grpc_context), self._admit(grpc_context):
             # One message, so nothing of it is wanted before its end.
-            call = replace(codec.decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
+            call = replace(decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
             check_answer_in_one_message(call.params, self.router.max_tokens(call.params))
             generation = await self.router.generate(call)
             async with aclosing(generation.outputs) as outputs:
@@ -119,9 +122,10 @@ class InferenceServicer:
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
         """The token ids of a text or a chat."""
         with self._reporting_to(grpc_context), self._admit(grpc_context):
-            token_ids = await self.router.tokenize(codec.decode_tokenize(request))
+            token_ids = await self.router.tokenize(check_tokenize(TOKENIZE.decode(request)))
             tokens = await asyncio.to_thread(self.router.text.spell, token_ids)
-            return codec.encode_tokens(token_ids, tokens, self.router.max_model_len)
+            spelled = TokenizedInput(tuple(token_ids), tuple(tokens), self.router.max_model_len)
+            return TOKENS.encode(spelled)
         return pb.TokenizeResponse()
 
     @by_model(pb.DetokenizeResponse, _BY_KEY)
@@ -130,7 +134,7 @@ class InferenceServicer:
     ) -> pb.DetokenizeResponse:
         """The text of token ids."""
         with self._reporting_to(grpc_context), self._admit(grpc_context):
-            text = await self.router.detokenize(codec.decode_detokenize(request))
+            text = await self.router.detokenize(check_detokenize(DETOKENIZE.decode(request)))
             return pb.DetokenizeResponse(text=text)
         return pb.DetokenizeResponse()
 
@@ -142,7 +146,7 @@ class InferenceServicer:
         with self._reporting_to(grpc_context):
             _check_key(self, grpc_context)
             info = self.router.model_info(check_model(request.model))
-            return codec.encode_model_info(info)
+            return MODEL_INFO.encode(info)
         return pb.GetModelInfoResponse()
 
     async def Check(
@@ -159,7 +163,7 @@ class InferenceServicer:
         self, seed: int, output: RequestOutput, *, is_first: bool
     ) -> pb.GenerateStreamResponse:
         spell = self.router.text.spell
-        encode = partial(encode_stream_chunk, seed, output, spell, is_first=is_first)
+        encode = partial(encode_chunk, seed, output, spell, is_first=is_first)
         return encode() if output.prompt_logprobs is None else await asyncio.to_thread(encode)
 
     def _admit(self, grpc_context: Any) -> Lease:
@@ -199,7 +203,7 @@ class AdminServicer:
         with reporting_to(grpc_context):
             _check_token(self, grpc_context)
             state = await self.control.speculation()
-            return admin_pb2.GetSpeculationResponse(state=admin_codec.encode_state(state))
+            return admin_pb2.GetSpeculationResponse(state=admin_codec.STATE.encode(state))
         return admin_pb2.GetSpeculationResponse()
 
     @by_model(admin_pb2.SetSpeculationResponse, _BY_TOKEN)
@@ -209,8 +213,8 @@ class AdminServicer:
         """Changes it for every replica."""
         with reporting_to(grpc_context):
             _check_token(self, grpc_context)
-            state = await self.control.set_speculation(admin_codec.decode_change(request))
-            return admin_pb2.SetSpeculationResponse(state=admin_codec.encode_state(state))
+            state = await self.control.set_speculation(admin_codec.CHANGE.decode(request))
+            return admin_pb2.SetSpeculationResponse(state=admin_codec.STATE.encode(state))
         return admin_pb2.SetSpeculationResponse()
 
     @by_model(admin_pb2.GetStatusResponse, _BY_TOKEN)
@@ -220,7 +224,7 @@ class AdminServicer:
         """Every replica with its load, and what is in force."""
         with reporting_to(grpc_context):
             _check_token(self, grpc_context)
-            return admin_codec.encode_status(await self.control.status())
+            return admin_codec.STATUS.encode(await self.control.status())
         return admin_pb2.GetStatusResponse()
 
     @by_model(admin_pb2.ListReplicasResponse, _BY_TOKEN)
@@ -231,7 +235,7 @@ class AdminServicer:
         with reporting_to(grpc_context):
             _check_token(self, grpc_context)
             replicas = (await self.control.status()).replicas
-            encoded = map(admin_codec.encode_replica, replicas)
+            encoded = map(admin_codec.REPLICA.encode, replicas)
             return admin_pb2.ListReplicasResponse(replicas=encoded)
         return admin_pb2.ListReplicasResponse()
 
@@ -243,7 +247,7 @@ class AdminServicer:
         with reporting_to(grpc_context):
             _check_token(self, grpc_context)
             page = await self.control.audit_log(request.page_size, request.page_token)
-            return admin_codec.encode_audit_page(page)
+            return admin_codec.AUDIT_PAGE.encode(page)
         return admin_pb2.ListAuditLogResponse()
 
     @streamed_by_model(_BY_TOKEN)
@@ -255,7 +259,7 @@ class AdminServicer:
             _check_token(self, grpc_context)
             async with aclosing(self.watches.watch(request.interval_s)) as moments:
                 async for fleet in moments:
-                    yield admin_codec.encode_fleet(fleet)
+                    yield admin_codec.FLEET.encode(fleet)
 
     @by_model(admin_pb2.ProfileResponse, _BY_TOKEN)
     async def Profile(
@@ -264,9 +268,14 @@ class AdminServicer:
         """Profiles the models of a replica."""
         with reporting_to(grpc_context):
             _check_token(self, grpc_context)
-            order = admin_codec.decode_profile_order(request)
-            return admin_codec.encode_profile(await self.take_profile(order))
+            order = admin_codec.PROFILE_ORDER.decode(request)
+            return admin_codec.PROFILE.encode(await self.take_profile(order))
         return admin_pb2.ProfileResponse()
+
+
+def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
+    """Return the request in a message. Raises InvalidValueError for what exceeds a limit."""
+    return check_request(decode_request(message), is_chat=message.HasField("chat"))
 
 
 def _keep_metadata(grpc_context: Any) -> None:
