@@ -19,7 +19,7 @@ def _prompt_field(prompt: Prompt) -> str:
 
 
 _CHAT = MessageCodec(pb.ChatMessage, ChatMessage)
-_REQUEST = MessageCodec(
+REQUEST = MessageCodec(
     pb.GenerateRequest,
     GenerateRequest,
     Options(parts={"prompt": _CHAT}, oneofs={"prompt": Oneof("prompt", _prompt_field)}),
@@ -46,11 +46,11 @@ def encode_request(request: GenerateRequest) -> pb.GenerateRequest:
     """Return the message for a request. Raises InvalidValueError for what it cannot carry."""
     sampling = SAMPLING.encode(request.params)
     speculation = SPECULATION.encode(request.params.speculation)
-    return _REQUEST.encode(request, sampling=sampling, speculation=speculation)
+    return REQUEST.encode(request, sampling=sampling, speculation=speculation)
 
 
 def decode_request(message: pb.GenerateRequest) -> GenerateRequest:
     """Return the request in a message. Raises what SamplingParams raises."""
     speculation = SPECULATION.decode(message.speculation)
     params = SAMPLING.decode(message.sampling, speculation=speculation)
-    return _REQUEST.decode(message, params=params)
+    return REQUEST.decode(message, params=params)
