@@ -26,7 +26,7 @@ class ReplicaObserver:
         self._tracing = _tracing(config, replica)
 
     def begin(self, request_id: str, call: GenerateRequest) -> RequestObserver:
-        """Hears of a request that has just come."""
+        """Return the observer of a request that has just arrived."""
         clock = time.perf_counter
         trace = self._tracing.begin(request_id, call, clock) if self._tracing else None
         if trace is None:

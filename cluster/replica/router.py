@@ -231,7 +231,7 @@ class Router:
         return await self._profiling.take(order, self._models.profiled, self._loop.call)
 
     async def generate(self, call: GenerateRequest) -> Generation:
-        """Begins a request. Its outputs raise what the engine has against it."""
+        """Start a request. Its outputs raise the engine's errors."""
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
         observer = self._observer.begin(request_id, call)
@@ -245,7 +245,7 @@ class Router:
         return Generation(request.seed, loop.generate(request, observer))
 
     async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
-        """Tokens, grammar and seed of a request that there is room for."""
+        """Return an admitted request with token ids, compiled grammar and seed."""
         self.num_requests += call.params.n
         return EngineRequest.of(
             call,
@@ -257,7 +257,7 @@ class Router:
         )
 
     def check_admission(self, model: str, num_choices: int) -> EngineLoop:
-        """What runs a request of so many choices, if it would be admitted now.
+        """Return the engine loop if a request with this number of choices would be admitted now.
 
         Raises UnknownModelError, NotReadyError and OverloadedError.
         """
@@ -273,13 +273,13 @@ class Router:
         return self.max_model_len if asked is None else min(asked, self.max_model_len)
 
     async def tokenize(self, call: TokenizeRequest) -> list[int]:
-        """The ids of a text or a chat."""
+        """Return the token ids of a text or a chat."""
         self._check_model(call.model)
         add = call.add_special_tokens
         return list(await self.text.encode(call.prompt, add_special_tokens=add))
 
     async def detokenize(self, call: DetokenizeRequest) -> str:
-        """The text of some ids, special tokens left out."""
+        """Return the text of token ids without special tokens."""
         self._check_model(call.model)
         return await self.text.decode(call.token_ids)
 

@@ -23,7 +23,7 @@ from specdec.types.validation import require_range
 
 MAX_PROMPT_LOGPROBS = 200_000
 """Most log-probabilities of one prompt. They travel in one message, of 16 bytes each, and a gRPC
-client takes 4 MiB unless told otherwise."""
+client accepts 4 MiB by default."""
 
 MAX_ANSWER_LOGPROBS = 200_000
 """Most log-probabilities of an answer that is sent as one message, for the same reason."""

@@ -77,9 +77,9 @@ class Lookahead:
 
 @dataclass
 class PromptReport:
-    """Log-probabilities of a prompt's tokens, which come in parts and are told together, once.
+    """Log-probabilities of a prompt's tokens, computed in parts and returned together, once.
 
-    num_best: as in SamplingRules; None where they are not asked for, or told already.
+    num_best: as in SamplingRules; None if they were not requested, or have been returned.
     """
 
     num_best: int | None
@@ -87,7 +87,7 @@ class PromptReport:
 
     @property
     def is_due(self) -> bool:
-        """Whether they are still to be told, so that all of the prompt has to be run."""
+        """Whether they have still to be returned, so that the whole prompt must be run."""
         return self.num_best is not None
 
     def add(self, part: PromptLogprobs) -> None:
@@ -116,7 +116,7 @@ class Sequence:
     it has been in a batch, as a preempted one has. constraint: what its structured output allows.
     may_draft: False once the target could make nothing of its logits beside drafts. draft_length:
     where it follows acceptance, None before the first draft. lookahead: of the last step, if it had
-    any. untold: tokens that are to be told of, together with those that follow.
+    any. untold: tokens that are buffered to be sent with those that follow.
     """
 
     seq_id: int

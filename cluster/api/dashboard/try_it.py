@@ -1,4 +1,4 @@
-"""The try-it box: one answer, token by token, each with who it came from.
+"""The try-it box: one answer, token by token, with the origin of each token.
 
 The page sends JSON and reads server-sent events: `start`, then `tokens` for each step, then `end`,
 or `error` where it ends before its time.
@@ -30,7 +30,7 @@ _SPECULATION_KEYS = ("enabled", "num_speculative_tokens")
 
 
 def decode_try_it(body: Any) -> GenerateRequest:
-    """Reads the JSON that the page sends. Raises InvalidValueError."""
+    """Return the request in the JSON that the page sends. Raises InvalidValueError."""
     _require_object("body", body)
     refuse_unknown("field", body, _KEYS)
     max_tokens = body.get("max_tokens")
@@ -43,7 +43,7 @@ def decode_try_it(body: Any) -> GenerateRequest:
         speculation=_decode_speculation(body.get("speculation", {})),
     )
     prompt = _decode_prompt(body)
-    # Whatever the service's own interval is: here each step is to be seen.
+    # The page shows every step, regardless of the service's own interval.
     return GenerateRequest(prompt, params, stream_interval=1)
 
 
@@ -69,10 +69,9 @@ def _require_object(name: str, value: Any) -> None:
 
 
 async def begin(router: Router, call: GenerateRequest) -> AsyncGenerator[bytes, None]:
-    """The events of an answer whose first step has come; closing them aborts the request.
+    """Return the events of an answer after its first step; closing them aborts the request.
 
-    Raises what the engine has against the request, while there is still a status code to say it
-    with.
+    Raises the engine's errors while the response can still have a status code.
     """
     generation = await router.generate(call)
     outputs = generation.outputs
@@ -97,7 +96,7 @@ async def _events(
 
 
 def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes:
-    """What a step brought: the text of each token, empty where it is part of a character yet."""
+    """Return the text of each token of a step, empty while a character is incomplete."""
     texts = []
     for token_id in output.token_ids:
         detokenizer.append(token_id)

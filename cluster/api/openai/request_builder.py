@@ -23,7 +23,7 @@ _NUM_SEEDS = 2**63
 
 @dataclass(frozen=True)
 class Origin:
-    """What every answer says of itself."""
+    """Fields that every answer has."""
 
     id: str
     model: str
