@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -140,10 +139,4 @@ async def forward(fellow: Fellow, request: ForwardedRequest) -> ForwardedRespons
     except BaseException:
         await messages.aclose()
         raise
-    return ForwardedResponse(head, _rest(messages))
-
-
-async def _rest(messages: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(messages):
-        async for each in messages:
-            yield each
+    return ForwardedResponse(head, messages)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.client.codec.message import enum_converter
+from specdec.client.codec.message import MessageCodec, enum_converter
 from specdec.types.messages import FinishReason
 from specdec.types.responses import (
     Choice,
@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # numpy comes with them, and the client does without it
 Spell = Callable[[Sequence[int]], list[str]]
 """Returns the spelling of each token in the vocabulary."""
 
+_STATS = MessageCodec(pb.SpeculationUsage, SpeculationStats)
 _VERIFIERS = enum_converter(pb.Verifier.DESCRIPTOR)
 _FINISH_REASONS = {
     pb.FinishReason.Value(f"FINISH_REASON_{reason.name}"): reason for reason in FinishReason
@@ -175,14 +176,11 @@ def _decode_logprobs(message: Any, name: str) -> tuple[PositionLogprobs, ...] | 
 
 
 def _encode_usage(output: RequestOutput) -> pb.Usage:
-    speculation = output.speculation
     return pb.Usage(
         prompt_tokens=output.num_prompt_tokens,
         completion_tokens=output.num_output_tokens,
-        speculation=pb.SpeculationUsage(
-            num_drafts=speculation.num_drafts,
-            num_draft_tokens=speculation.num_draft_tokens,
-            num_accepted_tokens=speculation.num_accepted_tokens,
+        speculation=_STATS.encode(
+            output.speculation,
             verifier=_VERIFIERS.encode(output.verifier),
             is_lossless=output.verifier not in LOSSY_VERIFIERS,
         ),
@@ -190,15 +188,10 @@ def _encode_usage(output: RequestOutput) -> pb.Usage:
 
 
 def _decode_usage(message: pb.Usage) -> Usage:
-    speculation = message.speculation
     return Usage(
         prompt_tokens=message.prompt_tokens,
         completion_tokens=message.completion_tokens,
-        speculation=SpeculationStats(
-            num_drafts=speculation.num_drafts,
-            num_draft_tokens=speculation.num_draft_tokens,
-            num_accepted_tokens=speculation.num_accepted_tokens,
-        ),
-        verifier=_VERIFIERS.decode(speculation.verifier),
-        is_lossless=speculation.is_lossless,
+        speculation=_STATS.decode(message.speculation),
+        verifier=_VERIFIERS.decode(message.speculation.verifier),
+        is_lossless=message.speculation.is_lossless,
     )
