@@ -31,13 +31,13 @@ class ForwardedCall:
     metadata: Metadata
 
 
-@dataclass(frozen=True)
+@dataclass
 class CallStatus:
     """Status of a call, which follows its last message."""
 
-    code: StatusCode | None
-    details: str
-    trailing_metadata: Metadata
+    code: StatusCode | None = None
+    details: str = ""
+    trailing_metadata: Metadata = ()
 
     def apply_to(self, grpc_context: Any) -> None:
         """Set the status of another call."""
@@ -52,9 +52,7 @@ class ForwardedContext:
     """Context of a call that was forwarded by another Router."""
 
     metadata: Metadata
-    _code: StatusCode | None = None
-    _details: str = ""
-    _trailing: Metadata = field(default=())
+    status: CallStatus = field(default_factory=CallStatus)
 
     def invocation_metadata(self) -> Metadata:
         """Return what the client sent."""
@@ -62,20 +60,15 @@ class ForwardedContext:
 
     def set_code(self, code: StatusCode) -> None:
         """Do what grpc's context does."""
-        self._code = code
+        self.status.code = code
 
     def set_details(self, details: str) -> None:
         """Do what grpc's context does."""
-        self._details = details
+        self.status.details = details
 
     def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
         """Do what grpc's context does."""
-        self._trailing = tuple(metadata)
-
-    @property
-    def status(self) -> CallStatus:
-        """Status that the servicer has set."""
-        return CallStatus(self._code, self._details, self._trailing)
+        self.status.trailing_metadata = tuple(metadata)
 
 
 async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None]:

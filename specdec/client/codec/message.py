@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
+from numbers import Integral
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar, get_args, get_type_hints
 
@@ -294,5 +295,5 @@ def _integers(name: str, value: object) -> Iterator[tuple[str, int]]:
     elif isinstance(value, tuple):
         for index, each in enumerate(value):
             yield from _integers(f"{name}[{index}]", each)
-    elif isinstance(value, int):
-        yield name, value
+    elif isinstance(value, Integral):
+        yield name, int(value)
