@@ -35,7 +35,7 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions, VerifierName
@@ -121,7 +121,9 @@ class Pair:
                 speculation=speculation,
             )
             texts[str(index)] = Text(prompt.token_ids, [])
-            self._engine.add(Request(str(index), prompt.token_ids, params, seed))
+            self._engine.add(
+                EngineRequest(prompt.token_ids, params, request_id=str(index), seed=seed)
+            )
         while self._engine.has_work:
             for output in self._engine.step():
                 stats[output.request_id] = output.speculation

@@ -19,7 +19,7 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer, Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
@@ -105,7 +105,7 @@ class EngineContender:
         """Run a workload step by step."""
         engine, params = self._engines[workload.method], greedy_params(workload)
         requests = [
-            Request(str(index), prompt, params, seed=0)
+            EngineRequest(prompt, params, request_id=str(index), seed=0)
             for index, prompt in enumerate(workload.prompts)
         ]
         started_at = time.perf_counter()
@@ -188,7 +188,9 @@ class _Arrival:
     at_s: float
 
 
-def _run(engine: Engine, requests: Sequence[Request], num_open: int) -> dict[str, list[_Arrival]]:
+def _run(
+    engine: Engine, requests: Sequence[EngineRequest], num_open: int
+) -> dict[str, list[_Arrival]]:
     """Return the outputs of each request, with `num_open` requests running at once."""
     waiting = list(reversed(requests))
     added_at: dict[str, float] = {}

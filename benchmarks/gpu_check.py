@@ -38,7 +38,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.llama import CausalDecoder
 from specdec.models.loading import load_model
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.sharding import HeadShard
@@ -240,11 +240,11 @@ def _generate(
     return tokens, engine.stats().speculation.num_drafts
 
 
-def _request(model: CausalDecoder, index: int) -> Request:
+def _request(model: CausalDecoder, index: int) -> EngineRequest:
     params = SamplingParams(
         temperature=0.8 * (index % 2), top_p=0.95, max_tokens=_MAX_TOKENS, ignore_eos=True
     )
-    return Request(str(index), tuple(_prompt(model, index)), params, seed=index)
+    return EngineRequest(tuple(_prompt(model, index)), params, request_id=str(index), seed=index)
 
 
 def _prompt(model: CausalDecoder, index: int) -> list[int]:

@@ -28,7 +28,7 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import EngineStats
@@ -112,7 +112,7 @@ class _Bench:
     def run(self, way: str, prompt: BenchmarkPrompt, tally: _Tally) -> list[int]:
         """Generate once; the timer starts at the first token."""
         engine = self._engines[way]
-        engine.add(Request("r", prompt.token_ids, self._params, seed=0))
+        engine.add(EngineRequest(prompt.token_ids, self._params, request_id="r", seed=0))
         token_ids: list[int] = []
         while not token_ids:
             token_ids = [token for output in engine.step() for token in output.token_ids]

@@ -36,7 +36,7 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer, DraftVocabulary
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams
@@ -121,7 +121,7 @@ class _Bench:
         params = SamplingParams(temperature=temperature, max_tokens=self._options.max_tokens)
         outputs: dict[str, list[int]] = {str(index): [] for index in range(len(self._prompts))}
         for name, prompt in zip(outputs, self._prompts, strict=True):
-            engine.add(Request(name, prompt, params, seed=int(name)))
+            engine.add(EngineRequest(prompt, params, request_id=name, seed=int(name)))
         while engine.has_work:
             for output in engine.step():
                 outputs[output.request_id].extend(output.token_ids)

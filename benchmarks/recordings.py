@@ -25,7 +25,7 @@ from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.models.config import ModelConfig
 from specdec.models.dtypes import DTYPES
 from specdec.models.loading import load_model
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams
 from specdec.worker import LocalTarget, load_runner
@@ -100,7 +100,7 @@ def continuations(
     engine = Engine(config, model, LocalTarget(runner), Tokenizer(directory))
     params = SamplingParams(temperature=0, max_tokens=max_tokens)
     for index, prompt in enumerate(prompts):
-        engine.add(Request(str(index), prompt.token_ids, params, seed=0))
+        engine.add(EngineRequest(prompt.token_ids, params, request_id=str(index), seed=0))
     outputs: list[list[int]] = [[] for _ in prompts]
     with tqdm(total=len(prompts), desc="target", leave=False) as progress:
         while engine.has_work:

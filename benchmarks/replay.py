@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from benchmarks.cost_table import CostTable
 from benchmarks.recordings import Recording
 from specdec.config.speculative import SpeculativeConfig
-from specdec.sequences.sequence import Request, SequenceStatus
+from specdec.sequences.sequence import EngineRequest, SequenceStatus
 from specdec.sequences.sequence import Sequence as EngineSequence
 from specdec.speculation.proposers import DraftRequest, Proposal, make_proposer
 from specdec.text.detokenizer import IncrementalDetokenizer
@@ -132,7 +132,10 @@ class Replay:
     def _begin(self, recording: Recording) -> EngineSequence:
         """Return a sequence in the state after its prefill, with the first output token."""
         self._num_sequences += 1
-        request = Request(str(self._num_sequences), recording.prompt_token_ids, SamplingParams(), 0)
+        name = str(self._num_sequences)
+        request = EngineRequest(
+            recording.prompt_token_ids, SamplingParams(), request_id=name, seed=0
+        )
         seq = EngineSequence(
             self._num_sequences,
             request,

@@ -30,7 +30,7 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftModelProposer
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
@@ -151,7 +151,7 @@ def _run(
 
 def _engine(
     directory: Path, method: SpeculationMethod | None
-) -> tuple[Engine, Callable[[int, SchemaCase, float], Request]]:
+) -> tuple[Engine, Callable[[int, SchemaCase, float], EngineRequest]]:
     """Return an engine in this process, and a factory of its requests."""
     config = EngineConfig(
         max_model_len=_MAX_MODEL_LEN,
@@ -170,14 +170,15 @@ def _engine(
     target = LocalTarget(load_runner(directory, "float32", config, group))
     compiler = GrammarCompiler(tokenizer, model.vocab_size, model.eos_token_ids)
 
-    def make_request(index: int, case: SchemaCase, temperature: float) -> Request:
+    def make_request(index: int, case: SchemaCase, temperature: float) -> EngineRequest:
         question = ChatMessage("user", f"{case.prompt}. Answer with JSON only.")
         prompt = tuple(tokenizer.encode_chat([question]))
         spec = StructuredOutput(json_schema=case.text)
         params = SamplingParams(
             temperature=temperature, max_tokens=_MAX_TOKENS, structured_output=spec
         )
-        return Request(str(index), prompt, params, seed=index, grammar=compiler.compile(spec))
+        grammar = compiler.compile(spec)
+        return EngineRequest(prompt, params, request_id=str(index), seed=index, grammar=grammar)
 
     return Engine(config, model, target, tokenizer, proposer), make_request
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from cluster.cli.help import SectionedOption
-from specdec.client.sync_client import DEFAULT_TIMEOUT_S
+from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.types.sampling_params import (
     SPECULATION_METHODS,
     VERIFIERS,

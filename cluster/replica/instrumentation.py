@@ -6,11 +6,11 @@ import time
 from typing import TYPE_CHECKING
 
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.requests import GenerateCall
 from cluster.replica.traced_request import TracedRequest
 from specdec.engine.metrics import DRAFT_TIME, VERIFY_TIME, Metrics
 from specdec.engine.request_metrics import RequestObserver, TimedProposer, TimedTarget
 from specdec.speculation.proposers import Proposer
+from specdec.types.request import GenerateRequest
 from specdec.types.worker import Target
 
 if TYPE_CHECKING:
@@ -25,8 +25,8 @@ class ReplicaObserver:
         self._metrics = metrics
         self._tracing = _tracing(config, replica)
 
-    def begin(self, request_id: str, call: GenerateCall) -> RequestObserver:
-        """Hears of a request that has just come."""
+    def begin(self, request_id: str, call: GenerateRequest) -> RequestObserver:
+        """Return the observer of a request that has just arrived."""
         clock = time.perf_counter
         trace = self._tracing.begin(request_id, call, clock) if self._tracing else None
         if trace is None:

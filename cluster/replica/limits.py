@@ -1,9 +1,11 @@
-"""How large a call may be, whichever protocol it came by. Each check raises InvalidValueError."""
+"""Limits on requests to the service. Each check raises InvalidValueError."""
 
 from __future__ import annotations
 
 from cluster.config.network import MAX_MODEL_CHARS
+from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import DetokenizeRequest, GenerateRequest, Prompt, TokenizeRequest
 
 MAX_TEXT_CHARS = 1_000_000
 MAX_TOKEN_IDS = 1_000_000
@@ -13,15 +15,49 @@ MAX_PRIORITY = 1_000
 MAX_CACHE_SALT_CHARS = 128
 
 
+def check_request(request: GenerateRequest, *, is_chat: bool) -> GenerateRequest:
+    """Return the request as it is. is_chat: whether the prompt is a chat, even an empty one."""
+    check_model(request.model)
+    if request.prompt is None:
+        raise InvalidValueError("prompt", None, "a text, token_ids or a chat")
+    _check_prompt(request.prompt, is_chat=is_chat, min_chars=1)
+    check_request_id(request.request_id)
+    check_priority(request.priority)
+    check_cache_salt(request.cache_salt)
+    require_length("resume_token_ids", len(request.resume_token_ids), 0, MAX_TOKEN_IDS, "tokens")
+    params = request.params
+    if request.resume_token_ids and params.seed is None and params.temperature != 0:
+        # With another seed the output would not be what would have followed.
+        limit = "given with resume_token_ids, unless temperature is 0"
+        raise InvalidValueError("seed", None, limit)
+    return request
+
+
+def check_tokenize(request: TokenizeRequest) -> TokenizeRequest:
+    """Return the request as it is. An empty text has no tokens."""
+    check_model(request.model)
+    if request.prompt is None:
+        raise InvalidValueError("input", None, "a text or a chat")
+    _check_prompt(request.prompt, is_chat=True, min_chars=0)
+    return request
+
+
+def check_detokenize(request: DetokenizeRequest) -> DetokenizeRequest:
+    """Return the request as it is. No tokens have an empty text."""
+    check_model(request.model)
+    require_length("token_ids", len(request.token_ids), 0, MAX_TOKEN_IDS, "tokens")
+    return request
+
+
 def check_model(model: str) -> str:
-    """The name as it is; it goes into traces before anybody knows whether there is such a model."""
+    """Return the name as it is. Traces contain it even if there is no such model."""
     if len(model) > MAX_MODEL_CHARS:
         raise InvalidValueError("model", model, f"at most {MAX_MODEL_CHARS} characters long")
     return model
 
 
 def check_request_id(request_id: str) -> str:
-    """The id as it is; it goes into headers and log lines."""
+    """Return the id as it is. Headers and log lines contain it."""
     is_printable = request_id.isascii() and request_id.isprintable()
     if len(request_id) > MAX_REQUEST_ID_CHARS or not is_printable:
         limit = f"at most {MAX_REQUEST_ID_CHARS} printable ASCII characters"
@@ -30,7 +66,7 @@ def check_request_id(request_id: str) -> str:
 
 
 def check_priority(priority: int) -> int:
-    """The priority as it is."""
+    """Return the priority as it is."""
     if abs(priority) > MAX_PRIORITY:
         limit = f"from -{MAX_PRIORITY} to {MAX_PRIORITY}"
         raise InvalidValueError("priority", priority, limit)
@@ -38,7 +74,7 @@ def check_priority(priority: int) -> int:
 
 
 def check_cache_salt(cache_salt: str) -> str:
-    """The salt as it is."""
+    """Return the salt as it is."""
     if len(cache_salt) > MAX_CACHE_SALT_CHARS:
         limit = f"at most {MAX_CACHE_SALT_CHARS} characters long"
         raise InvalidValueError("cache_salt", f"{len(cache_salt)} characters", limit)
@@ -46,6 +82,19 @@ def check_cache_salt(cache_salt: str) -> str:
 
 
 def require_length(path: str, length: int, low: int, high: int, unit: str) -> None:
-    """For too few or too many of something that `path` has."""
+    """Check the length of the field that `path` names."""
     if not low <= length <= high:
         raise InvalidValueError(f"{path} length", length, f"from {low} to {high} {unit}")
+
+
+def _check_prompt(prompt: Prompt, *, is_chat: bool, min_chars: int) -> None:
+    if isinstance(prompt, str):
+        require_length("text", len(prompt), min_chars, MAX_TEXT_CHARS, "characters")
+        return
+    assert isinstance(prompt, tuple), "messages carry no conversation with tools"
+    if is_chat:  # the tokenizer, whose errors also refer to `messages`, checks the roles
+        require_length("messages", len(prompt), 1, MAX_CHAT_MESSAGES, "messages")
+        num_chars = sum(len(each.content) for each in prompt if isinstance(each, ChatMessage))
+        require_length("messages content", num_chars, 0, MAX_TEXT_CHARS, "characters in all")
+    else:
+        require_length("token_ids", len(prompt), 1, MAX_TOKEN_IDS, "tokens")

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from cluster.replica.encode_limiter import EncodingRoom
-from cluster.replica.requests import Prompt
 from specdec.models.config import ModelConfig
 from specdec.text.chat_template import ChatTemplate, Conversation
 from specdec.text.detokenizer import IncrementalDetokenizer
@@ -21,6 +20,7 @@ from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import OverloadedError
+from specdec.types.request import Prompt
 from specdec.types.sampling_params import StructuredOutput
 
 T = TypeVar("T")

@@ -25,7 +25,6 @@ from cluster.replica.load import ReplicaLoad
 from cluster.replica.preprocessor import ReplicaText
 from cluster.replica.ray_executor import RayExecutor
 from cluster.replica.report import decision_fields
-from cluster.replica.requests import DetokenizeCall, GenerateCall, TokenizeCall
 from cluster.workers.profiling import Profiling
 from cluster.workers.resources import ReplicaMemory
 from specdec.engine.engine import Engine
@@ -34,12 +33,13 @@ from specdec.engine.memory_plan import memory_plan
 from specdec.engine.metrics import BATCH_SIZE, Metrics, counts_of
 from specdec.engine.model_resolution import ModelDirectories, with_settled_dtype
 from specdec.engine.outputs import RequestOutput
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control_changes import SpeculationState
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
 from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import ModelInfo
 from specdec.types.sampling_params import SamplingDefaults, SamplingParams
 from specdec.types.worker import Target
@@ -230,8 +230,8 @@ class Router:
             raise NotReadyError("the model is still loading")
         return await self._profiling.take(order, self._models.profiled, self._loop.call)
 
-    async def generate(self, call: GenerateCall) -> Generation:
-        """Begins a request. Its outputs raise what the engine has against it."""
+    async def generate(self, call: GenerateRequest) -> Generation:
+        """Start a request. Its outputs raise the engine's errors."""
         request_id = call.request_id or secrets.token_hex(8)
         current_request_id.set(request_id)
         observer = self._observer.begin(request_id, call)
@@ -244,24 +244,20 @@ class Router:
         observer.on_queued(request)
         return Generation(request.seed, loop.generate(request, observer))
 
-    async def _prepare(self, request_id: str, call: GenerateCall) -> Request:
-        """Tokens, grammar and seed of a request that there is room for."""
+    async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
+        """Return an admitted request with token ids, compiled grammar and seed."""
         self.num_requests += call.params.n
-        return Request(
+        return EngineRequest.of(
+            call,
+            await self.text.encode(call.prompt),
+            secrets.randbits(63) if call.params.seed is None else call.params.seed,
+            await self.text.compile(call.params.structured_output),
             request_id=request_id,
-            prompt_token_ids=await self.text.encode(call.prompt),
-            params=call.params,
-            seed=secrets.randbits(63) if call.params.seed is None else call.params.seed,
-            priority=call.priority,
-            resume_token_ids=call.resume_token_ids,
-            grammar=await self.text.compile(call.params.structured_output),
-            stream_interval=call.stream_interval,
-            cache_salt=call.cache_salt,
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
 
     def check_admission(self, model: str, num_choices: int) -> EngineLoop:
-        """What runs a request of so many choices, if it would be admitted now.
+        """Return the engine loop if a request with this number of choices would be admitted now.
 
         Raises UnknownModelError, NotReadyError and OverloadedError.
         """
@@ -276,14 +272,14 @@ class Router:
         asked = params.settled(self._model.sampling_defaults).max_tokens
         return self.max_model_len if asked is None else min(asked, self.max_model_len)
 
-    async def tokenize(self, call: TokenizeCall) -> list[int]:
-        """The ids of a text or a chat."""
+    async def tokenize(self, call: TokenizeRequest) -> list[int]:
+        """Return the token ids of a text or a chat."""
         self._check_model(call.model)
         add = call.add_special_tokens
         return list(await self.text.encode(call.prompt, add_special_tokens=add))
 
-    async def detokenize(self, call: DetokenizeCall) -> str:
-        """The text of some ids, special tokens left out."""
+    async def detokenize(self, call: DetokenizeRequest) -> str:
+        """Return the text of token ids without special tokens."""
         self._check_model(call.model)
         return await self.text.decode(call.token_ids)
 

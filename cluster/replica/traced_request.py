@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from specdec.engine.metrics import Metrics
 from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import LEFT, RequestObserver, reason_of
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 
 if TYPE_CHECKING:  # the packages that make traces are optional
     from cluster.replica.tracing import RequestTrace
@@ -30,7 +30,7 @@ class TracedRequest(RequestObserver):
         super().__init__(request_id, metrics, clock)
         self._trace = trace
 
-    def on_queued(self, request: Request) -> None:
+    def on_queued(self, request: EngineRequest) -> None:
         """See RequestObserver."""
         super().on_queued(request)
         self._trace.on_queued(request)

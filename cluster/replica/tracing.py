@@ -22,9 +22,9 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cluster.observability.request_context import text_headers
-from cluster.replica.requests import GenerateCall, Prompt
 from specdec.engine.outputs import RequestOutput
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
+from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams
 
 logger = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class Tracing:
         self._model = model
 
     def begin(
-        self, request_id: str, call: GenerateCall, clock: Callable[[], float]
+        self, request_id: str, call: GenerateRequest, clock: Callable[[], float]
     ) -> RequestTrace:
         """The trace of a request that has just come, by the caller's traceparent if there is one.
 
@@ -121,7 +121,7 @@ class RequestTrace:
         self._epoch_ns = time.time_ns() - _nanoseconds(self.clock())
         self._begin_phase(self.clock())
 
-    def on_queued(self, request: Request) -> None:
+    def on_queued(self, request: EngineRequest) -> None:
         """It is tokenized and its grammar compiled, and it goes to the engine."""
         self.attributes["gen_ai.request.seed"] = request.seed
         self._begin_phase(self.clock())
@@ -185,7 +185,7 @@ class RequestTrace:
         return self._epoch_ns + _nanoseconds(at)
 
 
-def _request_attributes(request_id: str, call: GenerateCall, model: str) -> Attributes:
+def _request_attributes(request_id: str, call: GenerateRequest, model: str) -> Attributes:
     return {
         "gen_ai.operation.name": "chat" if _is_chat(call.prompt) else "text_completion",
         "gen_ai.provider.name": PROVIDER,

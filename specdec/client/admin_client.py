@@ -1,4 +1,4 @@
-"""A client for operators, which blocks."""
+"""A blocking client for operators."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from protos.specdec.v1 import admin_pb2 as pb
 from protos.specdec.v1.admin_pb2_grpc import AdminServiceStub
-from specdec.client import admin_codec as codec
+from specdec.client.codec import admin as codec
 from specdec.client.connection import Connection, Destination
 from specdec.types.control_changes import (
     DEFAULT_AUDIT_PAGE,
@@ -21,11 +21,11 @@ from specdec.types.profile import ProfileOrder, ProfileReport
 
 DEFAULT_ADMIN_TIMEOUT_S = 10.0
 _PROFILE_WRITING_S = 90.0
-"""A replica gives its models a minute to write their traces."""
+"""A replica waits up to a minute for its models to write their traces."""
 
 
 class AdminClient(Connection):
-    """Shows how a service runs, and changes what may be changed meanwhile.
+    """Blocking client of AdminService: the state of a service, and changes of it.
 
     Every call raises ClientError when it fails. A context manager; thread-safe.
     """
@@ -42,59 +42,59 @@ class AdminClient(Connection):
     ) -> None:
         """Arguments and errors are those of `Destination`.
 
-        token: of the operators, where the service wants one. model: that it is all about, where
-        several are served; empty: that of whoever answers.
+        token: of the operators, if the service requires one. model: which one all calls refer to,
+        if several are served; empty: the model of the replica that answers.
         """
         super().__init__(Destination(address, timeout_s, tls_ca_file, token, tls_server_name))
         self._stub = AdminServiceStub(self._channel)
         self._model = model
 
     def get_speculation(self) -> SpeculationState:
-        """What is wanted of speculation, and who wanted it."""
+        """Return the speculation settings, and who made them."""
         response = self._call(self._stub.GetSpeculation, pb.GetSpeculationRequest())
-        return codec.decode_state(response.state)
+        return codec.STATE.decode(response.state)
 
     def set_speculation(self, change: SpeculationChange) -> SpeculationState:
-        """Changes it on every replica within a second, and returns what is in force then."""
-        response = self._call(self._stub.SetSpeculation, codec.encode_change(change))
-        return codec.decode_state(response.state)
+        """Change the settings of every replica within a second, and return the new state."""
+        response = self._call(self._stub.SetSpeculation, codec.CHANGE.encode(change))
+        return codec.STATE.decode(response.state)
 
     def status(self) -> ServiceStatus:
-        """Every replica with its load, and what is wanted of speculation."""
-        return codec.decode_status(self._call(self._stub.GetStatus, pb.GetStatusRequest()))
+        """Return every replica with its load, and the speculation settings."""
+        return codec.STATUS.decode(self._call(self._stub.GetStatus, pb.GetStatusRequest()))
 
     def replicas(self) -> tuple[ReplicaStatus, ...]:
-        """Every replica with its load."""
+        """Return every replica with its load."""
         response = self._call(self._stub.ListReplicas, pb.ListReplicasRequest())
-        return tuple(map(codec.decode_replica, response.replicas))
+        return tuple(map(codec.REPLICA.decode, response.replicas))
 
     def audit_log(self, page_size: int = DEFAULT_AUDIT_PAGE, page_token: str = "") -> AuditPage:
-        """A page of the changes of speculation, the newest first."""
+        """Return a page of the changes of speculation settings, the newest first."""
         request = pb.ListAuditLogRequest(page_size=page_size, page_token=page_token)
-        return codec.decode_audit_page(self._call(self._stub.ListAuditLog, request))
+        return codec.AUDIT_PAGE.decode(self._call(self._stub.ListAuditLog, request))
 
     def profile(self, order: ProfileOrder | None = None) -> ProfileReport:
-        """Records the next steps of the models of a replica. No order: the defaults.
+        """Profile the next steps of the models of a replica. No order: the defaults.
 
-        Waits for them, and for the traces to be written, whatever this client's `timeout_s` is.
+        Waits for the steps and for the traces to be written, regardless of `timeout_s`.
         """
         order = order or ProfileOrder()
         response = self._call(
             self._stub.Profile,
-            codec.encode_profile_order(order),
+            codec.PROFILE_ORDER.encode(order),
             timeout_s=order.timeout_s + _PROFILE_WRITING_S,
         )
-        return codec.decode_profile(response)
+        return codec.PROFILE.decode(response)
 
     def watch(self, interval_s: float = 1.0) -> Iterator[FleetStatistics]:
-        """The service as it is now, and again every `interval_s` seconds, without end.
+        """Yield statistics of the service now and every `interval_s` seconds, without a time limit.
 
-        It ends with ClientError when the replica that answers drains. Without a time limit.
+        Raises ClientError when the replica that answers drains.
         """
         with self._destination.reported():
             request = pb.WatchStatsRequest(interval_s=interval_s, model=self._model)
             for response in self._stub.WatchStats(request, metadata=self._destination.metadata):
-                yield codec.decode_fleet(response)
+                yield codec.FLEET.decode(response)
 
     def _call(self, method: Any, request: Any, timeout_s: float | None = None) -> Any:
         request.model = self._model

@@ -6,15 +6,23 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
-from specdec.client import codec
+from specdec.client.calls import (
+    DEFAULT_TIMEOUT_S,
+    GenerateOptions,
+    StreamOptions,
+    detokenize_message,
+    generate_message,
+    tokenize_message,
+)
+from specdec.client.codec.inference import MODEL_INFO, TOKENS
+from specdec.client.codec.outputs import decode_chunk, decode_completion
 from specdec.client.connection import AsyncConnection, Destination
-from specdec.client.output_codec import decode_chunk, decode_completion
-from specdec.client.resumption import TimeLeft, resumed_async
-from specdec.client.sync_client import DEFAULT_TIMEOUT_S
+from specdec.client.errors import ClientError
+from specdec.client.resumption import Resumption
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.types.sampling_params import SamplingParams
@@ -44,23 +52,10 @@ class AsyncClient(AsyncConnection):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        model: str = "",
-        request_id: str = "",
-        priority: int = 0,
-        resume_token_ids: Sequence[int] = (),
-        cache_salt: str = "",
+        **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """Completes a prompt and returns when all of it is there; arguments as of `Client`."""
-        request = codec.encode_generate(
-            prompt,
-            params or SamplingParams(),
-            model,
-            request_id,
-            priority,
-            resume_token_ids,
-            cache_salt=cache_salt,
-        )
+        """Complete a prompt and return the whole answer, as `Client.generate` does."""
+        request = generate_message(prompt, params, options)
         return decode_completion(await self._call(self._stub.Generate, request))
 
     def generate_stream(
@@ -68,35 +63,18 @@ class AsyncClient(AsyncConnection):
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        model: str = "",
-        request_id: str = "",
-        priority: int = 0,
-        resume_token_ids: Sequence[int] = (),
-        stream_interval: int | None = None,
-        cache_salt: str = "",
         resume: bool = True,
+        **options: Unpack[StreamOptions],
     ) -> AsyncGenerator[StreamChunk, None]:
-        """Completes a prompt and yields what each decoding step adds; arguments as of `Client`.
+        """Complete a prompt and yield what each decoding step adds; see `Client`.
 
-        The call begins with the first chunk that is asked for. Leave it early by closing the
-        iterator (`contextlib.aclosing`) or by cancelling the task: that ends the generation.
+        The call begins with the first chunk that is requested. Closing the iterator early
+        (`contextlib.aclosing`) or cancelling the task aborts the generation.
         """
-        params = params or SamplingParams()
-        request = codec.encode_generate(
-            prompt,
-            params,
-            model,
-            request_id,
-            priority,
-            resume_token_ids,
-            stream_interval,
-            cache_salt,
-        )
-        return (
-            self._resumed(request)
-            if resume and params.n == 1
-            else self._stream(request, self._destination.timeout_s)
-        )
+        request = generate_message(prompt, params, options)
+        if resume and (params is None or params.n == 1):
+            return self._resumed(request)
+        return self._stream(request, self._destination.timeout_s)
 
     async def tokenize(
         self,
@@ -105,20 +83,20 @@ class AsyncClient(AsyncConnection):
         model: str = "",
         add_special_tokens: bool = True,
     ) -> TokenizedInput:
-        """Encodes a text or a chat as `generate` does; `add_special_tokens` concerns texts only."""
-        request = codec.encode_tokenize(prompt, model, add_special_tokens=add_special_tokens)
-        return codec.decode_tokens(await self._call(self._stub.Tokenize, request))
+        """Encode a text or a chat as `generate` does; `add_special_tokens` applies to texts."""
+        request = tokenize_message(prompt, model, add_special_tokens=add_special_tokens)
+        return TOKENS.decode(await self._call(self._stub.Tokenize, request))
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
-        """The text of tokens, special ones left out."""
-        request = codec.encode_detokenize(token_ids, model)
+        """Return the text of tokens without special tokens."""
+        request = detokenize_message(token_ids, model)
         text: str = (await self._call(self._stub.Detokenize, request)).text
         return text
 
     async def model_info(self, model: str = "") -> ModelInfo:
-        """Describes the model that is loaded."""
+        """Return the description of the model that is loaded."""
         request = pb.GetModelInfoRequest(model=model)
-        return codec.decode_model_info(await self._call(self._stub.GetModelInfo, request))
+        return MODEL_INFO.decode(await self._call(self._stub.GetModelInfo, request))
 
     async def _call(self, method: Any, request: Any) -> Any:
         with self._destination.reported():
@@ -127,18 +105,20 @@ class AsyncClient(AsyncConnection):
             )
 
     async def _resumed(self, request: pb.GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
-        """All attempts share the time that a call has."""
-        left = TimeLeft(self._destination.timeout_s, asyncio.get_running_loop().time)
-
-        def start(request: pb.GenerateRequest) -> AsyncGenerator[StreamChunk, None]:
-            return self._stream(request, left.timeout_s)
-
-        async def sleep(delay_s: float) -> None:
-            await asyncio.sleep(left.pause_s(delay_s))
-
-        async with aclosing(resumed_async(start, request, sleep)) as chunks:
-            async for chunk in chunks:
-                yield chunk
+        now_s = asyncio.get_running_loop().time
+        resumption = Resumption(request, self._destination.timeout_s, now_s)
+        while True:
+            try:
+                async with aclosing(self._stream(request, resumption.timeout_s)) as chunks:
+                    async for chunk in chunks:
+                        resumption.record(chunk)
+                        yield chunk
+                        if resumption.is_complete:
+                            return
+                return
+            except ClientError as error:
+                delay_s = resumption.delay_s(error)
+            await asyncio.sleep(delay_s)
 
     async def _stream(
         self, request: pb.GenerateRequest, timeout_s: float | None

@@ -1,4 +1,4 @@
-"""One connection to a service, and what can be said of calls that fail on it."""
+"""Connection to a service, and the errors of calls that fail on it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType, TracebackType
+from types import ModuleType
 from typing import Any, Self
 
 import grpc
@@ -17,14 +17,14 @@ from specdec.client.errors import client_error
 from specdec.types.errors import InvalidValueError
 
 MAX_ATTEMPTS = 4
-"""Of a call: the first, and three after pauses of up to 0.2, 0.4 and 0.8 s."""
+"""Attempts of a call: the first, and three after pauses of up to 0.2, 0.4 and 0.8 s."""
 
 _READ_ONLY = ("GetSpeculation", "GetStatus", "ListReplicas", "ListAuditLog")
 _RETRIED = [
     {"service": "specdec.v1.InferenceService"},
     *({"service": "specdec.v1.AdminService", "method": method} for method in _READ_ONLY),
 ]
-"""Of which a call may run twice: the answer to a request depends on nothing but the request."""
+"""Idempotent calls, which may run twice."""
 
 _RETRY_POLICY = {
     "maxAttempts": MAX_ATTEMPTS,
@@ -45,12 +45,12 @@ _OPTIONS = [
 
 @dataclass(frozen=True)
 class Destination:
-    """Where calls go, and what goes with each. Raises InvalidValueError, which quotes no secret.
+    """Address of a service and options of all calls. Raises InvalidValueError without secrets.
 
-    address: host:port. timeout_s: what each call has in all, in seconds; None: no limit.
-    tls_ca_file: certificates (PEM) of who may vouch for the service; None: no TLS. bearer: an API
-    key or the operators' token, for a connection with TLS or one that does not leave the machine.
-    tls_server_name: in the service's certificate, where that has not the address's own.
+    address: host:port. timeout_s: of each call, retries included; None: no limit.
+    tls_ca_file: CA certificates (PEM) that verify the service; None: no TLS. bearer: an API key or
+    the operators' token, for a connection with TLS or one that stays on the machine.
+    tls_server_name: name in the service's certificate, if it differs from the address.
     """
 
     address: str
@@ -72,11 +72,11 @@ class Destination:
 
     @property
     def metadata(self) -> Sequence[tuple[str, str]] | None:
-        """What goes with each call."""
+        """Metadata of each call."""
         return [("authorization", f"Bearer {self.bearer}")] if self.bearer else None
 
     def open(self, library: ModuleType) -> Any:
-        """A channel of `grpc` or of `grpc.aio`, which connects at the first call."""
+        """Return a channel of `grpc` or of `grpc.aio`, which connects at the first call."""
         if self.tls_ca_file is None:
             return library.insecure_channel(self.address, _OPTIONS)
         try:
@@ -90,7 +90,7 @@ class Destination:
 
     @contextmanager
     def reported(self) -> Iterator[None]:
-        """Raises ClientError for what gRPC says of a call."""
+        """Raise ClientError in place of gRPC's errors."""
         try:
             yield
         except grpc.RpcError as error:
@@ -98,7 +98,7 @@ class Destination:
 
 
 class Connection:
-    """Made at the first call. A context manager; thread-safe."""
+    """Connection that is opened at the first call. A context manager; thread-safe."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -111,27 +111,22 @@ class Connection:
 
     @property
     def timeout_s(self) -> float | None:
-        """What each call has in all, in seconds; None: no limit."""
+        """Seconds that each call may take, retries included; None: no limit."""
         return self._destination.timeout_s
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        """Closes the connection; calls under way are cancelled."""
+        """Close the connection; running calls are cancelled."""
         self._channel.close()
 
 
 class AsyncConnection:
-    """The same for asyncio: to be made and used within one event loop."""
+    """Connection for asyncio, made and used within one event loop."""
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
@@ -140,14 +135,9 @@ class AsyncConnection:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
-        """Closes the connection; calls under way are cancelled."""
+        """Close the connection; running calls are cancelled."""
         await self._channel.close()

@@ -1,11 +1,11 @@
-"""What a call can end in besides an answer."""
+"""Errors of calls."""
 
 from __future__ import annotations
 
 import grpc
 from grpc import StatusCode
 
-# How gRPC's own words begin when no connection came about; the service's words never do.
+# Prefixes of gRPC's messages without a connection; the service's messages never have them.
 _NOT_CONNECTED = ("failed to connect to", "errors resolving", "DNS resolution failed")
 
 
@@ -19,10 +19,7 @@ class ClientError(Exception):
 
 
 def client_error(error: grpc.RpcError, address: str, timeout_s: float | None) -> ClientError:
-    """Puts what gRPC reports about a call into words.
-
-    address, timeout_s: where the call went, and how many seconds it had.
-    """
+    """Return the error for a call to `address` that had `timeout_s` seconds."""
     code: StatusCode = error.code()
     details = " ".join((error.details() or "").split())
     return ClientError(code, _message(code, details, address, timeout_s))

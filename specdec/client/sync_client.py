@@ -4,28 +4,35 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from protos.specdec.v1 import inference_pb2 as pb
 from protos.specdec.v1.inference_pb2_grpc import InferenceServiceStub
-from specdec.client import codec
+from specdec.client.calls import (
+    DEFAULT_TIMEOUT_S,
+    GenerateOptions,
+    StreamOptions,
+    detokenize_message,
+    generate_message,
+    tokenize_message,
+)
+from specdec.client.codec.inference import MODEL_INFO, TOKENS
+from specdec.client.codec.outputs import decode_chunk, decode_completion
 from specdec.client.connection import Connection, Destination
-from specdec.client.output_codec import decode_chunk, decode_completion
-from specdec.client.resumption import TimeLeft, resumed
+from specdec.client.errors import ClientError
+from specdec.client.resumption import Resumption
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import Completion, ModelInfo, Prompt, StreamChunk, TokenizedInput
 from specdec.types.sampling_params import SamplingParams
 
-DEFAULT_TIMEOUT_S = 300.0
-
 
 class Client(Connection):
-    """Asks a service for completions. A context manager; thread-safe.
+    """Blocking client of InferenceService. A context manager; thread-safe.
 
     Every call raises ClientError when it fails, and InvalidValueError for arguments that cannot
-    even be sent. A call to which the service is unavailable is tried again a few times, within its
-    time. An empty `model` stands for the one that is loaded.
+    be sent. A call that finds the service unavailable is retried a few times within its timeout.
     """
 
     def __init__(
@@ -37,7 +44,7 @@ class Client(Connection):
         tls_server_name: str | None = None,
         api_key: str | None = None,
     ) -> None:
-        """Arguments and errors are those of `Destination`, whose bearer the API key is."""
+        """Arguments and errors are those of `Destination`, whose bearer is the API key."""
         super().__init__(Destination(address, timeout_s, tls_ca_file, api_key, tls_server_name))
         self._stub = InferenceServiceStub(self._channel)
 
@@ -45,28 +52,10 @@ class Client(Connection):
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        *,
-        model: str = "",
-        request_id: str = "",
-        priority: int = 0,
-        resume_token_ids: Sequence[int] = (),
-        cache_salt: str = "",
+        **options: Unpack[GenerateOptions],
     ) -> Completion:
-        """Completes a prompt and returns when all of it is there. No `params`: the defaults.
-
-        priority: lower numbers are served first. resume_token_ids: output that is already here,
-        from a stream that broke; only what follows is returned. cache_salt: cached prompts and
-        drafts from earlier answers are shared only among requests with the same one.
-        """
-        request = codec.encode_generate(
-            prompt,
-            params or SamplingParams(),
-            model,
-            request_id,
-            priority,
-            resume_token_ids,
-            cache_salt=cache_salt,
-        )
+        """Complete a prompt and return the whole answer. No `params`: the defaults."""
+        request = generate_message(prompt, params, options)
         return decode_completion(self._call(self._stub.Generate, request))
 
     def generate_stream(
@@ -74,40 +63,20 @@ class Client(Connection):
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        model: str = "",
-        request_id: str = "",
-        priority: int = 0,
-        resume_token_ids: Sequence[int] = (),
-        stream_interval: int | None = None,
-        cache_salt: str = "",
         resume: bool = True,
+        **options: Unpack[StreamOptions],
     ) -> Iterator[StreamChunk]:
-        """Completes a prompt and yields what each decoding step adds to each choice.
+        """Complete a prompt and yield what each decoding step adds to each choice.
 
-        The call begins with the first `next`; closing the iterator early ends the generation.
-        priority, resume_token_ids, cache_salt: as in `generate`. stream_interval: new tokens of a
-        choice that a chunk waits for; the first and the last do not, and the second may be shorter;
-        None: as the service is configured. resume: whether a stream that broke because its replica
-        was lost or stopped goes on with another one, with the tokens that would have come; nothing
-        that has been yielded comes again. With several choices (`params.n`) it never does, and
-        raises.
+        The call begins with the first `next`; closing the iterator early aborts the generation.
+        resume: whether a stream that is interrupted because its replica was lost or stopped
+        continues on another one, with the tokens that would have followed; no chunk is yielded
+        twice. A request for several choices (`params.n`) is never resumed, and raises.
         """
-        params = params or SamplingParams()
-        request = codec.encode_generate(
-            prompt,
-            params,
-            model,
-            request_id,
-            priority,
-            resume_token_ids,
-            stream_interval,
-            cache_salt,
-        )
-        return (
-            self._resumed(request)
-            if resume and params.n == 1
-            else self._stream(request, self.timeout_s)
-        )
+        request = generate_message(prompt, params, options)
+        if resume and (params is None or params.n == 1):
+            return self._resumed(request)
+        return self._stream(request, self.timeout_s)
 
     def tokenize(
         self,
@@ -116,36 +85,39 @@ class Client(Connection):
         model: str = "",
         add_special_tokens: bool = True,
     ) -> TokenizedInput:
-        """Encodes a text or a chat as `generate` does; `add_special_tokens` concerns texts only."""
-        request = codec.encode_tokenize(prompt, model, add_special_tokens=add_special_tokens)
-        return codec.decode_tokens(self._call(self._stub.Tokenize, request))
+        """Encode a text or a chat as `generate` does; `add_special_tokens` applies to texts."""
+        request = tokenize_message(prompt, model, add_special_tokens=add_special_tokens)
+        return TOKENS.decode(self._call(self._stub.Tokenize, request))
 
     def detokenize(self, token_ids: Sequence[int], *, model: str = "") -> str:
-        """The text of tokens, special ones left out."""
-        request = codec.encode_detokenize(token_ids, model)
+        """Return the text of tokens without special tokens."""
+        request = detokenize_message(token_ids, model)
         text: str = self._call(self._stub.Detokenize, request).text
         return text
 
     def model_info(self, model: str = "") -> ModelInfo:
-        """Describes the model that is loaded."""
+        """Return the description of the model that is loaded."""
         request = pb.GetModelInfoRequest(model=model)
-        return codec.decode_model_info(self._call(self._stub.GetModelInfo, request))
+        return MODEL_INFO.decode(self._call(self._stub.GetModelInfo, request))
 
     def _call(self, method: Any, request: Any) -> Any:
         with self._destination.reported():
             return method(request, timeout=self.timeout_s, metadata=self._destination.metadata)
 
     def _resumed(self, request: pb.GenerateRequest) -> Iterator[StreamChunk]:
-        """All attempts share the time that a call has."""
-        left = TimeLeft(self.timeout_s, time.monotonic)
-
-        def start(request: pb.GenerateRequest) -> Generator[StreamChunk, None, None]:
-            return self._stream(request, left.timeout_s)
-
-        def sleep(delay_s: float) -> None:
-            time.sleep(left.pause_s(delay_s))
-
-        yield from resumed(start, request, sleep)
+        resumption = Resumption(request, self.timeout_s, time.monotonic)
+        while True:
+            try:
+                with closing(self._stream(request, resumption.timeout_s)) as chunks:
+                    for chunk in chunks:
+                        resumption.record(chunk)
+                        yield chunk
+                        if resumption.is_complete:
+                            return  # a later error does not matter: the answer is complete
+                return
+            except ClientError as error:
+                delay_s = resumption.delay_s(error)
+            time.sleep(delay_s)
 
     def _stream(
         self, request: pb.GenerateRequest, timeout_s: float | None

@@ -11,6 +11,7 @@ from collections import deque
 from specdec.config.engine import EngineConfig
 from specdec.engine.async_scheduling import rows_ahead
 from specdec.engine.input_processor import RequestIntake, leaves_any
+from specdec.engine.output_builder import output_of
 from specdec.engine.outputs import RequestOutput
 from specdec.engine.scheduler import ScheduledRow, Scheduler
 from specdec.engine.speculator import Drafting
@@ -18,7 +19,7 @@ from specdec.engine.stop_checker import ending_after_last_token
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.output_buffer import ToldTokens
-from specdec.sequences.sequence import Choices, Lookahead, Request, Sequence, SequenceStatus
+from specdec.sequences.sequence import Choices, EngineRequest, Lookahead, Sequence, SequenceStatus
 from specdec.sequences.worker_view import WorkerLedger
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposal, Proposer, make_proposer
@@ -75,7 +76,7 @@ class Engine:
         if policy is not None:
             self.set_speculation(policy.control)
 
-    def add(self, request: Request) -> None:
+    def add(self, request: EngineRequest) -> None:
         """Queues a request. Raises InvalidValueError or OverloadedError, and then keeps nothing."""
         if request.request_id in self._choices:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
@@ -85,7 +86,7 @@ class Engine:
         self._next_seq_id += len(sequences)
         self._counters.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
 
-    def check(self, request: Request) -> None:
+    def check(self, request: EngineRequest) -> None:
         """Raises InvalidValueError where `add` would for what the request asks. From any thread."""
         self._intake.sequences(request, self._next_seq_id)
 
@@ -287,7 +288,7 @@ class Engine:
                 self._publish(seq)
         self._drafting.end_step()
         return outputs + [
-            RequestOutput.of(seq, self._choices[seq.request.request_id], seq.untold.take(), None)
+            output_of(seq, self._choices[seq.request.request_id], seq.untold.take(), None)
             for seq in held_back
             if seq.status is SequenceStatus.RUNNING and seq.untold.joins(told_intervals)
         ]
@@ -343,7 +344,7 @@ class Engine:
         self._counters.last_batch_size += 1
         if ending is None and not seq.untold.is_due:
             return None
-        return RequestOutput.of(seq, choices, seq.untold.take(), ending)
+        return output_of(seq, choices, seq.untold.take(), ending)
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
@@ -365,7 +366,7 @@ class Engine:
         """Ends all choices of a request, one of which cannot go on; others are not concerned."""
         choices = self._choices[seq.request.request_id]
         self.abort(seq.request.request_id)
-        return RequestOutput.of(seq, choices, ToldTokens(), None)._replace(error=error)
+        return output_of(seq, choices, ToldTokens(), None)._replace(error=error)
 
     def _forget(self, seq: Sequence) -> None:
         """Has target and proposer drop a sequence that lost its blocks."""

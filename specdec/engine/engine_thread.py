@@ -18,7 +18,7 @@ from specdec.engine.engine import Engine
 from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import AbortedError, RequestObserver
 from specdec.engine.scheduler import require_room
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import NotReadyError, OverloadedError, TargetFailedError
 from specdec.types.stats import EngineStats
@@ -144,7 +144,7 @@ class EngineLoop:
         self.post(lambda: self._recover(error))
 
     async def generate(
-        self, request: Request, observer: RequestObserver | None = None
+        self, request: EngineRequest, observer: RequestObserver | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
         """Streams a request's outputs, one a step and choice. Leaving early aborts the request.
 

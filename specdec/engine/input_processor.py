@@ -13,7 +13,7 @@ from specdec.engine.sampling_resolver import resolve
 from specdec.engine.stop_checker import stop_at
 from specdec.models.config import ModelConfig
 from specdec.sequences.output_buffer import UntoldTokens
-from specdec.sequences.sequence import Request, Sequence
+from specdec.sequences.sequence import EngineRequest, Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.types.errors import GrammarError, InvalidValueError
@@ -23,13 +23,13 @@ from specdec.types.validation import require_range
 
 MAX_PROMPT_LOGPROBS = 200_000
 """Most log-probabilities of one prompt. They travel in one message, of 16 bytes each, and a gRPC
-client takes 4 MiB unless told otherwise."""
+client accepts 4 MiB by default."""
 
 MAX_ANSWER_LOGPROBS = 200_000
 """Most log-probabilities of an answer that is sent as one message, for the same reason."""
 
 
-def check_request(request: Request, config: EngineConfig, vocab_size: int) -> None:
+def check_request(request: EngineRequest, config: EngineConfig, vocab_size: int) -> None:
     """Holds a request against the configuration and the vocabulary."""
     _check_prompt(request, config.max_model_len, vocab_size)
     _check_prompt_logprobs(request)
@@ -59,7 +59,7 @@ def check_answer_in_one_message(params: SamplingParams, max_tokens: int) -> None
         raise InvalidValueError("logprobs", asked, limit)
 
 
-def _check_prompt(request: Request, max_model_len: int, vocab_size: int) -> None:
+def _check_prompt(request: EngineRequest, max_model_len: int, vocab_size: int) -> None:
     num_tokens, limit = len(request.prompt_token_ids), max_model_len - 1
     if num_tokens == 0:
         raise InvalidValueError("prompt", "", "at least 1 token long")
@@ -69,14 +69,14 @@ def _check_prompt(request: Request, max_model_len: int, vocab_size: int) -> None
     check_token_ids("prompt", request.prompt_token_ids, vocab_size)
 
 
-def _check_prompt_logprobs(request: Request) -> None:
+def _check_prompt_logprobs(request: EngineRequest) -> None:
     asked, num_tokens = request.params.prompt_logprobs, len(request.prompt_token_ids)
     if asked is not None and (1 + asked) * num_tokens > MAX_PROMPT_LOGPROBS:
         limit = f"so few that {num_tokens} tokens have at most {MAX_PROMPT_LOGPROBS} in all"
         raise InvalidValueError("prompt_logprobs", asked, f"{limit}, each token's own included")
 
 
-def _check_resumed(request: Request, max_tokens: int, vocab_size: int) -> None:
+def _check_resumed(request: EngineRequest, max_tokens: int, vocab_size: int) -> None:
     resumed = request.resume_token_ids
     check_token_ids("resume_token_ids", resumed, vocab_size)
     if resumed and request.params.n > 1:
@@ -136,7 +136,7 @@ class RequestIntake:
         if self._speculation is not None:
             self._speculation = replace(self._speculation, allowed_verifiers=names)
 
-    def sequences(self, request: Request, first_seq_id: int) -> list[Sequence]:
+    def sequences(self, request: EngineRequest, first_seq_id: int) -> list[Sequence]:
         """One for each choice, numbered from `first_seq_id` on. Raises InvalidValueError.
 
         With a prefix cache the first choice computes the prompt for all.
@@ -152,7 +152,7 @@ class RequestIntake:
         )
         return [leader, *others]
 
-    def _rules(self, request: Request) -> SamplingRules:
+    def _rules(self, request: EngineRequest) -> SamplingRules:
         return resolve(
             request.params,
             request.seed,
@@ -163,7 +163,7 @@ class RequestIntake:
         )
 
     def _sequence(
-        self, request: Request, seq_id: int, rules: SamplingRules, leader: Sequence | None
+        self, request: EngineRequest, seq_id: int, rules: SamplingRules, leader: Sequence | None
     ) -> Sequence:
         params = request.params
         detokenizer = IncrementalDetokenizer(

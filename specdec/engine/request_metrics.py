@@ -23,7 +23,7 @@ from specdec.engine.metrics import (
     Metrics,
 )
 from specdec.engine.outputs import RequestOutput
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.proposers import DraftRequest, Proposal, Proposer
 from specdec.types.messages import StepInput, VerifyOutput
 from specdec.types.worker import Target
@@ -156,7 +156,7 @@ class RequestObserver:
             self._arrived_at, self._queued_at, self._began_at, self._first_at, last_at
         )
 
-    def on_queued(self, request: Request) -> None:
+    def on_queued(self, request: EngineRequest) -> None:
         """Takes note that the request goes to the engine."""
         self._queued_at = self._clock()
 

@@ -109,8 +109,10 @@ class Scheduler:
         return len(self._running)
 
     def add(self, sequences: collections.abc.Sequence[Sequence]) -> None:
-        """Queues the choices of a request; raises what `require_room` raises, and queues none."""
-        require_room(self._config, len(self._running) + len(self._waiting), len(sequences))
+        """Queue the choices of a request, for which admission has checked that there is room."""
+        num_present = len(self._running) + len(self._waiting)
+        most = self._config.max_num_seqs + self._config.max_queue_len
+        assert num_present + len(sequences) <= most, "a request was added that has no room"
         for seq in sequences:
             insort(self._waiting, seq, key=_by_rank)
 
@@ -322,7 +324,7 @@ def _lookahead_window(config: EngineConfig) -> int:
 
 
 def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:
-    """Refuses a request whose choices do not fit beside the sequences that run or wait.
+    """Check that the choices of a request fit beside the sequences that run or wait.
 
     Raises OverloadedError, and InvalidValueError where they would never fit.
     """

@@ -26,7 +26,7 @@ from specdec.llm.preparations import Preparations
 from specdec.llm.prompts import PromptParts
 from specdec.llm.stats_log import StatsLog
 from specdec.models.resolve import print_progress
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.text.chat_template import Conversation
 from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
@@ -47,7 +47,7 @@ from specdec.types.worker import Target
 class Call:
     """A request for the engine, with the text that it was made of, where it was one."""
 
-    request: Request
+    request: EngineRequest
     prompt: str | None
 
 
@@ -129,9 +129,9 @@ class EngineHost:
         self._require_open()
         parts = self._encoded(prompt)
         assert parts.token_ids is not None, "a prompt that was not encoded"
-        request = Request(
+        request = EngineRequest(
             request_id=request_id,
-            prompt_token_ids=parts.token_ids,
+            prompt=parts.token_ids,
             params=params,
             seed=seed,
             priority=priority,

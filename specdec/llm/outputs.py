@@ -8,7 +8,7 @@ from typing import Literal
 
 from specdec.engine.outputs import RequestOutput as StepOutput
 from specdec.engine.request_metrics import RequestTimes
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import Logprobs
 from specdec.types.sampling_params import VerifierName
@@ -110,7 +110,7 @@ class _Choice:
 class OutputBuilder:
     """Joins a request's steps to outputs of the kind that is wanted."""
 
-    def __init__(self, request: Request, prompt: str | None, tokenizer: Tokenizer) -> None:
+    def __init__(self, request: EngineRequest, prompt: str | None, tokenizer: Tokenizer) -> None:
         self._request = request
         self._prompt = prompt
         self._tokenizer = tokenizer

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
+from typing import Any
 
 from specdec.sequences.output_buffer import UntoldTokens
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.adaptive_length import DraftLength
 from specdec.types.messages import Logprobs, PromptLogprobs, SequenceAdmission
+from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.sampling_spec import SamplingRules
 from specdec.types.stats import SpeculationStats
@@ -28,30 +30,35 @@ class SequenceStatus(Enum):
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a caller hands to the engine. `seed` fixes every random choice of it.
+class EngineRequest(GenerateRequest):
+    """A request after preprocessing. `seed` fixes all its random choices.
 
-    priority: a lower number goes first; among equals, whoever came first.
-    resume_token_ids: output that the caller has already, from a service that was lost; generation
-        goes on behind it, and what comes is what would have come.
-    grammar: what params.structured_output is compiled to, by whoever has a GrammarCompiler.
-    queue_deadline_s: when to give up a request that still waits, by the clock of `Engine.expire`.
-    cache_salt: whose request it is, as far as anybody else must not notice: cached KV and drafts
-        from earlier outputs are shared only among requests with the same one.
-    stream_interval: of how many new tokens of a choice is told at once; None: as the engine is
-        configured. The first and the last ones never wait, and the second ones may be fewer.
+    prompt: the token ids. grammar: the compiled `params.structured_output`. queue_deadline_s: when
+    a request that still waits is dropped, by the clock of `Engine.expire`.
     """
 
-    request_id: str
-    prompt_token_ids: tuple[int, ...]
-    params: SamplingParams
+    prompt: tuple[int, ...]
+    _: KW_ONLY
     seed: int
-    priority: int = 0
-    resume_token_ids: tuple[int, ...] = ()
     grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
-    cache_salt: str = ""
-    stream_interval: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        request: GenerateRequest,
+        prompt: tuple[int, ...],
+        seed: int,
+        grammar: Grammar | None = None,
+        **more: Any,
+    ) -> EngineRequest:
+        """Return `request` with its prompt as token ids and `more` fields set."""
+        fields = {**vars(request), "prompt": prompt, "seed": seed, "grammar": grammar, **more}
+        return cls(**fields)
+
+    @property
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        return self.prompt
 
 
 @dataclass(frozen=True)
@@ -70,9 +77,9 @@ class Lookahead:
 
 @dataclass
 class PromptReport:
-    """Log-probabilities of a prompt's tokens, which come in parts and are told together, once.
+    """Log-probabilities of a prompt's tokens, computed in parts and returned together, once.
 
-    num_best: as in SamplingRules; None where they are not asked for, or told already.
+    num_best: as in SamplingRules; None if they were not requested, or have been returned.
     """
 
     num_best: int | None
@@ -80,7 +87,7 @@ class PromptReport:
 
     @property
     def is_due(self) -> bool:
-        """Whether they are still to be told, so that all of the prompt has to be run."""
+        """Whether they have still to be returned, so that the whole prompt must be run."""
         return self.num_best is not None
 
     def add(self, part: PromptLogprobs) -> None:
@@ -109,11 +116,11 @@ class Sequence:
     it has been in a batch, as a preempted one has. constraint: what its structured output allows.
     may_draft: False once the target could make nothing of its logits beside drafts. draft_length:
     where it follows acceptance, None before the first draft. lookahead: of the last step, if it had
-    any. untold: tokens that are to be told of, together with those that follow.
+    any. untold: tokens that are buffered to be sent with those that follow.
     """
 
     seq_id: int
-    request: Request
+    request: EngineRequest
     rules: SamplingRules
     detokenizer: IncrementalDetokenizer
     max_tokens: int | None = None

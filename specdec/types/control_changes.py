@@ -1,4 +1,4 @@
-"""What operators say and are told."""
+"""Messages of AdminService: changes of the speculation settings, and their state."""
 
 from __future__ import annotations
 
@@ -42,12 +42,11 @@ _NEUTRAL = SpeculationControl("auto", threshold=0, num_speculative_tokens=0)
 
 @dataclass(frozen=True)
 class SpeculationChange:
-    """A change of what is wanted of speculation. What is None stays as it is.
+    """A change of the speculation settings. None leaves a setting as it is.
 
-    The values are those of SpeculationControl. rules: all that there shall be. ttl_s: seconds until
-    everything that operators have set ends; 0 for never. reset: first takes back all that operators
-    have set. expected_version: the version that the change was made for; None changes whatever
-    there is. updated_by, reason: who and why.
+    The values are those of SpeculationControl. rules: replace all rules. ttl_s: seconds until
+    all overrides end; 0 for never. reset: first removes all overrides. expected_version: the
+    version that the change is for; None: any. updated_by, reason: who and why.
     """
 
     mode: SpeculationMode | None = None
@@ -77,24 +76,23 @@ class SpeculationChange:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What is set of SpeculationControl, by name."""
+        """Values of SpeculationControl that are set, by name."""
         values = {name: getattr(self, name) for name in CONTROL_VALUES}
         return {name: value for name, value in values.items() if value is not None}
 
     def applied_to(self, control: SpeculationControl) -> SpeculationControl:
-        """`control` with what is set here instead of its own. Raises InvalidValueError."""
+        """Return `control` with the values that are set here. Raises InvalidValueError."""
         return replace(control, **self.values)
 
 
 @dataclass(frozen=True)
 class SpeculationState:
-    """What is wanted of speculation, and who wanted it.
+    """The speculation settings, and who made them.
 
-    in_force: an operator's value where there is one, else the configured one; with the rule that
-    holds, if one does. without_rules: the same, rules aside. overridden: names of the values that
-    an operator has set, rules included.
-    version: counts the changes, 0 where none was made; then updated_at is None.
-    active_rule: index of the rule that holds. expires_at: when the overrides end; None for never.
+    in_force: an operator's value if there is one, else the configured one; with the active rule
+    applied. without_rules: without it. overridden: names of the values that an operator has set,
+    rules included. version: counts the changes; 0 before the first, when updated_at is None.
+    active_rule: index of the rule in force. expires_at: when the overrides end; None for never.
     """
 
     in_force: SpeculationControl
@@ -111,16 +109,16 @@ class SpeculationState:
 
     @property
     def stamp(self) -> StateStamp:
-        """What differs between two states that replicas go by differently."""
+        """Key of the state: replicas apply two states with the same key alike."""
         return self.version, self.active_rule
 
 
 @dataclass(frozen=True)
 class SpeculationPreview:
-    """What a change would mean at the load of the moment.
+    """The effect of a change at the present load.
 
-    requests_per_s, num_decoding: over all replicas. in_force: with the rule that would hold, if one
-    would. active_rule: its index.
+    requests_per_s, num_decoding: over all replicas. in_force: with the rule that would be active.
+    active_rule: its index.
     """
 
     requests_per_s: float
@@ -131,7 +129,7 @@ class SpeculationPreview:
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One change: the version that it made, when, who, why, and what was set by name."""
+    """One change: the version that it created, when, who, why, and the values by name."""
 
     version: int
     at: datetime
@@ -142,7 +140,7 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class AuditPage:
-    """Changes, the newest first. next_page_token: empty where no older one is left."""
+    """Changes, the newest first. next_page_token: empty on the last page."""
 
     entries: tuple[AuditEntry, ...]
     next_page_token: str

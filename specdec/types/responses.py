@@ -1,4 +1,4 @@
-"""What goes into a call and what comes back."""
+"""Arguments and results of calls."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class FinishReason(Enum):
 
 @dataclass(frozen=True)
 class Usage:
-    """What a request took, all choices together, in tokens, and what speculation did for it.
+    """Tokens of a request over all choices, and its speculation statistics.
 
-    verifier: what decided which draft tokens were kept. is_lossless: whether that leaves the
-    distribution of the output what it is without speculation.
+    verifier: decided which draft tokens were accepted. is_lossless: whether the distribution of the
+    output is the same as without speculation.
     """
 
     prompt_tokens: int
@@ -38,9 +38,9 @@ class Usage:
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token that could come at some position.
+    """A candidate token of one position.
 
-    token: as the vocabulary spells it. logprob: the natural logarithm of its probability, before
+    token: its spelling in the vocabulary. logprob: the natural logarithm of its probability, before
     any sampling parameter.
     """
 
@@ -51,10 +51,10 @@ class TokenLogprob:
 
 @dataclass(frozen=True)
 class PositionLogprobs:
-    """What the model thought of one position.
+    """Log-probabilities of one position.
 
-    chosen: the token that is there. rank: how many tokens are at least as likely; 1 is the most
-    likely. best: the most likely tokens, the best first, as many as were asked for.
+    chosen: the token of the output or prompt. rank: how many tokens are at least as likely; 1 is
+    the most likely. best: the most likely tokens, the best first, as many as requested.
     """
 
     chosen: TokenLogprob
@@ -64,16 +64,16 @@ class PositionLogprobs:
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """What one decoding step added to one choice.
+    """Output that one decoding step added to one choice.
 
     text: whole characters; may lag behind token_ids until the last chunk of the choice.
     finish_reason: in the last chunk of each choice. stop_reason: there too, the stop string or stop
         token that ended it; None for an end-of-sequence token and for a limit of length.
     seed: in the first and the last chunk of all. usage: in the last of all only.
     choice: index of the choice, from 0.
-    is_drafted: of each of token_ids, whether it was drafted and accepted.
-    logprobs: of token_ids, if asked for. prompt_logprobs: of the prompt's tokens from the second
-        on, if asked for, in the first chunk.
+    is_drafted: for each of token_ids, whether it was drafted and accepted.
+    logprobs: of token_ids, if requested. prompt_logprobs: of the prompt's tokens from the second
+        on, if requested, in the first chunk.
     """
 
     request_id: str
@@ -153,8 +153,8 @@ class ModelInfo:
 
     max_model_len: most tokens of a prompt and its completion together.
     speculation_method: None where nothing drafts, and then num_speculative_tokens is 0.
-    sampling_defaults: what holds of sampling where a request says nothing.
-    speculation_methods: all that a request may name, in the order in which they are asked.
+    sampling_defaults: used for parameters that a request leaves out.
+    speculation_methods: those that a request may name, in the order in which they draft.
     """
 
     model: str

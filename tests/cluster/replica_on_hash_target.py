@@ -19,7 +19,6 @@ from cluster.control.client import ControlLink
 from cluster.control.plane import ControlPlane
 from cluster.control.stats_stream import Watches
 from cluster.control.store import ControlStore
-from cluster.replica.requests import GenerateCall
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
@@ -31,6 +30,7 @@ from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import TimedProposer, TimedTarget
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
+from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 from tests.cluster.admin_service import LocalHandle
 from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine
@@ -78,7 +78,7 @@ class Replica:
     async def generate(self, **params: Any) -> list[RequestOutput]:
         """All outputs of one greedy request."""
         values = {"temperature": 0.0, "max_tokens": 10, "ignore_eos": True, **params}
-        call = GenerateCall("", PROMPT, SamplingParams(**values), "", stream_interval=1)
+        call = GenerateRequest(PROMPT, SamplingParams(**values), stream_interval=1)
         generation = await self.router.generate(call)
         return [output async for output in generation.outputs]
 

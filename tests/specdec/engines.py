@@ -13,7 +13,7 @@ from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import (
     DraftModelProposer,
@@ -100,9 +100,12 @@ def make_engine(
     return Engine(config, model, target, Tokenizer(directory), proposer, policy)
 
 
-def request(request_id: str, prompt: Sequence[int], *, seed: int = 0, **params: object) -> Request:
+def request(
+    request_id: str, prompt: Sequence[int], *, seed: int = 0, **params: object
+) -> EngineRequest:
     values: dict[str, object] = {"temperature": 0.0, "max_tokens": 24, "ignore_eos": True}
-    return Request(request_id, tuple(prompt), SamplingParams(**{**values, **params}), seed)  # type: ignore[arg-type]
+    sampling = SamplingParams(**{**values, **params})  # type: ignore[arg-type]
+    return EngineRequest(tuple(prompt), sampling, request_id=request_id, seed=seed)
 
 
 class Transcript:
@@ -129,7 +132,7 @@ class Transcript:
         self.last = output
 
 
-def run(engine: Engine, requests: Sequence[Request]) -> dict[str, Transcript]:
+def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, Transcript]:
     """Adds all requests and steps until they have ended, checking integrity all along."""
     transcripts = {each.request_id: Transcript() for each in requests}
     for each in requests:

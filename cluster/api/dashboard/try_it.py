@@ -1,4 +1,4 @@
-"""The try-it box: one answer, token by token, each with who it came from.
+"""The try-it box: one answer, token by token, with the origin of each token.
 
 The page sends JSON and reads server-sent events: `start`, then `tokens` for each step, then `end`,
 or `error` where it ends before its time.
@@ -13,13 +13,13 @@ from typing import Any
 
 from cluster.api.errors import status_of
 from cluster.api.sse import event
-from cluster.replica.requests import GenerateCall, Prompt
 from cluster.replica.router import Generation, Router
 from specdec.config.fields import refuse_unknown
 from specdec.engine.outputs import RequestOutput
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
 
 MAX_PROMPT_CHARS = 100_000
@@ -29,8 +29,8 @@ _KEYS = ("prompt", "as_chat", "max_tokens", "temperature", "seed", "speculation"
 _SPECULATION_KEYS = ("enabled", "num_speculative_tokens")
 
 
-def decode_try_it(body: Any) -> GenerateCall:
-    """Reads the JSON that the page sends. Raises InvalidValueError."""
+def decode_try_it(body: Any) -> GenerateRequest:
+    """Return the request in the JSON that the page sends. Raises InvalidValueError."""
     _require_object("body", body)
     refuse_unknown("field", body, _KEYS)
     max_tokens = body.get("max_tokens")
@@ -43,8 +43,8 @@ def decode_try_it(body: Any) -> GenerateCall:
         speculation=_decode_speculation(body.get("speculation", {})),
     )
     prompt = _decode_prompt(body)
-    # Whatever the service's own interval is: here each step is to be seen.
-    return GenerateCall(model="", prompt=prompt, params=params, request_id="", stream_interval=1)
+    # The page shows every step, regardless of the service's own interval.
+    return GenerateRequest(prompt, params, stream_interval=1)
 
 
 def _decode_prompt(body: Mapping[str, Any]) -> Prompt:
@@ -68,11 +68,10 @@ def _require_object(name: str, value: Any) -> None:
         raise InvalidValueError(name, value, "a JSON object")
 
 
-async def begin(router: Router, call: GenerateCall) -> AsyncGenerator[bytes, None]:
-    """The events of an answer whose first step has come; closing them aborts the request.
+async def begin(router: Router, call: GenerateRequest) -> AsyncGenerator[bytes, None]:
+    """Return the events of an answer after its first step; closing them aborts the request.
 
-    Raises what the engine has against the request, while there is still a status code to say it
-    with.
+    Raises the engine's errors while the response can still have a status code.
     """
     generation = await router.generate(call)
     outputs = generation.outputs
@@ -97,7 +96,7 @@ async def _events(
 
 
 def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes:
-    """What a step brought: the text of each token, empty where it is part of a character yet."""
+    """Return the text of each token of a step, empty while a character is incomplete."""
     texts = []
     for token_id in output.token_ids:
         detokenizer.append(token_id)

@@ -1,13 +1,13 @@
-"""gRPC calls that another application's Router answers, because the model is its.
+"""Forwarding of gRPC calls to the application that serves their model.
 
-The request and its metadata go to a Router of that application, which answers with messages and
-then with the status. Admission and limits are that Router's; keys are asked for by both.
+The request and its metadata go to a Router of that application, which returns the messages and then
+the status. That Router does admission and limits; both check the key.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from inspect import isasyncgenfunction
@@ -15,7 +15,7 @@ from typing import Any
 
 from grpc import StatusCode
 
-from cluster.api.grpc.status import raise_on_serve, reporting_to
+from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
 from cluster.control.peers import Applications, Fellow
 from cluster.replica.limits import check_model
 
@@ -24,23 +24,23 @@ Metadata = tuple[tuple[str, str], ...]
 
 @dataclass(frozen=True)
 class ForwardedCall:
-    """A call of the RPC called `method`; `request` is its protobuf message."""
+    """A call of the RPC `method`; `request` is its protobuf message."""
 
     method: str
     request: Any
     metadata: Metadata
 
 
-@dataclass(frozen=True)
+@dataclass
 class CallStatus:
-    """How a call ended; the last thing that is said of it."""
+    """Status of a call, which follows its last message."""
 
-    code: StatusCode | None
-    details: str
-    trailing_metadata: Metadata
+    code: StatusCode | None = None
+    details: str = ""
+    trailing_metadata: Metadata = ()
 
     def apply_to(self, grpc_context: Any) -> None:
-        """Ends another call in the same way."""
+        """Set the status of another call."""
         if self.code is not None:
             grpc_context.set_code(self.code)
             grpc_context.set_details(self.details)
@@ -49,37 +49,30 @@ class CallStatus:
 
 @dataclass
 class ForwardedContext:
-    """What a servicer's method sees of a call that came by another Router."""
+    """Context of a call that was forwarded by another Router."""
 
     metadata: Metadata
-    _code: StatusCode | None = None
-    _details: str = ""
-    _trailing: Metadata = field(default=())
+    status: CallStatus = field(default_factory=CallStatus)
 
     def invocation_metadata(self) -> Metadata:
-        """As the client sent it."""
+        """Return what the client sent."""
         return self.metadata
 
     def set_code(self, code: StatusCode) -> None:
-        """As of grpc's context."""
-        self._code = code
+        """Do what grpc's context does."""
+        self.status.code = code
 
     def set_details(self, details: str) -> None:
-        """As of grpc's context."""
-        self._details = details
+        """Do what grpc's context does."""
+        self.status.details = details
 
     def set_trailing_metadata(self, metadata: list[tuple[str, str]]) -> None:
-        """As of grpc's context."""
-        self._trailing = tuple(metadata)
-
-    @property
-    def status(self) -> CallStatus:
-        """What has been set."""
-        return CallStatus(self._code, self._details, self._trailing)
+        """Do what grpc's context does."""
+        self.status.trailing_metadata = tuple(metadata)
 
 
 async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None]:
-    """The messages of a call that came by another Router, and then its CallStatus."""
+    """Yield the messages of a call that another Router has forwarded, and then its CallStatus."""
     context = ForwardedContext(call.metadata)
     method = getattr(servicer, call.method)
     if isasyncgenfunction(method):
@@ -91,57 +84,48 @@ async def answer(servicer: Any, call: ForwardedCall) -> AsyncGenerator[Any, None
     yield context.status
 
 
-Unary = Callable[[Any, Any, Any], Awaitable[Any]]
-Stream = Callable[[Any, Any, Any], AsyncGenerator[Any, None]]
-
-
 @dataclass(frozen=True)
-class Guard:
-    """What the RPCs of a servicer have in common where a call may be another's.
+class Forwarding:
+    """Forwards the calls of a servicer whose `model` is served by another application.
 
-    check: of a servicer and the context of a call, raises for who may not have others looked for.
-    count: of a servicer and the status of a call that failed before its own method was reached.
+    check: raises for a caller who may not have other applications looked up. count: counts the
+    status of a call that failed before it reached a servicer.
     """
 
-    check: Callable[[Any, Any], None]
-    count: Callable[[Any, StatusCode], None]
+    applications: Applications
+    check: Callable[[Any], object]  # of the context of a call
+    count: Callable[[StatusCode], None]
 
+    def mount(self, servicer: Any, methods: Iterable[str]) -> None:
+        """Wrap these RPCs of a servicer."""
+        for name in methods:
+            method = getattr(servicer, name)
+            wrap = self._stream if isasyncgenfunction(method) else self._unary
+            setattr(servicer, name, wrap(method))
 
-def by_model(make_empty: Callable[[], Any], guard: Guard) -> Callable[[Unary], Unary]:
-    """Has a unary RPC answered by whoever serves the `model` of its request.
-
-    make_empty: what is returned with an error. The servicer has `applications`.
-    """
-
-    def decorate(method: Unary) -> Unary:
+    def _unary(self, method: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         @functools.wraps(method)
-        async def call(servicer: Any, request: Any, grpc_context: Any) -> Any:
-            with reporting_to(grpc_context, functools.partial(guard.count, servicer)):
-                fellow = await _elsewhere(servicer, request.model, grpc_context, guard)
+        async def call(request: Any, grpc_context: Any) -> Any:
+            with reporting_to(grpc_context, self.count):
+                fellow = await self._elsewhere(request.model, grpc_context)
                 if fellow is None:
-                    return await method(servicer, request, grpc_context)
+                    return await method(request, grpc_context)
                 asked = _ask(fellow, method.__name__, request, grpc_context)
                 async with aclosing(asked) as messages:
                     return [message async for message in messages][-1]
-            return make_empty()
+            return empty_response(method)
 
         return call
 
-    return decorate
-
-
-def streamed_by_model(guard: Guard) -> Callable[[Stream], Stream]:
-    """The same for an RPC that streams its answer, which ends as Serve wants it."""
-
-    def decorate(method: Stream) -> Stream:
+    def _stream(
+        self, method: Callable[..., AsyncGenerator[Any, None]]
+    ) -> Callable[..., AsyncGenerator[Any, None]]:
         @functools.wraps(method)
-        async def stream(
-            servicer: Any, request: Any, grpc_context: Any
-        ) -> AsyncGenerator[Any, None]:
-            with reporting_to(grpc_context, functools.partial(guard.count, servicer)):
-                fellow = await _elsewhere(servicer, request.model, grpc_context, guard)
+        async def stream(request: Any, grpc_context: Any) -> AsyncGenerator[Any, None]:
+            with reporting_to(grpc_context, self.count):
+                fellow = await self._elsewhere(request.model, grpc_context)
                 if fellow is None:
-                    messages = method(servicer, request, grpc_context)
+                    messages = method(request, grpc_context)
                 else:
                     messages = _ask(fellow, method.__name__, request, grpc_context)
                 async with aclosing(messages):
@@ -151,28 +135,22 @@ def streamed_by_model(guard: Guard) -> Callable[[Stream], Stream]:
 
         return stream
 
-    return decorate
+    async def _elsewhere(self, model: str, grpc_context: Any) -> Fellow | None:
+        """Return the application to forward to; None for a call that was forwarded here.
 
-
-async def _elsewhere(servicer: Any, model: str, grpc_context: Any, guard: Guard) -> Fellow | None:
-    """Nobody for what has been forwarded once, or two that err would pass it to and fro.
-
-    Who asks for another model needs a key or token of this application too, before anybody looks
-    for it; the call is admitted, and counts, where it is answered.
-    """
-    applications: Applications | None = servicer.applications
-    if applications is None or isinstance(grpc_context, ForwardedContext):
-        return None
-    if applications.is_own(model):
-        return None
-    guard.check(servicer, grpc_context)
-    return await applications.elsewhere(check_model(model))
+        The caller needs a key or token of this application too, before any other is looked up; the
+        call is admitted, and counts, where it is answered.
+        """
+        if isinstance(grpc_context, ForwardedContext) or self.applications.is_own(model):
+            return None
+        self.check(grpc_context)
+        return await self.applications.elsewhere(check_model(model))
 
 
 async def _ask(
     fellow: Fellow, method: str, request: Any, grpc_context: Any
 ) -> AsyncGenerator[Any, None]:
-    """Its messages; the status goes to `grpc_context`."""
+    """Yield the messages of another application; its status goes to `grpc_context`."""
     metadata = tuple(grpc_context.invocation_metadata() or ())
     call = ForwardedCall(method, request, metadata)
     async with aclosing(fellow.stream("answer_call", call)) as messages:

@@ -1,18 +1,15 @@
-"""What Ray Serve's gRPC proxy says of its own accord, in the words and codes of this service.
+"""Status codes and messages of Ray Serve's gRPC proxy, replaced by those of this service.
 
-A replica reports its own errors. When the replica itself is gone, or none is there yet, the proxy
-answers, with INTERNAL or NOT_FOUND and the text of an exception.
+A replica reports its own errors. When the replica is lost, or none has started, the proxy responds
+with INTERNAL or NOT_FOUND and the text of an exception.
 
 A call that names no application goes to ours with the route prefix "/", or else to the first by
-name. Its Routers pass it on by its `model`; Serve by itself would refuse it as soon as there are
-two.
+name, whose Routers forward it by its `model`. Serve would refuse it as soon as there are two
+applications.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from inspect import isasyncgenfunction
 from typing import Any
 
 from grpc import StatusCode
@@ -30,23 +27,22 @@ _APPLICATION = "application"
 
 
 def restate_answers(_servicer: Any, server: Any) -> None:
-    """Concerns the services that are mounted on a proxy's server afterwards.
+    """Replace the statuses of the services that are mounted on a proxy's server afterwards.
 
-    Serve calls it in the same way as the functions that mount them.
+    Serve calls this function in the same way as those that mount the services.
     """
     wrap_proxy_handlers(server, _restating)
 
 
 def _restating(factory: HandlerFactory, routes: ListRoutes) -> HandlerFactory:
     def make(**what: Any) -> Handler:
-        handler = refusing(factory(**what))
-        return _stream(handler, routes) if isasyncgenfunction(handler) else _call(handler, routes)
+        return refusing(factory(**what), lambda context: _Context(context, routes), _restate)
 
     return make
 
 
 class _Context:
-    """grpc's context of a call, with the application that was left out."""
+    """Context of a call, with the default application where the client names none."""
 
     def __init__(self, grpc_context: Any, routes: ListRoutes) -> None:
         self._context = grpc_context
@@ -63,46 +59,27 @@ class _Context:
 
 
 def _default_application(routes: ListRoutes) -> list[str]:
-    """One name of ours, or none. Serve's proxy is everybody's, and so may be the route "/"."""
+    """Return one application of ours, or none: others may share the proxy and have route "/"."""
     names = [
         (each.prefix != "/", each.application) for each in routes() if each.deployment == ROUTER
     ]
     return [name for _, name in sorted(names)[:1]]
 
 
-def _stream(handler: Handler, routes: ListRoutes) -> Handler:
-    async def stream(request: Any, grpc_context: Any) -> AsyncIterator[bytes]:
-        async with aclosing(handler(request, _Context(grpc_context, routes))) as messages:
-            async for message in messages:
-                yield message
-        _restate(grpc_context)
-
-    return stream
-
-
-def _call(handler: Handler, routes: ListRoutes) -> Handler:
-    async def call(request: Any, grpc_context: Any) -> bytes:
-        response: bytes = await handler(request, _Context(grpc_context, routes))
-        _restate(grpc_context)
-        return response
-
-    return call
-
-
 def _restate(grpc_context: Any) -> None:
-    """Replaces the status that a handler has left, if it is not of our making."""
+    """Replace the status that a handler has set, if it is not one of ours."""
     code, details = grpc_context.code(), grpc_context.details()
     if code is StatusCode.NOT_FOUND and details.startswith(_NO_APPLICATION):
-        _say(grpc_context, StatusCode.UNAVAILABLE, NOT_STARTED_MESSAGE)
+        _set_status(grpc_context, StatusCode.UNAVAILABLE, NOT_STARTED_MESSAGE)
     elif code is StatusCode.INTERNAL:
         is_lost = _ACTOR_IS_LOST in details
-        _say(
+        _set_status(
             grpc_context,
             StatusCode.UNAVAILABLE if is_lost else StatusCode.INTERNAL,
             LOST_MESSAGE if is_lost else INTERNAL_MESSAGE,
         )
 
 
-def _say(grpc_context: Any, code: StatusCode, message: str) -> None:
+def _set_status(grpc_context: Any, code: StatusCode, message: str) -> None:
     grpc_context.set_code(code)
     grpc_context.set_details(message)

@@ -1,39 +1,41 @@
-"""The gRPC services. One class mounts on Ray Serve's ingress and on our own `grpc.aio` server.
+"""The gRPC services, for Ray Serve's ingress and for our own `grpc.aio` server.
 
-Serve hands the context to a parameter named `grpc_context`; grpc passes it by position. A call that
-names another application's model is answered there.
+Serve passes the context to a parameter named `grpc_context`; grpc passes it by position.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
+from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 
 from cluster.api.admin_token import AdminAccess
 from cluster.api.api_keys import ApiKeys, Lease
-from cluster.api.grpc import admin_codec, codec
-from cluster.api.grpc.forwarding import Guard, by_model, streamed_by_model
+from cluster.api.grpc.forwarding import Forwarding
 from cluster.api.grpc.malformed_requests import ReadableOnly
-from cluster.api.grpc.output_codec import encode_completion, encode_stream_chunk
-from cluster.api.grpc.status import reporting_to
+from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
 from cluster.control.client import ControlLink
 from cluster.control.peers import Applications
 from cluster.control.stats_stream import Watches
 from cluster.observability.request_context import current_headers
-from cluster.replica.limits import check_model
+from cluster.replica.limits import check_detokenize, check_model, check_request, check_tokenize
 from cluster.replica.router import Router
 from protos.specdec.v1 import admin_pb2, admin_pb2_grpc, inference_pb2_grpc
 from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client.codec import admin as codec
+from specdec.client.codec.inference import DETOKENIZE, MODEL_INFO, TOKENIZE, TOKENS, decode_request
+from specdec.client.codec.outputs import encode_chunk, encode_completion
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
-from specdec.engine.outputs import RequestOutput
 from specdec.types.profile import ProfileOrder, ProfileReport
+from specdec.types.request import GenerateRequest
+from specdec.types.responses import TokenizedInput
 
 SERVICE_NAMES = tuple(
     service.full_name
@@ -43,16 +45,27 @@ SERVICE_NAMES = tuple(
 
 
 def add_inference_service(servicer: Any, server: Any) -> None:
-    """Mounts InferenceService on a server of ours or of Ray Serve's proxy."""
+    """Mount InferenceService on a server of ours or of Ray Serve's proxy."""
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(servicer, ReadableOnly(server))
 
 
 def add_admin_service(servicer: Any, server: Any) -> None:
-    """Mounts AdminService likewise."""
+    """Mount AdminService on such a server."""
     admin_pb2_grpc.add_AdminServiceServicer_to_server(servicer, ReadableOnly(server))
 
 
 TakeProfile = Callable[[ProfileOrder], Awaitable[ProfileReport]]
+
+
+class _Access(NamedTuple):
+    """Access control of a servicer's RPCs.
+
+    enter: returns a context manager that holds what the call occupies, or raises. count_failure:
+    counts the status of a failed call.
+    """
+
+    enter: Callable[[Any, Any], AbstractContextManager[Any]]  # of servicer and context of a call
+    count_failure: Callable[[Any, StatusCode], None]
 
 
 def _authorization(grpc_context: Any) -> str | None:
@@ -60,118 +73,141 @@ def _authorization(grpc_context: Any) -> str | None:
     return value
 
 
-def _check_key(servicer: InferenceServicer, grpc_context: Any) -> None:
+def _admit(servicer: InferenceServicer, grpc_context: Any) -> Lease:
+    """Take a place of the client's key, as calls that run the model do."""
+    return servicer.keys.admit(_authorization(grpc_context))
+
+
+def _check_key(servicer: InferenceServicer, grpc_context: Any) -> AbstractContextManager[None]:
     servicer.keys.check(_authorization(grpc_context))
+    return nullcontext()
 
 
-def _check_token(servicer: AdminServicer, grpc_context: Any) -> None:
+def _check_token(servicer: AdminServicer, grpc_context: Any) -> AbstractContextManager[None]:
     servicer.access.check(_authorization(grpc_context))
+    return nullcontext()
 
 
-_BY_KEY = Guard(_check_key, lambda servicer, code: servicer.router.metrics.count_failure(code))
-_BY_TOKEN = Guard(_check_token, lambda servicer, code: None)  # metrics tell of requests
+def _count_failure(servicer: InferenceServicer, code: StatusCode) -> None:
+    servicer.router.metrics.count_failure(code)
+
+
+_ADMITTED = _Access(_admit, _count_failure)
+_BY_KEY = _Access(_check_key, _count_failure)
+_BY_TOKEN = _Access(_check_token, lambda servicer, code: None)  # metrics are about requests
+
+
+def _unary(access: _Access) -> Callable[[Callable[..., Awaitable[Any]]], Any]:
+    """Check access to an RPC; return an empty response with the status of an error."""
+
+    def decorate(method: Callable[..., Awaitable[Any]]) -> Any:
+        @wraps(method)
+        async def call(servicer: Any, request: Any, grpc_context: Any) -> Any:
+            _keep_metadata(grpc_context)
+            with (
+                reporting_to(grpc_context, partial(access.count_failure, servicer)),
+                access.enter(servicer, grpc_context),
+            ):
+                return await method(servicer, request, grpc_context)
+            return empty_response(method)
+
+        return call
+
+    return decorate
+
+
+def _forward(servicer: Any, applications: Applications | None, access: _Access, file: Any) -> None:
+    """Mount forwarding on the RPCs of the services in `file` if there are other applications."""
+    if applications is None:
+        return
+    forwarding = Forwarding(
+        applications, partial(access.enter, servicer), partial(access.count_failure, servicer)
+    )
+    for service in file.services_by_name.values():
+        forwarding.mount(servicer, [method.name for method in service.methods])
 
 
 class InferenceServicer:
-    """InferenceService over a Router. The errors that a caller reads are written for callers."""
+    """InferenceService over a Router."""
 
     def __init__(
         self, router: Router, keys: ApiKeys, applications: Applications | None = None
     ) -> None:
-        """applications: who has other models; None where nobody can have."""
+        """applications: those that serve other models; None where there can be none."""
         self.router = router
         self.keys = keys
         self.applications = applications
+        _forward(self, applications, _BY_KEY, pb.DESCRIPTOR)
 
-    @streamed_by_model(_BY_KEY)
     async def GenerateStream(
         self, request: pb.GenerateRequest, grpc_context: Any
     ) -> AsyncGenerator[pb.GenerateStreamResponse, None]:
-        """One message a step and choice. Cancelling the call aborts the request."""
+        """Yield one message per step and choice. Cancelling the call aborts the request."""
         _keep_metadata(grpc_context)
-        with self._reporting_to(grpc_context), self._admit(grpc_context):
-            generation = await self.router.generate(codec.decode_generate(request))
+        count = self.router.metrics.count_failure
+        with reporting_to(grpc_context, count), _admit(self, grpc_context):
+            generation = await self.router.generate(decode_generate(request))
+            encode = partial(encode_chunk, generation.seed, spell=self.router.text.spell)
             is_first = True
             async with aclosing(generation.outputs) as outputs:
                 async for output in outputs:
-                    yield await self._encode_chunk(generation.seed, output, is_first=is_first)
+                    if output.prompt_logprobs is None:
+                        yield encode(output, is_first=is_first)
+                    else:  # off the event loop, since it may be long
+                        yield await asyncio.to_thread(encode, output, is_first=is_first)
                     is_first = False
+        raise_on_serve(grpc_context)
 
-    @by_model(pb.GenerateResponse, _BY_KEY)
+    @_unary(_ADMITTED)
     async def Generate(self, request: pb.GenerateRequest, grpc_context: Any) -> pb.GenerateResponse:
-        """The whole completion as one message. Cancelling the call aborts the request."""
-        _keep_metadata(grpc_context)
-        with self._reporting_to(grpc_context), self._admit(grpc_context):
-            # One message, so nothing of it is wanted before its end.
-            call = replace(codec.decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
-            check_answer_in_one_message(call.params, self.router.max_tokens(call.params))
-            generation = await self.router.generate(call)
-            async with aclosing(generation.outputs) as outputs:
-                said = [output async for output in outputs]
-            # Off the event loop, as all log-probabilities of a prompt are below: spelling a hundred
-            # thousand tokens takes a while.
-            return await asyncio.to_thread(
-                encode_completion, generation.seed, said, self.router.text.spell
-            )
-        return pb.GenerateResponse()
+        """Return the whole completion. Cancelling the call aborts the request."""
+        # Nothing of a single message is needed before its end.
+        call = replace(decode_generate(request), stream_interval=MAX_STREAM_INTERVAL)
+        check_answer_in_one_message(call.params, self.router.max_tokens(call.params))
+        generation = await self.router.generate(call)
+        async with aclosing(generation.outputs) as outputs:
+            parts = [output async for output in outputs]
+        # Off the event loop: spelling a hundred thousand tokens takes a while.
+        return await asyncio.to_thread(
+            encode_completion, generation.seed, parts, self.router.text.spell
+        )
 
-    @by_model(pb.TokenizeResponse, _BY_KEY)
+    @_unary(_ADMITTED)
     async def Tokenize(self, request: pb.TokenizeRequest, grpc_context: Any) -> pb.TokenizeResponse:
-        """The token ids of a text or a chat."""
-        with self._reporting_to(grpc_context), self._admit(grpc_context):
-            token_ids = await self.router.tokenize(codec.decode_tokenize(request))
-            tokens = await asyncio.to_thread(self.router.text.spell, token_ids)
-            return codec.encode_tokens(token_ids, tokens, self.router.max_model_len)
-        return pb.TokenizeResponse()
+        """Return the token ids of a text or a chat."""
+        token_ids = await self.router.tokenize(check_tokenize(TOKENIZE.decode(request)))
+        tokens = await asyncio.to_thread(self.router.text.spell, token_ids)
+        spelled = TokenizedInput(tuple(token_ids), tuple(tokens), self.router.max_model_len)
+        return TOKENS.encode(spelled)
 
-    @by_model(pb.DetokenizeResponse, _BY_KEY)
+    @_unary(_ADMITTED)
     async def Detokenize(
         self, request: pb.DetokenizeRequest, grpc_context: Any
     ) -> pb.DetokenizeResponse:
-        """The text of token ids."""
-        with self._reporting_to(grpc_context), self._admit(grpc_context):
-            text = await self.router.detokenize(codec.decode_detokenize(request))
-            return pb.DetokenizeResponse(text=text)
-        return pb.DetokenizeResponse()
+        """Return the text of token ids."""
+        text = await self.router.detokenize(check_detokenize(DETOKENIZE.decode(request)))
+        return pb.DetokenizeResponse(text=text)
 
-    @by_model(pb.GetModelInfoResponse, _BY_KEY)
+    @_unary(_BY_KEY)
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, grpc_context: Any
     ) -> pb.GetModelInfoResponse:
-        """The model and how it is served."""
-        with self._reporting_to(grpc_context):
-            _check_key(self, grpc_context)
-            info = self.router.model_info(check_model(request.model))
-            return codec.encode_model_info(info)
-        return pb.GetModelInfoResponse()
+        """Return the description of the model."""
+        return MODEL_INFO.encode(self.router.model_info(check_model(request.model)))
 
     async def Check(
         self, request: health_pb2.HealthCheckRequest, grpc_context: Any
     ) -> health_pb2.HealthCheckResponse:
-        """grpc.health.v1 on Serve's ingress; our own server mounts grpc's servicer instead."""
+        """Serve grpc.health.v1 on Serve's ingress; our own server mounts grpc's servicer."""
         status = health_pb2.HealthCheckResponse.ServingStatus
         is_ready = self.router.is_ready
         return health_pb2.HealthCheckResponse(
             status=status.SERVING if is_ready else status.NOT_SERVING
         )
 
-    async def _encode_chunk(
-        self, seed: int, output: RequestOutput, *, is_first: bool
-    ) -> pb.GenerateStreamResponse:
-        spell = self.router.text.spell
-        encode = partial(encode_stream_chunk, seed, output, spell, is_first=is_first)
-        return encode() if output.prompt_logprobs is None else await asyncio.to_thread(encode)
-
-    def _admit(self, grpc_context: Any) -> Lease:
-        """A place of the caller's key, for what the model runs for."""
-        return self.keys.admit(_authorization(grpc_context))
-
-    def _reporting_to(self, grpc_context: Any) -> AbstractContextManager[None]:
-        return reporting_to(grpc_context, self.router.metrics.count_failure)
-
 
 class AdminServicer:
-    """AdminService on any Router: it passes on to the ControlPlane what is not its own affair."""
+    """AdminService on any Router, which asks the ControlPlane."""
 
     def __init__(
         self,
@@ -181,92 +217,78 @@ class AdminServicer:
         profile: TakeProfile,
         applications: Applications | None = None,
     ) -> None:
-        """profile: takes one, of this replica or of the one that is meant.
+        """profile: profiles this replica, or the one that is named.
 
-        applications: who has other models; None where nobody can have.
+        applications: those that serve other models; None where there can be none.
         """
         self.applications = applications
         self.control = control
         self.access = access
         self.watches = watches
         self.take_profile = profile
+        _forward(self, applications, _BY_TOKEN, admin_pb2.DESCRIPTOR)
 
-    @by_model(admin_pb2.GetSpeculationResponse, _BY_TOKEN)
+    @_unary(_BY_TOKEN)
     async def GetSpeculation(
         self, request: admin_pb2.GetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.GetSpeculationResponse:
-        """What is wanted of speculation, and who wanted it."""
-        with reporting_to(grpc_context):
-            _check_token(self, grpc_context)
-            state = await self.control.speculation()
-            return admin_pb2.GetSpeculationResponse(state=admin_codec.encode_state(state))
-        return admin_pb2.GetSpeculationResponse()
+        """Return the speculation settings, and who made them."""
+        state = await self.control.speculation()
+        return admin_pb2.GetSpeculationResponse(state=codec.STATE.encode(state))
 
-    @by_model(admin_pb2.SetSpeculationResponse, _BY_TOKEN)
+    @_unary(_BY_TOKEN)
     async def SetSpeculation(
         self, request: admin_pb2.SetSpeculationRequest, grpc_context: Any
     ) -> admin_pb2.SetSpeculationResponse:
-        """Changes it for every replica."""
-        with reporting_to(grpc_context):
-            _check_token(self, grpc_context)
-            state = await self.control.set_speculation(admin_codec.decode_change(request))
-            return admin_pb2.SetSpeculationResponse(state=admin_codec.encode_state(state))
-        return admin_pb2.SetSpeculationResponse()
+        """Change the speculation settings of every replica."""
+        state = await self.control.set_speculation(codec.CHANGE.decode(request))
+        return admin_pb2.SetSpeculationResponse(state=codec.STATE.encode(state))
 
-    @by_model(admin_pb2.GetStatusResponse, _BY_TOKEN)
+    @_unary(_BY_TOKEN)
     async def GetStatus(
         self, request: admin_pb2.GetStatusRequest, grpc_context: Any
     ) -> admin_pb2.GetStatusResponse:
-        """Every replica with its load, and what is in force."""
-        with reporting_to(grpc_context):
-            _check_token(self, grpc_context)
-            return admin_codec.encode_status(await self.control.status())
-        return admin_pb2.GetStatusResponse()
+        """Return every replica with its load, and the speculation settings."""
+        return codec.STATUS.encode(await self.control.status())
 
-    @by_model(admin_pb2.ListReplicasResponse, _BY_TOKEN)
+    @_unary(_BY_TOKEN)
     async def ListReplicas(
         self, request: admin_pb2.ListReplicasRequest, grpc_context: Any
     ) -> admin_pb2.ListReplicasResponse:
-        """Every replica with its load."""
-        with reporting_to(grpc_context):
-            _check_token(self, grpc_context)
-            replicas = (await self.control.status()).replicas
-            encoded = map(admin_codec.encode_replica, replicas)
-            return admin_pb2.ListReplicasResponse(replicas=encoded)
-        return admin_pb2.ListReplicasResponse()
+        """Return every replica with its load."""
+        replicas = (await self.control.status()).replicas
+        return admin_pb2.ListReplicasResponse(replicas=map(codec.REPLICA.encode, replicas))
 
-    @by_model(admin_pb2.ListAuditLogResponse, _BY_TOKEN)
+    @_unary(_BY_TOKEN)
     async def ListAuditLog(
         self, request: admin_pb2.ListAuditLogRequest, grpc_context: Any
     ) -> admin_pb2.ListAuditLogResponse:
-        """A page of changes, the newest first."""
-        with reporting_to(grpc_context):
-            _check_token(self, grpc_context)
-            page = await self.control.audit_log(request.page_size, request.page_token)
-            return admin_codec.encode_audit_page(page)
-        return admin_pb2.ListAuditLogResponse()
+        """Return a page of changes, the newest first."""
+        page = await self.control.audit_log(request.page_size, request.page_token)
+        return codec.AUDIT_PAGE.encode(page)
 
-    @streamed_by_model(_BY_TOKEN)
     async def WatchStats(
         self, request: admin_pb2.WatchStatsRequest, grpc_context: Any
     ) -> AsyncGenerator[admin_pb2.WatchStatsResponse, None]:
-        """The fleet's statistics at each interval; ends when the replica drains."""
-        with reporting_to(grpc_context):
-            _check_token(self, grpc_context)
+        """Yield the statistics of the service at each interval, until the replica drains."""
+        with reporting_to(grpc_context), _check_token(self, grpc_context):
             async with aclosing(self.watches.watch(request.interval_s)) as moments:
                 async for fleet in moments:
-                    yield admin_codec.encode_fleet(fleet)
+                    yield codec.FLEET.encode(fleet)
+        raise_on_serve(grpc_context)
 
-    @by_model(admin_pb2.ProfileResponse, _BY_TOKEN)
+    @_unary(_BY_TOKEN)
     async def Profile(
         self, request: admin_pb2.ProfileRequest, grpc_context: Any
     ) -> admin_pb2.ProfileResponse:
-        """Profiles the models of a replica."""
-        with reporting_to(grpc_context):
-            _check_token(self, grpc_context)
-            order = admin_codec.decode_profile_order(request)
-            return admin_codec.encode_profile(await self.take_profile(order))
-        return admin_pb2.ProfileResponse()
+        """Profile the models of a replica."""
+        order = codec.PROFILE_ORDER.decode(request)
+        return codec.PROFILE.encode(await self.take_profile(order))
+
+
+def decode_generate(message: pb.GenerateRequest) -> GenerateRequest:
+    """Return the request in a message. Raises InvalidValueError for what exceeds a limit."""
+    return check_request(decode_request(message), is_chat=message.HasField("chat"))
 
 
 def _keep_metadata(grpc_context: Any) -> None:

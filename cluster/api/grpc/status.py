@@ -1,7 +1,7 @@
-"""How a gRPC call ends with an error, on Ray Serve's ingress and on our own.
+"""Statuses of gRPC calls that fail, on Ray Serve's ingress and on our own.
 
-Status codes are set, not raised: that is the way of reporting that both understand, except that
-Serve drops what is set after the last message of a stream.
+Status codes are set, not raised, since both support that; only Serve drops a status that is set
+after the last message of a stream.
 """
 
 from __future__ import annotations
@@ -10,18 +10,32 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from google.protobuf.message_factory import GetMessageClass
 from grpc import StatusCode
 from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.api.errors import status_of
+from protos.specdec.v1 import admin_pb2, inference_pb2
+
+_RESPONSES = {
+    method.name: GetMessageClass(method.output_type)
+    for file in (inference_pb2.DESCRIPTOR, admin_pb2.DESCRIPTOR)
+    for service in file.services_by_name.values()
+    for method in service.methods
+}
 
 
 class StreamFailedError(Exception):
-    """Ends a stream on Serve's ingress; its status is in the context."""
+    """Error that ends a stream on Serve's ingress; the status is in the context."""
+
+
+def empty_response(method: Callable[..., Any]) -> Any:
+    """Return what the RPC of this name returns with an error."""
+    return _RESPONSES[method.__name__]()
 
 
 def raise_on_serve(grpc_context: Any) -> None:
-    """At the end of a stream: Serve sends a status with a message or after an exception only."""
+    """Raise at the end of a failed stream: Serve sends a status with a message or an exception."""
     if isinstance(grpc_context, RayServegRPCContext) and grpc_context.code():
         raise StreamFailedError(grpc_context.details())
 
@@ -30,12 +44,14 @@ def raise_on_serve(grpc_context: Any) -> None:
 def reporting_to(
     grpc_context: Any, count: Callable[[StatusCode], None] | None = None
 ) -> Iterator[None]:
-    """Turns an error into the status of the call, and counts it where it is to be counted.
+    """Turn an error into the status of the call; `count` is called with its code.
 
-    What a caller must not see goes to the log.
+    What the client must not see is logged.
     """
     try:
         yield
+    except StreamFailedError:  # a status has been set
+        raise
     except Exception as error:
         status = status_of(error)
         if count is not None:

@@ -1,14 +1,13 @@
-"""HTTP requests that another application's Router answers, because the model is its.
+"""Forwarding of HTTP requests to the application that serves their model.
 
-The request goes to a Router of that application as it came, and through the whole of its HTTP
-interface: keys and limits are that Router's.
+The unchanged request goes to a Router of that application and through all of its HTTP interface,
+which checks the key and the limits.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from dataclasses import dataclass
 
 from fastapi import Request
@@ -18,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from cluster.control.peers import Fellow
 
 _MAX_BUFFERED_MESSAGES = 16
-"""That wait for a client which reads slowly, before its answer is held up."""
+"""Messages of a response that wait for a slow client before the application is paused."""
 
 _MARK = "specdec.is_forwarded"
 
@@ -27,7 +26,7 @@ Headers = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True)
 class ForwardedRequest:
-    """A whole request. path: below the prefix of the application that it came to."""
+    """A whole request. path: without the prefix of the application that received it."""
 
     method: str
     path: str
@@ -37,7 +36,7 @@ class ForwardedRequest:
 
     @classmethod
     def of(cls, request: Request, body: bytes) -> ForwardedRequest:
-        """The same, with the body that has been read already."""
+        """Return a request whose body has been read already."""
         scope = request.scope
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         headers = tuple((bytes(name), bytes(value)) for name, value in scope["headers"])
@@ -45,7 +44,7 @@ class ForwardedRequest:
 
     @property
     def scope(self) -> Scope:
-        """As an ASGI application is told."""
+        """ASGI scope of the request."""
         return {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -64,13 +63,13 @@ class ForwardedRequest:
 
 
 def is_forwarded(request: Request) -> bool:
-    """Whether it came by another Router; two that err would pass it to and fro."""
+    """Return whether another Router forwarded it, so that it is not forwarded in a loop."""
     return _MARK in request.scope
 
 
 @dataclass(frozen=True)
 class ResponseHead:
-    """What is said of an answer before its body."""
+    """Status and headers of a response."""
 
     status: int
     headers: Headers
@@ -79,7 +78,7 @@ class ResponseHead:
 async def answer(
     app: ASGIApp, request: ForwardedRequest
 ) -> AsyncGenerator[ResponseHead | bytes, None]:
-    """The head of the answer, and then its body in pieces. Leaving it is the client's going."""
+    """Yield the head of the response, then its body in parts. Closing it cancels the request."""
     messages: asyncio.Queue[Message | Exception | None] = asyncio.Queue(_MAX_BUFFERED_MESSAGES)
 
     async def run() -> None:
@@ -105,7 +104,7 @@ async def answer(
 
 
 def _receiver(body: bytes) -> Receive:
-    """The body at once, and then nothing any more: whoever goes cancels."""
+    """Return the body as one message. No disconnect follows it: that cancels the task instead."""
     parts = [body]
 
     async def receive() -> Message:
@@ -117,7 +116,7 @@ def _receiver(body: bytes) -> Receive:
 
 
 class ForwardedResponse(StreamingResponse):
-    """An answer as another Router gives it; when the client goes it is ended there."""
+    """Response of another Router, which is cancelled there when the client disconnects."""
 
     def __init__(self, head: ResponseHead, body: AsyncGenerator[bytes, None]) -> None:
         super().__init__(body, head.status)
@@ -125,7 +124,7 @@ class ForwardedResponse(StreamingResponse):
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends it piece by piece."""
+        """Send the response part by part."""
         try:
             await super().__call__(scope, receive, send)
         finally:
@@ -133,17 +132,11 @@ class ForwardedResponse(StreamingResponse):
 
 
 async def forward(fellow: Fellow, request: ForwardedRequest) -> ForwardedResponse:
-    """What a Router of another application answers. Raises NotReadyError where none can."""
+    """Return the response of a Router of another application. Raises NotReadyError without one."""
     messages = fellow.stream("answer_request", request)
     try:
         head = await anext(messages)
     except BaseException:
         await messages.aclose()
         raise
-    return ForwardedResponse(head, _rest(messages))
-
-
-async def _rest(messages: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    async with aclosing(messages):
-        async for each in messages:
-            yield each
+    return ForwardedResponse(head, messages)

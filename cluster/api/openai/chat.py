@@ -26,10 +26,10 @@ from cluster.api.openai.tool_format import TOOL_FORMATS, ToolFormat, format_of_t
 from cluster.api.openai.tool_use import ToolUse, tool_use
 from cluster.api.openai.usage import UsageMeter
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.requests import GenerateCall
 from cluster.replica.router import Router
 from specdec.text.chat_template import ChatTemplate, Conversation
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 
 
@@ -43,7 +43,7 @@ class ChatPlan:
 
     request: ChatRequest
     prompt: tuple[int, ...]
-    call: GenerateCall
+    call: GenerateRequest
     origin: Origin
     terms: Terms
     tools: ToolUse | None

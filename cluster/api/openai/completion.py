@@ -31,10 +31,10 @@ from cluster.api.openai.schema import Usage
 from cluster.api.openai.streams import DONE, Said, answering, event
 from cluster.api.openai.usage import UsageMeter
 from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length
-from cluster.replica.requests import DetokenizeCall, GenerateCall
 from cluster.replica.router import Router
 from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
 from specdec.types.errors import InvalidValueError
+from specdec.types.request import DetokenizeRequest, GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 
 
@@ -42,7 +42,7 @@ from specdec.types.sampling_params import SamplingParams
 class PromptPlan:
     """One prompt. text: what is put before its choices; empty unless asked for (`echo`)."""
 
-    call: GenerateCall
+    call: GenerateRequest
     token_ids: tuple[int, ...]
     text: str
 
@@ -67,7 +67,7 @@ class CompletionPlan:
         return self.request.max_tokens == 0
 
     @property
-    def calls(self) -> list[GenerateCall]:
+    def calls(self) -> list[GenerateRequest]:
         """One for each prompt."""
         return [each.call for each in self.prompts]
 
@@ -211,7 +211,7 @@ async def _plan_prompt(
     is_as_given = isinstance(given, str) and request.truncate_prompt_tokens is None
     text = ""
     if request.echo:
-        asked = DetokenizeCall(request.model or "", token_ids)
+        asked = DetokenizeRequest(token_ids, request.model or "")
         text = str(given) if is_as_given else await router.detokenize(asked)
     call = generate_call(router, request, token_ids, params, terms.request_id)
     return PromptPlan(call, token_ids, text)

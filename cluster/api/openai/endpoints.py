@@ -41,8 +41,8 @@ from cluster.api.openai.streams import (
     event,
     unless_disconnected,
 )
-from cluster.replica.requests import GenerateCall
 from cluster.replica.router import Router
+from specdec.types.request import GenerateRequest
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest, ResponsesRequest)
 Plan = TypeVar("Plan", ChatPlan, CompletionPlan, ResponsePlan)
@@ -57,7 +57,7 @@ class Interface(Generic[Body, Plan]):
     """
 
     plan: Callable[[Router, Body, Terms], Awaitable[Plan]]
-    calls: Callable[[Plan], Sequence[GenerateCall]]
+    calls: Callable[[Plan], Sequence[GenerateRequest]]
     whole: Callable[[Router, Plan], Awaitable[AnswerModel]]
     events: Callable[[Plan, AsyncGenerator[Said, None]], AsyncGenerator[bytes, None]]
     tells_logprobs: Callable[[Plan], bool]

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 from cluster.api.openai.deadline import Deadline
 from cluster.api.openai.logprobs import TokenNames
 from cluster.api.openai.sampling_fields import SamplingFields
-from cluster.replica.requests import GenerateCall, TokenizeCall
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
 from specdec.text.chat_template import Conversation
+from specdec.types.request import GenerateRequest, TokenizeRequest
 from specdec.types.sampling_params import SamplingParams
 
 _NUM_SEEDS = 2**63
@@ -23,7 +23,7 @@ _NUM_SEEDS = 2**63
 
 @dataclass(frozen=True)
 class Origin:
-    """What every answer says of itself."""
+    """Fields that every answer has."""
 
     id: str
     model: str
@@ -50,7 +50,7 @@ async def prompt_token_ids(
     Raises OverloadedError where too many prompts wait to be encoded.
     """
     if isinstance(prompt, str | Conversation):
-        call = TokenizeCall(request.model or "", prompt, add_special_tokens)
+        call = TokenizeRequest(prompt, request.model or "", add_special_tokens)
         prompt = await router.tokenize(call)
     most = request.truncate_prompt_tokens
     return tuple(prompt if most is None else prompt[-most:])
@@ -77,14 +77,14 @@ def generate_call(
     prompt: tuple[int, ...],
     params: SamplingParams,
     request_id: str,
-) -> GenerateCall:
+) -> GenerateRequest:
     """A call for one prompt. An answer that is not streamed is wanted when it is complete."""
     interval: int | None = MAX_STREAM_INTERVAL
     if request.stream:
         interval = request.stream_interval
     else:
         check_answer_in_one_message(params, router.max_tokens(params))
-    return GenerateCall(
+    return GenerateRequest(
         model=request.model or "",
         prompt=prompt,
         params=params,

@@ -28,9 +28,9 @@ from cluster.api.openai.token_schema import (
 from cluster.api.openai.tool_use import tool_use
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
-from cluster.replica.requests import DetokenizeCall, TokenizeCall
 from cluster.replica.router import Router
 from specdec.text.chat_template import Conversation
+from specdec.types import request as service_requests
 from specdec.types.errors import InvalidValueError
 from specdec.types.responses import ModelInfo
 
@@ -99,8 +99,8 @@ def _add_tokens(routes: APIRouter, gate: Gate) -> None:
         """The tokens of a text or a chat, exactly as they would be of a prompt."""
         router, terms = gate.get_router(), gate.terms(request, None)
         router.check_admission(check_model(body.model or ""), 1)
-        call = TokenizeCall(
-            check_model(body.model or ""), _prompt(router, body), body.add_special_tokens
+        call = service_requests.TokenizeRequest(
+            _prompt(router, body), check_model(body.model or ""), body.add_special_tokens
         )
         async with terms.deadline.held():
             token_ids = await router.tokenize(call)
@@ -111,7 +111,7 @@ def _add_tokens(routes: APIRouter, gate: Gate) -> None:
         """The text of tokens."""
         router, terms = gate.get_router(), gate.terms(request, None)
         router.check_admission(check_model(body.model or ""), 1)
-        call = DetokenizeCall(body.model or "", tuple(body.tokens))
+        call = service_requests.DetokenizeRequest(tuple(body.tokens), body.model or "")
         async with terms.deadline.held():
             text = await router.detokenize(call)
         return _json(DetokenizeAnswer(prompt=text))

@@ -15,9 +15,9 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.api.api_keys import Lease
 from cluster.api.openai.deadline import Deadline
-from cluster.replica.requests import GenerateCall
 from cluster.replica.router import Router
 from specdec.engine.outputs import RequestOutput
+from specdec.types.request import GenerateRequest
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ class ClientGoneError(Exception):
 
 
 def answering(
-    router: Router, calls: Sequence[GenerateCall], deadline: Deadline
+    router: Router, calls: Sequence[GenerateRequest], deadline: Deadline
 ) -> AsyncGenerator[Said, None]:
     """What is said to each prompt, as it comes. Leaving it aborts what runs.
 
@@ -59,18 +59,18 @@ def answering(
     return _within(deadline, said)
 
 
-async def _one(router: Router, index: int, call: GenerateCall) -> AsyncGenerator[Said, None]:
+async def _one(router: Router, index: int, call: GenerateRequest) -> AsyncGenerator[Said, None]:
     generation = await router.generate(call)
     async with aclosing(generation.outputs) as outputs:
         async for output in outputs:
             yield Said(index, output)
 
 
-async def _all(router: Router, calls: Sequence[GenerateCall]) -> AsyncGenerator[Said, None]:
+async def _all(router: Router, calls: Sequence[GenerateRequest]) -> AsyncGenerator[Said, None]:
     """The first error ends all of them."""
     queue: asyncio.Queue[Said | Exception | None] = asyncio.Queue()
 
-    async def run(index: int, call: GenerateCall) -> None:
+    async def run(index: int, call: GenerateRequest) -> None:
         try:
             async with aclosing(_one(router, index, call)) as said:
                 async for each in said:

@@ -15,7 +15,7 @@ from cluster.cli.bench.prompts import read_prompts
 from cluster.cli.connection_options import client_flags
 from cluster.cli.output import json_flag, progress_bar, show_json
 from specdec.client import Client
-from specdec.client.sync_client import DEFAULT_TIMEOUT_S
+from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.types.sampling_params import SamplingParams
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)

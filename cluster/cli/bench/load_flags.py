@@ -10,7 +10,7 @@ import click
 
 from cluster.cli.bench.load_statistics import LATENCIES, LatencyName
 from cluster.cli.help import SectionedOption
-from specdec.client.sync_client import DEFAULT_TIMEOUT_S
+from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.types.sampling_params import SPECULATION_METHODS
 
 BACKENDS = ("grpc", "openai-chat", "openai")

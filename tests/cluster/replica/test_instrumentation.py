@@ -6,9 +6,9 @@ import pytest
 
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.instrumentation import ReplicaObserver
-from cluster.replica.requests import GenerateCall
 from specdec.engine.metrics import ABORTED, DRAFT_TIME, VERIFY_TIME, Metrics
 from specdec.speculation.proposers import DraftRequest
+from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 
 
@@ -82,7 +82,7 @@ def test_where_nothing_drafts_nothing_is_timed(observer):
 
 
 def test_a_request_is_told_to_the_traces_and_its_end_to_the_metrics(observer, metrics, tracing):
-    call = GenerateCall("", (1, 2), SamplingParams(), "")
+    call = GenerateRequest((1, 2), SamplingParams())
     observer.begin("mine", call).on_broken_off(asyncio.CancelledError())
     assert metrics.ended[ABORTED] == 1
     if tracing is not None:

@@ -20,7 +20,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 from cluster.api.api_keys import ApiKeys
 from cluster.api.grpc.servicers import InferenceServicer
 from cluster.observability.request_context import KeepHeaders, current_headers, text_headers
-from cluster.replica.requests import GenerateCall
 from cluster.replica.traced_request import TracedRequest
 from cluster.replica.tracing import PHASES, Tracing, tracing_to
 from protos.specdec.v1 import inference_pb2 as pb
@@ -30,6 +29,7 @@ from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import TimedProposer, TimedTarget
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import NotReadyError, OverloadedError
+from specdec.types.request import GenerateRequest
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
@@ -39,7 +39,7 @@ from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, m
 PROMPT = [11, 12, 13, 14, 11, 12]
 TRACE_ID, PARENT_ID = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 TRACEPARENT = f"00-{TRACE_ID}-{PARENT_ID}-01"
-CALL = GenerateCall("", "once", SamplingParams(temperature=0.5, max_tokens=7), "r")
+CALL = GenerateRequest("once", SamplingParams(temperature=0.5, max_tokens=7), request_id="r")
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def seconds(span):
 
 
 def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
-    chat = GenerateCall("other", (ChatMessage("user", "hi"),), SamplingParams(), "r")
+    chat = GenerateRequest((ChatMessage("user", "hi"),), SamplingParams(), "other", "r")
     trace = tracing.begin("r", chat, Clock())
     observer = TracedRequest("r", Metrics(), Clock(), trace=trace)
     observer.on_refused(OverloadedError("full"))

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from specdec.engine.engine import Engine
+from specdec.engine.scheduler import require_room
 from specdec.speculation.proposers.cascade import CombinedProposer, Lookup
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError
@@ -273,6 +274,8 @@ def test_as_many_as_run_and_wait_and_no_more(tiny_model_dir, target):
     for name in "abc":
         engine.add(request(name, PROMPT))
     with pytest.raises(OverloadedError, match="3 requests run or wait"):
+        require_room(config, engine.stats().num_running + engine.stats().num_waiting, 1)
+    with pytest.raises(AssertionError, match="no room"):
         engine.add(request("d", PROMPT))
     engine.abort("a")
     engine.add(request("d", PROMPT))

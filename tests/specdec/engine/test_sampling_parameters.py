@@ -16,7 +16,7 @@ from transformers import LlamaForCausalLM
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.sampling_resolver import resolve
 from specdec.models.config import ModelConfig
-from specdec.sequences.sequence import Request
+from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams
 from tests.specdec import plain
@@ -62,7 +62,9 @@ def prompt(index, length=24):
 def asked(name, index=0, *, length=24, **params):
     values = {"temperature": 1.0, "max_tokens": NUM_TOKENS, "ignore_eos": True, **params}
     values.setdefault("seed", 7 + index)
-    return Request(name, prompt(index, length), SamplingParams(**values), values["seed"])
+    return EngineRequest(
+        prompt(index, length), SamplingParams(**values), request_id=name, seed=values["seed"]
+    )
 
 
 def with_few_tokens(name, params):

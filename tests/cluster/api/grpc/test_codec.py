@@ -1,17 +1,24 @@
 import numpy as np
 import pytest
 
-from cluster.api.grpc import codec
-from cluster.api.grpc.output_codec import encode_completion, encode_stream_chunk
-from cluster.replica.requests import DetokenizeCall, GenerateCall, TokenizeCall
+from cluster.api.grpc.servicers import decode_generate
+from cluster.replica import limits
+from cluster.replica.limits import check_detokenize, check_tokenize
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.client import Choice, ModelInfo, PositionLogprobs, TokenLogprob
-from specdec.client import codec as client_codec
-from specdec.client.output_codec import decode_chunk, decode_completion
+from specdec.client import Choice, ModelInfo, PositionLogprobs, TokenizedInput, TokenLogprob
+from specdec.client.calls import detokenize_message, generate_message, tokenize_message
+from specdec.client.codec.inference import DETOKENIZE, MODEL_INFO, TOKENIZE, TOKENS
+from specdec.client.codec.outputs import (
+    decode_chunk,
+    decode_completion,
+    encode_chunk,
+    encode_completion,
+)
 from specdec.engine.outputs import RequestOutput
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
 from specdec.types.messages import Logprobs
+from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import (
     VERIFIERS,
@@ -105,11 +112,11 @@ USAGE = pb.Usage(
 def test_a_stream_interval_is_passed_on_and_checked_later():
     for interval in (None, 0, 4):
         request = pb.GenerateRequest(text="Hi", stream_interval=interval)
-        assert codec.decode_generate(request).stream_interval == interval
+        assert decode_generate(request).stream_interval == interval
 
 
 def test_absent_fields_take_the_defaults():
-    assert codec.decode_generate(pb.GenerateRequest(text="Hi")) == GenerateCall(
+    assert decode_generate(pb.GenerateRequest(text="Hi")) == GenerateRequest(
         model="", prompt="Hi", params=SamplingParams(), request_id=""
     )
 
@@ -118,7 +125,7 @@ def test_zero_is_not_absent():
     sampling = pb.SamplingParams(temperature=0, seed=0)
     speculation = pb.SpeculationOptions(enabled=False, num_speculative_tokens=0)
     request = pb.GenerateRequest(text="Hi", sampling=sampling, speculation=speculation)
-    assert codec.decode_generate(request).params == SamplingParams(
+    assert decode_generate(request).params == SamplingParams(
         temperature=0,
         seed=0,
         speculation=SpeculationOptions(enabled=False, num_speculative_tokens=0),
@@ -137,24 +144,22 @@ def test_every_parameter_is_tried():
 @pytest.mark.parametrize("params", [SamplingParams(), EVERY_PARAMETER])
 @pytest.mark.parametrize("prompt", ["Hi", (3, 1, 2), tuple(HELLO)])
 def test_what_the_client_sends_is_what_is_read(prompt, params):
-    request = client_codec.encode_generate(prompt, params, "tiny", "mine")
-    assert codec.decode_generate(request) == GenerateCall("tiny", prompt, params, "mine")
+    request = generate_message(prompt, params, {"model": "tiny", "request_id": "mine"})
+    assert decode_generate(request) == GenerateRequest(prompt, params, "tiny", "mine")
 
 
 @pytest.mark.parametrize("structure", STRUCTURES, ids=lambda each: each.kind)
 def test_every_structure_arrives(structure):
     params = SamplingParams(structured_output=structure)
-    assert (
-        codec.decode_generate(client_codec.encode_generate("Hi", params, "", "")).params == params
-    )
+    assert decode_generate(generate_message("Hi", params, {})).params == params
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("threshold", ["strict", "medium", "lenient", "auto", 0.25])
 def test_every_verifier_and_threshold_arrives(verifier, threshold):
     options = SpeculationOptions(verifier=verifier, acceptance_threshold=threshold)
-    request = client_codec.encode_generate("Hi", SamplingParams(speculation=options), "", "")
-    assert codec.decode_generate(request).params.speculation == options
+    request = generate_message("Hi", SamplingParams(speculation=options), {})
+    assert decode_generate(request).params.speculation == options
 
 
 SAMPLING_LIMITS = [
@@ -206,7 +211,7 @@ SPECULATION_LIMITS = [
 def test_a_sampling_parameter_out_of_its_limits_is_named(fields, field):
     request = pb.GenerateRequest(text="Hi", sampling=pb.SamplingParams(**fields))
     with pytest.raises(InvalidValueError) as caught:
-        codec.decode_generate(request)
+        decode_generate(request)
     assert caught.value.field == field
     assert len(str(caught.value)) < 300
 
@@ -221,7 +226,7 @@ def test_limits_of_every_sampling_parameter_are_tried():
 def test_a_speculation_option_out_of_its_limits_is_named(fields, field):
     request = pb.GenerateRequest(text="Hi", speculation=pb.SpeculationOptions(**fields))
     with pytest.raises(InvalidValueError) as caught:
-        codec.decode_generate(request)
+        decode_generate(request)
     assert caught.value.field == f"speculation.{field}"
 
 
@@ -230,12 +235,12 @@ def test_a_speculation_option_out_of_its_limits_is_named(fields, field):
     [
         ({}, "prompt"),
         ({"text": ""}, "text length"),
-        ({"text": "x" * (codec.MAX_TEXT_CHARS + 1)}, "text length"),
+        ({"text": "x" * (limits.MAX_TEXT_CHARS + 1)}, "text length"),
         ({"token_ids": pb.TokenIds()}, "token_ids length"),
-        ({"token_ids": pb.TokenIds(ids=[1] * (codec.MAX_TOKEN_IDS + 1))}, "token_ids length"),
+        ({"token_ids": pb.TokenIds(ids=[1] * (limits.MAX_TOKEN_IDS + 1))}, "token_ids length"),
         ({"chat": pb.ChatMessages()}, "messages length"),
         (
-            {"chat": pb.ChatMessages(messages=[pb.ChatMessage()] * (codec.MAX_CHAT_MESSAGES + 1))},
+            {"chat": pb.ChatMessages(messages=[pb.ChatMessage()] * (limits.MAX_CHAT_MESSAGES + 1))},
             "messages length",
         ),
         (
@@ -250,14 +255,14 @@ def test_a_speculation_option_out_of_its_limits_is_named(fields, field):
 )
 def test_what_is_out_of_its_limits_is_named(request_fields, field):
     with pytest.raises(InvalidValueError) as caught:
-        codec.decode_generate(pb.GenerateRequest(**request_fields))
+        decode_generate(pb.GenerateRequest(**request_fields))
     assert caught.value.field == field
     assert len(str(caught.value)) < 300
 
 
 def test_the_limits_themselves_are_allowed():
-    request = pb.GenerateRequest(text="x" * codec.MAX_TEXT_CHARS, request_id="~" * 128)
-    assert codec.decode_generate(request).request_id == "~" * 128
+    request = pb.GenerateRequest(text="x" * limits.MAX_TEXT_CHARS, request_id="~" * 128)
+    assert decode_generate(request).request_id == "~" * 128
 
 
 def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
@@ -267,8 +272,7 @@ def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
         output("b", (), FinishReason.LENGTH),
     ]
     chunks = [
-        encode_stream_chunk(42, each, spell, is_first=index == 0)
-        for index, each in enumerate(outputs)
+        encode_chunk(42, each, spell, is_first=index == 0) for index, each in enumerate(outputs)
     ]
     assert chunks == [
         pb.GenerateStreamResponse(request_id="r1", seed=42, text="a", token_ids=[1]),
@@ -284,13 +288,13 @@ def test_a_stream_has_the_seed_at_both_ends_and_usage_at_the_last():
 
 
 def test_a_seed_of_zero_is_sent():
-    assert encode_stream_chunk(0, output("a", (1,)), spell, is_first=True).HasField("seed")
+    assert encode_chunk(0, output("a", (1,)), spell, is_first=True).HasField("seed")
 
 
 def test_each_choice_of_a_stream_says_why_it_ended_and_the_last_has_the_usage():
     stopped = output("a", (1,), FinishReason.STOP, is_last=False, stop_reason="END")
     last = output("b", (0,), FinishReason.STOP, choice=1, stop_reason=0, verifier="typical")
-    chunks = [encode_stream_chunk(42, each, spell, is_first=False) for each in (stopped, last)]
+    chunks = [encode_chunk(42, each, spell, is_first=False) for each in (stopped, last)]
     assert [chunk.choice for chunk in chunks] == [0, 1]
     assert [chunk.WhichOneof("stop_reason") for chunk in chunks] == ["stop_string", "stop_token_id"]
     assert [chunk.HasField("usage") for chunk in chunks] == [False, True]
@@ -333,9 +337,7 @@ def test_logprobs_arrive_as_they_were_sent():
         output("b", (2,), FinishReason.STOP, logprobs=logprobs([2, 2, 8], ranks=[1])),
     ]
     whole = decode_completion(encode_completion(42, outputs, spell))
-    chunks = [
-        decode_chunk(encode_stream_chunk(42, each, spell, is_first=False)) for each in outputs
-    ]
+    chunks = [decode_chunk(encode_chunk(42, each, spell, is_first=False)) for each in outputs]
     assert whole.logprobs == chunks[0].logprobs + chunks[1].logprobs
     assert whole.logprobs[0] == PositionLogprobs(
         TokenLogprob(1, "t1", -0.25),
@@ -360,24 +362,27 @@ def test_a_prompt_of_one_token_has_no_logprobs_and_says_so():
 
 
 def test_tokenize():
-    request = client_codec.encode_tokenize(HELLO, "tiny", add_special_tokens=False)
-    assert codec.decode_tokenize(request) == TokenizeCall("tiny", tuple(HELLO), False)
-    assert codec.decode_tokenize(pb.TokenizeRequest(text="")) == TokenizeCall("", "", True)
-    response = codec.encode_tokens((1, 2), ["a", "b"], 64)
+    request = tokenize_message(HELLO, "tiny", add_special_tokens=False)
+    assert check_tokenize(TOKENIZE.decode(request)) == TokenizeRequest(tuple(HELLO), "tiny", False)
+    assert check_tokenize(TOKENIZE.decode(pb.TokenizeRequest(text=""))) == TokenizeRequest(
+        "", "", True
+    )
+    response = TOKENS.encode(TokenizedInput((1, 2), ("a", "b"), 64))
     expected = pb.TokenizeResponse(token_ids=[1, 2], tokens=["a", "b"], max_model_len=64)
     assert response == expected
 
 
 def test_tokenize_needs_an_input():
     with pytest.raises(InvalidValueError, match=r"^input is None"):
-        codec.decode_tokenize(pb.TokenizeRequest())
+        check_tokenize(TOKENIZE.decode(pb.TokenizeRequest()))
 
 
 def test_detokenize():
-    request = pb.DetokenizeRequest(model="tiny", token_ids=[1, 2])
-    assert codec.decode_detokenize(request) == DetokenizeCall("tiny", (1, 2))
+    request = detokenize_message([1, 2], "tiny")
+    assert request == pb.DetokenizeRequest(model="tiny", token_ids=[1, 2])
+    assert check_detokenize(DETOKENIZE.decode(request)) == DetokenizeRequest((1, 2), "tiny")
     with pytest.raises(InvalidValueError, match="token_ids length is 1000001"):
-        codec.decode_detokenize(pb.DetokenizeRequest(token_ids=[0] * 1_000_001))
+        check_detokenize(DETOKENIZE.decode(pb.DetokenizeRequest(token_ids=[0] * 1_000_001)))
 
 
 @pytest.mark.parametrize(("method", "count", "max_tokens"), [("ngram", 3, None), (None, 0, 99)])
@@ -395,5 +400,5 @@ def test_model_info_arrives_as_it_was_sent(method, count, max_tokens):
         sampling_defaults=SamplingDefaults(0.6, 0.9, 20, 0.05, 1.1, max_tokens),
         speculation_methods=() if method is None else ("suffix", method),
     )
-    arrived = client_codec.decode_model_info(codec.encode_model_info(info))
+    arrived = MODEL_INFO.decode(MODEL_INFO.encode(info))
     assert vars(arrived) == vars(info)

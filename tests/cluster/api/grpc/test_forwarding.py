@@ -4,10 +4,12 @@ from contextlib import aclosing
 
 import grpc
 import pytest
+from ray.serve.grpc_util import RayServegRPCContext
 
 from cluster.api.api_keys import NoApiKeyError
-from cluster.api.grpc import forwarding
-from cluster.api.grpc.forwarding import ForwardedCall, Guard, by_model, streamed_by_model
+from cluster.api.grpc import forwarding as grpc_forwarding
+from cluster.api.grpc.forwarding import ForwardedCall, Forwarding
+from cluster.api.grpc.status import StreamFailedError
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.types.errors import NotReadyError, OverloadedError, UnknownModelError
 
@@ -32,29 +34,22 @@ class Context:
         self.trailing = tuple(metadata)
 
 
-def _check(servicer, grpc_context):
-    """Of the real ones: whether the caller's key is theirs."""
-    servicer.num_checked += 1
-    if servicer.is_closed:
-        raise NoApiKeyError
-
-
-def _count(servicer, code):
-    servicer.counted.append(code)
-
-
-_GUARD = Guard(_check, _count)
-
-
 class Servicer:
     """Answers with its own name, and knows another."""
 
     def __init__(self, name, other=None, error=None):
         self.name, self.other, self.error = name, other, error
-        self.applications = self
         self.metadata = None
         self.is_closed, self.num_checked, self.num_looks = False, 0, 0
         self.counted = []
+        forwarding = Forwarding(self, self._check, self.counted.append)
+        forwarding.mount(self, ("Detokenize", "GenerateStream"))
+
+    def _check(self, grpc_context):
+        """Of the real ones: whether the caller's key is theirs."""
+        self.num_checked += 1
+        if self.is_closed:
+            raise NoApiKeyError
 
     def is_own(self, model):
         return model in ("", self.name)
@@ -71,26 +66,25 @@ class Servicer:
         assert isinstance(call, ForwardedCall)
         if self.other.name == "away":
             raise NotReadyError("it is away")
-        async with aclosing(forwarding.answer(self.other, call)) as messages:
+        async with aclosing(grpc_forwarding.answer(self.other, call)) as messages:
             async for each in messages:
                 yield each
 
-    @by_model(pb.DetokenizeResponse, _GUARD)
     async def Detokenize(self, request, grpc_context):  # noqa: N802 - the name of its RPC
         self.metadata = grpc_context.invocation_metadata()
-        with forwarding.reporting_to(grpc_context):
+        with grpc_forwarding.reporting_to(grpc_context):
             if self.error is not None:
                 raise self.error
             return pb.DetokenizeResponse(text=self.name)
         return pb.DetokenizeResponse()
 
-    @streamed_by_model(_GUARD)
     async def GenerateStream(self, request, grpc_context):  # noqa: N802
-        with forwarding.reporting_to(grpc_context):
+        with grpc_forwarding.reporting_to(grpc_context):
             for index in range(3):
                 yield pb.GenerateStreamResponse(text=f"{self.name}{index}")
             if self.error is not None:
                 raise self.error
+        grpc_forwarding.raise_on_serve(grpc_context)
 
 
 async def detokenized(servicer, model, context):
@@ -165,6 +159,27 @@ async def test_what_was_forwarded_once_is_not_forwarded_again():
     """Though `b` would say that the model is somebody else's."""
     b = Servicer("b", Servicer("c"))
     call = ForwardedCall("Detokenize", pb.DetokenizeRequest(model="c"), ())
-    answer, status = [each async for each in forwarding.answer(b, call)]
+    answer, status = [each async for each in grpc_forwarding.answer(b, call)]
     assert answer.text == "b"
     assert status.code is None
+
+
+class ServeContext(RayServegRPCContext):
+    """As Serve's, without a call."""
+
+    def __init__(self):
+        self._code = self._details = None
+        self._trailing_metadata = []
+
+    def invocation_metadata(self):
+        return ()
+
+
+@pytest.mark.parametrize("model", ["a", "b"])
+async def test_a_stream_that_fails_keeps_its_status_on_serves_ingress(model):
+    error = OverloadedError("full")
+    a, context = Servicer("a", Servicer("b", error=error), error), ServeContext()
+    with pytest.raises(StreamFailedError, match="full"):
+        await streamed(a, model, context)
+    assert context.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+    assert a.counted == []

@@ -17,9 +17,9 @@ from cluster.api.openai.streams import (
     event,
     unless_disconnected,
 )
-from cluster.replica.requests import GenerateCall
 from cluster.replica.router import Generation
 from specdec.types.errors import OverloadedError
+from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 
 
@@ -47,7 +47,7 @@ class Counting:
 
 
 def calls(*prompts):
-    return [GenerateCall("", prompt, SamplingParams(), "") for prompt in prompts]
+    return [GenerateRequest(prompt, SamplingParams()) for prompt in prompts]
 
 
 @pytest.mark.parametrize("prompts", [("a",), ("a", "b", "c")])

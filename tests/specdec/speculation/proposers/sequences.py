@@ -1,6 +1,6 @@
 """Sequences for proposers that look at nothing but their tokens."""
 
-from specdec.sequences.sequence import Request, Sequence, SequenceStatus
+from specdec.sequences.sequence import EngineRequest, Sequence, SequenceStatus
 from specdec.speculation.proposers import DraftRequest
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.sampling_spec import SamplingRules
@@ -8,7 +8,9 @@ from specdec.types.sampling_spec import SamplingRules
 
 def sequence(seq_id, prompt, output=(), *, cache_salt="", method=None):
     params = SamplingParams(speculation=SpeculationOptions(method=method))
-    request = Request(str(seq_id), tuple(prompt), params, seed=0, cache_salt=cache_salt)
+    request = EngineRequest(
+        tuple(prompt), params, request_id=str(seq_id), seed=0, cache_salt=cache_salt
+    )
     seq = Sequence(seq_id, request, SamplingRules(), detokenizer=None)
     seq.token_ids += output
     return seq

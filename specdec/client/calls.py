@@ -1,0 +1,64 @@
+"""What the blocking and the asynchronous client send, from the arguments of their methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypedDict
+
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client.codec.inference import DETOKENIZE, TOKENIZE, encode_request
+from specdec.types.chat import ChatMessage
+from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
+from specdec.types.responses import Prompt
+from specdec.types.sampling_params import SamplingParams
+
+DEFAULT_TIMEOUT_S = 300.0
+
+
+class GenerateOptions(TypedDict, total=False):
+    """Keyword arguments of `generate`.
+
+    model: empty for the model that is loaded. request_id: empty to have one generated. priority:
+    lower numbers are served first. resume_token_ids: output that the caller already has from an
+    interrupted stream; only what follows is returned. cache_salt: cached prompts and drafts from
+    earlier answers are shared only among requests with the same salt.
+    """
+
+    model: str
+    request_id: str
+    priority: int
+    resume_token_ids: Sequence[int]
+    cache_salt: str
+
+
+class StreamOptions(GenerateOptions, total=False):
+    """Keyword arguments of `generate_stream`: those of `generate`, and one more.
+
+    stream_interval: number of new tokens of a choice that are sent together. The first and the last
+    chunk do not wait, and the second may be shorter. None: as the service is configured.
+    """
+
+    stream_interval: int | None
+
+
+def generate_message(
+    prompt: Prompt, params: SamplingParams | None, options: GenerateOptions | StreamOptions
+) -> pb.GenerateRequest:
+    """Return the request for a completion. Raises InvalidValueError for what cannot be sent."""
+    values: dict[str, Any] = dict(options)
+    values["resume_token_ids"] = tuple(values.get("resume_token_ids", ()))
+    frozen: Any = prompt if isinstance(prompt, str) else tuple(prompt)
+    return encode_request(GenerateRequest(frozen, params or SamplingParams(), **values))
+
+
+def tokenize_message(
+    prompt: str | Sequence[ChatMessage], model: str, *, add_special_tokens: bool
+) -> pb.TokenizeRequest:
+    """Return the request to encode a text or a chat."""
+    frozen = prompt if isinstance(prompt, str) else tuple(prompt)
+    return TOKENIZE.encode(TokenizeRequest(frozen, model, add_special_tokens))
+
+
+def detokenize_message(token_ids: Sequence[int], model: str) -> pb.DetokenizeRequest:
+    """Return the request for the text of tokens."""
+    return DETOKENIZE.encode(DetokenizeRequest(tuple(token_ids), model))

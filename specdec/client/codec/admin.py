@@ -1,0 +1,91 @@
+"""Codecs of AdminService's messages."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from protos.specdec.v1 import admin_pb2 as pb
+from specdec.client.codec.message import Converter, MessageCodec, Options
+from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.control_changes import AuditEntry, AuditPage, SpeculationChange, SpeculationState
+from specdec.types.counters import Counts, HistogramCounts
+from specdec.types.fleet import (
+    DecisionNews,
+    FleetStatistics,
+    ReplicaReport,
+    ReplicaStatus,
+    ServiceStatus,
+)
+from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
+from specdec.types.stats import SpeculationStats
+
+
+class _StateCodec(MessageCodec[pb.SpeculationState, SpeculationState]):
+    """Codec that derives `is_by_rule`, which is not sent, from the active rule."""
+
+    def decode(self, message: pb.SpeculationState, **given: Any) -> SpeculationState:
+        state = super().decode(message, **given)
+        if state.active_rule is None:
+            return state
+        return replace(state, in_force=replace(state.in_force, is_by_rule=True))
+
+
+def _counts(message_type: Any) -> MessageCodec[Any, Counts]:
+    """Return the codec of counters that are fields of a larger message."""
+    parts: dict[str, MessageCodec[Any, Any]] = {
+        "speculation": MessageCodec(message_type, SpeculationStats),
+        "histograms": MessageCodec(pb.Histogram, HistogramCounts),
+    }
+    return MessageCodec(message_type, Counts, Options(parts))
+
+
+_RULE = MessageCodec(pb.SpeculationRule, SpeculationRule)
+_VALUES = MessageCodec(pb.SpeculationValues, SpeculationControl)
+_ENTRY = MessageCodec(
+    pb.AuditEntry,
+    AuditEntry,
+    Options(
+        renamed={"change_json": "change"},
+        converters={
+            "change_json": Converter(
+                lambda change: json.dumps(dict(change), ensure_ascii=False), json.loads
+            )
+        },
+    ),
+)
+_REPORT = MessageCodec(
+    pb.ReplicaStatus,
+    ReplicaReport,
+    Options(
+        {
+            "counts": _counts(pb.ReplicaStatus),
+            "decision_changes": MessageCodec(pb.DecisionChange, DecisionNews),
+        }
+    ),
+)
+_WORKER = MessageCodec(
+    pb.WorkerProfile,
+    WorkerProfile,
+    Options({"operations": MessageCodec(pb.OperationTime, OperationTime)}),
+)
+
+CHANGE = MessageCodec(pb.SetSpeculationRequest, SpeculationChange, Options({"rules": _RULE}))
+STATE = _StateCodec(
+    pb.SpeculationState,
+    SpeculationState,
+    Options({"in_force": _VALUES, "without_rules": _VALUES, "configured": _VALUES, "rules": _RULE}),
+)
+REPLICA = MessageCodec(pb.ReplicaStatus, ReplicaStatus, Options({"report": _REPORT}))
+STATUS = MessageCodec(
+    pb.GetStatusResponse, ServiceStatus, Options({"replicas": REPLICA, "speculation": STATE})
+)
+AUDIT_PAGE = MessageCodec(pb.ListAuditLogResponse, AuditPage, Options({"entries": _ENTRY}))
+FLEET = MessageCodec(
+    pb.WatchStatsResponse,
+    FleetStatistics,
+    Options({"status": STATUS, "totals": _counts(pb.FleetTotals)}),
+)
+PROFILE_ORDER = MessageCodec(pb.ProfileRequest, ProfileOrder, Options(zero_is_default=True))
+PROFILE = MessageCodec(pb.ProfileResponse, ProfileReport, Options({"workers": _WORKER}))

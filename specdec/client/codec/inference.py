@@ -1,0 +1,56 @@
+"""Codecs of requests, tokens and the description of the model."""
+
+from __future__ import annotations
+
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.client.codec.message import MessageCodec, Oneof, Options
+from specdec.client.codec.sampling import SAMPLING, SPECULATION
+from specdec.types.chat import ChatMessage
+from specdec.types.request import DetokenizeRequest, GenerateRequest, Prompt, TokenizeRequest
+from specdec.types.responses import ModelInfo, TokenizedInput
+from specdec.types.sampling_params import SamplingDefaults
+
+
+def _prompt_field(prompt: Prompt) -> str:
+    if isinstance(prompt, str):
+        return "text"
+    assert isinstance(prompt, tuple), "messages carry no conversation with tools"
+    return "chat" if prompt and isinstance(prompt[0], ChatMessage) else "token_ids"
+
+
+_CHAT = MessageCodec(pb.ChatMessage, ChatMessage)
+REQUEST = MessageCodec(
+    pb.GenerateRequest,
+    GenerateRequest,
+    Options(parts={"prompt": _CHAT}, oneofs={"prompt": Oneof("prompt", _prompt_field)}),
+)
+TOKENIZE = MessageCodec(
+    pb.TokenizeRequest,
+    TokenizeRequest,
+    Options(
+        parts={"prompt": _CHAT},
+        oneofs={"prompt": Oneof("input", _prompt_field)},
+        sends_defaults=True,
+    ),
+)
+DETOKENIZE = MessageCodec(pb.DetokenizeRequest, DetokenizeRequest)
+TOKENS = MessageCodec(pb.TokenizeResponse, TokenizedInput)
+MODEL_INFO = MessageCodec(
+    pb.GetModelInfoResponse,
+    ModelInfo,
+    Options(parts={"sampling_defaults": MessageCodec(pb.SamplingDefaults, SamplingDefaults)}),
+)
+
+
+def encode_request(request: GenerateRequest) -> pb.GenerateRequest:
+    """Return the message for a request. Raises InvalidValueError for what it cannot carry."""
+    sampling = SAMPLING.encode(request.params)
+    speculation = SPECULATION.encode(request.params.speculation)
+    return REQUEST.encode(request, sampling=sampling, speculation=speculation)
+
+
+def decode_request(message: pb.GenerateRequest) -> GenerateRequest:
+    """Return the request in a message. Raises what SamplingParams raises."""
+    speculation = SPECULATION.decode(message.speculation)
+    params = SAMPLING.decode(message.sampling, speculation=speculation)
+    return REQUEST.decode(message, params=params)

@@ -1,0 +1,32 @@
+"""Makes the outputs of the engine from sequences."""
+
+from __future__ import annotations
+
+from specdec.engine.outputs import RequestOutput
+from specdec.engine.stop_checker import Ending
+from specdec.sequences.output_buffer import ToldTokens
+from specdec.sequences.sequence import Choices, Sequence
+
+
+def output_of(
+    seq: Sequence, choices: Choices, tokens: ToldTokens, ending: Ending | None
+) -> RequestOutput:
+    """Return the output for new tokens of `seq`, with the text that is certain by now."""
+    return RequestOutput(
+        request_id=seq.request.request_id,
+        token_ids=tokens.token_ids,
+        text=seq.detokenizer.take() if ending is None else seq.detokenizer.flush(),
+        finish_reason=ending.finish_reason if ending else None,
+        num_prompt_tokens=seq.num_prompt_tokens,
+        num_output_tokens=choices.num_output_tokens,
+        speculation=choices.speculation,
+        num_steps=tokens.num_steps,
+        num_cached_tokens=seq.num_cached_tokens,
+        choice=seq.choice,
+        is_drafted=tokens.is_drafted,
+        is_last=not choices.unfinished,
+        stop_reason=ending.stop_reason if ending else None,
+        verifier=seq.rules.verifier.name,
+        logprobs=tokens.logprobs,
+        prompt_logprobs=seq.prompt_report.take(),
+    )

@@ -1,0 +1,54 @@
+"""Requests of the service, whichever interface they come by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from specdec.text.chat_template import Conversation
+from specdec.types.chat import ChatMessage
+from specdec.types.sampling_params import SamplingParams
+
+Chat = tuple[ChatMessage, ...]
+Prompt = str | tuple[int, ...] | Chat | Conversation
+"""A text, token ids that are used as they are, or a conversation, perhaps with tools."""
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """A request to complete one prompt.
+
+    model: empty for the model that is served. request_id: empty to have one generated.
+    priority: lower numbers are scheduled first; equal priorities in order of arrival.
+    resume_token_ids: output that the client already has from an interrupted stream; generation
+        continues after it and returns only what follows.
+    stream_interval: number of new tokens of a choice that are sent together; None takes the
+        engine's setting. The first and the last output never wait, and the second may be shorter.
+    cache_salt: cached KV blocks and drafts from earlier outputs are shared only among requests
+        with the same salt.
+    """
+
+    prompt: Prompt
+    params: SamplingParams
+    model: str = ""
+    request_id: str = ""
+    priority: int = 0
+    resume_token_ids: tuple[int, ...] = ()
+    stream_interval: int | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class TokenizeRequest:
+    """A request to encode a text or a chat; `add_special_tokens` applies to texts only."""
+
+    prompt: str | Chat | Conversation
+    model: str = ""
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True)
+class DetokenizeRequest:
+    """A request to decode token ids."""
+
+    token_ids: tuple[int, ...]
+    model: str = ""
