@@ -30,8 +30,8 @@ from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.sequences.sequence import Request
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.counters import Counts
 from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import EngineStats
 from specdec.worker import LocalTarget, ModelRunner, load_runner
 
 _MODEL = "smollm2-135m-instruct"
@@ -113,11 +113,11 @@ class _Bench:
         said: list[int] = []
         while not said:
             said = [token for output in engine.step() for token in output.token_ids]
-        num_before, before, started_at = len(said), engine.stats(), time.perf_counter()
+        num_before, before, started_at = len(said), engine.stats().counts, time.perf_counter()
         while engine.has_work:
             said += [token for output in engine.step() for token in output.token_ids]
         tally.seconds += time.perf_counter() - started_at
-        _count(tally, before, engine.stats(), len(said) - num_before)
+        _count(tally, before, engine.stats().counts, len(said) - num_before)
         return said
 
 
@@ -139,7 +139,7 @@ def _of(way: str, options: argparse.Namespace) -> SpeculativeConfig | None:
     return chosen and replace(chosen, num_speculative_tokens=options.num_draft_tokens)
 
 
-def _count(tally: _Tally, before: EngineStats, after: EngineStats, num_tokens: int) -> None:
+def _count(tally: _Tally, before: Counts, after: Counts, num_tokens: int) -> None:
     """The step in flight at `before` is one of those that decode."""
     tally.num_tokens += num_tokens
     tally.num_steps += after.num_steps - before.num_steps + 1

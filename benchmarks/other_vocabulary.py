@@ -124,7 +124,7 @@ class _Bench:
         while engine.has_work:
             for output in engine.step():
                 said[output.request_id].extend(output.token_ids)
-        return said, engine.stats().speculation
+        return said, engine.stats().counts.speculation
 
 
 @contextmanager

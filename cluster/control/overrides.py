@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.control.store import StoredSpeculation
-from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.control import NO_SPECULATION, SpeculationControl, SpeculationRule
 from specdec.types.control_changes import CONTROL_VALUES, SpeculationChange, SpeculationState
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SpeculationMethod, VerifierName
 
-_NO_SPECULATION = SpeculationControl("off", threshold=0, num_speculative_tokens=0)
 _RULES = "rules"
 
 
@@ -87,7 +86,7 @@ def state_of(
     """What is wanted with these overrides. active: which of the rules holds."""
     overrides = limits.still_valid(stored.overrides)
     if configured is None:  # what was set when the service could draft waits for that time
-        configured, overrides = _NO_SPECULATION, {}
+        configured, overrides = NO_SPECULATION, {}
     rules = tuple(SpeculationRule(**each) for each in overrides.get(_RULES, ()))
     active = active if active is not None and active < len(rules) else None
     values = {name: _typed(overrides[name]) for name in CONTROL_VALUES if name in overrides}

@@ -19,14 +19,14 @@ from cluster.workers.target_supervisor import TargetSupervisor
 from cluster.workers.worker_group import GroupSpec
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.quantization import QuantizationMethod
-from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.speculation.policy.factory import make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import ModelCounts
+from specdec.types.counters import Counts
 from specdec.types.errors import TargetFailedError
 from specdec.types.worker import Target
 
@@ -81,7 +81,7 @@ class ReplicaModels:
         """Kills the target and starts another; raises TargetFailedError in a crash loop."""
         return self._started.remake()
 
-    async def check(self, loop: EngineLoop) -> None:
+    async def check(self, loop: EngineThread) -> None:
         """Has a worker replaced that died while no step noticed; `loop` hears of a lost target."""
         if self._draft is not None:
             loop.post(self._draft.check)
@@ -135,10 +135,10 @@ class ReplicaModels:
         return None if self._draft is None else self._draft.is_available
 
     @property
-    def counts(self) -> ModelCounts:
+    def counts(self) -> Counts:
         """How often each was made again, and what the draft model has caught up on."""
         target, draft = self._target, self._draft
-        return ModelCounts(
+        return Counts(
             num_target_restarts=target.num_restarts if target else 0,
             num_draft_restarts=draft.num_restarts if draft else 0,
             num_catch_up_tokens=draft.num_catch_up_tokens if draft else 0,

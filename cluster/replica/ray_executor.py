@@ -17,7 +17,7 @@ from specdec.engine.model_resolution import ModelDirectories
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposer
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import ModelCounts
+from specdec.types.counters import Counts
 from specdec.types.worker import Target
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class RayExecutor:
-    """See specdec.llm.executors.Executor; found by the entry point `ray`.
+    """See specdec.llm.executors.LLMExecutor; found by the entry point `ray`.
 
     On the Ray that the program is connected to, else on one of its own, which ends with this.
     What is lost is replaced, as in a service.
@@ -77,7 +77,7 @@ class RayExecutor:
         return self._started.target
 
     @property
-    def counts(self) -> ModelCounts:
+    def counts(self) -> Counts:
         """See Executor."""
         return self._started.counts
 

@@ -126,7 +126,7 @@ class RequestTrace:
         self.attributes["gen_ai.request.seed"] = request.seed
         self._begin_phase(self.clock())
 
-    def on_begun(self, at: float) -> None:
+    def on_scheduled(self, at: float) -> None:
         """It is in a batch for the first time."""
         self._begin_phase(at)
 

@@ -1,7 +1,8 @@
-"""The metrics of an engine: name, type and labels, meaning, and where values come from.
+"""The metrics of an engine: name, type, labels, meaning and source.
 
-Names, types and labels are vLLM's where it has the metric, behind a prefix of our own. A service
-exposes them of each replica (`cluster.observability.metric_definitions`), `LLM.get_metrics` of its own engine.
+Names, types and labels are vLLM's where it has the metric, with our own prefix. A service exposes
+them for each replica (`cluster.observability.metric_definitions`), `LLM.get_metrics` for its own engine. A counter
+is defined here and counted in a field of `Counts`; nothing else has to know it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ Source = TypeVar("Source")
 
 @dataclass(frozen=True)
 class Reading:
-    """One value of a metric. labels: values of the metric's own labels, in their order."""
+    """One value of a metric. labels: values of the metric's own labels, in order."""
 
     value: float | HistogramCounts
     labels: tuple[str, ...] = ()
@@ -32,10 +33,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class MetricSpec(Generic[Source]):
-    """One metric. read: its values, of what it is about; none where nothing is known.
+    """Definition of one metric. read: returns its values; none where they are unknown.
 
-    name: without the prefix and, of a counter, without `_total`. labels: beside those that say
-    which model and, of a service, which replica.
+    name: without the prefix and, for a counter, without `_total`. labels: in addition to the model
+    and, in a service, the replica.
     """
 
     name: str
@@ -46,12 +47,12 @@ class MetricSpec(Generic[Source]):
 
     @property
     def exposed_name(self) -> str:
-        """As it is queried; a histogram's series add _bucket, _sum and _count."""
+        """The name in queries; a histogram's series add _bucket, _sum and _count."""
         return PREFIX + self.name + ("_total" if self.type == "counter" else "")
 
 
 class EngineReport(Protocol):
-    """How an engine is; `specdec.client.ReplicaReport` says what each of these means."""
+    """What the metrics of an engine are read from: EngineStats, or a service's ReplicaReport."""
 
     @property
     def num_running(self) -> int: ...
@@ -76,26 +77,26 @@ class EngineReport(Protocol):
 
 
 def one(value: float | None) -> tuple[Reading, ...]:
-    """The reading of what may not be known."""
+    """Return the only value; none where it is None."""
     return () if value is None else (Reading(value),)
 
 
 def gauge(
     name: str, meaning: str, read: Callable[[EngineReport], float | None]
 ) -> MetricSpec[EngineReport]:
-    """What a report says; no series where that is None."""
+    """Define a gauge of a report; no series where it is None."""
     return MetricSpec(name, "gauge", meaning, lambda report: one(read(report)))
 
 
 def counter(name: str, meaning: str, read: Callable[[Counts], float]) -> MetricSpec[EngineReport]:
-    """One of a report's counts."""
+    """Define a counter of a report."""
     return MetricSpec(name, "counter", meaning, lambda report: one(read(report.counts)))
 
 
 def counters(
     name: str, meaning: str, label: str, read: Callable[[Counts], Mapping[str, float]]
 ) -> MetricSpec[EngineReport]:
-    """A counter for each value of one label."""
+    """Define a counter with one label."""
 
     def readings(report: EngineReport) -> Iterable[Reading]:
         return (Reading(count, (value,)) for value, count in read(report.counts).items())
@@ -106,7 +107,7 @@ def counters(
 def by_method(
     name: str, meaning: str, read: Callable[[Counts], Mapping[str, tuple[int, ...]]]
 ) -> MetricSpec[EngineReport]:
-    """A counter for each method and position."""
+    """Define a counter by method and position."""
 
     def readings(report: EngineReport) -> Iterable[Reading]:
         for method, by_position in read(report.counts).items():
@@ -117,7 +118,7 @@ def by_method(
 
 
 def histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
-    """The report's histogram of that name; no series before there is one."""
+    """Define the report's histogram of that name; no series before it has one."""
 
     def readings(report: EngineReport) -> Iterable[Reading]:
         counts = report.counts.histograms.get(name)

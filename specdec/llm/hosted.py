@@ -42,7 +42,7 @@ class HostedModel:
     @property
     def speculation(self) -> SpeculationControl | None:
         """What is in force; None where nothing can draft."""
-        return self._host.control
+        return self._host.core.control
 
     def set_speculation(
         self,

@@ -1,4 +1,4 @@
-"""The models of an `LLM` in its own process, on one rank each."""
+"""Executor of an `LLM` whose models run in this process, on one rank each."""
 
 from __future__ import annotations
 
@@ -22,42 +22,42 @@ from specdec.speculation.proposers import (
     make_proposer,
 )
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import ModelCounts
+from specdec.types.counters import Counts
 from specdec.types.errors import TargetFailedError
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 T = TypeVar("T")
 
 
-def _on_a_thread(function: Callable[[], T]) -> T:
-    """What a function returns, that runs on a thread which ends with it.
+def _on_thread(function: Callable[[], T]) -> T:
+    """Run a function on a temporary thread and return its result.
 
-    OpenMP keeps a pool for each thread that computes, and has all of them wait asleep, and wake
-    late, once they are more than the cores. So nothing computes on the caller's thread, and the
-    engine's is the only one that is left with a pool.
+    OpenMP keeps a pool for each thread that computes; with more pool threads than cores they all
+    sleep while waiting, and wake up late. So the caller's thread never computes, and only the
+    engine's thread keeps a pool.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
 
 
 class LocalExecutor:
-    """See Executor. Whatever fails here fails for good: there is no process to start again."""
+    """See LLMExecutor. A lost model is not restarted: it runs in this process."""
 
     def __init__(self, config: LLMConfig, directories: ModelDirectories, plan: MemoryPlan) -> None:
-        """Loads and warms up both models."""
+        """Load and warm up both models."""
         self._config = config
         self._directories = directories
         self._plan = plan
         self._draft_worker: LocalDraftWorker | None = None
         self._draft: DraftModelProposer | None = None
-        self.target = _on_a_thread(self._load_target)
-        _on_a_thread(self._load_draft)
+        self.target = _on_thread(self._load_target)
+        _on_thread(self._load_draft)
 
     @property
-    def counts(self) -> ModelCounts:
+    def counts(self) -> Counts:
         """See Executor."""
         num_tokens = 0 if self._draft is None else self._draft.num_catch_up_tokens
-        return ModelCounts(num_catch_up_tokens=num_tokens)
+        return Counts(num_catch_up_tokens=num_tokens)
 
     def make_proposer(self) -> Proposer | None:
         """See Executor."""
@@ -76,17 +76,17 @@ class LocalExecutor:
             lambda: True,
             full_batch,
         )
-        return _on_a_thread(measured)
+        return _on_thread(measured)
 
     def lose_target(self) -> None:
         """See Executor."""
 
     def remake_target(self) -> LocalTarget:
         """See Executor."""
-        raise TargetFailedError("it runs in the process of whoever asks")
+        raise TargetFailedError("it runs in the caller's process")
 
     def close(self) -> None:
-        """See Executor; memory is freed with the last reference."""
+        """See LLMExecutor; memory is freed with the last reference."""
         del self.target
         self._draft_worker = self._draft = None
 

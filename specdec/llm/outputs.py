@@ -208,7 +208,7 @@ def _stats(times: RequestTimes, arrival_time: float, num_tokens: int) -> Request
     return RequestStats(
         arrival_time=arrival_time,
         queued_ts=times.queued_at,
-        scheduled_ts=times.began_at,
+        scheduled_ts=times.scheduled_at,
         first_token_ts=first_at,
         last_token_ts=times.last_at,
         first_token_latency=None if first_at is None else first_at - times.arrived_at,

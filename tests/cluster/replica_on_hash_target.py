@@ -24,11 +24,9 @@ from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.engine_thread import EngineLoop
-from specdec.engine.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME
+from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.engine.outputs import RequestOutput
-from specdec.engine.request_metrics import TimedProposer, TimedTarget
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.sampling_params import SamplingParams
@@ -55,7 +53,7 @@ class Replica:
         )
         directories = ModelDirectories(model, None)
         self.router = Router(config, directories, ReplicaMemory(2**32), replica=REPLICA)
-        self.router._loop = self._make_loop(model)  # in place of `start`, which needs shards
+        self.router.core.thread = self._make_thread(model)  # in place of `start`
         self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
         self.link = ControlLink(
             self.plane,
@@ -71,9 +69,9 @@ class Replica:
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica")
 
     @property
-    def loop(self) -> EngineLoop:
-        assert self.router._loop is not None
-        return self.router._loop
+    def loop(self) -> EngineThread:
+        assert self.router.core.thread is not None
+        return self.router.core.thread
 
     async def generate(self, **params: Any) -> list[RequestOutput]:
         """All outputs of one greedy request."""
@@ -96,17 +94,17 @@ class Replica:
         await self.http.aclose()
         await self.loop.close()
 
-    def _make_loop(self, model: Path) -> EngineLoop:
-        metrics = self.router.metrics
+    def _make_thread(self, model: Path) -> EngineThread:
         policy = SpeculationPolicy(CONTROL, clock=lambda: 0.0, dwell_s=0.0)
         engine = make_engine(
             model,
             engine_config(3),
-            TimedTarget(self.target, metrics[VERIFY_TIME].observe),
-            TimedProposer(ScriptedProposer(self._draft), metrics[DRAFT_TIME].observe),
+            self.target,
+            ScriptedProposer(self._draft),
             policy,
+            self.router.metrics,
         )
-        return EngineLoop(engine, observe_batch=metrics[BATCH_SIZE].observe)
+        return EngineThread(engine)
 
     def _draft(self, tokens: list[int], count: int) -> list[int]:
         truth = self.target.continuation(tokens, count)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specdec.config.engine import DraftLimits, EngineConfig
@@ -11,6 +12,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
+from specdec.engine.metrics import StepRecorder
 from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import Request
@@ -95,9 +97,13 @@ def make_engine(
     target: Target,
     proposer: Proposer | None = None,
     policy: SpeculationPolicy | None = None,
+    recorder: StepRecorder | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
-    model = ModelConfig.from_directory(directory)
-    return Engine(config, model, target, Tokenizer(directory), proposer, policy)
+    model, tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
+    return Engine(
+        config, model, target, tokenizer, proposer, policy, recorder=recorder, clock=clock
+    )
 
 
 def request(request_id: str, prompt: Sequence[int], *, seed: int = 0, **params: object) -> Request:

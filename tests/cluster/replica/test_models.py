@@ -11,7 +11,7 @@ from cluster.workers.resources import DRAFT_BUNDLE, TARGET_BUNDLE
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import ModelDirectories
-from specdec.types.counters import ModelCounts
+from specdec.types.counters import Counts
 from specdec.types.errors import DraftFailedError, TargetFailedError
 
 PLACEMENT = object()
@@ -105,7 +105,7 @@ async def test_both_are_started_as_they_are_configured(models, started, tiny_mod
     assert (target.step_timeout_s, draft.step_timeout_s) == (60.0, 10.0), "streams wait for drafts"
     assert models.target is started.target[0]
     assert list(models.profiled) == ["target", "draft model"]
-    assert models.counts == ModelCounts()
+    assert models.counts == Counts()
     await models.close()
     assert started.target[0].is_closed
     assert started.draft[0].is_closed
@@ -179,7 +179,7 @@ async def test_a_replica_without_a_draft_model(tiny_model_dir, started, speculat
 
 
 def test_before_they_are_started_there_is_nothing_to_tell(models):
-    assert models.counts == ModelCounts()
+    assert models.counts == Counts()
     assert models.is_draft_up is None
     with pytest.raises(AssertionError, match="not been started"):
         models.remake_target()

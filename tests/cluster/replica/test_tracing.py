@@ -24,10 +24,9 @@ from cluster.replica.requests import GenerateCall
 from cluster.replica.traced_request import TracedRequest
 from cluster.replica.tracing import PHASES, Tracing, tracing_to
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.engine_thread import EngineThread
 from specdec.engine.metrics import ABORTED, Metrics
 from specdec.engine.outputs import RequestOutput
-from specdec.engine.request_metrics import TimedProposer, TimedTarget
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import NotReadyError, OverloadedError
 from specdec.types.messages import FinishReason
@@ -79,7 +78,7 @@ def test_a_hand_worked_trace(tracing, exporter):
     clock.now_s = 50.25
     trace.on_queued(request("r", PROMPT, seed=9))
     tracing.steps.add_verify(4.0)
-    trace.on_begun(51.0)
+    trace.on_scheduled(51.0)
     tracing.steps.add_draft(0.5)
     tracing.steps.add_verify(0.75)
     trace.on_first_output(52.0)
@@ -180,6 +179,14 @@ class SlowTarget(HashTarget):
         return super().collect()
 
 
+class TracedSteps(Metrics):
+    """Records steps for traces alone."""
+
+    def __init__(self, tracing):
+        super().__init__()
+        self.record_draft, self.record_verify = tracing.steps.add_draft, tracing.steps.add_verify
+
+
 class Replica:
     """An engine whose drafts are right, its loop, and traces of what it answers."""
 
@@ -189,12 +196,13 @@ class Replica:
         engine = make_engine(
             directory,
             engine_config(3),
-            TimedTarget(target, tracing.steps.add_verify),
-            TimedProposer(proposer, tracing.steps.add_draft),
+            target,
+            proposer,
+            recorder=TracedSteps(tracing),
         )
         self.tracing = tracing
         self.metrics = Metrics()
-        self.loop = EngineLoop(engine)
+        self.loop = EngineThread(engine)
 
     def generate(self, each):
         clock = time.perf_counter
@@ -230,7 +238,7 @@ async def test_an_answer_makes_five_spans_however_long_it_is(replica, exporter, 
 
 async def test_nothing_is_told_of_single_tokens(replica, monkeypatch):
     told = []
-    for name in ("on_queued", "on_begun", "on_first_output", "on_choice_end", "end"):
+    for name in ("on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"):
         method = getattr(replica.tracing.begin("r", CALL, Clock()), name).__func__
 
         def note(self, *arguments, name=name, method=method):
@@ -240,7 +248,7 @@ async def test_nothing_is_told_of_single_tokens(replica, monkeypatch):
         monkeypatch.setattr(f"cluster.replica.tracing.RequestTrace.{name}", note)
     async for _ in replica.generate(request("r", PROMPT, max_tokens=60)):
         pass
-    assert told == ["on_queued", "on_begun", "on_first_output", "on_choice_end", "end"]
+    assert told == ["on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"]
 
 
 async def test_a_client_that_leaves_ends_the_trace(replica, exporter):

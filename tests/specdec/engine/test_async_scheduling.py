@@ -117,7 +117,7 @@ def test_the_same_is_said(tiny_model_dir, changes):
         outcomes[is_async] = answers(engine, varied_requests())
         assert (target.num_ahead > 0) == is_async
         if "num_blocks" in changes:
-            assert engine.stats().num_preemptions > 0
+            assert engine.stats().counts.num_preemptions > 0
     assert outcomes[True] == outcomes[False]
 
 
@@ -171,7 +171,7 @@ def test_one_that_ends_otherwise_is_run_on_once_in_vain(tiny_model_dir):
     done = run(engine, [request("a", PROMPTS[0], stop_token_ids=[stop])])["a"]
     assert done.token_ids == token_ids[:num_tokens]
     assert len(target.steps) == num_tokens + 1
-    assert engine.stats().num_generated_tokens == num_tokens
+    assert engine.stats().counts.num_generated_tokens == num_tokens
 
 
 def test_nothing_is_ahead_of_who_waits_to_join(tiny_model_dir):
@@ -244,7 +244,7 @@ def test_steps_are_decided_and_timed_as_before(tiny_model_dir):
         clock.now_s += 60
         run(engine, [request("c", PROMPTS[0], stop_token_ids=[token_ids[0]])])
         assert (target.num_ahead > 10) == is_async
-        found[is_async] = chooser.seconds, engine.stats().decisions
+        found[is_async] = chooser.seconds, engine.stats().counts.decisions
     assert found[True] == found[False]
     assert set(found[True][0]) == {1.0}
 
@@ -264,7 +264,7 @@ def test_what_an_operator_wants_holds_from_the_next_step_on(tiny_model_dir):
     assert not target.steps[num_steps][1], "a step was begun by what held before"
     for _ in range(10):
         engine.step()
-    assert engine.stats().speculation.num_drafts > 0
+    assert engine.stats().counts.speculation.num_drafts > 0
     engine.set_speculation(replace(control, mode="off"))
     num_steps = len(target.steps)
     for _ in range(4):

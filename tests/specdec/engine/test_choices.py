@@ -62,10 +62,12 @@ def test_the_prompt_is_computed_once_for_all_choices(tiny_model_dir, target):
     said = run_choices(engine, request("r", LONG_PROMPT, n=4))
     for i in range(4):
         assert said["r", i].token_ids == target.continuation(LONG_PROMPT, 24)
-    assert engine.stats().num_cached_tokens == 3 * 36  # whole blocks, short of the last token
+    assert (
+        engine.stats().counts.num_cached_tokens == 3 * 36
+    )  # whole blocks, short of the last token
     rows = [row for step in target.steps for row in step.rows]
     assert sum(row.num_computed_tokens == 0 for row in rows) == 1
-    assert engine.stats().num_prompt_tokens == 4 * 40
+    assert engine.stats().counts.num_prompt_tokens == 4 * 40
 
 
 def test_choices_that_wait_for_the_prompt_hold_up_nobody(tiny_model_dir, target):
@@ -98,7 +100,7 @@ def test_counts_are_of_all_choices(tiny_model_dir, target):
     said = run_choices(engine, request("r", PROMPT, n=3, max_tokens=10))
     [last] = [each.last for each in said.values() if each.last.is_last]
     assert (last.num_prompt_tokens, last.num_output_tokens) == (6, 30)
-    assert last.speculation == engine.stats().speculation
+    assert last.speculation == engine.stats().counts.speculation
     assert last.speculation.num_accepted_tokens > 0
 
 
@@ -110,7 +112,7 @@ def test_preemption_of_choices_changes_nothing(tiny_model_dir, target):
         for i in range(4):
             expected = target.continuation(each.prompt_token_ids, 40)
             assert said[each.request_id, i].token_ids == expected
-    assert engine.stats().num_preemptions > 0
+    assert engine.stats().counts.num_preemptions > 0
     assert engine.stats().num_free_blocks == 40
 
 
@@ -121,7 +123,7 @@ def test_a_target_that_is_replaced_loses_no_choice(tiny_model_dir):
         said = [Transcript() for _ in range(3)]
         engine.add(request("r", LONG_PROMPT, n=3))
         while engine.has_work:
-            if engine.stats().num_steps == num_steps:
+            if engine.stats().counts.num_steps == num_steps:
                 engine.replace_target(HashTarget(block_size=4, vocab_size=383))
             for output in engine.step():
                 said[output.choice].add(output)

@@ -55,7 +55,7 @@ def test_many_sequences_say_what_each_would_say_alone(tiny_model_dir, target, nu
     said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
     for name, prompt in prompts.items():
         assert said[name].token_ids == target.continuation(prompt, 24)
-    speculation = engine.stats().speculation
+    speculation = engine.stats().counts.speculation
     assert (speculation.num_accepted_tokens > 0) == (num_draft_tokens > 0)
 
 
@@ -66,7 +66,7 @@ def test_preemption_changes_nothing(tiny_model_dir, target):
     said = run(engine, [request(name, prompt, max_tokens=40) for name, prompt in prompts.items()])
     for name, prompt in prompts.items():
         assert said[name].token_ids == target.continuation(prompt, 40)
-    assert engine.stats().num_preemptions > 0
+    assert engine.stats().counts.num_preemptions > 0
     assert engine.stats().num_free_blocks == 40
 
 
@@ -78,10 +78,12 @@ def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
     # The first call only begins; the prompt yields one token, and each of five drafts its share.
     assert [len(output.token_ids) for output in outputs] == [1] + [num_right + 1] * 5
     assert [sum(output.is_drafted) for output in outputs] == [0] + [num_right] * 5
-    assert engine.stats().speculation == SpeculationStats(5, 15, 5 * num_right)
+    assert engine.stats().counts.speculation == SpeculationStats(5, 15, 5 * num_right)
     assert outputs[-1].speculation == SpeculationStats(5, 15, 5 * num_right)
-    assert engine.stats().accepted_by_position == tuple(5 * (i < num_right) for i in range(3))
-    assert engine.stats().num_generated_tokens == 6 + 5 * num_right
+    assert engine.stats().counts.accepted_by_position == tuple(
+        5 * (i < num_right) for i in range(3)
+    )
+    assert engine.stats().counts.num_generated_tokens == 6 + 5 * num_right
     said = [token for output in outputs for token in output.token_ids]
     assert said == target.continuation(PROMPT, len(said))
 
@@ -103,9 +105,9 @@ def test_drafts_are_counted_for_the_method_that_made_them(tiny_model_dir, target
     run(engine, [request("r", PROMPT, max_tokens=8)])
     # A token of the prompt, 4 of a good draft, then one of each bad draft of 2 and 1 tokens.
     stats = engine.stats()
-    assert stats.drafted_by_method == {"ngram": (1, 1, 1), "draft_model": (2, 1)}
-    assert stats.accepted_by_method == {"ngram": (1, 1, 1), "draft_model": (0, 0)}
-    assert stats.speculation == SpeculationStats(3, 6, 3)
+    assert stats.counts.drafted_by_method == {"ngram": (1, 1, 1), "draft_model": (2, 1)}
+    assert stats.counts.accepted_by_method == {"ngram": (1, 1, 1), "draft_model": (0, 0)}
+    assert stats.counts.speculation == SpeculationStats(3, 6, 3)
 
 
 def test_a_request_has_begun_in_the_step_that_first_runs_it(tiny_model_dir, target):
@@ -116,7 +118,7 @@ def test_a_request_has_begun_in_the_step_that_first_runs_it(tiny_model_dir, targ
     begun = []
     while engine.has_work:
         engine.step()
-        begun.append(engine.begun)
+        begun.append(engine.newly_scheduled)
     assert begun[0] == ("a", "b")
     assert [name for names in begun for name in names] == ["a", "b", "c"], "once each"
 
@@ -140,7 +142,7 @@ def test_a_stale_draft_is_never_verified(tiny_model_dir, target):
     said = run(engine, [request("r", PROMPT)])["r"]
     assert said.token_ids == target.continuation(PROMPT, 24)
     assert proposer.num_calls > 0
-    assert engine.stats().speculation.num_draft_tokens == 0
+    assert engine.stats().counts.speculation.num_draft_tokens == 0
     assert all(row.num_draft_tokens == 0 for step in target.steps for row in step.rows)
 
 
@@ -285,7 +287,7 @@ def test_a_shared_prefix_is_computed_once(tiny_model_dir, target):
     for name, prompt in prompts.items():
         said = run(engine, [request(name, prompt)])[name]
         assert said.token_ids == target.continuation(prompt, 24)
-    assert engine.stats().num_cached_tokens == 80
+    assert engine.stats().counts.num_cached_tokens == 80
     rows = [row for step in target.steps for row in step.rows]
     assert sum(row.num_computed_tokens == 0 for row in rows) == 1
 
@@ -296,7 +298,7 @@ def test_what_was_generated_is_a_prefix_for_the_next_turn(tiny_model_dir, target
     history = [*PROMPT, *first.token_ids, 12]
     run(engine, [request("b", history)])
     # The last token's KV was never computed, and only whole blocks of 4 are kept.
-    assert engine.stats().num_cached_tokens == (len(history) - 2) // 4 * 4
+    assert engine.stats().counts.num_cached_tokens == (len(history) - 2) // 4 * 4
 
 
 def test_without_prefix_caching_nothing_is_found(tiny_model_dir, target):
@@ -304,7 +306,7 @@ def test_without_prefix_caching_nothing_is_found(tiny_model_dir, target):
     for name in "ab":
         said = run(engine, [request(name, PROMPT * 4)])[name]
         assert said.token_ids == target.continuation(PROMPT * 4, 24)
-    assert engine.stats().num_cached_tokens == 0
+    assert engine.stats().counts.num_cached_tokens == 0
 
 
 def test_lower_priority_numbers_go_first(tiny_model_dir, target):
@@ -325,7 +327,7 @@ def test_the_least_urgent_is_preempted(tiny_model_dir, target):
     while engine.has_work:
         ended += [output.request_id for output in engine.step() if output.finish_reason]
     assert ended == ["second", "first"]
-    assert engine.stats().num_preemptions > 0
+    assert engine.stats().counts.num_preemptions > 0
 
 
 def test_only_requests_that_never_ran_expire(tiny_model_dir, target):
@@ -484,10 +486,10 @@ def test_requests_that_leave_the_queue_are_told_once(tiny_model_dir, target):
     for each in (request("a", PROMPT), request("b", PROMPT, n=2), request("c", PROMPT)):
         engine.add(each)
     engine.step()
-    told = [engine.begun]
+    told = [engine.newly_scheduled]
     engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
     while engine.has_work:
         engine.step()
-        told.append(engine.begun)
+        told.append(engine.newly_scheduled)
     assert told[0] == ("a", "b")
     assert [name for names in told for name in names] == ["a", "b", "c"]

@@ -105,9 +105,9 @@ def test_drafts_were_accepted_and_sequences_preempted(tiny_model_dir):
     engine = local_engine(tiny_model_dir, engine_config(3, num_blocks=48))
     run(engine, [request(name, prompt) for name, prompt in prompts(8).items()])
     stats = engine.stats()
-    assert stats.num_preemptions > 0
-    assert stats.speculation.num_accepted_tokens > 0
-    assert stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
+    assert stats.counts.num_preemptions > 0
+    assert stats.counts.speculation.num_accepted_tokens > 0
+    assert stats.counts.speculation.num_accepted_tokens < stats.counts.speculation.num_draft_tokens
 
 
 def test_another_seed_gives_other_tokens(tiny_model_dir):

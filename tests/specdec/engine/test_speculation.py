@@ -132,9 +132,9 @@ def test_an_operator_turns_it_at_the_next_step(make, target, proposer):
     go(2)
     engine.set_speculation(OFF)
     assert go(5) == ([0] * 5, 0)
-    counts = engine.stats().speculation
+    counts = engine.stats().counts.speculation
     assert go(5) == ([0] * 5, 0)
-    assert engine.stats().speculation == counts
+    assert engine.stats().counts.speculation == counts
     engine.set_speculation(ON)
     assert go(5) == ([3] * 5, 5)
     engine.set_speculation(SpeculationControl("on", threshold=2, num_speculative_tokens=7))
@@ -191,14 +191,14 @@ def test_where_everyone_opted_out_no_proposer_is_asked_and_the_stats_say_why(mak
     engine = make(ON)
     run(engine, [request("r", PROMPT, speculation=SpeculationOptions(enabled=False))])
     assert proposer.num_calls <= 1, "the prompt's step, in which nothing decodes, is not judged"
-    assert set(engine.stats().decisions) == {DecisionReason.REQUEST}
+    assert set(engine.stats().counts.decisions) == {DecisionReason.REQUEST}
 
 
 def test_decisions_and_their_changes_are_in_the_stats(make):
     engine = make(ON)
     run(engine, [request("r", PROMPT, max_tokens=30)])
-    num_steps = sum(engine.stats().decisions.values())
-    assert engine.stats().decisions == {DecisionReason.OPERATOR: num_steps}
+    num_steps = sum(engine.stats().counts.decisions.values())
+    assert engine.stats().counts.decisions == {DecisionReason.OPERATOR: num_steps}
     [change] = engine.stats().decision_changes
     assert (change.num_draft_tokens, change.num_decoding) == (3, 1)
     assert engine.stats().decision == Decision(3, DecisionReason.OPERATOR)
@@ -250,7 +250,7 @@ def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, 
         assert transcript.error is None
         expected = target.continuation(prompts[name], len(transcript.token_ids))
         assert transcript.token_ids == expected
-    reasons = set(engine.stats().decisions)
+    reasons = set(engine.stats().counts.decisions)
     assert {DecisionReason.OPERATOR, DecisionReason.THRESHOLD, DecisionReason.GOODPUT} <= reasons
     for change, after in pairwise(engine.stats().decision_changes):
         assert change.at_s <= after.at_s

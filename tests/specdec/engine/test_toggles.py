@@ -94,7 +94,7 @@ def run_toggled(engine: Engine, requests, toggles, proposer=None):
             proposer.step = step
         for output in engine.step():
             said[output.request_id].extend(output.token_ids)
-        drafted = engine.stats().speculation.num_draft_tokens
+        drafted = engine.stats().counts.speculation.num_draft_tokens
         if not engine.stats().is_speculation_on and step - 1 not in toggles:
             assert counts in (None, drafted), "something was drafted while off"
         counts = drafted if not engine.stats().is_speculation_on else None
