@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cluster.replica.tracing import Tracing
 
 
-class ReplicaObserver:
+class Instrumentation:
     """Makes the measurements of each request, and records those of the engine's steps."""
 
     def __init__(self, config: ServeConfig, replica: str, metrics: Metrics) -> None:

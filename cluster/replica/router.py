@@ -20,10 +20,10 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
-from cluster.replica.instrumentation import ReplicaObserver
+from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.load import ReplicaLoad
 from cluster.replica.models import ReplicaModels
-from cluster.replica.preprocessor import ReplicaText
+from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.report import decision_news
 from cluster.replica.requests import DetokenizeCall, GenerateCall, TokenizeCall
 from cluster.workers.profiling import Profiling
@@ -75,11 +75,11 @@ class Router:
         self.metrics = self.core.metrics
         self._replica = replica
         self._model = self.core.model
-        self.text = ReplicaText(directories.target, self._model)
+        self.text = Preprocessor(directories.target, self._model)
         self._models = ReplicaModels(config, directories, self.core.plan, num_sharing)
         self._speculation_version: int | None = None
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
-        self._observer = ReplicaObserver(config, replica, self.metrics)
+        self._observer = Instrumentation(config, replica, self.metrics)
         self._profiling = Profiling(config.profile_dir, config.profile_max_mib, replica)
 
     async def start(self, placement: PlacementGroup | None) -> None:

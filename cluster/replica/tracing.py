@@ -56,7 +56,7 @@ class StepSeconds:
 
 
 class Tracing:
-    """Begins the traces of one replica, and sends them away in batches, on a thread of its own."""
+    """Begins the traces of one replica, and sends them away in batches, on a separate thread."""
 
     def __init__(self, provider: TracerProvider, model: str) -> None:
         """provider: samples and exports. model: the name that it is served by."""
@@ -70,7 +70,7 @@ class Tracing:
     ) -> RequestTrace:
         """The trace of a request that has just come, by the caller's traceparent if there is one.
 
-        clock: that of all the moments which the trace will be told of.
+        clock: of all times that the trace will receive.
         """
         parent = _W3C.extract(text_headers(_W3C.fields))
         attributes = _request_attributes(request_id, call, self._model)
@@ -132,7 +132,7 @@ class RequestTrace:
 
     def on_first_output(self, at: float) -> None:
         """Its first token has come, of whichever choice."""
-        while len(self._moments) < len(PHASES) - 1:  # what was not told of took no time
+        while len(self._moments) < len(PHASES) - 1:  # skipped phases took no time
             self._begin_phase(at)
         self.attributes["gen_ai.response.time_to_first_chunk"] = at - self._moments[0]
         self._begin_phase(at)
@@ -205,8 +205,8 @@ def _is_chat(prompt: Prompt) -> bool:
 
 
 def _sampling_attributes(params: SamplingParams) -> Attributes:
-    """What the request says; what it leaves to the model is left out."""
-    said: Mapping[str, float | int | None] = {
+    """Return the sampling parameters of a request, without those left to the model."""
+    given: Mapping[str, float | int | None] = {
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
@@ -215,7 +215,7 @@ def _sampling_attributes(params: SamplingParams) -> Attributes:
         "presence_penalty": params.presence_penalty or None,
         "choice.count": params.n,
     }
-    return {f"gen_ai.request.{name}": value for name, value in said.items() if value is not None}
+    return {f"gen_ai.request.{name}": value for name, value in given.items() if value is not None}
 
 
 def _usage_attributes(last: RequestOutput) -> Attributes:

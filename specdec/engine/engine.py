@@ -67,7 +67,7 @@ class Engine:
         recorder: StepRecorder | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """proposer: None makes the one of `config.speculation`; one with a draft model is passed in.
+        """proposer: None makes the one of `config.speculation`; not if that needs a draft model.
 
         policy: decides each step how much to draft; None drafts as configured at every load.
         recorder: receives the seconds of each draft and verification, by `clock`, and batch sizes.

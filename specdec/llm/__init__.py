@@ -1,4 +1,4 @@
-"""The Python API in one process: `LLM` for batches, `AsyncLLM` for streams."""
+"""Python API: `LLM` for batches and `AsyncLLM` for streams, in one process."""
 
 from specdec.llm.arguments import LLMArguments
 from specdec.llm.async_llm import AsyncLLM

@@ -84,19 +84,19 @@ NO_SPECULATION = SpeculationControl("off", threshold=0, num_speculative_tokens=0
 MAX_RULES = 16
 MAX_REQUESTS_PER_S = 1e6
 LEAVING_SHARE = 0.8
-"""A rule that holds does so until the rate is below this share of its own."""
+"""The active rule stays active until the rate falls below this share of its threshold."""
 
 
 @dataclass(frozen=True)
 class SpeculationRule:
-    """Holds from so many requests a second on. What is None is as it would be without the rule."""
+    """Settings that apply from a request rate on; None leaves a setting unchanged."""
 
     min_requests_per_s: float
     mode: SpeculationMode | None = None
     num_speculative_tokens: int | None = None
 
     def applied_to(self, control: SpeculationControl) -> SpeculationControl:
-        """`control` with what the rule says instead of its own."""
+        """Return `control` with the rule's settings in place."""
         count = self.num_speculative_tokens
         return replace(
             control,
@@ -107,7 +107,7 @@ class SpeculationRule:
 
 
 def check_rules(rules: Sequence[SpeculationRule]) -> None:
-    """Raises InvalidValueError, which names the rule by its index."""
+    """Raise InvalidValueError, which names the rule by its index."""
     if len(rules) > MAX_RULES:
         raise InvalidValueError("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
     for index, rule in enumerate(rules):
@@ -135,17 +135,16 @@ def _check_rule(name: str, rule: SpeculationRule) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is an int or a float, and neither infinite nor none at all."""
+    """Return whether it is an int or a float, and neither infinite nor NaN."""
     return type(value) in (int, float) and math.isfinite(cast("float", value))
 
 
 def active_rule(
     rules: Sequence[SpeculationRule], requests_per_s: float, active: int | None
 ) -> int | None:
-    """The index of the rule that holds; None for none. `active`: which did until now.
+    """Return the index of the active rule; None for none. active: the index until now.
 
-    A rule and those below it are left later than they are entered, so a rate around one of them
-    does not make it flap.
+    Hysteresis: a rule is left at a lower rate than it is entered, so that it does not flap.
     """
     holding = [
         index

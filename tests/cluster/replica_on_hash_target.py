@@ -15,9 +15,9 @@ from cluster.api.api_keys import ApiKeys
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import Watches
+from cluster.control.stats_stream import StatsStreams
 from cluster.control.store import ControlStore
 from cluster.replica.requests import GenerateCall
 from cluster.replica.router import Router
@@ -55,7 +55,7 @@ class Replica:
         self.router = Router(config, directories, ReplicaMemory(2**32), replica=REPLICA)
         self.router.core.thread = self._make_thread(model)  # in place of `start`
         self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
-        self.link = ControlLink(
+        self.link = ControlClient(
             self.plane,
             self.router.apply_speculation,
             self.router.report,
@@ -63,7 +63,7 @@ class Replica:
         )
         self.servicer = InferenceServicer(self.router, ApiKeys())
         admin = AdminServicer(
-            self.link, AdminAccess(), Watches(self.link.fleet), self.router.profile
+            self.link, AdminAccess(), StatsStreams(self.link.fleet), self.router.profile
         )
         app = make_app(lambda: self.router, lambda: admin)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica")

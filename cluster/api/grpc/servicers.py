@@ -22,9 +22,9 @@ from cluster.api.grpc.forwarding import Guard, by_model, streamed_by_model
 from cluster.api.grpc.malformed_requests import ReadableOnly
 from cluster.api.grpc.output_codec import encode_completion, encode_stream_chunk
 from cluster.api.grpc.status import reporting_to
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.peers import Applications
-from cluster.control.stats_stream import Watches
+from cluster.control.stats_stream import StatsStreams
 from cluster.observability.request_context import current_headers
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
@@ -175,9 +175,9 @@ class AdminServicer:
 
     def __init__(
         self,
-        control: ControlLink,
+        control: ControlClient,
         access: AdminAccess,
-        watches: Watches,
+        watches: StatsStreams,
         profile: TakeProfile,
         applications: Applications | None = None,
     ) -> None:

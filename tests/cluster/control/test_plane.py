@@ -159,7 +159,7 @@ async def test_a_replica_whose_report_is_overdue_is_not_ready(plane, clock):
     clock.now_s += 1
     fleet = await plane.fleet()
     [replica] = fleet.status.replicas
-    assert (replica.report.is_ready, replica.report.reason) == (False, "nothing heard for 37 s")
+    assert (replica.report.is_ready, replica.report.reason) == (False, "no report for 37 s")
     assert (fleet.status.num_lost_replicas, fleet.totals.num_steps) == (0, 3)
     await plane.report(ReplicaReport("r1", is_ready=True), uptime_s=38)
     [replica] = (await plane.status()).replicas

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.instrumentation import ReplicaObserver
+from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.requests import GenerateCall
 from specdec.engine.metrics import ABORTED, BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics
 from specdec.types.sampling_params import SamplingParams
@@ -48,7 +48,7 @@ def tracing(request, monkeypatch):
 @pytest.fixture
 def observer(metrics, tracing):
     endpoint = None if tracing is None else "http://localhost:4317"
-    return ReplicaObserver(ServeConfig(otlp_traces_endpoint=endpoint), "r1", metrics)
+    return Instrumentation(ServeConfig(otlp_traces_endpoint=endpoint), "r1", metrics)
 
 
 def count_of(histogram):

@@ -145,8 +145,8 @@ def test_outputs_said_once_are_drafted_the_second_time(tiny_model_dir):
     first = engine.stats()
     said_by(engine, requests(**SAMPLED))
     second = engine.stats()
-    num_steps = second.num_steps - first.num_steps
-    assert num_steps < 0.6 * first.num_steps
+    num_steps = second.counts.num_steps - first.counts.num_steps
+    assert num_steps < 0.6 * first.counts.num_steps
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
