@@ -132,7 +132,7 @@ class ControlPlane:
         return self._state
 
     async def preview(self, change: SpeculationChange | None) -> SpeculationPreview:
-        """What a change would mean at the load of the moment; None: what holds already does.
+        """Return the effect of a change at the present load; None: of the settings in force.
 
         Raises InvalidValueError as set_speculation does.
         """
@@ -148,7 +148,7 @@ class ControlPlane:
         return SpeculationPreview(rate, num_decoding, state.in_force, state.active_rule)
 
     async def audit_log(self, page_size: int, page_token: str) -> AuditPage:
-        """The latest changes, the newest first. Raises InvalidValueError."""
+        """Return a page of changes, newest first. Raises InvalidValueError."""
         if not 0 <= page_size <= MAX_AUDIT_PAGE:
             raise InvalidValueError("page_size", page_size, f"from 1 to {MAX_AUDIT_PAGE}, or 0")
         if page_token and not (page_token.isdecimal() and len(page_token) < 19):
@@ -168,7 +168,7 @@ class ControlPlane:
         return AuditPage(entries, str(entries[-1].version) if len(found) > count else "")
 
     async def watch(self, known: StateStamp | None, timeout_s: float) -> SpeculationState:
-        """The state as soon as its stamp is another, else after `timeout_s` seconds."""
+        """Return the state once its stamp differs from `known`, or after `timeout_s` seconds."""
         self._tick_on()
         if self._state.stamp == known:
             with suppress(TimeoutError):

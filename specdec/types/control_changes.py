@@ -1,9 +1,9 @@
-"""What operators say and are told."""
+"""Messages between operators and the ControlPlane."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -25,15 +25,10 @@ DEFAULT_AUDIT_PAGE = 50
 StateStamp = tuple[int, int | None]
 """Version and active rule of a state."""
 
-CONTROL_VALUES = (
-    "mode",
-    "threshold",
-    "num_speculative_tokens",
-    "method",
-    "allow_request_override",
-    "allowed_verifiers",
+CONTROL_VALUES = tuple(
+    each.name for each in fields(SpeculationControl) if each.name != "is_by_rule"
 )
-"""Those of SpeculationControl that an operator sets."""
+"""Names of the settings that operators can change."""
 
 
 MAX_TTL_S = 30 * 86400.0
@@ -42,12 +37,11 @@ _NEUTRAL = SpeculationControl("auto", threshold=0, num_speculative_tokens=0)
 
 @dataclass(frozen=True)
 class SpeculationChange:
-    """A change of what is wanted of speculation. What is None stays as it is.
+    """A change of speculation settings. None leaves a setting unchanged.
 
-    The values are those of SpeculationControl. rules: all that there shall be. ttl_s: seconds until
-    everything that operators have set ends; 0 for never. reset: first takes back all that operators
-    have set. expected_version: the version that the change was made for; None changes whatever
-    there is. updated_by, reason: who and why.
+    The values are those of SpeculationControl. rules: replaces all rules. ttl_s: seconds until all
+    overrides expire; 0 for never. reset: removes all overrides first. expected_version: the version
+    that the change applies to; None for any. updated_by, reason: for the audit log.
     """
 
     mode: SpeculationMode | None = None
@@ -77,24 +71,23 @@ class SpeculationChange:
 
     @property
     def values(self) -> dict[str, Any]:
-        """What is set of SpeculationControl, by name."""
+        """The changed settings by name."""
         values = {name: getattr(self, name) for name in CONTROL_VALUES}
         return {name: value for name, value in values.items() if value is not None}
 
     def applied_to(self, control: SpeculationControl) -> SpeculationControl:
-        """`control` with what is set here instead of its own. Raises InvalidValueError."""
+        """Return `control` with the changed settings. Raises InvalidValueError."""
         return replace(control, **self.values)
 
 
 @dataclass(frozen=True)
 class SpeculationState:
-    """What is wanted of speculation, and who wanted it.
+    """The speculation settings of a service and their last change.
 
-    in_force: an operator's value where there is one, else the configured one; with the rule that
-    holds, if one does. without_rules: the same, rules aside. overridden: names of the values that
-    an operator has set, rules included.
-    version: counts the changes, 0 where none was made; then updated_at is None.
-    active_rule: index of the rule that holds. expires_at: when the overrides end; None for never.
+    in_force: the operators' overrides, else the configured values, with the active rule applied.
+    without_rules: the same without it. overridden: names of the overridden values, rules included.
+    version: number of changes; 0 without any, and then updated_at is None.
+    active_rule: its index. expires_at: when the overrides expire; None for never.
     """
 
     in_force: SpeculationControl
@@ -111,16 +104,16 @@ class SpeculationState:
 
     @property
     def stamp(self) -> StateStamp:
-        """What differs between two states that replicas go by differently."""
+        """Identifies the settings in force: states with the same stamp have the same."""
         return self.version, self.active_rule
 
 
 @dataclass(frozen=True)
 class SpeculationPreview:
-    """What a change would mean at the load of the moment.
+    """The effect of a change at the present load.
 
-    requests_per_s, num_decoding: over all replicas. in_force: with the rule that would hold, if one
-    would. active_rule: its index.
+    requests_per_s, num_decoding: over all replicas. in_force: with the rule that would be active,
+    if any. active_rule: its index.
     """
 
     requests_per_s: float
@@ -131,7 +124,7 @@ class SpeculationPreview:
 
 @dataclass(frozen=True)
 class AuditEntry:
-    """One change: the version that it made, when, who, why, and what was set by name."""
+    """One change: its version, time, author, reason and settings by name."""
 
     version: int
     at: datetime
@@ -142,7 +135,7 @@ class AuditEntry:
 
 @dataclass(frozen=True)
 class AuditPage:
-    """Changes, the newest first. next_page_token: empty where no older one is left."""
+    """Changes, newest first. next_page_token: empty on the last page."""
 
     entries: tuple[AuditEntry, ...]
     next_page_token: str

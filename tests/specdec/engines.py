@@ -67,7 +67,7 @@ def local_engine(
 ) -> Engine:
     """The real engine with the model in this process.
 
-    Ranks that are threads each run a whole engine: it has no will of its own, so they agree.
+    Ranks that are threads each run a whole engine: it is deterministic, so they agree.
     """
     runner = load_runner(directory, "float32", config, group or TensorParallelGroup(), quantization)
     return make_engine(directory, config, LocalTarget(runner), proposer, policy)
@@ -112,7 +112,7 @@ def request(request_id: str, prompt: Sequence[int], *, seed: int = 0, **params: 
 
 
 class Transcript:
-    """Everything that an engine has said of one request."""
+    """Everything that an engine has generated of one request."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -130,8 +130,8 @@ class Transcript:
         self.text += output.text
         self.finish_reason, self.error = output.finish_reason, output.error
         self.logprobs.extend([] if output.logprobs is None else [output.logprobs])
-        told = [] if output.prompt_logprobs is None else [output.prompt_logprobs]
-        self.prompt_logprobs.extend(told)
+        parts = [] if output.prompt_logprobs is None else [output.prompt_logprobs]
+        self.prompt_logprobs.extend(parts)
         self.last = output
 
 
@@ -213,7 +213,7 @@ class HashTarget:
 
 
 class ScriptedProposer:
-    """Drafts what a test says; `drafts` maps a sequence's present tokens to a draft."""
+    """Drafts what a test sets; `drafts` maps a sequence's present tokens to a draft."""
 
     def __init__(self, drafts, *, base_shift: int = 0) -> None:  # type: ignore[no-untyped-def]
         self.drafts = drafts

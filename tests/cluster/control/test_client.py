@@ -18,24 +18,24 @@ CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 
 
 class FakeRouter:
-    """Keeps the states that it was told to go by, and reports what a test says."""
+    """Keeps the states that it received, and reports what a test has set."""
 
     def __init__(self):
         self.states = []
-        self.told = asyncio.Event()
+        self.applied = asyncio.Event()
         self.current = ReplicaReport("r1", is_ready=True)
 
     async def apply(self, state):
         self.states.append(state)
-        self.told.set()
+        self.applied.set()
 
     def report(self):
         return self.current
 
     async def next_version(self):
-        """The version that it is told of next."""
-        await asyncio.wait_for(self.told.wait(), 5)
-        self.told.clear()
+        """Wait for the next state and return its version."""
+        await asyncio.wait_for(self.applied.wait(), 5)
+        self.applied.clear()
         return self.states[-1].version
 
 

@@ -411,7 +411,7 @@ async def test_the_history_grows_by_reports_and_by_looks(plane, clock):
         clock.now_s += 1
     points = await plane.history(0.0)
     # The first report has nothing before it to be a difference to, and a point has the report of
-    # one replica and what the other said a second before.
+    # one replica and what the other reported a second before.
     assert [point.num_decoding for point in points] == [1, 3, 5]
     assert await plane.history(points[1].time_s) == points[2:]
     await plane.fleet()

@@ -12,7 +12,7 @@ from specdec.types.sampling_params import SamplingParams
 
 
 class RecordingTracing:
-    """Counts what it is told; `begin` gives a request no trace."""
+    """Counts what it records; `begin` gives a request no trace."""
 
     def __init__(self):
         self.steps = self

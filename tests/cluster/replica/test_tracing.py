@@ -57,7 +57,7 @@ def tracing(exporter):
 def headers():
     """Sets what the present call has brought."""
     token = current_headers.set(lambda: ())
-    yield lambda **said: current_headers.set(lambda: tuple(said.items()))
+    yield lambda **generated: current_headers.set(lambda: tuple(generated.items()))
     current_headers.reset(token)
 
 
@@ -148,7 +148,7 @@ def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
 
 
 @pytest.mark.parametrize(
-    ("said", "is_child", "is_made"),
+    ("generated", "is_child", "is_made"),
     [
         ({"traceparent": TRACEPARENT}, True, True),
         ({"TraceParent": TRACEPARENT}, True, True),
@@ -158,8 +158,8 @@ def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
         ({}, False, True),
     ],
 )
-def test_it_continues_the_callers_trace(tracing, exporter, headers, said, is_child, is_made):
-    headers(**said)
+def test_it_continues_the_callers_trace(tracing, exporter, headers, generated, is_child, is_made):
+    headers(**generated)
     tracing.begin("r", CALL, Clock()).end(101.0, None)
     made = spans(exporter)
     assert bool(made) == is_made, "the caller's decision to sample was not heeded"
@@ -168,11 +168,13 @@ def test_it_continues_the_callers_trace(tracing, exporter, headers, said, is_chi
     if is_made and is_child:
         root = made["text_completion tiny"]
         assert format(root.parent.span_id, "016x") == PARENT_ID
-        assert dict(root.context.trace_state) == ({"vendor": "1"} if "tracestate" in said else {})
+        assert dict(root.context.trace_state) == (
+            {"vendor": "1"} if "tracestate" in generated else {}
+        )
 
 
 class SlowTarget(HashTarget):
-    """Takes its time for a step, as a model does, so that each is told of before the next."""
+    """Takes its time for a step, as a model does, so that each is delivered before the next."""
 
     def collect(self):
         time.sleep(0.002)
@@ -237,18 +239,18 @@ async def test_an_answer_makes_five_spans_however_long_it_is(replica, exporter, 
 
 
 async def test_nothing_is_told_of_single_tokens(replica, monkeypatch):
-    told = []
+    noted = []
     for name in ("on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"):
         method = getattr(replica.tracing.begin("r", CALL, Clock()), name).__func__
 
         def note(self, *arguments, name=name, method=method):
-            told.append(name)
+            noted.append(name)
             return method(self, *arguments)
 
         monkeypatch.setattr(f"cluster.replica.tracing.RequestTrace.{name}", note)
     async for _ in replica.generate(request("r", PROMPT, max_tokens=60)):
         pass
-    assert told == ["on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"]
+    assert noted == ["on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"]
 
 
 async def test_a_client_that_leaves_ends_the_trace(replica, exporter):
@@ -265,7 +267,7 @@ async def test_a_reader_that_leaves_after_the_last_output_ends_nothing_twice(
     caplog.set_level("INFO", "specdec.engine.request_metrics")
     async with aclosing(replica.generate(request("r", PROMPT, max_tokens=20))) as outputs:
         await anext(outputs)
-        while replica.loop.num_streams:  # the rest is delivered while nobody reads
+        while replica.loop.num_streams:  # the rest is delivered without a reader
             await asyncio.sleep(0.01)
     assert replica.metrics.ended == {"length": 1} | {
         reason: 0 for reason in replica.metrics.ended if reason != "length"
@@ -304,8 +306,8 @@ def test_http_headers_are_known_where_a_request_is_answered():
         return text_headers(["traceparent", "tracestate"])
 
     with TestClient(app) as client:
-        said = {"TraceParent": TRACEPARENT, "authorization": "Bearer secret"}
-        assert client.get("/", headers=said).json() == {"traceparent": TRACEPARENT}
+        generated = {"TraceParent": TRACEPARENT, "authorization": "Bearer secret"}
+        assert client.get("/", headers=generated).json() == {"traceparent": TRACEPARENT}
         assert client.get("/").json() == {}
 
 

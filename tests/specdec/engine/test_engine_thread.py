@@ -86,7 +86,7 @@ async def test_what_has_ended_is_counted_at_once_while_others_run(loop, target):
 
 
 async def test_what_another_thread_stops_is_refused_and_not_left_waiting(loop, target):
-    """The call comes after the request to stop, and before the thread has heard of it."""
+    """The call comes after the request to stop, and before the thread receives it."""
     target.gate = threading.Semaphore(0)
     stream = asyncio.create_task(tokens_of(loop, request("long", PROMPT)))
     await asyncio.sleep(0.05)  # the step is in flight
@@ -105,8 +105,8 @@ async def test_what_another_thread_stops_is_refused_and_not_left_waiting(loop, t
 
 async def test_streams_of_many_requests_at_once(loop, target):
     requests = [request(f"r{i}", [11 + i % 4] * (i + 1)) for i in range(20)]
-    said = await asyncio.gather(*(tokens_of(loop, each) for each in requests))
-    for each, tokens in zip(requests, said, strict=True):
+    generated = await asyncio.gather(*(tokens_of(loop, each) for each in requests))
+    for each, tokens in zip(requests, generated, strict=True):
         assert tokens == target.continuation(each.prompt_token_ids, 24)
 
 
@@ -120,8 +120,8 @@ async def test_outputs_bear_the_callers_id_even_where_two_share_it(loop):
 async def test_choices_come_in_one_stream_that_ends_with_the_last_of_them(loop, target):
     outputs = [output async for output in loop.generate(request("r", PROMPT, n=3))]
     for choice in range(3):
-        said = [token for each in outputs if each.choice == choice for token in each.token_ids]
-        assert said == target.continuation(PROMPT, 24)
+        generated = [token for each in outputs if each.choice == choice for token in each.token_ids]
+        assert generated == target.continuation(PROMPT, 24)
     assert [each.is_last for each in outputs] == [False] * (len(outputs) - 1) + [True]
     assert (loop.num_streams, loop.num_sequences) == (0, 0)
 
@@ -161,11 +161,11 @@ async def test_a_refused_request_raises_and_leaves_the_loop_running(loop, target
 async def test_an_error_of_one_request_ends_its_stream_alone(tiny_model_dir):
     target = PickyTarget()
     loop = EngineThread(make_engine(tiny_model_dir, engine_config(), target))
-    said = await asyncio.gather(
+    generated = await asyncio.gather(
         *(tokens_of(loop, request(f"r{i}", [11 + i, 12])) for i in range(3)), return_exceptions=True
     )
-    assert isinstance(said[1], BadLogitsError)
-    assert [said[0], said[2]] == [target.continuation([11 + i, 12], 24) for i in (0, 2)]
+    assert isinstance(generated[1], BadLogitsError)
+    assert [generated[0], generated[2]] == [target.continuation([11 + i, 12], 24) for i in (0, 2)]
     assert loop.num_streams == 0
     stats = await loop.stats()
     assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
@@ -305,23 +305,23 @@ async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, targ
     await loop.close()
 
 
-async def test_a_loss_is_told_on_the_engines_thread_before_another_target_is_made(
+async def test_a_loss_is_noted_on_the_engines_thread_before_another_target_is_made(
     tiny_model_dir, target
 ):
-    told = []
+    noted = []
 
-    def tell(what):
-        told.append((what, threading.current_thread().name))
+    def note(what):
+        noted.append((what, threading.current_thread().name))
 
     def remake():
-        tell("remake")
+        note("remake")
         return HashTarget(block_size=4, vocab_size=383)
 
     engine = make_engine(tiny_model_dir, engine_config(3), target)
-    loop = EngineThread(engine, remake, on_target_lost=lambda: tell("lost"))
+    loop = EngineThread(engine, remake, on_target_lost=lambda: note("lost"))
     target.error = TargetFailedError("it died")
     assert len(await tokens_of(loop, request("r", PROMPT))) == 24
-    assert told == [("lost", "engine"), ("remake", "recovery")]
+    assert noted == [("lost", "engine"), ("remake", "recovery")]
     await loop.close()
 
 

@@ -34,7 +34,7 @@ def test_later_ones_are_due_once_there_are_enough(interval, counts):
 def test_the_second_ones_go_with_those_of_others_and_no_later_ones_do():
     buffer = OutputBuffer(interval=4)
     buffer.add([0], None, 0)
-    assert not buffer.joins({4}), "the first ones wait for nobody"
+    assert not buffer.joins({4}), "the first ones do not wait"
     buffer.take()
     buffer.add([1], None, 0)
     assert not buffer.joins({1, 3, 5})
