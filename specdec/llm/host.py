@@ -185,8 +185,11 @@ class EngineHost:
         if self._is_closed:
             raise NotReadyError("it has been shut down")
 
-    def changed_control(self, **changes: Any) -> SpeculationControl:
-        """Return the settings in force with some changed; None leaves a value as it is."""
+    def set_speculation(self, **changes: Any) -> SpeculationControl:
+        """Change settings from the next step on and return them; None leaves a value as it is.
+
+        Raises InvalidValueError, and NotReadyError after the end.
+        """
         given = {name: value for name, value in changes.items() if value is not None}
         control, speculation = self.core.control, self.config.speculative_config
         if control is None or speculation is None:
@@ -197,12 +200,10 @@ class EngineHost:
         if method is not None and method not in speculation.methods:
             limit = f"what is loaded: {' or '.join(speculation.methods)}"
             raise InvalidValueError("method", method, limit)
-        return replace(control, **given)
-
-    def set_control(self, control: SpeculationControl) -> None:
-        """Put settings in force from the next step on. Raises NotReadyError after the end."""
+        control = replace(control, **given)
         self._require_open()
         self.core.set_control(control)
+        return control
 
     def get_metrics(self) -> list[Metric]:
         """Return the metrics as of the last end of a request, or later."""

@@ -58,14 +58,12 @@ class HostedModel:
         num_speculative_tokens: draft tokens per step, 0 for none. method: one of those loaded.
         None leaves a setting unchanged. Raises InvalidValueError.
         """
-        control = self._host.changed_control(
+        return self._host.set_speculation(
             mode=mode,
             threshold=threshold,
             num_speculative_tokens=num_speculative_tokens,
             method=method,
         )
-        self._host.set_control(control)
-        return control
 
     def get_metrics(self) -> list[Metric]:
         """Return the metrics since the model was loaded, up to the last request that ended."""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from typing import Any
 
-from specdec.types.stats import AcceptanceByPosition, SpeculationStats
+from specdec.types.stats import AcceptanceByPosition, Additive, SpeculationStats, added
 
 
 @dataclass(frozen=True)
-class HistogramCounts:
+class HistogramCounts(Additive):
     """Snapshot of a histogram that can be added to others with the same buckets.
 
     bounds: upper bounds of the buckets, ascending, without infinity. counts: observations in each
@@ -24,17 +24,12 @@ class HistogramCounts:
     counts: tuple[int, ...]
     total: float
 
-    def plus(self, other: HistogramCounts) -> HistogramCounts:
-        """Return the sum of both; they must have the same buckets."""
+    def _combined(
+        self, other: HistogramCounts, combine: Callable[[Any, Any], Any]
+    ) -> HistogramCounts:
         assert self.bounds == other.bounds, "histograms with different buckets"
-        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        return HistogramCounts(self.bounds, counts, self.total + other.total)
-
-    def minus(self, before: HistogramCounts) -> HistogramCounts:
-        """Return what was observed after the earlier snapshot `before`."""
-        assert self.bounds == before.bounds, "histograms with different buckets"
-        counts = tuple(a - b for a, b in zip(self.counts, before.counts, strict=True))
-        return HistogramCounts(self.bounds, counts, self.total - before.total)
+        counts, total = combine(self.counts, other.counts), combine(self.total, other.total)
+        return HistogramCounts(self.bounds, counts, total)
 
     def quantile(self, share: float) -> float | None:
         """Return the quantile `share`, from 0 to 1; None without observations.
@@ -56,7 +51,7 @@ class HistogramCounts:
 
 
 @dataclass
-class Counts:
+class Counts(Additive):
     """Counters of an engine, a replica or a fleet since its start; they only grow and can be added.
 
     Each part fills in the fields it counts, and `plus` merges the parts: the engine and its
@@ -101,25 +96,6 @@ class Counts:
     num_target_restarts: int = 0
     num_draft_restarts: int = 0
 
-    def plus(self, other: Counts) -> Counts:
-        """Return the sum of both, field by field."""
-        return self._combined(other, _sum)
-
-    def minus(self, before: Counts) -> Counts:
-        """Return what was counted after the earlier snapshot `before`."""
-        return self._combined(before, _difference)
-
-    @classmethod
-    def sum(cls, counts: Iterable[Counts]) -> Counts:
-        """Return the sum of all."""
-        return reduce(cls.plus, counts, cls())
-
-    def _combined(self, other: Counts, combine: Callable[[Any, Any], Any]) -> Counts:
-        names = [each.name for each in fields(self)]
-        return Counts(
-            **{name: combine(getattr(self, name), getattr(other, name)) for name in names}
-        )
-
 
 class DraftCounter:
     """Counter of verified drafts by drafting method and position.
@@ -140,8 +116,8 @@ class DraftCounter:
         """Return a copy of `counts` with the fields about drafts filled in."""
         drafted_by_method = {name: each.drafted for name, each in self._by_method.items()}
         accepted_by_method = {name: each.accepted for name, each in self._by_method.items()}
-        drafted: tuple[int, ...] = reduce(_sum, drafted_by_method.values(), ())
-        accepted: tuple[int, ...] = reduce(_sum, accepted_by_method.values(), ())
+        drafted: tuple[int, ...] = reduce(added, drafted_by_method.values(), ())
+        accepted: tuple[int, ...] = reduce(added, accepted_by_method.values(), ())
         num_drafts = sum(drafted[:1])  # every draft has a first token
         return replace(
             counts,
@@ -151,31 +127,3 @@ class DraftCounter:
             drafted_by_method=drafted_by_method,
             accepted_by_method=accepted_by_method,
         )
-
-
-def _sum(left: Any, right: Any) -> Any:
-    """Return the sum; either may have positions or names that the other lacks."""
-    match left:
-        case HistogramCounts() | SpeculationStats():
-            return left.plus(right)
-        case tuple():
-            return tuple(map(sum, zip_longest(left, right, fillvalue=0)))
-        case Mapping():
-            both = {name: _sum(left[name], right[name]) for name in left.keys() & right.keys()}
-            return {**left, **right, **both}
-        case _:
-            return left + right
-
-
-def _difference(left: Any, right: Any) -> Any:
-    """Return left minus right; right is an earlier snapshot of left."""
-    match left:
-        case HistogramCounts() | SpeculationStats():
-            return left.minus(right)
-        case tuple():
-            return tuple(a - b for a, b in zip_longest(left, right, fillvalue=0))
-        case Mapping():
-            before = {name: _difference(left[name], right[name]) for name in right}
-            return {**left, **before}
-        case _:
-            return left - right

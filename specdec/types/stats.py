@@ -2,16 +2,70 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
 from functools import reduce
+from itertools import zip_longest
+from typing import Any, Self
 
 STRUCTURED_OUTPUT = "structured_output"
 """The drafting method that is counted where a grammar left a row only one continuation."""
 
 
+class Additive:
+    """Base of dataclasses of counters: two of the same kind are added field by field.
+
+    Tuples are added by position and mappings by name; either side may have more of them.
+    """
+
+    def plus(self, other: Self) -> Self:
+        """Return the sum of both."""
+        return self._combined(other, added)
+
+    def minus(self, before: Self) -> Self:
+        """Return what was counted after the earlier snapshot `before`."""
+        return self._combined(before, subtracted)
+
+    @classmethod
+    def sum(cls, counts: Iterable[Self]) -> Self:
+        """Return the sum of all."""
+        return reduce(lambda left, right: left.plus(right), counts, cls())
+
+    def _combined(self, other: Self, combine: Callable[[Any, Any], Any]) -> Self:
+        names = [each.name for each in fields(self)]  # type: ignore[arg-type]
+        values = {name: combine(getattr(self, name), getattr(other, name)) for name in names}
+        return type(self)(**values)
+
+
+def added(left: Any, right: Any) -> Any:
+    """Return the sum of two values of a field."""
+    match left:
+        case Additive():
+            return left.plus(right)
+        case tuple():
+            return tuple(map(sum, zip_longest(left, right, fillvalue=0)))
+        case Mapping():
+            both = {name: added(left[name], right[name]) for name in left.keys() & right.keys()}
+            return {**left, **right, **both}
+        case _:
+            return left + right
+
+
+def subtracted(left: Any, right: Any) -> Any:
+    """Return left minus right, which is an earlier snapshot of left."""
+    match left:
+        case Additive():
+            return left.minus(right)
+        case tuple():
+            return tuple(a - b for a, b in zip_longest(left, right, fillvalue=0))
+        case Mapping():
+            return {**left, **{name: subtracted(left[name], right[name]) for name in right}}
+        case _:
+            return left - right
+
+
 @dataclass(frozen=True)
-class SpeculationStats:
+class SpeculationStats(Additive):
     """Counts of verified drafts, their tokens and the accepted ones.
 
     num_drafts: verified drafts, one per step and sequence. num_draft_tokens: tokens in them.
@@ -22,11 +76,6 @@ class SpeculationStats:
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
 
-    @classmethod
-    def sum(cls, stats: Iterable[SpeculationStats]) -> SpeculationStats:
-        """Return the sum of all."""
-        return reduce(cls.plus, stats, cls())
-
     def after_draft(self, num_draft_tokens: int, num_accepted_tokens: int) -> SpeculationStats:
         """Return the counts with one more verified draft; an empty draft is not counted."""
         if not num_draft_tokens:
@@ -35,22 +84,6 @@ class SpeculationStats:
             self.num_drafts + 1,
             self.num_draft_tokens + num_draft_tokens,
             self.num_accepted_tokens + num_accepted_tokens,
-        )
-
-    def plus(self, other: SpeculationStats) -> SpeculationStats:
-        """Return the sum of both."""
-        return SpeculationStats(
-            self.num_drafts + other.num_drafts,
-            self.num_draft_tokens + other.num_draft_tokens,
-            self.num_accepted_tokens + other.num_accepted_tokens,
-        )
-
-    def minus(self, before: SpeculationStats) -> SpeculationStats:
-        """Return what was counted after the earlier snapshot `before`."""
-        return SpeculationStats(
-            self.num_drafts - before.num_drafts,
-            self.num_draft_tokens - before.num_draft_tokens,
-            self.num_accepted_tokens - before.num_accepted_tokens,
         )
 
     @property
