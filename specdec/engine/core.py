@@ -45,7 +45,7 @@ class Executor(Protocol):
         """Prepare for `remake_target`; called on the engine's thread."""
 
     def remake_target(self) -> Target:
-        """Replace a lost target; called on a thread of its own. Raises TargetFailedError."""
+        """Replace a lost target; called on a recovery thread. Raises TargetFailedError."""
 
 
 class EngineCore(Generic[Config]):
@@ -130,11 +130,11 @@ class EngineCore(Generic[Config]):
         return self._control
 
     def set_control(self, control: SpeculationControl) -> None:
-        """Put settings in force from the next step on, without waiting for it."""
-        self._control = control
-        if self._engine is None:
-            return
-        engine = self._engine
+        """Put settings in force from the next step on, without waiting for it.
+
+        Raises NotReadyError after the end.
+        """
+        engine, self._control = self.engine, control
         if self.thread is None:
             engine.set_speculation(control)
         else:

@@ -193,7 +193,6 @@ class Engine:
             last_batch_size=self._batch_size,
             is_speculation_on=self._speculator.is_on,
             num_speculation_flips=policy.num_flips if policy else 0,
-            mode=policy.control.mode if policy else "",
             decision=policy.decision if policy else None,
             decision_changes=policy.log.changes if policy else (),
             estimated_speedup=estimate.speedup if estimate else None,

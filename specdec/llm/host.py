@@ -201,7 +201,6 @@ class EngineHost:
             limit = f"what is loaded: {' or '.join(speculation.methods)}"
             raise InvalidValueError("method", method, limit)
         control = replace(control, **given)
-        self._require_open()
         self.core.set_control(control)
         return control
 

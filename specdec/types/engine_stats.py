@@ -15,7 +15,7 @@ class EngineStats:
     last_batch_size: sequences for which the last step produced tokens.
     is_speculation_on: whether a request without speculation options gets drafts.
     num_speculation_flips: how often that has changed.
-    mode: of speculation, as in SpeculationControl; empty where nothing can draft.
+    mode: of speculation, filled in by EngineCore; empty where nothing can draft.
     decision: of the last step that decoded something; None without a policy.
     decision_changes: the latest changes of the decision, oldest first.
     estimated_speedup: over no speculation, for the decision and batch of the last step; None where
