@@ -122,10 +122,10 @@ class EngineContender:
     def profile(self, workload: Workload) -> StepProfile:
         """Run a workload of NO_METHOD with a timer around each part of a step."""
         engine = self._engines[NO_METHOD]
-        num_steps = engine.stats().num_steps
+        num_steps = engine.stats().counts.num_steps
         with TimedRunner(self._runner) as timed:
             seconds = self.measure(workload).seconds
-        num_steps = engine.stats().num_steps - num_steps
+        num_steps = engine.stats().counts.num_steps - num_steps
         spent = {name: 1000 * total / num_steps for name, total in timed.seconds.items()}
         return StepProfile(
             num_streams=len(workload.prompts),

@@ -237,7 +237,7 @@ def _generate(
     while engine.has_work:
         for output in engine.step():
             tokens[output.request_id].extend(output.token_ids)
-    return tokens, engine.stats().speculation.num_drafts
+    return tokens, engine.stats().counts.speculation.num_drafts
 
 
 def _request(model: CausalDecoder, index: int) -> EngineRequest:

@@ -30,8 +30,8 @@ from specdec.models.config import ModelConfig
 from specdec.models.resolve import resolve
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.counters import Counts
 from specdec.types.sampling_params import SamplingParams
-from specdec.types.stats import EngineStats
 from specdec.worker import LocalTarget, ModelRunner, load_runner
 
 _MAX_LEN = 2048
@@ -116,11 +116,11 @@ class _Bench:
         token_ids: list[int] = []
         while not token_ids:
             token_ids = [token for output in engine.step() for token in output.token_ids]
-        num_before, before, started_at = len(token_ids), engine.stats(), time.perf_counter()
+        num_before, before, started_at = len(token_ids), engine.stats().counts, time.perf_counter()
         while engine.has_work:
             token_ids += [token for output in engine.step() for token in output.token_ids]
         tally.seconds += time.perf_counter() - started_at
-        _count(tally, before, engine.stats(), len(token_ids) - num_before)
+        _count(tally, before, engine.stats().counts, len(token_ids) - num_before)
         return token_ids
 
 
@@ -142,7 +142,7 @@ def _speculation(way: str, options: argparse.Namespace) -> SpeculativeConfig | N
     return chosen and replace(chosen, num_speculative_tokens=options.num_draft_tokens)
 
 
-def _count(tally: _Tally, before: EngineStats, after: EngineStats, num_tokens: int) -> None:
+def _count(tally: _Tally, before: Counts, after: Counts, num_tokens: int) -> None:
     """Add the counters since `before`, whose step in flight is a decode step."""
     tally.num_tokens += num_tokens
     tally.num_steps += after.num_steps - before.num_steps + 1

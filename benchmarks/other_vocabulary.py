@@ -125,7 +125,7 @@ class _Bench:
         while engine.has_work:
             for output in engine.step():
                 outputs[output.request_id].extend(output.token_ids)
-        return outputs, engine.stats().speculation
+        return outputs, engine.stats().counts.speculation
 
 
 @contextmanager

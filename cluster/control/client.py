@@ -1,7 +1,7 @@
-"""A Router's end of the line to the ControlPlane.
+"""A Router's client of the ControlPlane.
 
-It watches for what operators want, reports how the Router is, and passes operators' calls on. The
-line may break at any time: what was wanted last stays in force, and it is tried again.
+It watches for the operators' settings, reports the Router's state, and forwards operators' calls.
+While the ControlPlane is unavailable, the last settings stay in force and calls are retried.
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ logger = logging.getLogger(__name__)
 _REPORT_PERIOD_S = 1.0
 _IDLE_REPORT_PERIOD_S = 30.0
 _WATCH_S = 5.0
-"""A change is answered to the watch of a replica that was killed too, and comes a second later to
-the others then. So a watch must not outlast its replica for long."""
+"""A change is also sent to the watch of a killed replica, which delays the others by a second. So a
+watch must not outlast its replica for long."""
 
 _CALL_TIMEOUT_S = 3.0
-_GOODBYE_S = 0.5  # the ControlPlane may have ended first
+_LEAVE_TIMEOUT_S = 0.5  # the ControlPlane may have ended first
 _FIRST_RETRY_S = 0.1
 _LAST_RETRY_S = 1.0
 
-_AWAY = "the control plane does not answer; speculation goes on as it was last set; try again later"
+_UNAVAILABLE = (
+    "the control plane does not answer; speculation stays as it was last set; try again later"
+)
 
 
-class ControlLink:
-    """Calls a ControlPlane through a Serve handle, for one Router."""
+class ControlClient:
+    """Client of a ControlPlane through a Serve handle, for one Router."""
 
     def __init__(
         self,
@@ -54,9 +56,9 @@ class ControlLink:
         *,
         call_timeout_s: float = _CALL_TIMEOUT_S,
     ) -> None:
-        """`control_plane` is a handle: `.method.remote(...)` returns what can be awaited.
+        """control_plane: a handle; `.method.remote(...)` returns an awaitable.
 
-        apply: has the Router go by a state. report: asks the Router how it is.
+        apply: puts a state in force in the Router. report: returns the Router's state.
         """
         self._plane = control_plane
         self._apply = apply
@@ -67,72 +69,72 @@ class ControlLink:
         self._reported: ReplicaReport | None = None
         self._reported_at_s = 0.0
         self._tasks: list[asyncio.Task[None]] = []
-        self._has_applied = asyncio.Event()  # a state that the ControlPlane does not know of
+        self._has_applied = asyncio.Event()  # a state, not reported yet
 
     def start(self) -> None:
-        """Watches and reports from now on."""
+        """Start watching and reporting."""
         self._tasks = [
             asyncio.create_task(self._watch_on()),
             asyncio.create_task(self._report_on()),
         ]
 
     async def close(self, replica_id: str, *, has_failed: bool) -> None:
-        """Stops both, and says goodbye where somebody listens."""
+        """Stop both and unregister, if the ControlPlane is available."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         with suppress(NotReadyError):
             await self._call(
-                self._plane.leave, replica_id, has_failed=has_failed, timeout_s=_GOODBYE_S
+                self._plane.leave, replica_id, has_failed=has_failed, timeout_s=_LEAVE_TIMEOUT_S
             )
 
     async def speculation(self) -> SpeculationState:
-        """What is wanted of speculation. Raises NotReadyError while the ControlPlane is away."""
+        """Return the settings in force. Raises NotReadyError without the ControlPlane."""
         state: SpeculationState = await self._call(self._plane.speculation)
         return state
 
     async def set_speculation(self, change: SpeculationChange) -> SpeculationState:
-        """Passes a change on. Raises NotReadyError, and what the ControlPlane raises."""
+        """Forward a change. Raises NotReadyError, and what the ControlPlane raises."""
         state: SpeculationState = await self._call(self._plane.set_speculation, change)
         return state
 
     async def status(self) -> ServiceStatus:
-        """How the service runs, this replica as of now. Raises NotReadyError as above."""
+        """Return the service's status, with this replica as of now. Raises NotReadyError."""
         await self._report(self._make_report())
         status: ServiceStatus = await self._call(self._plane.status)
         return status
 
     @property
     def is_connected(self) -> bool:
-        """Whether the ControlPlane answered when it was last called."""
+        """Whether the ControlPlane answered the last call."""
         return self._is_connected
 
     def own_status(self) -> ReplicaStatus:
-        """This replica alone, as of now. At once, whether the ControlPlane is away or not."""
+        """Return this replica's status as of now, without the ControlPlane."""
         return ReplicaStatus(self._make_report(), self._uptime_s, age_s=0.0)
 
     async def fleet(self) -> FleetStatistics:
-        """All replicas at this moment, as they last reported. Raises NotReadyError as above."""
+        """Return all replicas as they last reported. Raises NotReadyError."""
         fleet: FleetStatistics = await self._call(self._plane.fleet)
         return fleet
 
     async def fresh_fleet(self) -> FleetStatistics:
-        """The same, with this replica as of now. Raises NotReadyError as above."""
+        """Return all replicas, with this one as of now. Raises NotReadyError."""
         await self._report(self._make_report())
         return await self.fleet()
 
     async def history(self, after_s: float) -> tuple[Figures, ...]:
-        """The points of charts after a time, in seconds since 1970. Raises NotReadyError."""
+        """Return the charts' points after a time, in seconds since 1970. Raises NotReadyError."""
         figures: tuple[Figures, ...] = await self._call(self._plane.history, after_s)
         return figures
 
     async def preview(self, change: SpeculationChange | None) -> SpeculationPreview:
-        """What a change would mean now. Raises InvalidValueError and NotReadyError."""
+        """Return the effect of a change now. Raises InvalidValueError and NotReadyError."""
         preview: SpeculationPreview = await self._call(self._plane.preview, change)
         return preview
 
     async def audit_log(self, page_size: int, page_token: str) -> AuditPage:
-        """A page of changes, the newest first. Raises InvalidValueError and NotReadyError."""
+        """Return a page of changes, newest first. Raises InvalidValueError and NotReadyError."""
         page: AuditPage = await self._call(self._plane.audit_log, page_size, page_token)
         return page
 
@@ -147,8 +149,8 @@ class ControlLink:
                     logger.exception("watching the control plane failed")
                 elif retry_s == _FIRST_RETRY_S:
                     logger.warning("the control plane does not answer; speculation stays as it is")
-                known = None  # another ControlPlane may count from elsewhere,
-                self._reported = None  # and has not heard of this replica
+                known = None  # a restarted ControlPlane may have other versions,
+                self._reported = None  # and has no report of this replica
                 await asyncio.sleep(retry_s)
                 retry_s = min(2 * retry_s, _LAST_RETRY_S)
                 continue
@@ -159,7 +161,7 @@ class ControlLink:
                 self._has_applied.set()
 
     async def _watch(self, known: StateStamp | None) -> SpeculationState:
-        """The state at once where none is known, else when it changes or after a while."""
+        """Return the state: now if none is known, else when it changes or after a while."""
         state: SpeculationState = await self._call(
             self._plane.watch,
             known,
@@ -173,13 +175,13 @@ class ControlLink:
             try:
                 await self._report_if_due(self._make_report())
             except NotReadyError:
-                pass  # the watch logs that nobody answers
+                pass  # logged by the watch
             except Exception:
                 logger.exception("a report to the control plane failed")
             await self._pause()
 
     async def _pause(self) -> None:
-        """Until the next report; none, once another state is in force: operators wait for that."""
+        """Wait until the next report; report at once that a new state is in force."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_REPORT_PERIOD_S):
                 await self._has_applied.wait()
@@ -201,7 +203,7 @@ class ControlLink:
     async def _call(
         self, method: Any, *arguments: Any, timeout_s: float | None = None, **named: Any
     ) -> Any:
-        """Raises NotReadyError when no answer comes, and what the ControlPlane raised itself."""
+        """Call the ControlPlane. Raises NotReadyError without an answer, and what it raised."""
         response = method.remote(*arguments, **named)
         try:
             async with asyncio.timeout(timeout_s or self._call_timeout_s):
@@ -211,13 +213,13 @@ class ControlLink:
             raise error.cause from error
         except (RayError, RayServeException) as error:
             self._is_connected = False
-            raise NotReadyError(_AWAY) from error
+            raise NotReadyError(_UNAVAILABLE) from error
         except TimeoutError as error:
             self._is_connected = False
             response.cancel()
-            raise NotReadyError(_AWAY) from error
+            raise NotReadyError(_UNAVAILABLE) from error
         except asyncio.CancelledError:
-            response.cancel()  # else the ControlPlane would go on with it
+            response.cancel()  # else the ControlPlane would continue the call
             raise
         self._is_connected = True
         return answer

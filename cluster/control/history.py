@@ -1,4 +1,4 @@
-"""The last quarter of an hour of the fleet, a point a second at most."""
+"""The last 15 minutes of the fleet, at most one point per second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from specdec.types.fleet import FleetStatistics
 
 KEPT_S = 900.0
 _PERIOD_S = 0.9
-"""Who asks each second is a little early at times."""
+"""Less than a second, because a caller with that period is sometimes early."""
 
 _RATE_WINDOW_S = 10.0
 _POSITION_WINDOW_S = 60.0
@@ -20,18 +20,18 @@ _POSITION_WINDOW_S = 60.0
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """counts: since the history began."""
+    """Totals of the fleet at one time. counts: since the history began."""
 
     time_s: float
     counts: Counts
 
 
 class FleetHistory:
-    """Turns what replicas have counted, told from time to time, into points of charts.
+    """Turns the counters of replicas' reports into points of charts.
 
-    A replica counts from its first report here on, so one that comes, goes, or is heard of again
-    makes no jump. Rates go by the last ten seconds, or by the time since the point before where
-    that is longer: at rest points are far apart.
+    Counters of a replica are used from its second report on, so replicas that join, leave or return
+    cause no jump. Rates are over the last ten seconds, or over the time since the previous point
+    where that is longer: an idle fleet has few points.
     """
 
     def __init__(self) -> None:
@@ -40,11 +40,11 @@ class FleetHistory:
         self._figures: deque[Figures] = deque()
 
     def is_due(self, time_s: float) -> bool:
-        """Whether another point may be added. time_s: seconds since 1970."""
+        """Return whether another point may be added. time_s: seconds since 1970."""
         return not self._snapshots or not 0 <= time_s - self._snapshots[-1].time_s < _PERIOD_S
 
     def add(self, now: FleetStatistics) -> None:
-        """Takes in how the fleet is. A clock that was set back begins the history anew."""
+        """Add the present state of the fleet. A clock that was set back restarts the history."""
         time_s = now.at.timestamp()
         if self._snapshots and time_s <= self._snapshots[-1].time_s:
             self._snapshots.clear()
@@ -56,11 +56,11 @@ class FleetHistory:
         self._forget(time_s)
 
     def since(self, time_s: float) -> tuple[Figures, ...]:
-        """The points after `time_s`, the oldest first."""
+        """Return the points after `time_s`, oldest first."""
         return tuple(point for point in self._figures if point.time_s > time_s)
 
     def _count(self, now: FleetStatistics) -> Counts:
-        """The last total, and what each replica has counted since."""
+        """Return the last total plus what each replica has counted since."""
         before = self._counted
         self._counted = {each.report.replica_id: each.report.counts for each in now.status.replicas}
         total = self._snapshots[-1].counts if self._snapshots else Counts()
@@ -83,12 +83,12 @@ class FleetHistory:
         )
 
     def _snapshot_before(self, time_s: float) -> _Snapshot:
-        """The latest that is so old; the oldest where none is."""
+        """Return the latest snapshot up to a time; the oldest if all are later."""
         old = [each for each in self._snapshots if each.time_s <= time_s]
         return old[-1] if old else self._snapshots[0]
 
     def _forget(self, time_s: float) -> None:
-        """Keeps one snapshot from before the longer window, for points to begin at."""
+        """Drop old points and snapshots; keep one snapshot from before the longest window."""
         while len(self._snapshots) > 2 and self._snapshots[1].time_s <= time_s - _POSITION_WINDOW_S:
             self._snapshots.popleft()
         while self._figures and self._figures[0].time_s < time_s - KEPT_S:

@@ -1,4 +1,4 @@
-"""What operators have set, as it is stored, and what it makes of the configuration."""
+"""Applies the operators' stored settings to the configured ones."""
 
 from __future__ import annotations
 
@@ -8,24 +8,23 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cluster.control.store import StoredSpeculation
-from specdec.types.control import SpeculationControl, SpeculationRule
+from specdec.types.control import NO_SPECULATION, SpeculationControl, SpeculationRule
 from specdec.types.control_changes import CONTROL_VALUES, SpeculationChange, SpeculationState
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SpeculationMethod, VerifierName
 
-_NO_SPECULATION = SpeculationControl("off", threshold=0, num_speculative_tokens=0)
 _RULES = "rules"
 
 
 @dataclass(frozen=True)
 class OverrideLimits:
-    """What an operator may choose from: the methods that are loaded, and the service's verifier."""
+    """Limits of what operators can set: loaded methods and the service's verifier."""
 
     methods: tuple[SpeculationMethod, ...] = ()
     verifier: VerifierName = "coupled"
 
     def check(self, change: SpeculationChange) -> None:
-        """Raises InvalidValueError for what this service lacks."""
+        """Raise InvalidValueError for a method or verifiers that this service lacks."""
         if change.method is not None and not self.has_method(change.method):
             several = f"one of those loaded: {', '.join(self.methods)}"
             limit = several if len(self.methods) > 1 else "left out: one method alone is loaded"
@@ -36,11 +35,11 @@ class OverrideLimits:
             raise InvalidValueError("allowed_verifiers", names, limit)
 
     def has_method(self, method: str) -> bool:
-        """Whether there is a choice, and this is a part of it."""
+        """Return whether several methods are loaded and this is one of them."""
         return len(self.methods) > 1 and method in self.methods
 
     def still_valid(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
-        """Without what was set when other things were loaded; it waits for them to return."""
+        """Return the overrides that apply to what is loaded; the others stay stored."""
         left_out = set()
         if "method" in overrides and not self.has_method(overrides["method"]):
             left_out.add("method")
@@ -52,7 +51,7 @@ class OverrideLimits:
 def after_change(
     before: StoredSpeculation, change: SpeculationChange, now_s: float
 ) -> StoredSpeculation:
-    """The version that a change makes of the one before. now_s: seconds since 1970."""
+    """Return the version after a change. now_s: seconds since 1970."""
     kept = {} if change.reset else dict(before.overrides)
     expires_at_s = None if change.reset else before.expires_at_s
     if change.ttl_s is not None:
@@ -71,7 +70,7 @@ def after_change(
 
 
 def plain_change(change: SpeculationChange) -> dict[str, Any]:
-    """What a change sets, for the audit log."""
+    """Return the settings of a change for the audit log."""
     plain = _plain_values(change)
     if change.ttl_s is not None:
         plain["ttl_s"] = change.ttl_s
@@ -84,10 +83,10 @@ def state_of(
     limits: OverrideLimits,
     active: int | None,
 ) -> SpeculationState:
-    """What is wanted with these overrides. active: which of the rules holds."""
+    """Return the state with these overrides. active: index of the active rule."""
     overrides = limits.still_valid(stored.overrides)
-    if configured is None:  # what was set when the service could draft waits for that time
-        configured, overrides = _NO_SPECULATION, {}
+    if configured is None:  # overrides stay stored until the service can draft again
+        configured, overrides = NO_SPECULATION, {}
     rules = tuple(SpeculationRule(**each) for each in overrides.get(_RULES, ()))
     active = active if active is not None and active < len(rules) else None
     values = {name: _typed(overrides[name]) for name in CONTROL_VALUES if name in overrides}

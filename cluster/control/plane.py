@@ -1,6 +1,6 @@
-"""The one place that knows what operators want of a service, and how its replicas are.
+"""The ControlPlane: the operators' settings of a service, and the state of its replicas.
 
-It decides nothing about requests. While it is away, Routers go on as they were last told.
+It is not involved in requests. While it is unavailable, Routers keep the last settings.
 """
 
 from __future__ import annotations
@@ -38,44 +38,44 @@ from specdec.types.fleet import FleetStatistics, ReplicaReport, ReplicaStatus, S
 logger = logging.getLogger(__name__)
 
 SILENCE_LIMIT_S = 90.0
-"""How long a replica may say nothing before it counts as lost; a step may take long."""
+"""A replica without a report for this long counts as lost; a step may take long."""
 
 OVERDUE_S = 36.0
-"""How old a report may get before its replica no longer counts as ready.
+"""A replica whose report is older than this is not ready.
 
-At rest one comes every 30 s; a call may time out, and be made again a second later."""
+An idle replica reports every 30 s; a call may time out, and is repeated a second later."""
 
 EXPIRED = "expired"
-"""The reason of a version that was made because a time that an operator had set was over."""
+"""The reason of the version that is made when the operators' settings expire."""
 
 _TICK_S = 1.0
 
 
 @dataclass(frozen=True)
-class _Heard:
-    """A report, how long its replica had run by then, and when it came by the clock here."""
+class _Received:
+    """A replica's last report with its uptime then, and when it arrived by this clock."""
 
     report: ReplicaReport
     uptime_s: float
-    heard_at_s: float
+    received_at_s: float
 
     @property
     def started_at_s(self) -> float:
-        """By the clock here."""
-        return self.heard_at_s - self.uptime_s
+        """When the replica started, by this clock."""
+        return self.received_at_s - self.uptime_s
 
     def status(self, now_s: float) -> ReplicaStatus:
-        """As it said last; but not ready, whatever it said, where the next report is overdue."""
-        report, age_s = self.report, now_s - self.heard_at_s
+        """Return the last report; not ready, whatever it contains, if the next one is overdue."""
+        report, age_s = self.report, now_s - self.received_at_s
         if age_s > OVERDUE_S:
-            report = replace(report, is_ready=False, reason=f"nothing heard for {age_s:.0f} s")
+            report = replace(report, is_ready=False, reason=f"no report for {age_s:.0f} s")
         return ReplicaStatus(report, now_s - self.started_at_s, age_s)
 
 
 class ControlPlane:
-    """Keeps what operators want, tells it to whoever watches, and gathers reports.
+    """Stores the operators' settings, sends them to watching Routers, and collects reports.
 
-    For one event loop. Its methods are coroutines because they are called from other processes.
+    For one event loop. Its methods are coroutines because other processes call them.
     """
 
     def __init__(
@@ -87,9 +87,9 @@ class ControlPlane:
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`configured` holds where no operator has said otherwise; None: nothing can draft.
+        """configured: settings without overrides; None: nothing can draft.
 
-        limits: what is loaded. wall_clock: seconds since 1970, for what outlasts this process.
+        limits: of what can be set. wall_clock: seconds since 1970, for what outlasts this process.
         """
         self._configured = configured
         self._store = store
@@ -101,7 +101,7 @@ class ControlPlane:
         self._active_rule: int | None = None
         self._state = self._present_state()
         self._changed = asyncio.Event()
-        self._heard: dict[str, _Heard] = {}
+        self._reports: dict[str, _Received] = {}
         self._departed = Counts()
         self._history = FleetHistory()
         self._num_lost = 0
@@ -109,15 +109,15 @@ class ControlPlane:
         self.tick()
 
     async def speculation(self) -> SpeculationState:
-        """What is wanted of speculation."""
+        """Return the settings in force."""
         self.tick()
         return self._state
 
     async def set_speculation(self, change: SpeculationChange) -> SpeculationState:
-        """Stores a change, wakes the watchers, and returns what is in force then.
+        """Store a change, wake the watchers, and return the settings then in force.
 
         Raises VersionConflictError when the state is not of the expected version, and
-        InvalidValueError when the service was started without speculation, or lacks what is named.
+        InvalidValueError when the service has no speculation, or lacks the method or verifier.
         """
         self._require_speculation(change)
         self.tick()
@@ -132,7 +132,7 @@ class ControlPlane:
         return self._state
 
     async def preview(self, change: SpeculationChange | None) -> SpeculationPreview:
-        """What a change would mean at the load of the moment; None: what holds already does.
+        """Return the effect of a change at the present load; None: of the settings in force.
 
         Raises InvalidValueError as set_speculation does.
         """
@@ -144,11 +144,11 @@ class ControlPlane:
         rules = state_of(after, self._configured, self._limits, None).rules
         active = active_rule(rules, rate, self._active_rule if change is None else None)
         state = state_of(after, self._configured, self._limits, active)
-        num_decoding = sum(each.report.num_decoding for each in self._heard.values())
+        num_decoding = sum(each.report.num_decoding for each in self._reports.values())
         return SpeculationPreview(rate, num_decoding, state.in_force, state.active_rule)
 
     async def audit_log(self, page_size: int, page_token: str) -> AuditPage:
-        """The latest changes, the newest first. Raises InvalidValueError."""
+        """Return a page of changes, newest first. Raises InvalidValueError."""
         if not 0 <= page_size <= MAX_AUDIT_PAGE:
             raise InvalidValueError("page_size", page_size, f"from 1 to {MAX_AUDIT_PAGE}, or 0")
         if page_token and not (page_token.isdecimal() and len(page_token) < 19):
@@ -168,7 +168,7 @@ class ControlPlane:
         return AuditPage(entries, str(entries[-1].version) if len(found) > count else "")
 
     async def watch(self, known: StateStamp | None, timeout_s: float) -> SpeculationState:
-        """The state as soon as its stamp is another, else after `timeout_s` seconds."""
+        """Return the state once its stamp differs from `known`, or after `timeout_s` seconds."""
         self._tick_on()
         if self._state.stamp == known:
             with suppress(TimeoutError):
@@ -177,40 +177,40 @@ class ControlPlane:
         return self._state
 
     async def report(self, report: ReplicaReport, uptime_s: float) -> None:
-        """Takes note of what a replica says of itself, unless it has said something later.
+        """Store a replica's report, unless a later one has arrived.
 
-        Calls may overtake each other, and what was counted must never become less.
+        Calls may overtake each other, and counters must never decrease.
         """
-        before = self._heard.get(report.replica_id)
+        before = self._reports.get(report.replica_id)
         if before is not None and uptime_s < before.uptime_s:
             return
-        self._heard[report.replica_id] = _Heard(report, uptime_s, self._clock())
+        self._reports[report.replica_id] = _Received(report, uptime_s, self._clock())
         self._arrivals.report(report.replica_id, report.counts.num_requests)
         self.tick()
         if self._history.is_due(self._wall_clock()):
             await self.fleet()
 
     async def leave(self, replica_id: str, *, has_failed: bool) -> None:
-        """Forgets a replica that ends."""
+        """Remove a replica that ends."""
         if self._forget(replica_id):
             self._num_lost += has_failed
 
     async def status(self) -> ServiceStatus:
-        """Every replica heard of lately, and what is wanted of speculation."""
+        """Return every replica with a recent report, and the settings in force."""
         now_s = self._clock()
-        self._forget_the_silent(now_s)
+        self._forget_lost(now_s)
         self.tick()
         return ServiceStatus(
             replicas=tuple(
                 each.status(now_s)
-                for each in sorted(self._heard.values(), key=lambda each: each.started_at_s)
+                for each in sorted(self._reports.values(), key=lambda each: each.started_at_s)
             ),
             speculation=self._state,
             num_lost_replicas=self._num_lost,
         )
 
     async def fleet(self) -> FleetStatistics:
-        """All replicas at this moment, and what they have done together."""
+        """Return all replicas at this moment, and their totals."""
         status = await self.status()
         fleet = FleetStatistics(
             datetime.fromtimestamp(self._wall_clock(), UTC),
@@ -223,13 +223,13 @@ class ControlPlane:
         return fleet
 
     async def history(self, after_s: float) -> tuple[Figures, ...]:
-        """The points of the charts after a time, in seconds since 1970; the oldest first."""
+        """Return the points of the charts after a time, in seconds since 1970; oldest first."""
         return self._history.since(after_s)
 
     def tick(self) -> None:
-        """Ends what has expired, and judges the rules by the present rate of requests.
+        """Expire settings, and select the rule for the present request rate.
 
-        To be called every second while there is either; every call from outside does it too.
+        Call it every second while there is either; every call from outside does it too.
         """
         expires_at_s = self._stored.expires_at_s
         if expires_at_s is not None and self._wall_clock() >= expires_at_s:
@@ -246,7 +246,7 @@ class ControlPlane:
         self._limits.check(change)
 
     def _tick_on(self) -> None:
-        """Keeps ticking, from the first watcher on. At rest that costs a look at two fields."""
+        """Start ticking with the first watcher. At rest a tick only checks two fields."""
         if self._ticking is None or self._ticking.done():
             self._ticking = asyncio.get_running_loop().create_task(self._tick_forever())
 
@@ -259,7 +259,7 @@ class ControlPlane:
                 await self._changed.wait()
 
     def _expire(self, expires_at_s: float) -> None:
-        """Makes a version without overrides, unless somebody else was first."""
+        """Write a version without overrides, unless another process was first."""
         after = StoredSpeculation(self._stored.version + 1, {}, expires_at_s, "", EXPIRED)
         written = self._store.replace(after, {"reset": True})
         self._adopt(after if written else self._store.read())
@@ -272,30 +272,30 @@ class ControlPlane:
 
     def _announce(self) -> None:
         self._state = self._present_state()
-        self._changed.set()  # for those who watch now; who comes later sees the version
+        self._changed.set()  # wakes present watchers; later ones compare the version
         self._changed = asyncio.Event()
         logger.info("speculation: %s", self._state)
 
     def _present_state(self) -> SpeculationState:
         return state_of(self._stored, self._configured, self._limits, self._active_rule)
 
-    def _forget_the_silent(self, now_s: float) -> None:
-        for replica_id, each in list(self._heard.items()):
-            if now_s - each.heard_at_s > SILENCE_LIMIT_S:
+    def _forget_lost(self, now_s: float) -> None:
+        for replica_id, each in list(self._reports.items()):
+            if now_s - each.received_at_s > SILENCE_LIMIT_S:
                 self._forget(replica_id)
                 self._num_lost += 1
 
     def _forget(self, replica_id: str) -> bool:
-        """What it did stays counted. False if it was not known."""
-        heard = self._heard.pop(replica_id, None)
+        """Drop a replica but keep its counts; return False if it is unknown."""
+        received = self._reports.pop(replica_id, None)
         self._arrivals.forget(replica_id)
-        if heard is not None:
-            self._departed = self._departed.plus(heard.report.counts)
-        return heard is not None
+        if received is not None:
+            self._departed = self._departed.plus(received.report.counts)
+        return received is not None
 
 
 class ControlPlaneReplica(ControlPlane):
-    """The ControlPlane as Ray Serve makes it. Light: its process loads no model and no torch."""
+    """The ControlPlane as a Ray Serve deployment. Its process imports no torch."""
 
     def __init__(
         self,
@@ -304,10 +304,10 @@ class ControlPlaneReplica(ControlPlane):
         directory: Path | None,
         card: ServiceCard,
     ) -> None:
-        """directory: where its state is to be, on the node that it runs on; None: the usual one."""
+        """directory: for the store, on the node that it runs on; None for the default."""
         super().__init__(configured, ControlStore(state_dir(directory), card.model), limits=limits)
         self._card = card
 
     async def card(self) -> ServiceCard:
-        """What the Routers of other applications want to know of this one."""
+        """Return this application's description for Routers of other applications."""
         return self._card

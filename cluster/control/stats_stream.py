@@ -1,4 +1,4 @@
-"""Streams of the fleet's statistics, which last until somebody leaves or the replica drains."""
+"""Streams of the fleet's statistics, until the client leaves or the replica drains."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ MIN_INTERVAL_S = 0.2
 MAX_INTERVAL_S = 60.0
 DEFAULT_INTERVAL_S = 1.0
 MAX_WATCHERS = 64
-"""On one replica: each costs a call to the control plane an interval, and no request's place."""
+"""Limit per replica. Each watcher costs one call to the control plane per interval."""
 
 _DRAINING = "the service is draining; watch another replica"
 
 
-class Watches:
-    """The watchers of one replica."""
+class StatsStreams:
+    """The statistics streams of one replica."""
 
     def __init__(self, fleet: Callable[[], Awaitable[FleetStatistics]]) -> None:
-        """`fleet` asks the control plane; it may raise NotReadyError, which ends a stream."""
+        """fleet: asks the control plane; it may raise NotReadyError, which ends a stream."""
         self._fleet = fleet
         self._num_watchers = 0
         self._is_draining = asyncio.Event()
 
     @property
     def num_watchers(self) -> int:
-        """Streams that are open."""
+        """The number of open streams."""
         return self._num_watchers
 
     def drain(self) -> None:
-        """Ends every stream, and lets no other begin."""
+        """End every stream and refuse new ones."""
         self._is_draining.set()
 
     async def watch(self, interval_s: float) -> AsyncGenerator[FleetStatistics, None]:
-        """The statistics at once and then every `interval_s` seconds; 0 stands for one.
+        """Yield the statistics now and then every `interval_s` seconds; 0 stands for one second.
 
         Ends with NotReadyError when the replica drains. Raises InvalidValueError and
         OverloadedError before the first.
@@ -47,7 +47,7 @@ class Watches:
             shown = interval_s if math.isfinite(interval_s) else str(interval_s)
             raise InvalidValueError("interval_s", shown, limit)
         if self._num_watchers >= MAX_WATCHERS:
-            raise OverloadedError(f"{MAX_WATCHERS} watch this replica, and no more may")
+            raise OverloadedError(f"too many watchers on this replica (limit {MAX_WATCHERS})")
         self._num_watchers += 1
         try:
             while not self._is_draining.is_set():

@@ -1,7 +1,7 @@
-"""What operators have set, on disk: it outlasts every process of the service.
+"""Persistent store of the operators' settings, independent of the service's processes.
 
-SQLite with a write-ahead log. A change that was written is there after a kill or a power failure,
-and one that was made for another version than the present one is not written at all.
+SQLite with a write-ahead log. A committed change survives a kill or a power failure, and a change
+based on an outdated version is not written.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from specdec.types.errors import InvalidValueError
 _FILE_NAME = "control.sqlite3"
 _BUSY_TIMEOUT_S = 2.0
 _FORMAT = 2
-"""Of the file. 1, which the file does not say of itself, had neither expiry nor audit log."""
+"""File format. Format 1, which has no version number, had neither expiry nor audit log."""
 
 _MAX_AUDIT_ENTRIES = 1000
 _SCHEMA = """
@@ -48,10 +48,10 @@ CREATE TABLE IF NOT EXISTS audit (
 
 @dataclass(frozen=True)
 class StoredSpeculation:
-    """What operators have set, by name of the value, and who did it last.
+    """The operators' settings by name, and their last change.
 
-    version: counts the changes. overrides: plain data. updated_at_s, expires_at_s: seconds since
-    1970; None: it never expires.
+    version: the number of changes. overrides: plain data. updated_at_s, expires_at_s: seconds since
+    1970; None: they never expire.
     """
 
     version: int = 0
@@ -64,7 +64,7 @@ class StoredSpeculation:
 
 @dataclass(frozen=True)
 class StoredChange:
-    """An entry of the audit log: the change that made a version, as plain data."""
+    """Audit log entry: the change that created a version, as plain data."""
 
     version: int
     change: Mapping[str, Any]
@@ -74,13 +74,13 @@ class StoredChange:
 
 
 class ControlStore:
-    """One service's row. Holds no connection open: it is asked only when something changes."""
+    """Settings of one service. Opens a connection for each call, since changes are rare."""
 
     def __init__(self, directory: Path, service: str) -> None:
-        """Makes directory and tables where they are missing. Raises InvalidValueError if it can't.
+        """Create directory and tables where missing. Raises InvalidValueError if that fails.
 
-        A file of an earlier format is brought to the present one, one of a later is refused.
-        service: whose row, such as the name of the model; others may share the directory.
+        Migrates a file of an earlier format and refuses one of a later. service: names the row,
+        such as the name of the model; several services may share the directory.
         """
         self._path = directory / _FILE_NAME
         self._service = service
@@ -95,7 +95,7 @@ class ControlStore:
             raise InvalidValueError("state_dir", str(directory), limit) from error
 
     def _migrate(self, connection: sqlite3.Connection) -> None:
-        """In one transaction, so that of two processes one finds it done."""
+        """Migrate in one transaction, so that of two processes only one does."""
         connection.execute("BEGIN IMMEDIATE")
         [found] = connection.execute("PRAGMA user_version").fetchone()
         if found > _FORMAT:
@@ -108,7 +108,7 @@ class ControlStore:
             connection.execute(f"PRAGMA user_version = {_FORMAT}")
 
     def read(self) -> StoredSpeculation:
-        """What is stored; version 0 where nothing ever was."""
+        """Return the stored settings; version 0 if there are none."""
         query = (
             "SELECT version, overrides, updated_at_s, updated_by, reason, expires_at_s "
             "FROM speculation WHERE service = ?"
@@ -121,9 +121,9 @@ class ControlStore:
         return StoredSpeculation(version, json.loads(overrides), *rest)
 
     def replace(self, stored: StoredSpeculation, change: Mapping[str, Any]) -> bool:
-        """Writes what shall follow the version before it; False if that is not the present one.
+        """Write the next version; return False if its predecessor is not the stored one.
 
-        change: what the audit log shall say was set. The latest thousand are kept.
+        change: the settings for the audit log, which keeps the latest thousand changes.
         """
         values = (
             stored.version,
@@ -165,7 +165,7 @@ class ControlStore:
         connection.execute(statement, (self._service, oldest))
 
     def changes(self, before_version: int | None, count: int) -> list[StoredChange]:
-        """At most `count` changes, the newest first, of versions below `before_version`."""
+        """Return at most `count` changes, newest first, of versions below `before_version`."""
         query = (
             "SELECT version, change, updated_at_s, updated_by, reason FROM audit "
             "WHERE service = ? AND version < ? ORDER BY version DESC LIMIT ?"
@@ -177,7 +177,7 @@ class ControlStore:
 
     @contextmanager
     def _connection(self) -> Iterator[sqlite3.Connection]:
-        """Commits at the end, unless an error ends it."""
+        """Open a connection and commit at the end, unless an error is raised."""
         with (
             closing(sqlite3.connect(self._path, timeout=_BUSY_TIMEOUT_S)) as connection,
             connection,
@@ -187,14 +187,13 @@ class ControlStore:
 
 
 def state_dir(configured: Path | None) -> Path:
-    """Where to keep what operators want; the working directory may change, so as a whole path.
+    """Return the absolute path of the store's directory; the working directory may change.
 
-    Where nothing is configured, the XDG base directory specification has a place for what a
-    user's programs must not forget.
+    Without a configured one, it is in the state directory of the XDG base directory specification.
     """
     if configured is not None:
         return configured.absolute()
     base = os.environ.get("XDG_STATE_HOME", "")
-    # Relative paths are to be ignored, says the specification.
+    # The specification requires relative paths to be ignored.
     root = Path(base) if Path(base).is_absolute() else Path.home() / ".local" / "state"
     return root / "specdec"

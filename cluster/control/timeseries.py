@@ -1,4 +1,4 @@
-"""What the charts show of the fleet at one moment."""
+"""Data points of the charts of the fleet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec.types.fleet import FleetStatistics, ReplicaReport
 
 @dataclass(frozen=True)
 class Percentiles:
-    """Of a latency, in seconds."""
+    """Percentiles of a latency, in seconds."""
 
     p50: float
     p95: float
@@ -21,7 +21,7 @@ class Percentiles:
 
     @classmethod
     def of(cls, histogram: HistogramCounts | None) -> Percentiles | None:
-        """None where nothing was observed."""
+        """Return the percentiles; None without observations."""
         if histogram is None:
             return None
         p50, p95, p99 = (histogram.quantile(share) for share in (0.5, 0.95, 0.99))
@@ -32,11 +32,11 @@ class Percentiles:
 
 @dataclass(frozen=True)
 class Figures:
-    """One point of every chart. What nothing is known of is None, such as the acceptance of none.
+    """One point of every chart. Unknown values are None, such as the acceptance without drafts.
 
     time_s: since 1970. Rates, percentiles and acceptance are of the seconds before it.
-    num_chosen_tokens: mean over the replicas. acceptance_by_position: of the last minute, as late
-    positions are reached seldom. estimated_speedup: over no drafts, by what steps cost.
+    num_chosen_tokens: mean over the replicas. acceptance_by_position: of the last minute, because
+    late positions are rare. estimated_speedup: over no drafts, by the cost of steps.
     """
 
     time_s: float
@@ -59,7 +59,7 @@ class Figures:
 def figures_of(
     now: FleetStatistics, recent: Counts, seconds: float, last_minute: Counts
 ) -> Figures:
-    """The point of `now`. recent: counted in the `seconds` before it, which are above 0."""
+    """Return the point of `now`. recent: counted in the `seconds` before it, more than 0."""
     reports = [each.report for each in now.status.replicas]
     drafted = recent.speculation
     return Figures(
@@ -82,13 +82,13 @@ def figures_of(
 
 
 def _by_position(counts: Counts) -> tuple[float, ...]:
-    """Accepted of drafted, at each position that was drafted at all."""
+    """Return the acceptance rate at each position that was drafted."""
     pairs = zip_longest(counts.drafted_by_position, counts.accepted_by_position, fillvalue=0)
     return tuple(accepted / drafted for drafted, accepted in pairs if drafted)
 
 
 def _speedup(reports: Iterable[ReplicaReport]) -> float | None:
-    """Of the replicas that know theirs, each by the requests that it decodes."""
+    """Return the mean over replicas with an estimate, weighted by their decoding requests."""
     known = [
         (report.num_decoding, report.estimated_speedup)
         for report in reports

@@ -1,4 +1,4 @@
-"""From the catalogue to the text that Prometheus scrapes."""
+"""Renders the metrics as text for Prometheus."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Labels = dict[str, str]
 
 @dataclass(frozen=True)
 class _Labelled(Generic[Source]):
-    """What metrics are read from, and what says so in each of their series."""
+    """A source of metrics, and the labels of all its series."""
 
     source: Source
     labels: Labels
@@ -42,14 +42,14 @@ class _Labelled(Generic[Source]):
 
 @dataclass(frozen=True)
 class Exposition:
-    """Everything as text, in the format that the scraper asked for."""
+    """The text in the format that the scraper requested."""
 
     body: bytes
     content_type: str
 
 
 def fleet_families(views: Mapping[str, FleetView]) -> list[Metric]:
-    """The metrics of all replicas of each model, told apart by labels, and each fleet's own."""
+    """Return the metrics of all replicas of each model, by labels, and those of each fleet."""
     replicas = [
         _labelled(each, each, model_name)
         for model_name, view in views.items()
@@ -60,7 +60,7 @@ def fleet_families(views: Mapping[str, FleetView]) -> list[Metric]:
 
 
 def replica_families(model_name: str, status: ReplicaStatus, link: LinkView) -> list[Metric]:
-    """One replica's metrics, as it knows them itself."""
+    """Return the metrics of this replica alone."""
     return [
         *_families(REPLICA_METRICS, [_labelled(status, status, model_name)]),
         *_families(LINK_METRICS, [_labelled(link, status, model_name)]),
@@ -68,18 +68,18 @@ def replica_families(model_name: str, status: ReplicaStatus, link: LinkView) -> 
 
 
 def expose(families: Sequence[Metric], accept: str) -> Exposition:
-    """Prometheus' text format, or OpenMetrics where the Accept header asks for it."""
+    """Render in Prometheus' text format, or OpenMetrics where the Accept header asks for it."""
     registry = CollectorRegistry()
     registry.register(_Collected(families))
     if _OPEN_METRICS in accept:
-        # Under its other rules of escaping the encoder replaces our colon, in some lines only.
+        # With its other escaping rules the encoder replaces our colon, in some lines only.
         body: bytes = openmetrics.generate_latest(registry, escaping=openmetrics.ALLOWUTF8)
         return Exposition(body, openmetrics.CONTENT_TYPE_LATEST)
     return Exposition(exposition.generate_latest(registry), exposition.CONTENT_TYPE_PLAIN_0_0_4)
 
 
 class _Collected(Collector):
-    """Families that are there already, as a registry wants them."""
+    """Collector of families that were made before, as a registry requires."""
 
     def __init__(self, families: Sequence[Metric]) -> None:
         self._families = families
@@ -100,7 +100,7 @@ def _families(
 
 
 def _family(spec: MetricSpec[Source], sources: Sequence[_Labelled[Source]]) -> Metric:
-    """All series of one metric; the metric is told of where it has none, too."""
+    """Return all series of one metric; a metric without series is listed, too."""
     family = Metric(PREFIX + spec.name, spec.meaning, spec.type)
     for each in sources:
         for reading in spec.read(each.source):
@@ -113,7 +113,7 @@ def _family(spec: MetricSpec[Source], sources: Sequence[_Labelled[Source]]) -> M
 
 
 def _add_buckets(family: Metric, labels: Labels, counts: HistogramCounts) -> None:
-    """A bucket of Prometheus counts what is in those below it too."""
+    """Add the cumulative buckets of Prometheus."""
     cumulative = list(accumulate(counts.counts))
     for bound, count in zip((*counts.bounds, inf), cumulative, strict=True):
         family.add_sample(f"{family.name}_bucket", labels | {"le": floatToGoString(bound)}, count)

@@ -1,4 +1,4 @@
-"""How much of a replica the present load takes, in requests, for the autoscaler to judge."""
+"""Load of a replica in requests, for the autoscaler."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ _WINDOW_S = 10.0
 
 
 class ReplicaLoad:
-    """Open requests; or the share of its capacity that a replica uses, where that tells more.
+    """The larger of open requests and used capacity.
 
-    With little to do a replica speculates, answers sooner, and has few requests open. Were those
-    alone to decide, a replica would seem to be one too many, be given up, and be missed at once:
-    the others would shed their drafts and fill their queues until it came back. So the rate of
-    tokens counts too, against the most that the replica could make with as many requests as it is
-    meant to have, drafts or none: a replica that makes half of that is half full.
+    At low load a replica speculates, answers sooner and has few open requests. By those alone the
+    autoscaler would remove a replica that is needed: the others would stop drafting and fill their
+    queues until it is added again. So the token rate counts too, relative to the capacity with the
+    target number of requests: a replica that generates half of that has half the target load.
     """
 
     def __init__(self, target_requests: float, clock: Callable[[], float]) -> None:
-        """target_requests: how many open requests a replica is meant to have at most."""
+        """target_requests: the intended maximum of open requests per replica."""
         self._target_requests = target_requests
         self._clock = clock
         self._made: deque[tuple[float, int]] = deque()
@@ -27,10 +26,10 @@ class ReplicaLoad:
     def requests(
         self, num_open: int, num_generated_tokens: int, capacity_tokens_per_s: float | None
     ) -> float:
-        """The load in requests, to be asked every few seconds.
+        """Return the load in requests; call it every few seconds.
 
-        num_generated_tokens: since the replica started. capacity_tokens_per_s: None where it is not
-        known, and open requests have to do.
+        num_generated_tokens: since the replica started. capacity_tokens_per_s: None where unknown,
+        in which case only open requests count.
         """
         rate = self._rate(num_generated_tokens)
         if not capacity_tokens_per_s:
@@ -38,7 +37,7 @@ class ReplicaLoad:
         return max(float(num_open), self._target_requests * rate / capacity_tokens_per_s)
 
     def _rate(self, num_tokens: int) -> float:
-        """Tokens a second over the last ten seconds; 0 at first."""
+        """Return tokens per second over the last ten seconds; 0 at first."""
         now_s = self._clock()
         self._made.append((now_s, num_tokens))
         while len(self._made) > 2 and self._made[1][0] <= now_s - _WINDOW_S:

@@ -1,6 +1,6 @@
-"""What a replica knows of text: its model's tokenizer, and the grammars that are compiled with it.
+"""Preprocessing of requests: tokenization, chat templates and grammar compilation.
 
-Calls come as text and chats, and go to the engine as tokens; no step waits for what is done here.
+Requests arrive as text and chats and go to the engine as tokens; no engine step waits for this.
 """
 
 from __future__ import annotations
@@ -26,52 +26,52 @@ from specdec.types.sampling_params import StructuredOutput
 T = TypeVar("T")
 
 
-class ReplicaText:
-    """From text to tokens and back. Everything is read when it is first asked for."""
+class Preprocessor:
+    """Tokenizer and grammar compiler of a replica, loaded at first use."""
 
     def __init__(self, directory: Path, model: ModelConfig) -> None:
-        """directory: of the target, whose tokens these are. model: its shape."""
+        """directory: of the target model. model: its configuration."""
         self._directory = directory
         self._model = model
         self._room = EncodingRoom()
 
     def load(self) -> None:
-        """Reads the tokenizer and starts what compiles grammars; takes seconds. From any thread."""
+        """Load the tokenizer and start the grammar compiler, which takes seconds. Thread-safe."""
         self._grammars.wait_until_ready()
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The target's own."""
+        """The target's tokenizer."""
         return Tokenizer(self._directory)
 
     @cached_property
     def token_bytes(self) -> TokenBytes:
-        """What each token adds to a text. The first time takes a moment: not on the event loop."""
+        """The bytes of each token. The first access takes a moment: not on the event loop."""
         return TokenBytes(self.tokenizer)
 
     @property
     def chat_template(self) -> ChatTemplate:
-        """How the model wants conversations to look."""
+        """The model's chat template."""
         return self.tokenizer.chat_template
 
     def is_special(self, text: str) -> bool:
-        """Whether a text is the name of a token that is left out of answers."""
+        """Return whether a text is a special token, which is left out of answers."""
         token_id = self.tokenizer.token_id(text)
         return token_id is not None and token_id in self.tokenizer.special_token_ids
 
     def spell(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it. At once, and from any thread."""
+        """Return each token as the vocabulary spells it. Fast, and thread-safe."""
         return self.tokenizer.token_strings(token_ids)
 
     def detokenizer(self) -> IncrementalDetokenizer:
-        """Turns the tokens of an answer into text, one by one."""
+        """Return a detokenizer for one answer."""
         return IncrementalDetokenizer(self.tokenizer)
 
     async def encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> tuple[int, ...]:
-        """The tokens of a prompt; `add_special_tokens` concerns texts only.
+        """Return the tokens of a prompt; `add_special_tokens` applies to texts only.
 
-        Off the event loop: a text of a million characters takes a second. Raises OverloadedError
-        where too much waits for that.
+        Runs off the event loop: a text of a million characters takes a second. Raises
+        OverloadedError where too many characters are queued.
         """
         if isinstance(prompt, str):
             encode = partial(self.tokenizer.encode, prompt, add_special_tokens)
@@ -85,9 +85,9 @@ class ReplicaText:
         return tuple(await self._in_turn(encode, _num_chars(prompt)))
 
     async def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of some ids, special tokens left out. Raises InvalidValueError for unknown ones.
+        """Return the text of token ids, without special tokens. Raises InvalidValueError.
 
-        Off the event loop, in turn with what is encoded; raises OverloadedError likewise.
+        Runs off the event loop, in the same queue as `encode`; raises OverloadedError likewise.
         """
         check_token_ids("token_ids", token_ids, self._model.vocab_size)
         return await self._in_turn(partial(self.tokenizer.decode, token_ids), len(token_ids))
@@ -96,15 +96,15 @@ class ReplicaText:
         return await self._room.run(lambda: asyncio.to_thread(work), num_chars)
 
     async def compile(self, spec: StructuredOutput | None) -> Grammar | None:
-        """The grammar of what a request asks for; None where it asks for none.
+        """Return the compiled grammar of a request; None where it has none.
 
-        Beside the steps, and without a thread that waits: it may take more than a second. Raises
-        InvalidValueError for what cannot be compiled, and OverloadedError when it takes too long.
+        Compiles in another process, which may take more than a second. Raises InvalidValueError for
+        what cannot be compiled, and OverloadedError when it takes too long.
         """
         if spec is None:
             return None
         compiled = asyncio.wrap_future(self._grammars.submit(spec))
-        compiled.add_done_callback(lambda done: done.exception())  # nobody may be waiting any more
+        compiled.add_done_callback(lambda done: done.exception())  # the caller may have left
         done, _ = await asyncio.wait([compiled], timeout=COMPILE_TIMEOUT_S)
         if not done:
             raise OverloadedError(BUSY)
@@ -116,7 +116,7 @@ class ReplicaText:
 
 
 def _num_chars(prompt: Conversation | tuple[ChatMessage, ...]) -> int:
-    """Of all texts in a chat and its tools, names of fields included; any other value is one."""
+    """Count the characters of all texts and field names; any other value counts as one."""
     if isinstance(prompt, Conversation):
         left: list[Any] = [prompt.messages, prompt.tools, prompt.template_kwargs]
     else:

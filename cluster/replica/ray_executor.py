@@ -17,14 +17,14 @@ from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.config.hardware import available_cpus
 from specdec.config.llm import LLMConfig
 from specdec.config.quantization import QuantizationMethod
-from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.engine_thread import EngineThread
 from specdec.engine.memory_plan import MemoryPlan
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.speculation.policy.factory import make_policy
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import DraftVocabulary, Proposer, make_proposer
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import ModelCounts
+from specdec.types.counters import Counts
 from specdec.types.worker import Target
 
 if TYPE_CHECKING:  # they import Ray, which reads the environment when it is imported
@@ -106,7 +106,7 @@ class RayExecutor:
         """See Executor."""
         return self._started.restart()
 
-    async def check(self, loop: EngineLoop) -> None:
+    async def check(self, loop: EngineThread) -> None:
         """Detect ranks that died while no step ran; report the loss of the target to `loop`."""
         if self._draft is not None:
             loop.post(self._draft.check)
@@ -141,10 +141,10 @@ class RayExecutor:
         return None if self._draft is None else self._draft.is_available
 
     @property
-    def counts(self) -> ModelCounts:
+    def counts(self) -> Counts:
         """See Executor."""
         target, draft = self._target, self._draft
-        return ModelCounts(
+        return Counts(
             num_target_restarts=target.num_restarts if target else 0,
             num_draft_restarts=draft.num_restarts if draft else 0,
             num_catch_up_tokens=draft.num_catch_up_tokens if draft else 0,

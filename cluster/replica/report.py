@@ -1,45 +1,30 @@
-"""What a Router tells the ControlPlane of its engine, as plain numbers."""
+"""The decisions of an engine as a replica reports them to the ControlPlane."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import TypedDict
 
+from specdec.types.engine_stats import EngineStats
 from specdec.types.fleet import DecisionNews
-from specdec.types.stats import EngineStats
 
-_MOST_CHANGES = 32
-"""A report is small, and comes every second; a decision holds for a second at least."""
-
-
-class DecisionFields(TypedDict):
-    """The part of a ReplicaReport that is about decisions."""
-
-    num_chosen_tokens: int
-    decision_reason: str
-    decision_changes: tuple[DecisionNews, ...]
+_MAX_CHANGES = 32
+"""A report is small and sent every second; a decision holds for a second at least."""
 
 
-def decision_fields(stats: EngineStats, now_s: float, now: datetime) -> DecisionFields:
-    """now_s, now: the same moment by the policy's clock and by the wall's."""
-    decision = stats.decision if stats.decisions else None
-    changes = tuple(
+def decision_news(stats: EngineStats, now_s: float, now: datetime) -> tuple[DecisionNews, ...]:
+    """Return the latest changes. now_s, now: the same moment by policy clock and wall clock."""
+    return tuple(
         DecisionNews(
             _moment(now, now_s - change.at_s),
             change.num_draft_tokens,
             change.reason.value,
             change.num_decoding,
         )
-        for change in stats.decision_changes[-_MOST_CHANGES:]
-    )
-    return DecisionFields(
-        num_chosen_tokens=decision.num_draft_tokens if decision else 0,
-        decision_reason=decision.reason.value if decision else "",
-        decision_changes=changes,
+        for change in stats.decision_changes[-_MAX_CHANGES:]
     )
 
 
 def _moment(now: datetime, age_s: float) -> datetime:
-    """In tenths of a second, so that the same change is told alike a second later, mostly."""
+    """Round to tenths of a second, so that the same change has the same time in the next report."""
     at = now - timedelta(seconds=age_s)
     return at.replace(microsecond=at.microsecond // 100_000 * 100_000)

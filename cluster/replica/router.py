@@ -1,7 +1,7 @@
-"""The Router: admission, control and the engine of one replica.
+"""The Router: admission, readiness and report of one replica.
 
-`ray_executor.py` keeps its models, `preprocessor.py` its tokenizer and grammars, and
-`instrumentation.py` measures what they do.
+`specdec.engine.core` has its engine, `ray_executor.py` its models, `preprocessor.py` its
+tokenizer and grammars, and `instrumentation.py` its measurements.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import secrets
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 
@@ -20,29 +20,25 @@ from ray.util.placement_group import PlacementGroup
 
 from cluster.config.serve_config import ServeConfig
 from cluster.observability.logs import current_request_id
-from cluster.replica.instrumentation import ReplicaObserver
+from cluster.replica.instrumentation import Instrumentation
 from cluster.replica.load import ReplicaLoad
-from cluster.replica.preprocessor import ReplicaText
+from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.ray_executor import RayExecutor
-from cluster.replica.report import decision_fields
+from cluster.replica.report import decision_news
 from cluster.workers.profiling import Profiling
 from cluster.workers.resources import ReplicaMemory
-from specdec.engine.engine import Engine
-from specdec.engine.engine_thread import EngineLoop
-from specdec.engine.memory_plan import memory_plan
-from specdec.engine.metrics import BATCH_SIZE, Metrics, counts_of
-from specdec.engine.model_resolution import ModelDirectories, with_settled_dtype
+from specdec.engine.core import EngineCore
+from specdec.engine.engine_thread import EngineThread
+from specdec.engine.model_resolution import ModelDirectories
 from specdec.engine.outputs import RequestOutput
 from specdec.sequences.sequence import EngineRequest
-from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control_changes import SpeculationState
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import ModelInfo
-from specdec.types.sampling_params import SamplingDefaults, SamplingParams
-from specdec.types.worker import Target
+from specdec.types.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -51,14 +47,14 @@ _VERSION = version("specdec")
 
 @dataclass(frozen=True)
 class Generation:
-    """A request under way. The seed is known before the first token."""
+    """A running request. The seed is known before the first token."""
 
     seed: int
     outputs: AsyncGenerator[RequestOutput, None]
 
 
 class Router:
-    """Owns an engine and the models it drives. Not ready until `start` has returned."""
+    """The engine of one replica and its models. Not ready until `start` has returned."""
 
     def __init__(
         self,
@@ -68,144 +64,118 @@ class Router:
         replica: str = "local",
         num_sharing: int = 1,
     ) -> None:
-        """memory: what this replica may take. replica: the name that the cluster knows it by.
+        """memory: limits of this replica. replica: its name in the cluster.
 
-        num_sharing: how many replicas share the cores of a node.
+        num_sharing: the number of replicas that share the cores of a node.
         """
-        models = directories.configs()
-        config = self.config = with_settled_dtype(config, models)
-        self.metrics = Metrics()
+        self.core = EngineCore(
+            config, directories.configs(), memory.target_bytes, memory.draft_bytes
+        )
+        config = self.config = self.core.config
+        self.metrics = self.core.metrics
         self._replica = replica
-        self._model = models.target
-        if config.generation_config == "none":
-            self._model = replace(models.target, sampling_defaults=SamplingDefaults())
-        self._plan = memory_plan(config, models, memory.target_bytes, memory.draft_bytes)
-        self.text = ReplicaText(directories.target, self._model)
-        self._models = RayExecutor(config, directories, self._plan, num_sharing)
-        self._loop: EngineLoop | None = None
-        speculation = config.speculative_config
-        self._control = speculation.control if speculation else None
+        self._model = self.core.model
+        self.text = Preprocessor(directories.target, self._model)
+        self._models = RayExecutor(config, directories, self.core.plan, num_sharing)
         self._speculation_version: int | None = None
-        self.num_requests = 0
         self._load = ReplicaLoad(config.target_requests_per_replica, time.monotonic)
-        self._observer = ReplicaObserver(config, replica, self.metrics)
+        self._observer = Instrumentation(config, replica, self.metrics)
         self._profiling = Profiling(config.profile_dir, config.profile_max_mib, replica)
 
     async def start(self, placement: PlacementGroup | None) -> None:
-        """Starts the models, warms them up and begins to serve. Raises what loading raises."""
+        """Start and warm up the models, and begin to serve. Raises what loading raises."""
         text = asyncio.create_task(asyncio.to_thread(self.text.load))  # models take longer
         try:
             await asyncio.to_thread(self._models.load, placement)
         finally:
             await text
         logger.info("the models are loaded and warm")
-        policy = await asyncio.to_thread(self._make_policy)
-        engine = Engine(
-            self._plan.engine,
-            self._model,
-            self._observer.timed_target(self._models.target),
-            self.text.tokenizer,
-            proposer=self._observer.timed_proposer(self._models.make_proposer()),
-            policy=policy,
-        )
-        if self._control is not None:  # it may have changed while steps were measured
-            engine.set_speculation(self._control)
-        self._loop = EngineLoop(
-            engine,
-            self._remake_target,
-            self.metrics[BATCH_SIZE].observe,
-            self._models.lose_target,
-        )
-        logger.info("ready: %s with %s", self.config.served_model_name, self._plan)
+        await asyncio.to_thread(self._load_engine)
+        self.core.start_thread()
+        logger.info("ready: %s with %s", self.config.served_model_name, self.core.plan)
 
-    def _make_policy(self) -> SpeculationPolicy | None:
-        if self._control is None:
-            return None
+    def _load_engine(self) -> None:
         full = min(self.config.max_num_seqs, round(self.config.target_requests_per_replica))
-        return self._models.make_policy(self._control, max(1, full))
-
-    def _remake_target(self) -> Target:
-        return self._observer.timed_target(self._models.remake_target())
+        self.core.load(self._models, self.text.tokenizer, max(1, full), self._observer)
 
     @property
     def is_ready(self) -> bool:
-        """Whether requests are answered now."""
+        """Whether requests are admitted now."""
         return not self._why_not_ready
 
     @property
     def _why_not_ready(self) -> str:
-        """Empty while it is ready."""
-        loop = self._loop
-        if loop is None:
+        """Empty while the replica is ready."""
+        thread = self.core.thread
+        if thread is None:
             return "the model is loading"
-        if loop.failure is not None:
+        if thread.failure is not None:
             return "the model stopped answering"
-        if loop.is_recovering:
+        if thread.is_recovering:
             return "the model is starting again"
-        return "it is draining" if loop.is_draining else ""
+        return "it is draining" if thread.is_draining else ""
 
     def load_in_requests(self) -> float:
-        """How much of this replica the load takes; to be asked every few seconds.
+        """Return the load for the autoscaler, which asks every few seconds. Does not block.
 
-        Known without asking the engine. Each choice of a request counts as one.
+        Each choice of a request counts as one.
         """
-        if self._loop is None:
+        thread = self.core.thread
+        if thread is None:
             return 0.0
-        stats = self._loop.last_stats
+        stats = thread.last_stats
         return self._load.requests(
-            self._loop.num_sequences, stats.num_generated_tokens, stats.capacity_tokens_per_s
+            thread.num_sequences, stats.counts.num_generated_tokens, stats.capacity_tokens_per_s
         )
 
     @property
     def failure(self) -> TargetFailedError | None:
         """Why the engine is lost; None while it is not."""
-        return None if self._loop is None else self._loop.failure
+        return None if self.core.thread is None else self.core.thread.failure
 
     async def check_models(self) -> None:
-        """Has a worker that died unnoticed replaced. Raises TargetFailedError if none can be."""
-        loop = self._loop
-        if loop is None:
+        """Restart a worker whose loss no step noticed. Raises TargetFailedError if that failed."""
+        thread = self.core.thread
+        if thread is None:
             return
-        if loop.failure is not None:
-            raise loop.failure
-        if not loop.is_recovering:
-            await self._models.check(loop)
+        if thread.failure is not None:
+            raise thread.failure
+        if not thread.is_recovering:
+            await self._models.check(thread)
 
     async def drain(self, timeout_s: float | None = None) -> None:
-        """Refuses requests, and returns when none runs any more or the time for it is up.
+        """Refuse new requests and wait until the open ones have ended, at most `timeout_s`.
 
-        timeout_s: None for drain_timeout_s; 0 breaks them off.
+        timeout_s: None for drain_timeout_s; 0 ends them now.
         """
-        if self._loop is not None:
-            await self._loop.drain(self.config.drain_timeout_s if timeout_s is None else timeout_s)
+        timeout_s = self.config.drain_timeout_s if timeout_s is None else timeout_s
+        if self.core.thread is not None:
+            await self.core.thread.drain(timeout_s)
 
     async def close(self) -> None:
-        """Ends the engine and the models; streams still open end with an error."""
-        if self._loop is not None:
-            await self._loop.close()
+        """End the engine and the models; open streams end with an error."""
+        if self.core.thread is not None:
+            await self.core.thread.close()
         await asyncio.to_thread(self._models.close)
         await asyncio.to_thread(self._observer.close)
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of a sequence."""
-        return self._plan.engine.max_model_len
+        """Longest sequence, in tokens."""
+        return self.core.plan.engine.max_model_len
 
     async def apply_speculation(self, state: SpeculationState) -> None:
-        """Goes by what is wanted of speculation, from the next step on."""
-        if self._control is not None:
-            self._control = state.in_force
-            if self._loop is not None:
-                with suppress(TargetFailedError, NotReadyError):  # over; the next Router asks anew
-                    await self._loop.set_speculation(state.in_force)
+        """Put the settings of a state in force; the next step goes by them when this returns."""
+        with suppress(TargetFailedError, NotReadyError):  # ended; the next Router asks again
+            await self.core.apply_control(state.in_force)
         self._speculation_version = state.version
 
     def report(self) -> ReplicaReport:
-        """How this replica is, by the name that the cluster knows it by."""
+        """Return this replica's state for the ControlPlane."""
         reason = self._why_not_ready
-        if self._loop is None:
+        if self.core.thread is None:
             return ReplicaReport(self._replica, is_ready=False, reason=reason)
-        stats = self._loop.last_stats
+        stats = self.core.stats()
         return ReplicaReport(
             self._replica,
             is_ready=not reason,
@@ -213,22 +183,24 @@ class Router:
             num_running=stats.num_running,
             num_waiting=stats.num_waiting,
             num_decoding=stats.num_decoding,
-            kv_cache_usage=1 - stats.num_free_blocks / stats.num_blocks,
+            kv_cache_usage=stats.kv_cache_usage,
             is_speculation_on=stats.is_speculation_on and self._models.can_draft,
             speculation_version=self._speculation_version,
-            **decision_fields(stats, time.monotonic(), datetime.now(UTC)),
+            num_chosen_tokens=stats.num_chosen_tokens,
+            decision_reason=stats.chosen.reason.value if stats.chosen else "",
+            decision_changes=decision_news(stats, time.monotonic(), datetime.now(UTC)),
             estimated_speedup=stats.estimated_speedup,
             estimated_tokens_per_s=stats.estimated_tokens_per_s,
-            mode=self._control.mode if self._control else "",
+            mode=stats.mode,
             is_draft_worker_up=self._models.is_draft_up,
-            counts=counts_of(stats, self.num_requests, self.metrics, self._models.counts),
+            counts=stats.counts,
         )
 
     async def profile(self, order: ProfileOrder) -> ProfileReport:
-        """Profiles the models of this replica. Raises what `Profiling.take` raises."""
-        if self._loop is None:
+        """Profile the models of this replica. Raises what `Profiling.take` raises."""
+        if self.core.thread is None:
             raise NotReadyError("the model is still loading")
-        return await self._profiling.take(order, self._models.profiled, self._loop.call)
+        return await self._profiling.take(order, self._models.profiled, self.core.thread.call)
 
     async def generate(self, call: GenerateRequest) -> Generation:
         """Start a request. Its outputs raise the engine's errors."""
@@ -236,17 +208,17 @@ class Router:
         current_request_id.set(request_id)
         observer = self._observer.begin(request_id, call)
         try:
-            loop = self.check_admission(call.model, call.params.n)
+            thread = self.check_admission(call.model, call.params.n)
             request = await self._prepare(request_id, call)
         except BaseException as error:
             observer.on_refused(error)
             raise
         observer.on_queued(request)
-        return Generation(request.seed, loop.generate(request, observer))
+        return Generation(request.seed, thread.generate(request, observer))
 
     async def _prepare(self, request_id: str, call: GenerateRequest) -> EngineRequest:
         """Return an admitted request with token ids, compiled grammar and seed."""
-        self.num_requests += call.params.n
+        self.metrics.num_requests += call.params.n
         return EngineRequest.of(
             call,
             await self.text.encode(call.prompt),
@@ -256,19 +228,19 @@ class Router:
             queue_deadline_s=time.monotonic() + self.config.queue_timeout_s,
         )
 
-    def check_admission(self, model: str, num_choices: int) -> EngineLoop:
-        """Return the engine loop if a request with this number of choices would be admitted now.
+    def check_admission(self, model: str, num_choices: int) -> EngineThread:
+        """Return the engine for a request of `num_choices`, if it would be admitted now.
 
         Raises UnknownModelError, NotReadyError and OverloadedError.
         """
         self._check_model(model)
-        if self._loop is None:
+        if self.core.thread is None:
             raise NotReadyError("the model is still loading")
-        self._loop.require_room(num_choices)
-        return self._loop
+        self.core.thread.require_room(num_choices)
+        return self.core.thread
 
     def max_tokens(self, params: SamplingParams) -> int:
-        """How long a choice can get, after the shortest of prompts."""
+        """Return the most tokens of a choice, after the shortest possible prompt."""
         asked = params.settled(self._model.sampling_defaults).max_tokens
         return self.max_model_len if asked is None else min(asked, self.max_model_len)
 
@@ -284,7 +256,7 @@ class Router:
         return await self.text.decode(call.token_ids)
 
     def model_info(self, model: str) -> ModelInfo:
-        """What is served, and how."""
+        """Return the served model and its main settings."""
         self._check_model(model)
         speculation = self.config.speculative_config
         return ModelInfo(

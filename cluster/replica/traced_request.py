@@ -1,4 +1,4 @@
-"""One request, timed and traced."""
+"""Measurements and trace of one request."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 from specdec.engine.metrics import Metrics
 from specdec.engine.outputs import RequestOutput
-from specdec.engine.request_metrics import LEFT, RequestObserver, reason_of
+from specdec.engine.request_metrics import LEFT, RequestMetrics, reason_of
 from specdec.sequences.sequence import EngineRequest
 
 if TYPE_CHECKING:  # the packages that make traces are optional
     from cluster.replica.tracing import RequestTrace
 
 
-class TracedRequest(RequestObserver):
-    """A RequestObserver that tells a trace of the same moments."""
+class TracedRequest(RequestMetrics):
+    """RequestMetrics that also records a trace."""
 
     def __init__(
         self,
@@ -26,22 +26,22 @@ class TracedRequest(RequestObserver):
         *,
         trace: RequestTrace,
     ) -> None:
-        """See RequestObserver. trace: goes by the same clock."""
+        """See RequestMetrics. trace: goes by the same clock."""
         super().__init__(request_id, metrics, clock)
         self._trace = trace
 
     def on_queued(self, request: EngineRequest) -> None:
-        """See RequestObserver."""
+        """See RequestMetrics."""
         super().on_queued(request)
         self._trace.on_queued(request)
 
-    def on_begun(self, at: float) -> None:
-        """See RequestObserver."""
-        super().on_begun(at)
-        self._trace.on_begun(at)
+    def on_scheduled(self, at: float) -> None:
+        """See RequestMetrics."""
+        super().on_scheduled(at)
+        self._trace.on_scheduled(at)
 
     def on_output(self, output: RequestOutput, at: float) -> None:
-        """See RequestObserver."""
+        """See RequestMetrics."""
         is_first = self._first_at is None
         super().on_output(output, at)
         if is_first:
@@ -52,13 +52,13 @@ class TracedRequest(RequestObserver):
                 self._trace.end(at, output)
 
     def on_broken_off(self, error: BaseException | None) -> None:
-        """See RequestObserver."""
+        """See RequestMetrics."""
         if not self._has_ended:
             super().on_broken_off(error)
             self._trace.end(self._clock(), self._last, reason_of(error))
 
     def on_refused(self, error: BaseException) -> None:
-        """See RequestObserver."""
+        """See RequestMetrics."""
         super().on_refused(error)
         if not isinstance(error, LEFT):
             self._trace.end(self._clock(), self._last, reason_of(error))

@@ -1,7 +1,7 @@
 """A trace of each request, by OpenTelemetry and its conventions for generative AI.
 
-docs/tracing.md lists the spans. They are made when a request has ended, of a few moments that were
-noted on its way: nothing is done by the token or by the step. Prompts and answers are in none.
+docs/tracing.md lists the spans. They are made when a request has ended, from a few recorded times:
+there is no work per token or step. Spans contain no prompts or answers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 PROVIDER = "specdec"
 PHASES = ("prepare", "queue", "prefill", "decode")
-"""The children of a request's span, one after another; the first begins when it arrives."""
+"""Child spans of a request's span, in sequence; the first begins at its arrival."""
 
 _W3C = TraceContextTextMapPropagator()
 _FLUSH_S = 3.0
@@ -41,25 +41,25 @@ Attributes = dict[str, str | bool | int | float | list[str]]
 
 @dataclass
 class StepSeconds:
-    """What the engine has spent so far: drafting, and waiting for the target."""
+    """Seconds that the engine has spent on drafting and on verification."""
 
     draft_s: float = 0.0
     verify_s: float = 0.0
 
     def add_draft(self, seconds: float) -> None:
-        """Counts one step's drafting."""
+        """Add one step's drafting."""
         self.draft_s += seconds
 
     def add_verify(self, seconds: float) -> None:
-        """Counts one forward pass with its verification."""
+        """Add one forward pass with its verification."""
         self.verify_s += seconds
 
 
 class Tracing:
-    """Begins the traces of one replica, and sends them away in batches, on a thread of its own."""
+    """Creates the traces of one replica and exports them in batches, on a separate thread."""
 
     def __init__(self, provider: TracerProvider, model: str) -> None:
-        """provider: samples and exports. model: the name that it is served by."""
+        """provider: samples and exports. model: the served model name."""
         self.steps = StepSeconds()
         self._provider = provider
         self._tracer = provider.get_tracer("specdec", version("specdec"))
@@ -68,16 +68,16 @@ class Tracing:
     def begin(
         self, request_id: str, call: GenerateRequest, clock: Callable[[], float]
     ) -> RequestTrace:
-        """The trace of a request that has just come, by the caller's traceparent if there is one.
+        """Start the trace of an arriving request, under the caller's traceparent if there is one.
 
-        clock: that of all the moments which the trace will be told of.
+        clock: of all times that the trace will receive.
         """
         parent = _W3C.extract(text_headers(_W3C.fields))
         attributes = _request_attributes(request_id, call, self._model)
         return RequestTrace(self._tracer, parent, attributes, self.steps, clock)
 
     def close(self) -> None:
-        """Sends what is left; waits no longer than a few seconds for a collector that is away."""
+        """Export the remaining traces; give up after a few seconds without a collector."""
         flush = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
         flush.start()
         flush.join(_FLUSH_S)
@@ -86,7 +86,7 @@ class Tracing:
 
 
 def tracing_to(endpoint: str, model: str, replica: str) -> Tracing:
-    """Sends to a collector by OTLP over gRPC: http:// is without TLS, https:// with it.
+    """Export to a collector by OTLP over gRPC: http:// is without TLS, https:// with it.
 
     Sampling, headers and batches are set by OpenTelemetry's own environment variables.
     """
@@ -103,9 +103,9 @@ def tracing_to(endpoint: str, model: str, replica: str) -> Tracing:
 
 @dataclass
 class RequestTrace:
-    """Notes the moments of one request, by `clock`, and makes its spans at the end.
+    """Records the times of one request, by `clock`, and makes its spans at the end.
 
-    parent: the caller's span, if there is one. steps: of the engine, as they stand.
+    parent: the caller's span, if there is one. steps: the engine's running totals.
     """
 
     tracer: Tracer
@@ -122,27 +122,27 @@ class RequestTrace:
         self._begin_phase(self.clock())
 
     def on_queued(self, request: EngineRequest) -> None:
-        """It is tokenized and its grammar compiled, and it goes to the engine."""
+        """Record that the request is preprocessed and sent to the engine."""
         self.attributes["gen_ai.request.seed"] = request.seed
         self._begin_phase(self.clock())
 
-    def on_begun(self, at: float) -> None:
-        """It is in a batch for the first time."""
+    def on_scheduled(self, at: float) -> None:
+        """Record that it is in a batch for the first time."""
         self._begin_phase(at)
 
     def on_first_output(self, at: float) -> None:
-        """Its first token has come, of whichever choice."""
-        while len(self._moments) < len(PHASES) - 1:  # what was not told of took no time
+        """Record the first token, of any choice."""
+        while len(self._moments) < len(PHASES) - 1:  # skipped phases took no time
             self._begin_phase(at)
         self.attributes["gen_ai.response.time_to_first_chunk"] = at - self._moments[0]
         self._begin_phase(at)
 
     def on_choice_end(self, choice: int, finish_reason: str) -> None:
-        """One of its choices has ended."""
+        """Record the end of a choice."""
         self._finish_reasons[choice] = finish_reason
 
     def end(self, at: float, last: RequestOutput | None, error_type: str | None = None) -> None:
-        """Makes the spans. last: the last output, if any. error_type: what went wrong, if that."""
+        """Make the spans. last: the last output, if any. error_type: name of the error, if any."""
         if error_type is not None:
             self.attributes["error.type"] = error_type
         if self._finish_reasons:
@@ -171,7 +171,7 @@ class RequestTrace:
         self._spent.append(StepSeconds(self.steps.draft_s, self.steps.verify_s))
 
     def _make_phases(self, parent: Context, ended_at: float, last: RequestOutput | None) -> None:
-        """The phases that the request has come to; each ends where the next one begins."""
+        """Make a span for each phase reached; each ends where the next one begins."""
         bounds = pairwise([*self._moments, ended_at])
         spent = pairwise([*self._spent, self.steps])
         for name, (begin, end), (before, after) in zip(PHASES, bounds, spent, strict=False):
@@ -205,8 +205,8 @@ def _is_chat(prompt: Prompt) -> bool:
 
 
 def _sampling_attributes(params: SamplingParams) -> Attributes:
-    """What the request says; what it leaves to the model is left out."""
-    said: Mapping[str, float | int | None] = {
+    """Return the sampling parameters of a request, without those left to the model."""
+    given: Mapping[str, float | int | None] = {
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": params.top_k,
@@ -215,7 +215,7 @@ def _sampling_attributes(params: SamplingParams) -> Attributes:
         "presence_penalty": params.presence_penalty or None,
         "choice.count": params.n,
     }
-    return {f"gen_ai.request.{name}": value for name, value in said.items() if value is not None}
+    return {f"gen_ai.request.{name}": value for name, value in given.items() if value is not None}
 
 
 def _usage_attributes(last: RequestOutput) -> Attributes:
@@ -230,7 +230,7 @@ def _usage_attributes(last: RequestOutput) -> Attributes:
 def _step_attributes(
     phase: str, before: StepSeconds, after: StepSeconds, last: RequestOutput | None
 ) -> Iterator[tuple[str, int | float]]:
-    """What the engine's steps took during a phase, for the whole batch, and what came of drafts."""
+    """Yield the batch's seconds of drafting and verification in a phase, and counts of drafts."""
     if phase not in ("prefill", "decode"):
         return
     yield "specdec.draft_s", after.draft_s - before.draft_s

@@ -25,11 +25,11 @@ from cluster.api.http import forwarding as http_forwarding
 from cluster.api.http.app import make_app
 from cluster.api.http.forwarding import ForwardedRequest, ResponseHead
 from cluster.config.serve_config import ServeConfig
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.overrides import OverrideLimits
 from cluster.control.peers import CONTROL_PLANE, ROUTER, Applications, ServeDirectory, ServiceCard
 from cluster.control.plane import ControlPlaneReplica
-from cluster.control.stats_stream import Watches
+from cluster.control.stats_stream import StatsStreams
 from cluster.observability import logs
 from cluster.replica.router import Router
 from cluster.serve.autoscaling import OPEN_REQUESTS, autoscaling_config
@@ -93,12 +93,12 @@ class RouterReplica(InferenceServicer, AdminServicer):
         router = await asyncio.to_thread(
             _make_router, serve_config, placement, self._application, self._replica_id, found
         )
-        control = ControlLink(control_plane, router.apply_speculation, router.report)
+        control = ControlClient(control_plane, router.apply_speculation, router.report)
         keys = ApiKeys(read_keys("api_key_file", serve_config.api_key_file))
         applications = self._applications(serve_config)
         InferenceServicer.__init__(self, router, keys, applications)
         access = AdminAccess(read_token("admin_token_file", serve_config.admin_token_file))
-        watches = Watches(control.fleet)
+        watches = StatsStreams(control.fleet)
         AdminServicer.__init__(self, control, access, watches, self._profile, applications)
         self._ingress = (
             EmbeddedIngress(router, self, keys, serve_config)

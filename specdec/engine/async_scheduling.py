@@ -1,9 +1,9 @@
-"""The step behind the one in flight, made before the tokens of that one are known.
+"""Asynchronous scheduling: the rows of the next step before the tokens of this one are known.
 
-A worker that has its next step at hand need not wait between two steps for the engine to commit the
-one and make the other (asynchronous scheduling, as vLLM and SGLang have it). Of a batch that only
-decodes, and for which nothing is drafted, all is known beforehand but the tokens themselves, and
-those the worker has. Where a token then ends its sequence, that sequence's row was run in vain.
+As in vLLM and SGLang, a worker that already has its next step does not wait while the engine
+commits this one. In a batch that only decodes, without drafts, everything about the next step is
+known except the tokens, and those the worker has. If a token ends its sequence, the result of that
+sequence's next row is discarded.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.types.messages import PENDING_TOKEN, StepRow
 
 
-def rows_ahead(
+def next_rows(
     in_flight: collections.abc.Sequence[tuple[Sequence, StepRow]],
     blocks: BlockManager,
     max_model_len: int,
 ) -> list[tuple[Sequence, StepRow]]:
-    """What goes on behind the rows in flight, its blocks reserved; none where that is not certain.
+    """Return the rows that follow those in flight, with blocks reserved; none if one is unknown.
 
-    Left out are sequences that have ended by abort, or are known to end with the token to come.
+    Leaves out sequences that were aborted or that certainly end with the pending token.
     """
-    if not all(_is_foreseen(seq, row) for seq, row in in_flight):
+    if not all(_is_predictable(seq, row) for seq, row in in_flight):
         return []
-    going_on = [seq for seq, _ in in_flight if _goes_on(seq, max_model_len)]
-    # The token to come is behind those that are known, and its KV goes there.
-    if not all(blocks.reserve(seq.seq_id, seq.num_tokens + 1) for seq in going_on):
+    continuing = [seq for seq, _ in in_flight if _continues(seq, max_model_len)]
+    # The pending token follows the known ones, and its KV needs a slot.
+    if not all(blocks.reserve(seq.seq_id, seq.num_tokens + 1) for seq in continuing):
         return []
     return [
         (seq, StepRow(seq.seq_id, seq.num_tokens, (PENDING_TOKEN,), 0, samples=True))
-        for seq in going_on
+        for seq in continuing
     ]
 
 
-def _is_foreseen(seq: Sequence, row: StepRow) -> bool:
-    """Whether the row yields one token, and the next row has nothing else to wait for."""
+def _is_predictable(seq: Sequence, row: StepRow) -> bool:
+    """Return whether the row yields one token and the next row depends on nothing else."""
     return row.samples and not row.guesses and seq.constraint is None
 
 
-def _goes_on(seq: Sequence, max_model_len: int) -> bool:
+def _continues(seq: Sequence, max_model_len: int) -> bool:
     num_output_tokens = seq.num_output_tokens + 1
     return (
         seq.status is SequenceStatus.RUNNING

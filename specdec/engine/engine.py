@@ -1,30 +1,38 @@
 """The engine: requests in, tokens out, one step at a time.
 
-Synchronous, single-threaded, without a clock or randomness of its own.
+Synchronous and single-threaded; clock and recorder are injected, and it draws no random numbers.
 """
 
 from __future__ import annotations
 
-import collections.abc
+import math
+import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
 
 from specdec.config.engine import EngineConfig
-from specdec.engine.async_scheduling import rows_ahead
-from specdec.engine.input_processor import RequestIntake, leaves_any
+from specdec.engine.async_scheduling import next_rows
+from specdec.engine.input_processor import InputProcessor, has_allowed_token
+from specdec.engine.metrics import Metrics, StepRecorder
 from specdec.engine.output_builder import output_of
 from specdec.engine.outputs import RequestOutput
 from specdec.engine.scheduler import ScheduledRow, Scheduler
-from specdec.engine.speculator import Drafting
-from specdec.engine.stop_checker import ending_after_last_token
+from specdec.engine.speculator import Speculator
+from specdec.engine.stop_checker import Stop, check_stop
 from specdec.models.config import ModelConfig
 from specdec.sequences.block_manager import BlockManager
-from specdec.sequences.output_buffer import ToldTokens
+from specdec.sequences.output_buffer import BufferedTokens
 from specdec.sequences.sequence import Choices, EngineRequest, Lookahead, Sequence, SequenceStatus
-from specdec.sequences.worker_view import WorkerLedger
+from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.speculation.proposers import Proposal, Proposer, make_proposer
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.control import SpeculationControl
+from specdec.types.counters import Counts, DraftCounter
+from specdec.types.draft_decision import Decision
+from specdec.types.engine_stats import EngineStats
 from specdec.types.errors import (
     BadLogitsError,
     GrammarError,
@@ -33,8 +41,16 @@ from specdec.types.errors import (
     SpecdecError,
 )
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
-from specdec.types.stats import EngineCounters, EngineStats
 from specdec.types.worker import Target
+
+_Rows = list[tuple[Sequence, StepRow]]
+
+
+class _InFlight(NamedTuple):
+    """A step that the target has begun."""
+
+    rows: _Rows
+    began_at_s: float
 
 
 class Engine:
@@ -48,88 +64,95 @@ class Engine:
         tokenizer: Tokenizer,
         proposer: Proposer | None = None,
         policy: SpeculationPolicy | None = None,
+        *,
+        recorder: StepRecorder | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`proposer` drafts; None makes the one that `config.speculation` asks for.
+        """proposer: None makes the one of `config.speculation`; not if that needs a draft model.
 
-        A draft model needs a worker, so a proposer with one is made by whoever has it.
-        `policy` decides each step how much to draft; None drafts as configured at every load.
+        policy: decides each step how much to draft; None drafts as configured at every load.
+        recorder: receives the seconds of each draft and verification, by `clock`, and batch sizes.
         """
         self.config = config
         self._model = model
         self._target = target
-        self._intake = RequestIntake(config, model, tokenizer)
+        self._recorder = recorder or Metrics()
+        self._clock = clock
+        self._inputs = InputProcessor(config, model, tokenizer)
         self._blocks = BlockManager(
             config.num_blocks,
             config.block_size,
             enable_prefix_caching=config.enable_prefix_caching,
         )
-        self._scheduler = Scheduler(config, self._blocks)
-        self._drafting = Drafting(
+        self._counts = Counts()  # the fields about drafts are in _drafts
+        self._drafts = DraftCounter()
+        self._scheduler = Scheduler(config, self._blocks, self._counts)
+        self._speculator = Speculator(
             config.speculation, proposer or make_proposer(config.speculation), policy
         )
         self._choices: dict[str, Choices] = {}  # by request id
         self._next_seq_id = 0
-        self._in_flight: deque[list[tuple[Sequence, StepRow]]] = deque()  # the steps, in order
+        self._in_flight: deque[_InFlight] = deque()  # oldest first
+        self._collected_at_s = -math.inf
         self._may_run_ahead = False
-        self._ledger = WorkerLedger(self._blocks)
-        self._counters = EngineCounters()
-        if policy is not None:
-            self.set_speculation(policy.control)
+        self._worker = WorkerView(self._blocks)
+        self._batch_size = 0  # sequences for which the last step produced tokens
 
     def add(self, request: EngineRequest) -> None:
-        """Queues a request. Raises InvalidValueError or OverloadedError, and then keeps nothing."""
+        """Queue a request. Raises InvalidValueError or OverloadedError and then keeps nothing."""
         if request.request_id in self._choices:
             raise InvalidValueError("request_id", request.request_id, "unused by a running request")
-        sequences = self._intake.sequences(request, self._next_seq_id)
+        sequences = self._inputs.sequences(request, self._next_seq_id, self.control)
         self._scheduler.add(sequences)
         self._choices[request.request_id] = Choices(sequences, len(request.resume_token_ids))
         self._next_seq_id += len(sequences)
-        self._counters.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
+        self._counts.num_prompt_tokens += sum(seq.num_prompt_tokens for seq in sequences)
 
     def check(self, request: EngineRequest) -> None:
-        """Raises InvalidValueError where `add` would for what the request asks. From any thread."""
-        self._intake.sequences(request, self._next_seq_id)
+        """Raise InvalidValueError where `add` would for the request's values. Thread-safe."""
+        self._inputs.sequences(request, self._next_seq_id, self.control)
 
     def abort(self, request_id: str) -> None:
-        """Ends all choices of a request and frees their blocks.
-
-        A request that is unknown or has ended is no error.
-        """
+        """End all choices of a request and free their blocks; ignore unknown and ended requests."""
         choices = self._choices.get(request_id)
         for seq in tuple(choices.unfinished) if choices else ():
             self._finish(seq)
 
-    def set_speculation(self, control: SpeculationControl) -> None:
-        """Takes over what an operator wants, from the next step on. Needs a policy.
+    @property
+    def control(self) -> SpeculationControl:
+        """The speculation settings in force, by which policy, scheduler and input processor go."""
+        return self._speculator.control
 
-        Raises InvalidValueError, and changes nothing, where control would not allow the verifier
-        that requests get unless they name one.
+    def set_speculation(self, control: SpeculationControl) -> None:
+        """Put settings in force from the next step on. Needs a policy.
+
+        Raises InvalidValueError, and changes nothing, where `control` does not allow the verifier
+        of requests that choose none.
         """
-        assert self._drafting.policy is not None, "an engine without a policy cannot be told"
-        self._intake.allow_verifiers(control.allowed_verifiers)
-        self._drafting.policy.update(control)
-        self._may_run_ahead = False  # the next step goes by the new control
-        self._scheduler.heeds_requests = control.allow_request_override
+        if self.config.speculation is not None:
+            replace(self.config.speculation, allowed_verifiers=control.allowed_verifiers)
+        self._speculator.set_control(control)
+        self._may_run_ahead = False  # the next step is scheduled under the new settings
 
     def expire(self, now_s: float) -> list[str]:
-        """Ends the requests that have waited past their deadline, and returns their ids."""
+        """End the requests that are queued past their deadline, and return their ids."""
         expired = [seq.request.request_id for seq in self._scheduler.expired(now_s)]
         for request_id in expired:
             self.abort(request_id)
         return expired
 
     def replace_target(self, target: Target) -> None:
-        """Goes on with a target that knows nothing, as after the loss of the one before.
+        """Continue with a target that has no state, as after the loss of the previous one.
 
-        Every running sequence is computed again from its tokens; what was in flight is dropped.
+        Every running sequence is recomputed from its tokens; the steps in flight are dropped.
         """
         self._target = target
         self._in_flight.clear()
-        self._drafting.forget_step()
+        self._speculator.forget_step()
         for seq in self._scheduler.preempt_all():
-            self._forget(seq)
+            self._release(seq)
         self._blocks.clear()
-        self._ledger = WorkerLedger(self._blocks)
+        self._worker = WorkerView(self._blocks)
 
     @property
     def has_work(self) -> bool:
@@ -137,41 +160,30 @@ class Engine:
         return bool(self._choices or self._in_flight)
 
     @property
-    def last_batch_size(self) -> int:
-        """How many sequences the last step brought tokens to."""
-        return self._counters.last_batch_size
-
-    @property
-    def begun(self) -> tuple[str, ...]:
-        """The requests whose first choice left the queue in the last step, for the first time."""
-        return tuple(seq.request.request_id for seq in self._scheduler.begun if seq.choice == 0)
+    def newly_scheduled(self) -> tuple[str, ...]:
+        """Ids of requests whose first choice the last step scheduled for the first time."""
+        new = self._scheduler.newly_scheduled
+        return tuple(seq.request.request_id for seq in new if seq.choice == 0)
 
     def step(self) -> list[RequestOutput]:
-        """Collects and commits the step in flight, and begins the next before it returns.
+        """Collect and commit the step in flight, and begin the next one before returning.
 
-        So whoever delivers the outputs does it while the next forward pass runs. Where it can be
-        made beforehand, the next step is begun even before that in flight is collected.
+        The caller delivers the outputs while the next forward pass runs. With asynchronous
+        scheduling the next step begins even before the one in flight is collected.
         """
-        self._counters.last_batch_size = 0
-        is_ahead = self._run_ahead()
-        outputs = self._commit(self._target.collect()) if self._in_flight else []
-        decision = self._drafting.decide(self._scheduler.num_decoding, self._scheduler.num_willing)
-        self._may_run_ahead = self.config.async_scheduling and not decision.num_draft_tokens
+        is_ahead = self._begin_ahead()
+        outputs = self._collect()
+        decision = self._decide()
         if is_ahead:
-            self._scheduler.go_on()
-            # Otherwise it is not as was just decided, or runs in vain.
-            if self._may_run_ahead and self._scheduler.num_decoding:
-                self._drafting.begin_step([row for _, row in self._in_flight[0]])
+            self._keep_batch()
             return outputs
-        rows = self._scheduler.schedule(decision)
-        for seq in self._scheduler.preempted:
-            self._forget(seq)
-        failed = self._begin(rows, self._propose(rows) if decision.num_draft_tokens else {})
-        return outputs + failed
+        rows = self._schedule(decision)
+        drafts = self._propose(rows, decision)
+        return outputs + self._begin(rows, drafts)
 
     def stats(self) -> EngineStats:
-        """The load now, and the counters since the start."""
-        policy, by_method = self._drafting.policy, self._counters.by_method
+        """Return the present load and a snapshot of the counters."""
+        policy = self._speculator.policy
         estimate = policy.estimate if policy else None
         return EngineStats(
             num_running=self._scheduler.num_running,
@@ -179,180 +191,232 @@ class Engine:
             num_waiting=self._scheduler.num_waiting,
             num_blocks=self._blocks.num_blocks,
             num_free_blocks=self._blocks.num_free_blocks,
-            num_steps=self._counters.num_steps,
-            last_batch_size=self._counters.last_batch_size,
-            num_preemptions=self._scheduler.num_preemptions,
-            num_prompt_tokens=self._counters.num_prompt_tokens,
-            num_cached_tokens=self._scheduler.num_cached_tokens,
-            num_prefill_chunks=self._counters.num_prefill_chunks,
-            num_generated_tokens=self._counters.num_generated_tokens,
-            num_lookahead_tokens=self._counters.num_lookahead_tokens,
-            is_speculation_on=self._drafting.is_on,
+            last_batch_size=self._batch_size,
+            is_speculation_on=self._speculator.is_on,
             num_speculation_flips=policy.num_flips if policy else 0,
             decision=policy.decision if policy else None,
-            decisions=policy.log.counts if policy else {},
-            decided_lengths=policy.log.lengths if policy else (),
             decision_changes=policy.log.changes if policy else (),
-            drafted_by_position=self._counters.accepted_by_position.drafted,
-            drafted_by_method={name: each.drafted for name, each in by_method.items()},
-            accepted_by_method={name: each.counts for name, each in by_method.items()},
             estimated_speedup=estimate.speedup if estimate else None,
             estimated_tokens_per_s=estimate.tokens_per_s if estimate else None,
             capacity_tokens_per_s=policy.capacity_tokens_per_s if policy else None,
-            speculation=self._counters.speculation,
-            accepted_by_position=self._counters.accepted_by_position.counts,
+            counts=self._snapshot(),
         )
 
+    def _snapshot(self) -> Counts:
+        counts, policy = self._drafts.added_to(self._counts), self._speculator.policy
+        if policy is not None:
+            counts.decisions = {each.value: n for each, n in policy.log.counts.items()}
+            counts.decided_lengths = policy.log.lengths
+        return counts
+
     def check_integrity(self) -> None:
-        """Asserts that no block is lost, shared, or held by a sequence that has ended."""
+        """Assert that no block is lost, shared, or held by a sequence that has ended."""
         self._blocks.check_integrity()
         open_sequences = [seq for each in self._choices.values() for seq in each.unfinished]
         running = {seq.seq_id for seq in open_sequences if seq.status is SequenceStatus.RUNNING}
         assert self._blocks.holders <= running, "blocks held by sequences that do not run"
 
-    def _propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> dict[int, Proposal]:
-        """Drafts for the rows that have room for some; the others' turn will come."""
-        return self._drafting.propose([row for row in rows if self._scheduler.may_draft(row.seq)])
+    def _decide(self) -> Decision:
+        scheduler, control = self._scheduler, self.control
+        decision = self._speculator.decide(scheduler.num_decoding, scheduler.num_eligible(control))
+        self._may_run_ahead = self.config.async_scheduling and not decision.num_draft_tokens
+        return decision
 
-    def _run_ahead(self) -> bool:
-        """Begins the step behind the one in flight, where it is known; returns whether it was."""
+    def _schedule(self, decision: Decision) -> list[ScheduledRow]:
+        rows = self._scheduler.schedule(decision, self.control)
+        for seq in self._scheduler.preempted:
+            self._release(seq)
+        return rows
+
+    def _propose(self, rows: list[ScheduledRow], decision: Decision) -> dict[int, Proposal]:
+        """Draft for the eligible rows, those with room for 0 draft tokens included, and time it.
+
+        Speculation that is off is free here: without draft tokens to spend the proposer is not
+        called, and the scheduler has reserved no KV slot beyond each sequence's next token.
+        """
+        if not decision.num_draft_tokens:
+            return {}
+        control = self.control
+        eligible = [row for row in rows if row.seq.is_eligible(control)]
+        began_at_s = self._clock()
+        proposals = self._speculator.propose(eligible)
+        if any(row.num_draft_tokens for row in eligible):
+            self._recorder.record_draft(self._clock() - began_at_s)
+        return proposals
+
+    def _begin_ahead(self) -> bool:
+        """Begin the step behind the one in flight if its rows are known; return whether it was."""
         if not (self._may_run_ahead and len(self._in_flight) == 1 and self._scheduler.is_closed):
             return False
-        [in_flight] = self._in_flight
-        num_left = sum(seq.status is SequenceStatus.RUNNING for seq, _ in in_flight)
+        rows = self._in_flight[0].rows
+        num_left = sum(seq.status is SequenceStatus.RUNNING for seq, _ in rows)
         if num_left < self._scheduler.num_running:
-            return False  # some had no part in the step in flight, and may have one in the next
-        rows = rows_ahead(in_flight, self._blocks, self.config.max_model_len)
-        if not rows or (self._scheduler.num_waiting and len(rows) < num_left):
-            return False  # whoever waits takes the place of who ends
-        self._send(rows)
+            return False  # sequences outside the step in flight may join the next one
+        following = next_rows(rows, self._blocks, self.config.max_model_len)
+        if not following or (self._scheduler.num_waiting and len(following) < num_left):
+            return False  # a waiting sequence takes the place of one that ends
+        self._send(following)
         return True
 
-    def _begin(
-        self, rows: collections.abc.Sequence[ScheduledRow], drafts: dict[int, Proposal]
-    ) -> list[RequestOutput]:
-        """Has the target run `rows`; returns the ends of those whose grammar has got stuck."""
-        begun: list[tuple[Sequence, StepRow]] = []
+    def _keep_batch(self) -> None:
+        """Go on with the step that was begun ahead."""
+        self._scheduler.keep_batch()
+        # Otherwise it differs from the decision just made, or its results are discarded.
+        if self._may_run_ahead and self._scheduler.num_decoding:
+            self._speculator.begin_step([row for _, row in self._in_flight[0].rows])
+
+    def _begin(self, rows: list[ScheduledRow], drafts: dict[int, Proposal]) -> list[RequestOutput]:
+        """Have the target run `rows`; return an error for each request whose grammar got stuck."""
+        begun: _Rows = []
         failed: list[RequestOutput] = []
         for row in rows:
             if row.seq.status is not SequenceStatus.RUNNING:
-                continue  # another choice of its request has failed, just now
+                continue  # another choice of its request has just failed
             try:
                 begun.append((row.seq, row.step_row(drafts.get(row.seq.seq_id))))
             except GrammarError as error:
                 failed.append(self._fail(row.seq, error))
-        begun = [(seq, row) for seq, row in begun if seq.status is SequenceStatus.RUNNING]
+        if failed:
+            begun = [(seq, row) for seq, row in begun if seq.status is SequenceStatus.RUNNING]
         if begun:
             self._send(begun)
-            self._drafting.begin_step([row for _, row in begun])
+            self._speculator.begin_step([row for _, row in begun])
         return failed
 
-    def _send(self, rows: list[tuple[Sequence, StepRow]]) -> None:
-        news = self._ledger.news(seq for seq, _ in rows)
+    def _send(self, rows: _Rows) -> None:
+        delta = self._worker.update(seq for seq, _ in rows)
         step = StepInput(
-            step_id=self._counters.num_steps,
-            released=news.released,
-            admitted=news.admitted,
-            block_table_deltas=news.block_table_deltas,
+            step_id=self._counts.num_steps,
+            released=delta.released,
+            admitted=delta.admitted,
+            block_table_deltas=delta.block_table_deltas,
             rows=tuple(row for _, row in rows),
         )
-        self._counters.num_steps += 1
-        self._in_flight.append(rows)
+        self._counts.num_steps += 1
+        self._in_flight.append(_InFlight(rows, self._clock()))
         self._target.begin(step)
 
-    def _commit(self, verified: VerifyOutput) -> list[RequestOutput]:
+    def _collect(self) -> list[RequestOutput]:
+        """Wait for the oldest step in flight, if there is one, time it and commit it."""
+        self._batch_size = 0
+        if not self._in_flight:
+            return []
+        verified = self._target.collect()
+        rows, began_at_s = self._in_flight.popleft()
+        # A step that began while another ran is timed from the end of that one.
+        began_at_s, self._collected_at_s = max(began_at_s, self._collected_at_s), self._clock()
+        self._recorder.record_verify(self._collected_at_s - began_at_s)
+        outputs = self._commit(rows, verified)
+        if self._batch_size:
+            self._recorder.record_batch(self._batch_size)
+        return outputs
+
+    def _commit(self, rows: _Rows, verified: VerifyOutput) -> list[RequestOutput]:
         results = {row.seq_id: row for row in verified.rows}
         prompts = {part.seq_id: part for part in verified.prompt_logprobs}
         outputs: list[RequestOutput] = []
-        held_back: list[Sequence] = []
-        told_intervals: set[int] = set()
-        for seq, row in self._in_flight.popleft():
+        buffered: list[Sequence] = []
+        full_intervals: set[int] = set()
+        for seq, row in rows:
             if seq.status is not SequenceStatus.RUNNING:
                 continue  # aborted while the step ran
-            result = results.get(seq.seq_id)
             if seq.seq_id in prompts:
                 seq.prompt_report.add(prompts[seq.seq_id])
-            if result is not None and result.has_bad_logits:
+            result = results.get(seq.seq_id)
+            if result is None:
+                self._commit_chunk(seq, row)
+            elif result.has_bad_logits:
                 outputs.extend(self._on_bad_logits(seq, row))
-            elif result is not None:
-                output = self._append(seq, row, result)
-                if output is None:
-                    held_back.append(seq)
-                else:
-                    outputs.append(output)
-                    if len(output.token_ids) >= seq.untold.interval:
-                        told_intervals.add(seq.untold.interval)
+            elif (output := self._commit_tokens(seq, row, result)) is None:
+                buffered.append(seq)
             else:
-                seq.num_computed_tokens += len(row.token_ids)
-                self._counters.num_prefill_chunks += 1
-                self._publish(seq)
-        self._drafting.end_step()
+                outputs.append(output)
+                if len(output.token_ids) >= seq.output_buffer.interval:
+                    full_intervals.add(seq.output_buffer.interval)
+        self._speculator.end_step()
         return outputs + [
-            output_of(seq, self._choices[seq.request.request_id], seq.untold.take(), None)
-            for seq in held_back
-            if seq.status is SequenceStatus.RUNNING and seq.untold.joins(told_intervals)
+            self._flush(seq)
+            for seq in buffered
+            if seq.status is SequenceStatus.RUNNING and seq.output_buffer.joins(full_intervals)
         ]
 
-    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
-        """Ends a request, of whose KV nothing is published; beside guesses it gets another chance.
+    def _commit_chunk(self, seq: Sequence, row: StepRow) -> None:
+        seq.num_computed_tokens += len(row.token_ids)
+        self._counts.num_prefill_chunks += 1
+        self._publish(seq)
 
-        A guess can only have spoilt the row, as attention adds up its numbers too, by 0.
+    def _commit_tokens(
+        self, seq: Sequence, row: StepRow, verified: VerifiedRow
+    ) -> RequestOutput | None:
+        """Add verified tokens to a sequence; return None if its output is buffered for later."""
+        token_ids, choices = verified.token_ids, self._choices[seq.request.request_id]
+        num_kept, stop = self._append(seq, token_ids)
+        num_accepted = min(num_kept, len(token_ids) - 1)
+        self._count(choices, row, num_kept, num_accepted)
+        self._speculator.observe(seq, row.num_draft_tokens, len(token_ids) - 1)
+        if stop is None:
+            seq.lookahead = _lookahead(row, verified)
+            self._drop_rejected(seq)
+        else:
+            self._finish(seq)
+        logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
+        seq.output_buffer.add(token_ids[:num_kept], logprobs, num_accepted)
+        if stop is None and not seq.output_buffer.is_due:
+            return None
+        return output_of(seq, choices, seq.output_buffer.take(), stop)
+
+    def _append(self, seq: Sequence, token_ids: tuple[int, ...]) -> tuple[int, Stop | None]:
+        """Append tokens up to the one that ends the sequence; return their number and the end."""
+        stop, num_kept = None, 0
+        eos_token_ids, max_model_len = self._model.eos_token_ids, self.config.max_model_len
+        while stop is None and num_kept < len(token_ids):
+            seq.token_ids.append(token_ids[num_kept])
+            num_kept += 1
+            stop = check_stop(seq, eos_token_ids, max_model_len)
+        seq.num_computed_tokens = seq.num_tokens - 1
+        self._publish(seq)
+        return num_kept, stop
+
+    def _count(self, choices: Choices, row: StepRow, num_kept: int, num_accepted: int) -> None:
+        choices.num_output_tokens += num_kept
+        self._counts.num_generated_tokens += num_kept
+        self._batch_size += 1
+        if row.num_draft_tokens or row.num_lookahead_tokens:
+            choices.speculation = choices.speculation.after_draft(
+                row.num_draft_tokens, num_accepted
+            )
+            self._counts.num_lookahead_tokens += row.num_lookahead_tokens
+            method = self._speculator.drafting_method(row.seq_id)
+            self._drafts.record(method, row.num_draft_tokens, num_accepted)
+
+    def _flush(self, seq: Sequence) -> RequestOutput:
+        choices = self._choices[seq.request.request_id]
+        return output_of(seq, choices, seq.output_buffer.take(), None)
+
+    def _on_bad_logits(self, seq: Sequence, row: StepRow) -> list[RequestOutput]:
+        """Fail a request without publishing KV; a row with guesses is retried without them.
+
+        Guesses can corrupt a whole row: attention multiplies their NaN values by 0.
         """
         if row.guesses:
             seq.may_draft = False
             self._drop_rejected(seq)
             return []
-        return [self._fail(seq, self._why_none_follows(seq, row))]
+        return [self._fail(seq, self._logits_error(seq, row))]
 
-    def _why_none_follows(self, seq: Sequence, row: StepRow) -> SpecdecError:
-        tokens, num_output = seq.token_ids, seq.num_output_tokens
+    def _logits_error(self, seq: Sequence, row: StepRow) -> SpecdecError:
         mask = None if row.grammar_mask is None else row.grammar_mask[0]
-        has_choice = leaves_any(seq.rules, tokens, num_output, self._model.vocab_size, mask)
-        return BadLogitsError(num_output) if has_choice else NoTokenLeftError(num_output)
-
-    def _append(self, seq: Sequence, row: StepRow, verified: VerifiedRow) -> RequestOutput | None:
-        """Adds verified tokens up to the one that ends the sequence, if one does.
-
-        Returns what is to be told by now; None where that is held back.
-        """
-        token_ids = verified.token_ids
-        ending, num_kept = None, 0
-        while ending is None and num_kept < len(token_ids):
-            seq.token_ids.append(token_ids[num_kept])
-            num_kept += 1
-            ending = ending_after_last_token(
-                seq, self._model.eos_token_ids, self.config.max_model_len
-            )
-        seq.num_computed_tokens = seq.num_tokens - 1
-        self._publish(seq)
-        self._counters.num_generated_tokens += num_kept
-        self._counters.num_lookahead_tokens += row.num_lookahead_tokens
-        choices = self._choices[seq.request.request_id]
-        choices.num_output_tokens += num_kept
-        num_accepted = min(num_kept, len(token_ids) - 1)
-        drafter = self._drafting.drafter(seq.seq_id)
-        choices.speculation = choices.speculation.after_draft(row.num_draft_tokens, num_accepted)
-        self._counters.record_draft(drafter, row.num_draft_tokens, num_accepted)
-        self._drafting.judge(seq, row.num_draft_tokens, len(token_ids) - 1)
-        if ending is None:
-            seq.lookahead = _seen(row, verified)
-            self._drop_rejected(seq)
-        else:
-            self._finish(seq)
-        logprobs = None if verified.logprobs is None else verified.logprobs[:num_kept]
-        seq.untold.add(token_ids[:num_kept], logprobs, num_accepted)
-        self._counters.last_batch_size += 1
-        if ending is None and not seq.untold.is_due:
-            return None
-        return output_of(seq, choices, seq.untold.take(), ending)
+        num_output, vocab_size = seq.num_output_tokens, self._model.vocab_size
+        is_any_allowed = has_allowed_token(seq.rules, seq.token_ids, num_output, vocab_size, mask)
+        return BadLogitsError(num_output) if is_any_allowed else NoTokenLeftError(num_output)
 
     def _publish(self, seq: Sequence) -> None:
         self._blocks.publish(seq.seq_id, seq.token_ids, seq.num_computed_tokens)
 
     def _drop_rejected(self, seq: Sequence) -> None:
-        """Gives back the blocks that only rejected drafts had needed; a step ahead has none."""
+        """Free the blocks that only rejected drafts needed; a step begun ahead has no drafts."""
         if not self._in_flight and self._blocks.truncate(seq.seq_id, seq.num_computed_tokens):
-            self._ledger.truncate(seq.seq_id)
+            self._worker.truncate(seq.seq_id)
 
     def _finish(self, seq: Sequence) -> None:
         choices = self._choices[seq.request.request_id]
@@ -360,23 +424,23 @@ class Engine:
         if not choices.unfinished:
             del self._choices[seq.request.request_id]
         self._scheduler.finish(seq)
-        self._forget(seq)
+        self._release(seq)
 
     def _fail(self, seq: Sequence, error: SpecdecError) -> RequestOutput:
-        """Ends all choices of a request, one of which cannot go on; others are not concerned."""
+        """End all choices of the request of a sequence that cannot go on."""
         choices = self._choices[seq.request.request_id]
         self.abort(seq.request.request_id)
-        return output_of(seq, choices, ToldTokens(), None)._replace(error=error)
+        return output_of(seq, choices, BufferedTokens(), None)._replace(error=error)
 
-    def _forget(self, seq: Sequence) -> None:
-        """Has target and proposer drop a sequence that lost its blocks."""
+    def _release(self, seq: Sequence) -> None:
+        """Have target and proposer drop a sequence that lost its blocks."""
         seq.lookahead = None
-        self._ledger.forget(seq.seq_id)
-        self._drafting.release(seq.seq_id)
+        self._worker.release(seq.seq_id)
+        self._speculator.release(seq.seq_id)
 
 
-def _seen(row: StepRow, verified: VerifiedRow) -> Lookahead | None:
-    """What a row with lookahead tokens has shown."""
+def _lookahead(row: StepRow, verified: VerifiedRow) -> Lookahead | None:
+    """Return the target's tokens after each guess of a row with lookahead tokens."""
     if not row.num_lookahead_tokens:
         return None
     lookahead = row.guesses[row.num_draft_tokens :]

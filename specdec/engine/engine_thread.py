@@ -1,9 +1,8 @@
-"""Runs an engine in a thread of its own, and hands what it makes to asyncio streams."""
+"""Runs an engine on its own thread and streams its outputs to asyncio."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import queue
 import sys
@@ -11,17 +10,18 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from specdec.engine.engine import Engine
+from specdec.engine.output_streams import OutputStreams
 from specdec.engine.outputs import RequestOutput
-from specdec.engine.request_metrics import AbortedError, RequestObserver
+from specdec.engine.request_metrics import RequestMetrics
 from specdec.engine.scheduler import require_room
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
-from specdec.types.errors import NotReadyError, OverloadedError, TargetFailedError
-from specdec.types.stats import EngineStats
+from specdec.types.engine_stats import EngineStats
+from specdec.types.errors import NotReadyError, TargetFailedError
 from specdec.types.worker import Target
 
 logger = logging.getLogger(__name__)
@@ -31,80 +31,69 @@ T = TypeVar("T")
 _RECOVERY_TICK_S = 0.5
 
 _SWITCH_INTERVAL_S = 0.0005
-"""How long the engine's thread waits for another thread of Python, several times a step.
+"""How long the engine's thread waits for the interpreter lock, several times per step.
 
-Python's own 5 ms are most of a step while the other renders a long chat, say."""
+Python's default of 5 ms is most of a step while another thread renders a long chat, for example."""
 
 _STATS_PERIOD_S = 0.02
-"""How old the load may be that is told while steps run: to sum it up takes as long as it would to
-schedule a step."""
+"""The age limit of `last_stats` while steps run: summing up takes as long as scheduling a step."""
 
-_LAST_WORDS_S = 1.0
-"""How long a stream that is ended by force may take to say so: its reader may have stopped."""
+_DRAIN_GRACE_S = 1.0
+"""How long streams that are ended by force may take to close: their readers may have stalled."""
 
 
 @dataclass(frozen=True)
 class _Command:
-    """A call to make on the engine's thread, and where its result goes; None where nobody waits."""
+    """A call to run on the engine's thread, and the future for its result, if any."""
 
     function: Callable[[], Any]
     result: asyncio.Future[Any] | None = None
 
 
-@dataclass(frozen=True)
-class _Stream:
-    """Where the outputs of one request go; None where nobody observes it."""
+class EngineThread:
+    """Bridge between one engine and one event loop.
 
-    observer: RequestObserver | None
-    outputs: asyncio.Queue[RequestOutput | Exception] = field(default_factory=asyncio.Queue)
+    Only its thread touches the engine. Commands reach it through a queue, on which the thread
+    blocks while there is no work. The outputs of a step reach the event loop in one call.
 
-
-class EngineLoop:
-    """The bridge between one engine and one event loop.
-
-    The engine is touched by its thread alone. Commands reach it through a queue, on which the
-    thread sleeps while there is nothing to do. Outputs of a step reach the event loop together.
-
-    When the target is lost, streams pause while another is made, and then go on.
+    When the target is lost, streams pause until another one has started, and then continue.
     """
 
     def __init__(
         self,
         engine: Engine,
-        remake_target: Callable[[], Target] | None = None,
-        observe_batch: Callable[[int], None] | None = None,
+        restart_target: Callable[[], Target] | None = None,
         on_target_lost: Callable[[], None] | None = None,
     ) -> None:
-        """Must be made on the event loop that will read the streams. Starts the thread.
+        """Start the thread. Call it on the event loop that reads the streams.
 
-        Shortens the interpreter's switch interval, for all threads of the process.
+        Shortens the interpreter's switch interval for all threads of the process.
 
-        remake_target: called on a thread of its own; raises when no target can be had any more.
-            None: the engine ends with its target.
-        observe_batch: told on the engine's thread how many sequences a step brought tokens to.
-        on_target_lost: called on the engine's thread before `remake_target` is, which may then do
-            away with the lost one: whatever else that thread does with it has to end there.
+        restart_target: runs on another thread; raises when no target can be started any more. None:
+            the engine ends with its target.
+        on_target_lost: runs on the engine's thread before `restart_target`, so that whatever else
+            this thread does with the lost target ends there.
         """
         self._engine = engine
-        self._remake_target = remake_target
-        self._observe_batch = observe_batch
+        self._restart_target = restart_target
         self._on_target_lost = on_target_lost
-        self._is_recovering = False
         self._event_loop = asyncio.get_running_loop()
+        self._streams = OutputStreams()
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
-        self._streams: dict[str, _Stream] = {}
-        self._open: dict[str, int] = {}  # of those of them that go on, how many choices do
-        self._serial = itertools.count()
         self._failure: TargetFailedError | None = None
-        self._closed = False
-        self._has_ended = False
-        self._last_stats, self._stats_at = engine.stats(), 0.0
+        self._is_recovering = False
         self._is_draining = False
-        self._no_streams = asyncio.Event()
-        self._no_streams.set()
+        self._is_closed = False
+        self._has_ended = False
+        self._last_stats, self._stats_at_s = engine.stats(), 0.0
         sys.setswitchinterval(min(sys.getswitchinterval(), _SWITCH_INTERVAL_S))
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
+
+    @property
+    def event_loop(self) -> asyncio.AbstractEventLoop:
+        """The event loop that reads the streams."""
+        return self._event_loop
 
     @property
     def failure(self) -> TargetFailedError | None:
@@ -113,148 +102,123 @@ class EngineLoop:
 
     @property
     def is_recovering(self) -> bool:
-        """Whether streams are paused because the target is being made again."""
+        """Whether streams are paused while the target restarts."""
         return self._is_recovering
 
     @property
-    def last_stats(self) -> EngineStats:
-        """The engine's load, at most 20 ms old while steps run, and exact once a choice has ended.
+    def is_draining(self) -> bool:
+        """Whether new requests are refused because the service stops."""
+        return self._is_draining
 
-        At once, and from any thread.
+    @property
+    def last_stats(self) -> EngineStats:
+        """The latest stats, at most 20 ms old while steps run and exact once a choice has ended.
+
+        Does not block. Thread-safe.
         """
         return self._last_stats
 
     @property
-    def is_draining(self) -> bool:
-        """Whether new requests are refused, because the service stops."""
-        return self._is_draining
-
-    @property
     def num_streams(self) -> int:
-        """Requests that have begun and not ended, whether they wait or run."""
-        return len(self._open)
+        """Requests that have not ended, queued or running."""
+        return self._streams.num_requests
 
     @property
     def num_sequences(self) -> int:
-        """The choices of those requests that have not ended. From any thread."""
-        return sum(tuple(self._open.values()))  # a copy, made at once
-
-    def lose_target(self, error: TargetFailedError) -> None:
-        """Tells the loop that the target is lost, for when no step has noticed."""
-        self.post(lambda: self._recover(error))
+        """The choices of those requests that have not ended. Thread-safe."""
+        return self._streams.num_sequences
 
     async def generate(
-        self, request: EngineRequest, observer: RequestObserver | None = None
+        self, request: EngineRequest, metrics: RequestMetrics | None = None
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Streams a request's outputs, one a step and choice. Leaving early aborts the request.
+        """Stream a request's outputs, one per step and choice. Leaving early aborts the request.
 
-        Raises what `Engine.add` raises, the error of an output that has one, TargetFailedError when
-        the engine is lost, and NotReadyError once the loop drains. The request's id need not be
-        unique.
+        Raises what `Engine.add` raises, the error of a failed output, TargetFailedError when the
+        engine is lost, and NotReadyError while draining. The request's id need not be unique.
         """
-        unique_id = f"{request.request_id}/{next(self._serial)}"
-        stream = self._admit(unique_id, request.params.n, observer)
+        unique_id = self._open_stream(request, metrics)
         finished = False
         try:
             await self.call(lambda: self._engine.add(replace(request, request_id=unique_id)))
             while not finished:
-                output = await stream.outputs.get()
-                if isinstance(output, Exception):
-                    raise output
+                output = await self._streams.next_output(unique_id)
                 finished = output.is_last
                 yield output._replace(request_id=request.request_id)
         finally:
-            del self._streams[unique_id]
-            self._open.pop(unique_id, None)
-            if not self._streams:
-                self._no_streams.set()
+            self._streams.close(unique_id)
             if not finished:
-                self._commands.put(_Command(lambda: self._engine.abort(unique_id)))
-                if observer is not None:
-                    observer.on_broken_off(sys.exception())
+                self.post(lambda: self._engine.abort(unique_id))
+                if metrics is not None:
+                    metrics.on_broken_off(sys.exception())
 
-    def _admit(self, unique_id: str, num_choices: int, observer: RequestObserver | None) -> _Stream:
-        """Opens a stream. Raises NotReadyError and what `require_room` raises; observed as ends."""
+    def _open_stream(self, request: EngineRequest, metrics: RequestMetrics | None) -> str:
         try:
             if self._is_draining:
                 raise NotReadyError("the service is draining; send the request again")
-            self.require_room(num_choices)
+            self.require_room(request.params.n)
         except Exception as error:
-            if observer is not None:
-                observer.on_broken_off(error)
+            if metrics is not None:
+                metrics.on_broken_off(error)
             raise
-        stream = self._streams[unique_id] = _Stream(observer)
-        self._open[unique_id] = num_choices
-        self._no_streams.clear()
-        return stream
+        return self._streams.open(request.request_id, request.params.n, metrics)
 
     def require_room(self, num_choices: int = 1) -> None:
-        """Raises what `specdec.engine.scheduler.require_room` raises, of all requests that are open.
+        """Raise what `specdec.engine.scheduler.require_room` raises, for all open requests.
 
-        At once, where the engine would only be asked after the step that runs.
+        Does not block; the engine itself can be asked only between two steps.
         """
         require_room(self._engine.config, self.num_sequences, num_choices)
 
     def abort(self, request_id: str) -> None:
-        """Ends the streams of the requests with this id, which then raise AbortedError."""
-        for unique_id, stream in self._streams.items():
-            if unique_id.rpartition("/")[0] == request_id:
-                stream.outputs.put_nowait(AbortedError(request_id))
+        """End the streams of the requests with this id, which then raise AbortedError."""
+        self._streams.abort(request_id)
 
     async def stats(self) -> EngineStats:
-        """The engine's load, as of between two steps."""
+        """Return the engine's stats as of between two steps."""
         return await self.call(self._engine.stats)
 
     async def set_speculation(self, control: SpeculationControl) -> None:
-        """Takes over what an operator wants; returns when the next step goes by it."""
+        """Put settings in force; the next step goes by them when this returns."""
         await self.call(lambda: self._engine.set_speculation(control))
 
-    async def drain(self, timeout_s: float) -> None:
-        """Refuses new requests; returns when the open ones have ended, at the latest by force."""
-        self._is_draining = True
-        if await self._streams_end_within(timeout_s):
-            return
-        self._fail_streams(NotReadyError("the service stopped before the answer was complete"))
-        await self._streams_end_within(_LAST_WORDS_S)
+    def lose_target(self, error: TargetFailedError) -> None:
+        """Report that the target is lost, for when no step has noticed."""
+        self.post(lambda: self._recover(error))
 
-    async def _streams_end_within(self, timeout_s: float) -> bool:
-        try:
-            await asyncio.wait_for(self._no_streams.wait(), timeout_s)
-        except TimeoutError:
-            return False
-        return True
+    async def drain(self, timeout_s: float) -> None:
+        """Refuse new requests and wait until the open ones have ended; then end them by force."""
+        self._is_draining = True
+        if await self._streams.all_close_within(timeout_s):
+            return
+        self._streams.fail(NotReadyError("the service stopped before the answer was complete"))
+        await self._streams.all_close_within(_DRAIN_GRACE_S)
 
     async def close(self) -> None:
-        """Stops the thread after the step in flight; streams still open end with an error."""
-        self._ask_to_stop()
-        await asyncio.to_thread(self._wait_until_stopped)
+        """Stop the thread after the step in flight; open streams end with an error."""
+        self._request_stop()
+        await asyncio.to_thread(self._join)
 
     def stop(self) -> None:
-        """The same, for any thread; one that is the engine's own does not wait."""
-        self._ask_to_stop()
-        self._wait_until_stopped()
+        """Stop like `close`, from any thread; the engine's own thread does not wait."""
+        self._request_stop()
+        self._join()
 
-    def _ask_to_stop(self) -> None:
-        self._closed = True
+    def _request_stop(self) -> None:
+        self._is_closed = True
         self._commands.put(None)
 
-    def _wait_until_stopped(self) -> None:
-        if threading.current_thread() is not self._thread:  # where garbage may be collected too
+    def _join(self) -> None:
+        if threading.current_thread() is not self._thread:  # the garbage collector runs here too
             self._thread.join()
-        self._notify(self._fail_streams, NotReadyError("the service is shutting down"))
-
-    @property
-    def event_loop(self) -> asyncio.AbstractEventLoop:
-        """The one that reads the streams."""
-        return self._event_loop
+        self._notify(self._streams.fail, NotReadyError("the service is shutting down"))
 
     def post(self, function: Callable[[], None]) -> None:
-        """Has a function run on the engine's thread, between two steps, and does not wait."""
+        """Run a function on the engine's thread, between two steps, without waiting for it."""
         self._commands.put(_Command(function))
 
     async def call(self, function: Callable[[], T]) -> T:
-        """Runs a function on the engine's thread, between two steps."""
-        if self._closed:
+        """Run a function on the engine's thread, between two steps, and return its result."""
+        if self._is_closed:
             raise NotReadyError("the service is shutting down")
         result: asyncio.Future[T] = self._event_loop.create_future()
         self._commands.put(_Command(function, result))
@@ -265,17 +229,79 @@ class EngineLoop:
     def _run(self) -> None:
         try:
             while self._run_commands():
-                if self._has_step_to_run:
+                if self._can_step:
                     self._step()
                 elif self._is_recovering:
                     self._expire()
         finally:
-            self._has_ended = True  # before the queue is emptied, so that none is left in it
+            self._has_ended = True  # before the queue is emptied, so that no command is left in it
             self._refuse_commands()
-            self._sum_up(at_once=True)
+            self._update_stats(now=True)
+
+    def _run_commands(self) -> bool:
+        """Run the queued commands, blocking while there is no other work; return False to stop."""
+        while True:
+            # Queued requests may expire while the target restarts.
+            timeout_s = _RECOVERY_TICK_S if self._is_recovering else None
+            try:
+                command = self._commands.get(block=not self._can_step, timeout=timeout_s)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            self._execute(command)
+
+    @property
+    def _can_step(self) -> bool:
+        return self._failure is None and not self._is_recovering and self._engine.has_work
+
+    def _step(self) -> None:
+        try:
+            self._expire()
+            outputs = self._engine.step()
+            has_end = any(output.finish_reason or output.error for output in outputs)
+            self._update_stats(now=has_end or not self._engine.has_work)
+        except TargetFailedError as error:
+            self._recover(error)
+        except Exception:
+            logger.exception("the engine stopped")
+            self._give_up(TargetFailedError("engine error"))
+        else:
+            newly_scheduled = self._engine.newly_scheduled
+            if outputs or newly_scheduled:
+                self._notify(self._streams.deliver, outputs, newly_scheduled)
+
+    def _expire(self) -> None:
+        expired = self._engine.expire(time.monotonic())
+        if expired:
+            self._notify(self._streams.expire, expired)
+
+    def _update_stats(self, *, now: bool) -> None:
+        """Update `last_stats`, now or where it is too old."""
+        now_s = time.monotonic()
+        if now or now_s - self._stats_at_s >= _STATS_PERIOD_S:
+            self._last_stats, self._stats_at_s = self._engine.stats(), now_s
+
+    def _notify(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function on the event loop, unless that has been closed."""
+        with suppress(RuntimeError):
+            self._event_loop.call_soon_threadsafe(function, *arguments)
+
+    def _execute(self, command: _Command) -> None:
+        try:
+            if self._failure is not None:
+                raise self._failure
+            value = command.function()
+            self._update_stats(now=True)
+        except Exception as error:
+            if command.result is None and error is not self._failure:
+                logger.exception("a command without a caller failed")
+            self._notify(_settle, command.result, None, error)
+        else:
+            self._notify(_settle, command.result, value, None)
 
     def _refuse_commands(self) -> None:
-        """Settles those that the thread has left behind; from any thread."""
+        """Settle the commands left in the queue. Thread-safe."""
         error = NotReadyError("the service is shutting down")
         with suppress(queue.Empty):
             while True:
@@ -283,151 +309,47 @@ class EngineLoop:
                 if command is not None:
                     self._notify(_settle, command.result, None, error)
 
-    @property
-    def _has_step_to_run(self) -> bool:
-        is_able = self._failure is None and not self._is_recovering
-        return is_able and self._engine.has_work
-
-    def _step(self) -> None:
-        try:
-            self._expire()
-            outputs = self._engine.step()
-            has_end = any(output.finish_reason or output.error for output in outputs)
-            self._sum_up(at_once=has_end or not self._engine.has_work)
-        except TargetFailedError as error:
-            self._recover(error)
-        except Exception:
-            logger.exception("the engine stopped")
-            self._give_up(TargetFailedError("engine error"))
-        else:
-            self._tell(outputs, self._engine.begun, self._engine.last_batch_size)
-
-    def _sum_up(self, *, at_once: bool) -> None:
-        """Takes the engine's load, at once or where the last one is too old."""
-        now = time.monotonic()
-        if at_once or now - self._stats_at >= _STATS_PERIOD_S:
-            self._last_stats, self._stats_at = self._engine.stats(), now
-
-    def _tell(self, outputs: list[RequestOutput], begun: tuple[str, ...], batch_size: int) -> None:
-        """Wakes the event loop once for all that a step has to say, if it has anything."""
-        if batch_size and self._observe_batch is not None:
-            self._observe_batch(batch_size)
-        if outputs or begun:
-            self._notify(self._deliver, outputs, begun)
-
-    def _notify(self, function: Callable[..., None], *arguments: Any) -> None:
-        """Has the event loop call a function; one that has been closed has nobody left to tell."""
-        with suppress(RuntimeError):
-            self._event_loop.call_soon_threadsafe(function, *arguments)
-
-    def _expire(self) -> None:
-        expired = self._engine.expire(time.monotonic())
-        if expired:
-            self._notify(self._refuse, expired)
-
     def _recover(self, error: TargetFailedError) -> None:
         if self._is_recovering or self._failure is not None:
             return
-        if self._remake_target is None:
+        if self._restart_target is None:
             self._give_up(error)
             return
         logger.warning("streams pause: %s", error)
         self._is_recovering = True
         if self._on_target_lost is not None:
             self._on_target_lost()
-        threading.Thread(target=self._make_target, name="recovery", daemon=True).start()
+        restart = threading.Thread(
+            target=self._restart, args=(self._restart_target,), name="recovery", daemon=True
+        )
+        restart.start()
 
-    def _make_target(self) -> None:
-        """Runs on a thread of its own, so that requests can come and go meanwhile."""
-        assert self._remake_target is not None
+    def _restart(self, restart_target: Callable[[], Target]) -> None:
+        """Restart the target, on another thread, so that requests can come and go meanwhile."""
         try:
-            target = self._remake_target()
+            target = restart_target()
         except Exception as error:
             failure = TargetFailedError(f"the target could not be started again: {error}")
-            self._commands.put(_Command(lambda: self._give_up(failure)))
+            self.post(lambda: self._give_up(failure))
         else:
-            self._commands.put(_Command(lambda: self._resume(target)))
+            self.post(lambda: self._resume(target))
 
     def _resume(self, target: Target) -> None:
         try:
             self._engine.replace_target(target)
         except Exception:
-            logger.exception("the engine cannot go on")
+            logger.exception("the engine cannot continue")
             self._give_up(TargetFailedError("engine error"))
             return
         self._is_recovering = False
-        logger.warning("streams go on with a new target")
+        logger.warning("streams continue with a new target")
 
     def _give_up(self, failure: TargetFailedError) -> None:
         logger.error("the engine ends: %s", failure)
-        self._sum_up(at_once=True)
+        self._update_stats(now=True)
         self._failure = failure
         self._is_recovering = False
-        self._notify(self._fail_streams, failure)
-
-    def _run_commands(self) -> bool:
-        """Runs what is queued, waiting for it when there is no other work; False to stop."""
-        while True:
-            idle = not self._has_step_to_run
-            # While the target is made again, requests go on waiting, and may wait too long.
-            timeout_s = _RECOVERY_TICK_S if self._is_recovering else None
-            try:
-                command = self._commands.get(block=idle, timeout=timeout_s)
-            except queue.Empty:
-                return True
-            if command is None:
-                return False
-            self._execute(command)
-
-    def _execute(self, command: _Command) -> None:
-        try:
-            if self._failure is not None:
-                raise self._failure
-            value = command.function()
-            self._sum_up(at_once=True)
-        except Exception as error:
-            if command.result is None and error is not self._failure:
-                logger.exception("a command that nobody waits for failed")
-            self._notify(_settle, command.result, None, error)
-        else:
-            self._notify(_settle, command.result, value, None)
-
-    def _deliver(self, outputs: list[RequestOutput], begun: tuple[str, ...]) -> None:
-        delivered_at = time.perf_counter()
-        self._note_begun(begun, delivered_at)
-        for output in outputs:
-            if output.finish_reason is not None and output.request_id in self._open:
-                self._open[output.request_id] -= 1
-            if output.is_last:
-                self._open.pop(output.request_id, None)
-            stream = self._streams.get(output.request_id)
-            if stream is None:  # its reader has left, and the abort is on its way
-                continue
-            if output.error is not None:
-                logger.error("request %s ends: %s", output.request_id, output.error)
-                stream.outputs.put_nowait(output.error)
-                continue
-            stream.outputs.put_nowait(output)
-            if stream.observer is not None:
-                stream.observer.on_output(output, delivered_at)
-
-    def _note_begun(self, request_ids: tuple[str, ...], at: float) -> None:
-        streams = (self._streams.get(request_id) for request_id in request_ids)
-        for stream in streams:
-            if stream is not None and stream.observer is not None:
-                stream.observer.on_begun(at)
-
-    def _refuse(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
-            self._open.pop(request_id, None)
-            stream = self._streams.get(request_id)
-            if stream is not None:
-                stream.outputs.put_nowait(OverloadedError("the request waited longer than it may"))
-
-    def _fail_streams(self, error: Exception) -> None:
-        self._open.clear()
-        for stream in self._streams.values():
-            stream.outputs.put_nowait(error)
+        self._notify(self._streams.fail, failure)
 
 
 def _settle(result: asyncio.Future[Any] | None, value: Any, error: Exception | None) -> None:

@@ -1,23 +1,23 @@
-"""Makes sequences of a request, once it is found to be one that can be answered."""
+"""Validates requests and turns them into sequences."""
 
 from __future__ import annotations
 
 import collections.abc
-from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from specdec.config.engine import MAX_STREAM_INTERVAL, EngineConfig
 from specdec.engine.sampling_resolver import resolve
-from specdec.engine.stop_checker import stop_at
+from specdec.engine.stop_checker import check_token
 from specdec.models.config import ModelConfig
-from specdec.sequences.output_buffer import UntoldTokens
+from specdec.sequences.output_buffer import OutputBuffer
 from specdec.sequences.sequence import EngineRequest, Sequence
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.tokenizer import Tokenizer, check_token_ids
+from specdec.types.control import SpeculationControl
 from specdec.types.errors import GrammarError, InvalidValueError
-from specdec.types.sampling_params import SamplingParams, VerifierName
+from specdec.types.sampling_params import SamplingParams
 from specdec.types.sampling_spec import SamplingRules
 from specdec.types.validation import require_range
 
@@ -86,14 +86,14 @@ def _check_resumed(request: EngineRequest, max_tokens: int, vocab_size: int) -> 
         raise InvalidValueError("resume_token_ids", f"{len(resumed)} tokens", limit)
 
 
-def leaves_any(
+def has_allowed_token(
     rules: SamplingRules,
     token_ids: collections.abc.Sequence[int],
     num_output_tokens: int,
     vocab_size: int,
     grammar_mask: NDArray[np.int32] | None,
 ) -> bool:
-    """Whether a token may follow `token_ids`, of which the last so many are output.
+    """Return whether any token may follow `token_ids`, the last `num_output_tokens` being output.
 
     grammar_mask: int32 [ceil(vocab_size / 32)], as in StepRow; None allows all.
     """
@@ -105,7 +105,7 @@ def leaves_any(
         before = word[:-1]
         if tuple(token_ids[len(token_ids) - len(before) :]) == before:
             may_come[word[-1]] = False
-    # A grammar's mask has min_tokens in it: an end that nothing else can replace goes before them.
+    # A grammar's mask includes min_tokens: it lets an end token through if nothing else is allowed.
     if grammar_mask is None and num_output_tokens < rules.min_tokens:
         may_come[list(rules.end_token_ids)] = False
     return bool(may_come.any())
@@ -119,30 +119,24 @@ def _allowed(rules: SamplingRules, vocab_size: int) -> NDArray[np.bool_]:
     return allowed
 
 
-class RequestIntake:
-    """Takes requests for one engine, and keeps nothing of them."""
+class InputProcessor:
+    """Makes the sequences of requests for one engine. Stateless."""
 
     def __init__(self, config: EngineConfig, model: ModelConfig, tokenizer: Tokenizer) -> None:
         self._config = config
         self._model = model
         self._tokenizer = tokenizer
-        self._speculation = config.speculation
 
-    def allow_verifiers(self, names: tuple[VerifierName, ...]) -> None:
-        """Refuses requests that name another one, from now on.
+    def sequences(
+        self, request: EngineRequest, first_seq_id: int, control: SpeculationControl
+    ) -> list[Sequence]:
+        """Return a sequence for each choice, numbered from `first_seq_id`.
 
-        Raises InvalidValueError where the service's own is not among them.
-        """
-        if self._speculation is not None:
-            self._speculation = replace(self._speculation, allowed_verifiers=names)
-
-    def sequences(self, request: EngineRequest, first_seq_id: int) -> list[Sequence]:
-        """One for each choice, numbered from `first_seq_id` on. Raises InvalidValueError.
-
-        With a prefix cache the first choice computes the prompt for all.
+        control: its allowed_verifiers are those that the request may choose. With a prefix cache
+        the first choice computes the prompt for all. Raises InvalidValueError.
         """
         check_request(request, self._config, self._model.vocab_size)
-        rules = self._rules(request)
+        rules = self._rules(request, control)
         leader = self._sequence(request, first_seq_id, rules, None)
         self._replay(leader)
         shared = leader if self._config.enable_prefix_caching else None
@@ -152,14 +146,16 @@ class RequestIntake:
         )
         return [leader, *others]
 
-    def _rules(self, request: EngineRequest) -> SamplingRules:
+    def _rules(self, request: EngineRequest, control: SpeculationControl) -> SamplingRules:
+        service = self._config.speculation
         return resolve(
             request.params,
             request.seed,
             self._model,
             self._tokenizer,
-            self._speculation,
+            service,
             request.prompt_token_ids,
+            None if service is None else control.allowed_verifiers,
         )
 
     def _sequence(
@@ -175,14 +171,16 @@ class RequestIntake:
         )
         max_tokens = params.settled(self._model.sampling_defaults).max_tokens
         interval = request.stream_interval
-        untold = UntoldTokens(self._config.stream_interval if interval is None else interval)
-        return Sequence(seq_id, request, rules, detokenizer, max_tokens, leader, untold=untold)
+        buffer = OutputBuffer(self._config.stream_interval if interval is None else interval)
+        return Sequence(
+            seq_id, request, rules, detokenizer, max_tokens, leader, output_buffer=buffer
+        )
 
     def _replay(self, seq: Sequence) -> None:
-        """Brings text and grammar to where they were after the tokens that the caller has."""
+        """Advance text and grammar past the output tokens that the caller already has."""
         resumed = seq.request.resume_token_ids
         for index, token in enumerate(resumed):
-            if stop_at(seq, token, self._model.eos_token_ids) is not None:
+            if check_token(seq, token, self._model.eos_token_ids) is not None:
                 limit = f"unfinished; number {index} ends the text"
                 raise InvalidValueError("resume_token_ids", f"... {token}", limit)
         if seq.constraint is not None:

@@ -1,14 +1,16 @@
-"""The metrics of an engine: name, type and labels, meaning, and where values come from.
+"""The metrics of an engine: name, type, labels, meaning and source.
 
-Names, types and labels are vLLM's where it has the metric, behind a prefix of our own. A service
-exposes them of each replica (`cluster.observability.metric_definitions`), `LLM.get_metrics` of its own engine.
+Names, types and labels are vLLM's where it has the metric, with our own prefix. A service exposes
+them for each replica (`cluster.observability.metric_definitions`), `LLM.get_metrics` for its own engine. A counter
+is defined here and counted in a field of `Counts`; nothing else has to know it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from operator import attrgetter
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from specdec.engine import metrics
 from specdec.types.control import SPECULATION_MODES
@@ -21,10 +23,13 @@ MODEL_LABEL = "model_name"
 MetricType = Literal["gauge", "counter", "histogram"]
 Source = TypeVar("Source")
 
+Read = str | Callable[[Any], Any]
+"""How a metric is read: a function, or the dotted name of an attribute."""
+
 
 @dataclass(frozen=True)
 class Reading:
-    """One value of a metric. labels: values of the metric's own labels, in their order."""
+    """One value of a metric. labels: values of the metric's own labels, in order."""
 
     value: float | HistogramCounts
     labels: tuple[str, ...] = ()
@@ -32,10 +37,10 @@ class Reading:
 
 @dataclass(frozen=True)
 class MetricSpec(Generic[Source]):
-    """One metric. read: its values, of what it is about; none where nothing is known.
+    """Definition of one metric. read: returns its values; none where they are unknown.
 
-    name: without the prefix and, of a counter, without `_total`. labels: beside those that say
-    which model and, of a service, which replica.
+    name: without the prefix and, for a counter, without `_total`. labels: in addition to the model
+    and, in a service, the replica.
     """
 
     name: str
@@ -46,12 +51,12 @@ class MetricSpec(Generic[Source]):
 
     @property
     def exposed_name(self) -> str:
-        """As it is queried; a histogram's series add _bucket, _sum and _count."""
+        """The name in queries; a histogram's series add _bucket, _sum and _count."""
         return PREFIX + self.name + ("_total" if self.type == "counter" else "")
 
 
 class EngineReport(Protocol):
-    """How an engine is; `specdec.client.ReplicaReport` says what each of these means."""
+    """What the metrics of an engine are read from: EngineStats, or a service's ReplicaReport."""
 
     @property
     def num_running(self) -> int: ...
@@ -75,41 +80,38 @@ class EngineReport(Protocol):
     def counts(self) -> Counts: ...
 
 
-def one(value: float | None) -> tuple[Reading, ...]:
-    """The reading of what may not be known."""
-    return () if value is None else (Reading(value),)
+def gauge(name: str, meaning: str, read: Read) -> MetricSpec[Any]:
+    """Define a gauge; no series where it is None."""
+    value = _reader(read)
+
+    def readings(source: Any) -> Iterable[Reading]:
+        return () if (found := value(source)) is None else (Reading(found),)
+
+    return MetricSpec(name, "gauge", meaning, readings)
 
 
-def gauge(
-    name: str, meaning: str, read: Callable[[EngineReport], float | None]
-) -> MetricSpec[EngineReport]:
-    """What a report says; no series where that is None."""
-    return MetricSpec(name, "gauge", meaning, lambda report: one(read(report)))
+def counter(name: str, meaning: str, read: Read) -> MetricSpec[EngineReport]:
+    """Define a counter, read from a report's `counts`."""
+    value = _reader(read)
+    return MetricSpec(name, "counter", meaning, lambda report: (Reading(value(report.counts)),))
 
 
-def counter(name: str, meaning: str, read: Callable[[Counts], float]) -> MetricSpec[EngineReport]:
-    """One of a report's counts."""
-    return MetricSpec(name, "counter", meaning, lambda report: one(read(report.counts)))
-
-
-def counters(
-    name: str, meaning: str, label: str, read: Callable[[Counts], Mapping[str, float]]
-) -> MetricSpec[EngineReport]:
-    """A counter for each value of one label."""
+def counters(name: str, meaning: str, label: str, read: Read) -> MetricSpec[EngineReport]:
+    """Define a counter with one label, read as a mapping from a report's `counts`."""
+    by_label = _reader(read)
 
     def readings(report: EngineReport) -> Iterable[Reading]:
-        return (Reading(count, (value,)) for value, count in read(report.counts).items())
+        return (Reading(count, (value,)) for value, count in by_label(report.counts).items())
 
     return MetricSpec(name, "counter", meaning, readings, (label,))
 
 
-def by_method(
-    name: str, meaning: str, read: Callable[[Counts], Mapping[str, tuple[int, ...]]]
-) -> MetricSpec[EngineReport]:
-    """A counter for each method and position."""
+def by_method(name: str, meaning: str, read: Read) -> MetricSpec[EngineReport]:
+    """Define a counter by method and position, read from a report's `counts`."""
+    positions_by_method = _reader(read)
 
     def readings(report: EngineReport) -> Iterable[Reading]:
-        for method, by_position in read(report.counts).items():
+        for method, by_position in positions_by_method(report.counts).items():
             for position, count in enumerate(by_position):
                 yield Reading(count, (method, str(position)))
 
@@ -117,13 +119,17 @@ def by_method(
 
 
 def histogram(name: str, meaning: str) -> MetricSpec[EngineReport]:
-    """The report's histogram of that name; no series before there is one."""
+    """Define the report's histogram of that name; no series before it has one."""
 
     def readings(report: EngineReport) -> Iterable[Reading]:
         counts = report.counts.histograms.get(name)
         return () if counts is None else (Reading(counts),)
 
     return MetricSpec(name, "histogram", meaning, readings)
+
+
+def _reader(read: Read) -> Callable[[Any], Any]:
+    return attrgetter(read) if isinstance(read, str) else read
 
 
 def _modes(report: EngineReport) -> Iterable[Reading]:
@@ -140,55 +146,39 @@ def _reasons(counts: Counts) -> dict[str, float]:
 
 ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     # Load.
-    gauge(
-        "num_requests_running",
-        "Requests in the batch; each choice is one.",
-        lambda r: r.num_running,
-    ),
+    gauge("num_requests_running", "Requests in the batch; each choice is one.", "num_running"),
     gauge(
         "num_requests_decoding",
         "Running requests past their prompt; speculation is decided by them.",
-        lambda r: r.num_decoding,
+        "num_decoding",
     ),
-    gauge(
-        "num_requests_waiting",
-        "Requests in the queue; each choice is one.",
-        lambda r: r.num_waiting,
-    ),
-    gauge(
-        "kv_cache_usage_perc",
-        "Part of the KV blocks in use, from 0 to 1.",
-        lambda r: r.kv_cache_usage,
-    ),
+    gauge("num_requests_waiting", "Requests in the queue; each choice is one.", "num_waiting"),
+    gauge("kv_cache_usage_perc", "Part of the KV blocks in use, from 0 to 1.", "kv_cache_usage"),
     # Requests and tokens.
-    counter(
-        "requests_received",
-        "Requests that have come; each choice is one.",
-        lambda c: c.num_requests,
-    ),
+    counter("requests_received", "Requests that have come; each choice is one.", "num_requests"),
     counters(
         "request_success",
         "Requests that ended, by why the last choice did.",
         "finished_reason",
-        lambda c: c.ended,
+        "ended",
     ),
-    counter("engine_steps", "Forward passes of the target.", lambda c: c.num_steps),
-    counter("prompt_tokens", "Tokens of prompts, by choice.", lambda c: c.num_prompt_tokens),
+    counter("engine_steps", "Forward passes of the target.", "num_steps"),
+    counter("prompt_tokens", "Tokens of prompts, by choice.", "num_prompt_tokens"),
     counter(
         "prompt_tokens_cached",
         "Tokens of prompts whose KV the prefix cache had.",
-        lambda c: c.num_cached_tokens,
+        "num_cached_tokens",
     ),
-    counter("generation_tokens", "Tokens generated.", lambda c: c.num_generated_tokens),
+    counter("generation_tokens", "Tokens generated.", "num_generated_tokens"),
     counter(
         "prefill_chunks",
         "Parts of prompts that left more of the prompt to do.",
-        lambda c: c.num_prefill_chunks,
+        "num_prefill_chunks",
     ),
     counter(
         "num_preemptions",
         "Requests that gave up their KV blocks and were computed again.",
-        lambda c: c.num_preemptions,
+        "num_preemptions",
     ),
     # Latencies and sizes.
     histogram(metrics.FIRST_TOKEN, "From a request's arrival to its first token."),
@@ -208,17 +198,15 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     counter(
         "spec_decode_num_drafts",
         "Drafts verified, one a step and request.",
-        lambda c: c.speculation.num_drafts,
+        "speculation.num_drafts",
     ),
     counter(
-        "spec_decode_num_draft_tokens",
-        "Draft tokens verified.",
-        lambda c: c.speculation.num_draft_tokens,
+        "spec_decode_num_draft_tokens", "Draft tokens verified.", "speculation.num_draft_tokens"
     ),
     counter(
         "spec_decode_num_accepted_tokens",
         "Draft tokens that became output.",
-        lambda c: c.speculation.num_accepted_tokens,
+        "speculation.num_accepted_tokens",
     ),
     counter(
         "spec_decode_num_rejected_tokens",
@@ -233,35 +221,35 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     ),
     by_method(
         "spec_decode_num_draft_tokens_by_method",
-        "Draft tokens verified, by what made the draft and by position.",
-        lambda c: c.drafted_by_method,
+        "Draft tokens verified, by drafting method and position.",
+        "drafted_by_method",
     ),
     by_method(
         "spec_decode_num_accepted_tokens_by_method",
-        "Draft tokens that became output, by what made the draft and by position.",
-        lambda c: c.accepted_by_method,
+        "Draft tokens that became output, by drafting method and position.",
+        "accepted_by_method",
     ),
     counter(
         "spec_decode_num_lookahead_tokens",
         "Guesses of lookahead decoding that were run to see what follows them.",
-        lambda c: c.num_lookahead_tokens,
+        "num_lookahead_tokens",
     ),
     counter(
         "spec_decode_num_catch_up_tokens",
         "Tokens of text that the draft model ran to catch up.",
-        lambda c: c.num_catch_up_tokens,
+        "num_catch_up_tokens",
     ),
     # Control of speculation.
     MetricSpec("speculation_mode", "gauge", "1 for the mode in force, else 0.", _modes, ("mode",)),
     gauge(
         "speculation_in_force",
-        "1 while a request that says nothing about it gets drafts, else 0.",
-        lambda r: r.is_speculation_on,
+        "1 while a request without speculation options gets drafts, else 0.",
+        "is_speculation_on",
     ),
     gauge(
         "speculation_chosen_tokens",
         "Draft tokens of a sequence in the latest step.",
-        lambda r: r.num_chosen_tokens,
+        "num_chosen_tokens",
     ),
     counters(
         "speculation_steps",
@@ -273,11 +261,11 @@ ENGINE_METRICS: tuple[MetricSpec[EngineReport], ...] = (
     gauge(
         "speculation_estimated_speedup",
         "Tokens a second over those without drafts, expected at the present batch.",
-        lambda r: r.estimated_speedup,
+        "estimated_speedup",
     ),
     gauge(
         "goodput_tokens_per_second",
         "Tokens a second expected of the present batch and number of draft tokens.",
-        lambda r: r.estimated_tokens_per_s,
+        "estimated_tokens_per_s",
     ),
 )

@@ -1,7 +1,6 @@
-"""What is recorded of requests and steps, as it happens.
+"""Recorder of request and step measurements around one engine.
 
-What the engine counts itself is in its statistics; `counts_of` puts both together, and
-`specdec.engine.metric_definitions` says what the metrics are that are made of it.
+`Metrics.counts` adds to the engine's own counters; `specdec.engine.metric_definitions` defines the metrics.
 """
 
 from __future__ import annotations
@@ -11,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping
 from enum import Enum
 from threading import Lock
+from typing import Protocol
 
-from specdec.types.counters import Counts, HistogramCounts, ModelCounts
+from specdec.types.counters import Counts, HistogramCounts
 from specdec.types.responses import FinishReason
-from specdec.types.stats import EngineStats
 
 ABORTED = "abort"
 """The finish reason of a request whose client left."""
@@ -61,89 +60,99 @@ _BUCKETS: Mapping[str, tuple[float, ...]] = {
 }
 
 
+class StepRecorder(Protocol):
+    """Receiver of the measurements of each engine step, on the engine's thread."""
+
+    def record_draft(self, seconds: float) -> None:
+        """Record how long a step waited for its drafts."""
+
+    def record_verify(self, seconds: float) -> None:
+        """Record how long the target took for a step."""
+
+    def record_batch(self, num_sequences: int) -> None:
+        """Record for how many sequences a step produced tokens."""
+
+
 class Histogram:
-    """Counts observations by buckets. Observing and reading may happen on any thread."""
+    """Thread-safe histogram."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
-        """bounds: upper bounds, ascending, which belong to their buckets; one more has the rest."""
+        """bounds: inclusive upper bounds of the buckets, ascending."""
         self._bounds = tuple(map(float, bounds))
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
         self._lock = Lock()
 
     def observe(self, value: float) -> None:
-        """Counts one observation."""
+        """Count one observation."""
         with self._lock:
             self._counts[bisect_left(self._bounds, value)] += 1
             self._total += value
 
     def read(self) -> HistogramCounts:
-        """What was observed so far."""
+        """Return a snapshot."""
         with self._lock:
             return HistogramCounts(self._bounds, tuple(self._counts), self._total)
 
 
 class Metrics:
-    """What is recorded around one engine. Ends and failures are for the event loop's thread."""
+    """Measurements around one engine.
+
+    Histograms are thread-safe; requests, ends and failures are counted on the event loop's thread.
+    """
 
     def __init__(self) -> None:
+        self.num_requests = 0  # received, each choice counted as one
         self._histograms = {name: Histogram(bounds) for name, bounds in _BUCKETS.items()}
         self._ended = Counter(dict.fromkeys([*(each.value for each in FinishReason), ABORTED], 0))
         self._failed: Counter[str] = Counter()
 
     def __getitem__(self, name: str) -> Histogram:
-        """A histogram, by its name without the prefix."""
+        """Return a histogram by its name without the prefix."""
         return self._histograms[name]
 
     def count_end(self, finish_reason: str) -> None:
-        """Counts a request that ended; the reason is a FinishReason's value or ABORTED."""
-        assert finish_reason in self._ended, "a reason that no label has"
+        """Count a request that ended; the reason is a FinishReason's value or ABORTED."""
+        assert finish_reason in self._ended, "unknown finish reason"
         self._ended[finish_reason] += 1
 
     def count_failure(self, code: Enum) -> None:
-        """Counts a call that ended in an error, by the name of its gRPC status code."""
+        """Count a call that ended in an error, by the name of its gRPC status code."""
         self._failed[code.name] += 1
 
     @property
     def ended(self) -> Mapping[str, int]:
-        """Requests that ended, by why; every reason is there."""
+        """Ended requests by finish reason; every reason is present."""
         return dict(self._ended)
 
     @property
     def failed(self) -> Mapping[str, int]:
-        """Calls that ended in an error, by the name of the gRPC status code."""
+        """Failed calls by the name of the gRPC status code."""
         return dict(self._failed)
 
     @property
     def histograms(self) -> Mapping[str, HistogramCounts]:
-        """All of them as plain numbers, by name without the prefix, to be added up."""
+        """Snapshots of all histograms by name without the prefix."""
         return {name: each.read() for name, each in self._histograms.items()}
 
+    @property
+    def counts(self) -> Counts:
+        """What was recorded, to be added to the engine's counters."""
+        return Counts(
+            num_requests=self.num_requests,
+            histograms=self.histograms,
+            ended=self.ended,
+            failed=self.failed,
+        )
 
-def counts_of(
-    stats: EngineStats, num_requests: int, metrics: Metrics, models: ModelCounts
-) -> Counts:
-    """What an engine has done since it started."""
-    return Counts(
-        num_requests=num_requests,
-        num_prompt_tokens=stats.num_prompt_tokens,
-        num_generated_tokens=stats.num_generated_tokens,
-        num_steps=stats.num_steps,
-        speculation=stats.speculation,
-        accepted_by_position=stats.accepted_by_position,
-        drafted_by_position=stats.drafted_by_position,
-        drafted_by_method=stats.drafted_by_method,
-        accepted_by_method=stats.accepted_by_method,
-        decisions={reason.value: count for reason, count in stats.decisions.items()},
-        decided_lengths=stats.decided_lengths,
-        histograms=metrics.histograms,
-        ended=metrics.ended,
-        failed=metrics.failed,
-        num_cached_tokens=stats.num_cached_tokens,
-        num_prefill_chunks=stats.num_prefill_chunks,
-        num_preemptions=stats.num_preemptions,
-        num_lookahead_tokens=stats.num_lookahead_tokens,
-        num_catch_up_tokens=models.num_catch_up_tokens,
-        num_target_restarts=models.num_target_restarts,
-        num_draft_restarts=models.num_draft_restarts,
-    )
+    def record_draft(self, seconds: float) -> None:
+        """See StepRecorder."""
+        self._histograms[DRAFT_TIME].observe(seconds)
+
+    def record_verify(self, seconds: float) -> None:
+        """See StepRecorder."""
+        self._histograms[VERIFY_TIME].observe(seconds)
+
+    def record_batch(self, num_sequences: int) -> None:
+        """See StepRecorder."""
+        self._histograms[BATCH_SIZE].observe(num_sequences)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from specdec.engine.outputs import RequestOutput
-from specdec.engine.stop_checker import Ending
-from specdec.sequences.output_buffer import ToldTokens
+from specdec.engine.stop_checker import Stop
+from specdec.sequences.output_buffer import BufferedTokens
 from specdec.sequences.sequence import Choices, Sequence
 
 
 def output_of(
-    seq: Sequence, choices: Choices, tokens: ToldTokens, ending: Ending | None
+    seq: Sequence, choices: Choices, tokens: BufferedTokens, stop: Stop | None
 ) -> RequestOutput:
     """Return the output for new tokens of `seq`, with the text that is certain by now."""
     return RequestOutput(
         request_id=seq.request.request_id,
         token_ids=tokens.token_ids,
-        text=seq.detokenizer.take() if ending is None else seq.detokenizer.flush(),
-        finish_reason=ending.finish_reason if ending else None,
+        text=seq.detokenizer.take() if stop is None else seq.detokenizer.flush(),
+        finish_reason=stop.finish_reason if stop else None,
         num_prompt_tokens=seq.num_prompt_tokens,
         num_output_tokens=choices.num_output_tokens,
         speculation=choices.speculation,
@@ -25,7 +25,7 @@ def output_of(
         choice=seq.choice,
         is_drafted=tokens.is_drafted,
         is_last=not choices.unfinished,
-        stop_reason=ending.stop_reason if ending else None,
+        stop_reason=stop.stop_reason if stop else None,
         verifier=seq.rules.verifier.name,
         logprobs=tokens.logprobs,
         prompt_logprobs=seq.prompt_report.take(),

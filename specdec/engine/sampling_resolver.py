@@ -14,6 +14,7 @@ from specdec.types.sampling_params import (
     ACCEPTANCE_PRESETS,
     AcceptancePreset,
     SamplingParams,
+    VerifierName,
 )
 from specdec.types.sampling_spec import SamplingRules, Verifier
 
@@ -57,12 +58,13 @@ def resolve(
     tokenizer: Tokenizer,
     service: SpeculativeConfig | None = None,
     prompt: Sequence[int] = (),
+    allowed_verifiers: Sequence[VerifierName] | None = None,
 ) -> SamplingRules:
     """The rules of choice 0. Raises InvalidValueError for a token that the model has not.
 
     service: what holds where the request does not say how to speculate. prompt: token ids, by which
-    the acceptance threshold `auto` is settled. Raises InvalidValueError for a verifier that the
-    service does not allow.
+    the acceptance threshold `auto` is settled. allowed_verifiers: None for those of the service;
+    raises InvalidValueError for another verifier.
     """
     _check_tokens(params, model.vocab_size)
     settled = params.settled(model.sampling_defaults)
@@ -83,7 +85,9 @@ def resolve(
         end_token_ids=_end_tokens(params, model),
         logprobs=params.logprobs,
         prompt_logprobs=params.prompt_logprobs,
-        verifier=_verifier(params, service or SpeculativeConfig(), prompt, tokenizer),
+        verifier=_verifier(
+            params, service or SpeculativeConfig(), prompt, tokenizer, allowed_verifiers
+        ),
         scale_draft_temperature=_scales_draft_temperature(params, service),
     )
 
@@ -115,12 +119,17 @@ def _end_tokens(params: SamplingParams, model: ModelConfig) -> tuple[int, ...]:
 
 
 def _verifier(
-    params: SamplingParams, service: SpeculativeConfig, prompt: Sequence[int], tokenizer: Tokenizer
+    params: SamplingParams,
+    service: SpeculativeConfig,
+    prompt: Sequence[int],
+    tokenizer: Tokenizer,
+    allowed: Sequence[VerifierName] | None,
 ) -> Verifier:
     options = params.speculation
     name = options.verifier or service.verifier
-    if name not in service.allowed_verifiers:
-        limit = f"what the service allows: {', '.join(service.allowed_verifiers)}"
+    allowed = service.allowed_verifiers if allowed is None else allowed
+    if name not in allowed:
+        limit = f"what the service allows: {', '.join(allowed)}"
         raise InvalidValueError("speculation.verifier", name, limit)
     threshold = _first(options.acceptance_threshold, service.acceptance_threshold)
     if threshold == "auto":

@@ -1,4 +1,4 @@
-"""Decides which sequences run in a step, with how many tokens, and who must wait."""
+"""Scheduler: which sequences run in a step and with how many tokens."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.speculation.proposers import Proposal
 from specdec.types.adaptive_length import draft_budget, share_budget
+from specdec.types.control import NO_SPECULATION, SpeculationControl
+from specdec.types.counters import Counts
 from specdec.types.draft_decision import Decision, DecisionReason
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import StepRow
 
 
 class ScheduledRow(NamedTuple):
-    """A sequence's part in a step: its next `num_tokens`, and room for guesses behind them."""
+    """A sequence's part of a step: its next `num_tokens`, and KV slots for guesses behind them."""
 
     seq: Sequence
     num_tokens: int
@@ -27,13 +29,13 @@ class ScheduledRow(NamedTuple):
 
     @property
     def samples(self) -> bool:
-        """Whether this row reaches the end of what is known, so that a new token follows."""
+        """Whether the row reaches the last known token, so that a new token is sampled."""
         return self.num_tokens == self.seq.num_uncomputed_tokens
 
     def step_row(self, proposal: Proposal | None) -> StepRow:
-        """The tokens to run: known ones, then the drafts if they continue what is known.
+        """Return the tokens to run: the known ones, then the drafts unless they are stale.
 
-        Raises GrammarError where the sequence's structured output cannot go on.
+        Raises GrammarError where the sequence's structured output cannot continue.
         """
         seq, start = self.seq, self.seq.num_computed_tokens
         drafts: tuple[int, ...] = ()
@@ -65,7 +67,7 @@ class ScheduledRow(NamedTuple):
 
 
 def _continues(proposal: Proposal, seq: Sequence) -> bool:
-    """Whether a proposal was made for the sequence's present end; a stale one never is verified."""
+    """Return whether the proposal was made for the present end; a stale one is never verified."""
     base = (proposal.base_length, proposal.base_token)
     return base == (seq.num_tokens, seq.token_ids[-1])
 
@@ -76,29 +78,31 @@ _NO_DRAFTS = Decision(0, DecisionReason.OPERATOR)
 
 
 class Scheduler:
-    """Continuous batching: decoding sequences first, then prefill in chunks, each by rank.
+    """Continuous batching: decoding sequences first, then chunked prefill, each by rank.
 
-    When blocks run out the last in rank is preempted: it gives up its blocks and is computed again
-    later from its tokens. The first can therefore always go on.
+    When blocks run out, the last sequence in rank is preempted: its blocks are freed and its KV is
+    recomputed later. The first in rank can therefore always continue.
 
-    Drafts have a budget of their own over the batch, and take slots only for the tokens that each
-    may have: nothing is padded to the longest.
+    Drafts have a token budget over the whole batch. Slots are reserved for each sequence's own
+    number of drafts; no row is padded to the longest.
     """
 
-    def __init__(self, config: EngineConfig, blocks: BlockManager) -> None:
+    def __init__(
+        self, config: EngineConfig, blocks: BlockManager, counts: Counts | None = None
+    ) -> None:
+        """counts: the engine's counters, where preemptions and cached tokens are counted."""
         self._config = config
         self._length_rule = config.speculation.length_rule if config.speculation else None
         self._blocks = blocks
+        self._counts = counts or Counts()
         self._waiting: list[Sequence] = []  # by rank
         self._running: list[Sequence] = []  # by rank
         self._rows: dict[int, ScheduledRow] = {}
         self._decision = _NO_DRAFTS
+        self._control = NO_SPECULATION
         self._lookahead_window = _lookahead_window(config)
-        self._preempted: list[Sequence] = []
-        self._begun: list[Sequence] = []
-        self.num_preemptions = 0
-        self.num_cached_tokens = 0
-        self.heeds_requests = True
+        self.preempted: list[Sequence] = []  # lost their blocks in the last `schedule`
+        self.newly_scheduled: list[Sequence] = []  # left the queue for the first time in it
 
     @property
     def num_waiting(self) -> int:
@@ -117,9 +121,9 @@ class Scheduler:
             insort(self._waiting, seq, key=_by_rank)
 
     def expired(self, now_s: float) -> list[Sequence]:
-        """First choices that have never run and whose time to wait is over.
+        """Return the first choices that never ran and are queued past their deadline.
 
-        The others may wait longer: what has begun is brought to its end.
+        Other choices and preempted sequences may wait longer: a request that began is completed.
         """
         return [
             seq
@@ -128,14 +132,14 @@ class Scheduler:
         ]
 
     def preempt_all(self) -> list[Sequence]:
-        """Takes every running sequence out of the batch, as when its KV is lost."""
-        self._preempted = []
+        """Preempt every running sequence, as when the KV cache is lost, and return them."""
+        self.preempted = []
         while self._running:
             self._preempt(self._running[-1])
-        return self._preempted
+        return self.preempted
 
     def finish(self, seq: Sequence) -> None:
-        """Takes a sequence out, wherever it is, and frees its blocks."""
+        """Remove a waiting or running sequence and free its blocks."""
         if seq.status is SequenceStatus.WAITING:
             self._waiting.remove(seq)
         elif seq.status is SequenceStatus.RUNNING:
@@ -145,28 +149,22 @@ class Scheduler:
 
     @property
     def num_decoding(self) -> int:
-        """Running sequences of which only the last token is left to run."""
+        """Running sequences of which only the last token is uncomputed."""
         return sum(seq.is_decoding for seq in self._running)
 
-    @property
-    def num_willing(self) -> int:
-        """Those of them that drafts may be made for, if the step has any."""
-        return sum(seq.is_decoding and self.may_draft(seq) for seq in self._running)
+    def num_eligible(self, control: SpeculationControl) -> int:
+        """Return how many decoding sequences may have drafts, if the step has any."""
+        return sum(seq.is_decoding and seq.is_eligible(control) for seq in self._running)
 
-    def may_draft(self, seq: Sequence) -> bool:
-        """Whether neither a sequence's request nor what came of its drafts speaks against them."""
-        return seq.may_draft and not (self.heeds_requests and seq.declines_drafts)
+    def schedule(self, decision: Decision, control: SpeculationControl) -> list[ScheduledRow]:
+        """Return the rows of the next step, each with its blocks reserved.
 
-    def schedule(self, decision: Decision) -> list[ScheduledRow]:
-        """The rows of the next step; every one has its blocks reserved.
-
-        decision: what a sequence may draft unless its request says otherwise; with 0 draft tokens
-        nobody drafts.
+        decision: the number of draft tokens per sequence, for requests that do not choose theirs; 0
+            reserves no slot for drafts of any sequence. control: the settings in force.
         """
         self._rows = {}
-        self._preempted = []
-        self._begun = []
-        self._decision = decision
+        self.keep_batch()
+        self._decision, self._control = decision, control
         budget = self._schedule_decodes(self._config.max_num_batched_tokens)
         if self._rows and self._config.max_prefill_tokens is not None:
             budget = min(budget, self._config.max_prefill_tokens)
@@ -176,23 +174,13 @@ class Scheduler:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nobody could join the batch before somebody leaves it."""
+        """Whether no waiting sequence can join the batch before a running one leaves it."""
         return not self._waiting or len(self._running) >= self._config.max_num_seqs
 
-    def go_on(self) -> None:
-        """In place of `schedule`, where a step goes on with those that run."""
-        self._preempted = []
-        self._begun = []
-
-    @property
-    def preempted(self) -> list[Sequence]:
-        """The sequences that lost their blocks in the last `schedule`."""
-        return self._preempted
-
-    @property
-    def begun(self) -> list[Sequence]:
-        """The sequences that left the queue for the first time in the last `schedule`."""
-        return self._begun
+    def keep_batch(self) -> None:
+        """Record a step without preempted or new sequences, in place of `schedule`."""
+        self.preempted = []
+        self.newly_scheduled = []
 
     def _schedule_decodes(self, budget: int) -> int:
         decoding = [seq for seq in self._running if seq.is_decoding]
@@ -202,10 +190,10 @@ class Scheduler:
         num_left = num_guesses_left - sum(shares)
         for index, (seq, share) in enumerate(zip(decoding, shares, strict=True)):
             if seq.status is not SequenceStatus.RUNNING:
-                continue  # preempted for an older one, just now
+                continue  # just preempted for one that ranks before it
             row = self._decode_row(seq, share, num_left // (len(decoding) - index))
             num_guesses = row.num_draft_tokens + row.num_lookahead_tokens
-            # Guesses are optional: nobody is preempted for their slots.
+            # Guesses are optional: no sequence is preempted for their slots.
             if num_guesses and not self._blocks.reserve(seq.seq_id, seq.num_tokens + num_guesses):
                 row, num_guesses = ScheduledRow(seq, 1), 0
             if self._add_row(row):
@@ -214,9 +202,9 @@ class Scheduler:
         return budget
 
     def _decode_row(self, seq: Sequence, num_drafts: int, num_left: int) -> ScheduledRow:
-        """Who gets no drafts does not look ahead; who does keeps to an even share of what is left.
+        """Return a row whose lookahead fits into `num_left` guesses; without drafts it has none.
 
-        num_left: guesses that the drafts of all have left for this sequence.
+        num_left: this sequence's even share of the guess budget that all drafts have left.
         """
         num_useful = min(num_left, self._num_useful_guesses(seq) - num_drafts)
         num_lookahead = max(0, min(self._lookahead_window, num_useful)) if num_drafts else 0
@@ -233,9 +221,9 @@ class Scheduler:
         return budget
 
     def _admit_waiting(self, budget: int) -> None:
-        # After a preemption blocks are short: whoever came in now would be the next to go.
-        while budget > 0 and not self._preempted:
-            seq = next((seq for seq in self._waiting if not seq.is_held_back), None)
+        # After a preemption blocks are short: a newly admitted sequence would be preempted next.
+        while budget > 0 and not self.preempted:
+            seq = next((seq for seq in self._waiting if not seq.waits_for_leader), None)
             if seq is None or len(self._running) >= self._config.max_num_seqs:
                 break
             chunk = self._admit(seq, budget)
@@ -244,8 +232,8 @@ class Scheduler:
             budget -= chunk
 
     def _admit(self, seq: Sequence, budget: int) -> int:
-        """Puts a waiting sequence into the batch; its tokens in this step, 0 if it must wait."""
-        # Cached KV would not tell how likely the prompt's tokens were.
+        """Move a waiting sequence into the batch; return its tokens in this step, 0 if it waits."""
+        # Log-probabilities of the prompt are not cached: they need its forward pass.
         known = [] if seq.prompt_report.is_due else seq.token_ids
         cached = self._blocks.attach(seq.seq_id, known, seq.request.cache_salt)
         chunk = min(seq.num_tokens - cached, budget)
@@ -258,14 +246,14 @@ class Scheduler:
         seq.num_computed_tokens = cached
         if not seq.has_run:
             seq.num_cached_tokens = min(cached, seq.num_prompt_tokens)
-            self.num_cached_tokens += seq.num_cached_tokens
-            self._begun.append(seq)
+            self._counts.num_cached_tokens += seq.num_cached_tokens
+            self.newly_scheduled.append(seq)
         seq.has_run = True
         self._rows[seq.seq_id] = ScheduledRow(seq, chunk)
         return chunk
 
     def _add_row(self, row: ScheduledRow) -> bool:
-        """Reserves a row's blocks, preempting later sequences for them; False if that fails."""
+        """Reserve a row's blocks, preempting later sequences; return False if that fails."""
         seq = row.seq
         num_guesses = row.num_draft_tokens + row.num_lookahead_tokens
         needed = seq.num_computed_tokens + row.num_tokens + num_guesses
@@ -284,20 +272,20 @@ class Scheduler:
         seq.status = SequenceStatus.WAITING
         seq.num_computed_tokens = 0
         insort(self._waiting, seq, key=_by_rank)
-        self._preempted.append(seq)
-        self.num_preemptions += 1
+        self.preempted.append(seq)
+        self._counts.num_preemptions += 1
 
     def _max_draft_tokens(self, seq: Sequence) -> int:
-        """What the step and the request allow."""
-        if self._decision.num_draft_tokens == 0 or not self.may_draft(seq):
+        """Return how many draft tokens step, settings and request allow."""
+        if self._decision.num_draft_tokens == 0 or not seq.is_eligible(self._control):
             return 0
         count = seq.params.speculation.num_speculative_tokens
-        if count is None or not self.heeds_requests:
+        if count is None or not self._control.allow_request_override:
             count = self._draft_length(seq)
         return min(count, self._num_useful_guesses(seq))
 
     def _draft_length(self, seq: Sequence) -> int:
-        """The step's number of draft tokens, or what the sequence's acceptance made of it."""
+        """Return the step's draft length, or the sequence's own that adapts to acceptance."""
         most, first = self._decision.num_draft_tokens, self._decision.first_length
         if self._length_rule is None:
             return most
@@ -308,7 +296,7 @@ class Scheduler:
         )
 
     def _num_useful_guesses(self, seq: Sequence) -> int:
-        """How many tokens behind the last could still be kept, with one of the target's own."""
+        """Return how many guesses could still become output, beside a token of the target."""
         room = self._config.max_model_len - seq.num_tokens
         if seq.max_tokens is not None:
             room = min(room, seq.max_tokens - seq.num_output_tokens)
@@ -316,7 +304,7 @@ class Scheduler:
 
 
 def _lookahead_window(config: EngineConfig) -> int:
-    """How many guesses a sequence may run behind its drafts."""
+    """Return how many guesses a sequence may run behind its drafts."""
     speculation = config.speculation
     if speculation is None or speculation.method != "lookahead":
         return 0
@@ -324,9 +312,9 @@ def _lookahead_window(config: EngineConfig) -> int:
 
 
 def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:
-    """Check that the choices of a request fit beside the sequences that run or wait.
+    """Raise OverloadedError for a request whose choices do not fit into batch and queue now.
 
-    Raises OverloadedError, and InvalidValueError where they would never fit.
+    Raises InvalidValueError where they never fit.
     """
     most = config.max_num_seqs + config.max_queue_len
     if num_choices > most:

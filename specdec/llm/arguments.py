@@ -1,4 +1,4 @@
-"""The arguments of `LLM` and `AsyncLLM`: vLLM's where it has them, read to what they mean here.
+"""Reads the arguments of `LLM` and `AsyncLLM`, with vLLM's names where it has them.
 
 Nothing is swallowed. What an argument of vLLM asks for is done, or holds anyway, or is refused with
 what to write instead.
@@ -23,11 +23,11 @@ from specdec.types.sampling_params import SEED_LIMIT
 logger = logging.getLogger(__name__)
 
 _MAX_QUEUE_LEN = 1_000_000
-"""A program that asks for many answers is to wait for them, where a service would refuse."""
+"""Queue limit: offline inference queues large batches that a service would refuse."""
 
 
 class LLMArguments(TypedDict, total=False):
-    """What may be given beside the model; docs/python.md says what each means."""
+    """Keyword arguments of `LLM` and `AsyncLLM`; docs/python.md explains each."""
 
     tensor_parallel_size: int
     dtype: Any
@@ -61,10 +61,10 @@ class LLMArguments(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Arguments:
-    """What the arguments come to.
+    """The validated arguments.
 
-    executor: name of what runs the models, in the entry point group `specdec.executors`; None runs
-    them in this process. model_name: as metrics tell it.
+    executor: name in the entry point group `specdec.executors`; None runs the models in this
+    process. model_name: label of metrics.
     """
 
     config: LLMConfig
@@ -79,11 +79,11 @@ _OWN = (
     *("seed", "metric_prefix", "disable_log_stats", "distributed_executor_backend"),
     *("served_model_name", "tokenizer", "revision", "kv_cache_memory_bytes"),
 )
-"""Arguments beside those of LLMConfig, of which a service has none, or one with other values."""
+"""Arguments in addition to those of LLMConfig, which a service lacks or has with other values."""
 
 
 def read_arguments(model: str, given: Mapping[str, Any]) -> Arguments:
-    """Raises InvalidValueError, also for an unknown name, with the nearest known one."""
+    """Validate arguments. Raises InvalidValueError; for an unknown name with the nearest one."""
     values = dict(given)
     seed = _taken(values, "seed", 0, _is_seed, "None, or a whole number from 0 to 2^63 - 1")
     prefix = _taken(values, "metric_prefix", PREFIX, _is_text, "a text")
@@ -123,7 +123,7 @@ def _taken(
 
 
 def _executor(config: LLMConfig, backend: str | None) -> str | None:
-    """What divides a model over several ranks; one rank runs in this process unless asked."""
+    """Return the executor: several ranks need Ray; one rank runs in this process by default."""
     sizes = [config.tensor_parallel_size]
     if config.speculative_config is not None:
         sizes.append(config.speculative_config.draft_tensor_parallel_size)
@@ -131,7 +131,7 @@ def _executor(config: LLMConfig, backend: str | None) -> str | None:
 
 
 def _located(model: str, values: dict[str, Any]) -> str:
-    """Where the model is, with its revision; both arguments about that are taken out."""
+    """Return the model with its revision, and remove both arguments about it."""
     tokenizer, revision = values.pop("tokenizer", None), values.pop("revision", None)
     if tokenizer not in (None, model):
         raise InvalidValueError("tokenizer", tokenizer, "left out: it comes with the model")
@@ -139,11 +139,11 @@ def _located(model: str, values: dict[str, Any]) -> str:
 
 
 def _in_our_words(model: str, values: dict[str, Any]) -> dict[str, Any]:
-    """As for a service, where None as the value of an older argument says nothing."""
+    """Translate vLLM's names as for a service; None for a deprecated argument is ignored."""
     older = values.keys() & SPECULATION_KEYS.keys()
     values = {name: each for name, each in values.items() if name not in older or each is not None}
-    if told := ", ".join(sorted(older & values.keys())):
-        logger.warning("%s: write speculative_config={...} instead", told)
+    if deprecated := ", ".join(sorted(older & values.keys())):
+        logger.warning("%s: write speculative_config={...} instead", deprecated)
     if "dtype" in values:
         values["dtype"] = str(values["dtype"]).removeprefix("torch.")  # which may be its own object
     if values.get("quantization") is None:

@@ -1,4 +1,4 @@
-"""`AsyncLLM`: a model in this process whose answers are streamed on an event loop."""
+"""`AsyncLLM`: streaming inference in this process, on an event loop."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specdec.types.sampling_params import SamplingParams
 
 
 class AsyncLLM(HostedModel):
-    """Streams answers. The engine has a thread of its own; loading happens when this is made.
+    """Streaming inference. The model loads at construction; the engine runs on another thread.
 
     Streams are read on one event loop at a time.
     """
@@ -40,10 +40,10 @@ class AsyncLLM(HostedModel):
         output_kind: OutputKind = "cumulative",
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Streams the answer; leaving the stream early aborts the request.
+        """Stream the outputs of a request; leaving the stream early aborts it.
 
-        request_id: None for one of our own. output_kind: whether each output has all so far, what
-        is new, or whether there is one alone, at the end. Raises InvalidValueError.
+        request_id: None to assign one. output_kind: whether outputs are cumulative, hold only new
+        tokens, or there is only a final one. Raises InvalidValueError.
         """
         parts = read_prompt("prompt", prompt)
         stream = self._stream(parts, sampling_params, request_id, output_kind, priority)
@@ -64,7 +64,7 @@ class AsyncLLM(HostedModel):
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """The same for a conversation, by the model's chat template."""
+        """Stream the answer to a conversation, by the model's chat template; see `generate`."""
         conversation = read_conversation(
             "messages",
             messages,
@@ -93,7 +93,7 @@ class AsyncLLM(HostedModel):
         if not isinstance(name, str):
             raise InvalidValueError("request_id", name, "a text")
         params = SamplingParams() if params is None else params
-        seed = self._host.seed_for(params)  # here, so that seeds go by the order of requests
+        seed = self._host.seed_for(params)  # here, so that seeds follow the order of requests
         with self._host.preparations.begin(name) as preparation:
             call = await asyncio.to_thread(self._host.call, name, prompt, params, seed, priority)
         answer = self._host.stream(call, kind, is_aborted=preparation.is_aborted)
@@ -102,7 +102,7 @@ class AsyncLLM(HostedModel):
                 yield output
 
     async def abort(self, request_id: str) -> None:
-        """Ends the requests of this id; their streams end with finish reason `abort`."""
+        """End the requests with this id; their streams end with finish reason `abort`."""
         self._host.abort(request_id)
 
     async def __aenter__(self) -> Self:

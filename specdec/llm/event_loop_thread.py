@@ -1,4 +1,4 @@
-"""An event loop on a thread of its own, for who has none or must not disturb the one there is."""
+"""An event loop on a separate thread, for synchronous callers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-_LAST_WORDS_S = 1.0
+_GRACE_S = 1.0
 
 
 class EventLoopThread:
-    """Runs coroutines until it is stopped. The thread ends with the interpreter."""
+    """Runs coroutines until it is stopped, at the latest with the interpreter."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -29,19 +29,21 @@ class EventLoopThread:
         self._loop.close()
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begins a coroutine; to be called from another thread."""
+        """Start a coroutine; call it from another thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
     def stop(self) -> None:
-        """Ends the thread, and waits. What still runs may end, and is cancelled after a second."""
+        """Stop the thread and wait for it. Running tasks are cancelled after a second."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._loop.stop)
-            if threading.current_thread() is not self._thread:  # where garbage may be collected
+            if (
+                threading.current_thread() is not self._thread
+            ):  # the garbage collector runs here, too
                 self._thread.join()
 
 
 async def _end(tasks: set[asyncio.Task[Any]]) -> None:
-    _, late = await asyncio.wait(tasks, timeout=_LAST_WORDS_S)
+    _, late = await asyncio.wait(tasks, timeout=_GRACE_S)
     for task in late:
         task.cancel()
     await asyncio.gather(*late, return_exceptions=True)

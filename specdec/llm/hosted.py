@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` have in common: a model, and what can be asked of it."""
+"""Base class of `LLM` and `AsyncLLM`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPELLINGS = {
 
 
 def refuse_attribute(of: object, name: str) -> NoReturn:
-    """Raises AttributeError for one that an object has not, with the right spelling if known."""
+    """Raise AttributeError for a missing attribute, with the right name if known."""
     message = f"{type(of).__name__!r} has no attribute {name!r}"
     if (spelling := _SPELLINGS.get(name)) is not None:
         message += f"; it is {spelling}"
@@ -31,18 +31,18 @@ def refuse_attribute(of: object, name: str) -> NoReturn:
 
 
 class HostedModel:
-    """Ends with `shutdown`, as a context manager, or with the last reference to it."""
+    """A loaded model. Ends with `shutdown`, as a context manager, or with its last reference."""
 
     def __init__(self, host: EngineHost, end: Callable[[], None]) -> None:
-        """end: ends the host, and whatever else there is; called once."""
+        """end: frees host and threads; called once."""
         self._host = host
         self._ids = itertools.count()
         self._end = weakref.finalize(self, end)
 
     @property
     def speculation(self) -> SpeculationControl | None:
-        """What is in force; None where nothing can draft."""
-        return self._host.control
+        """The speculation settings in force; None where nothing can draft."""
+        return self._host.core.control
 
     def set_speculation(
         self,
@@ -52,36 +52,34 @@ class HostedModel:
         num_speculative_tokens: int | None = None,
         method: SpeculationMethod | None = None,
     ) -> SpeculationControl:
-        """Steers speculation from the next step on, also of requests that run; returns all of it.
+        """Change settings from the next step on, also for running requests, and return them.
 
-        mode: auto, on or off. threshold: most decoding requests that auto drafts for.
-        num_speculative_tokens: draft tokens a step, 0 for none. method: what drafts, of those
-        loaded. What is None stays as it is. Raises InvalidValueError.
+        mode: auto, on or off. threshold: the most decoding requests for which auto drafts.
+        num_speculative_tokens: draft tokens per step, 0 for none. method: one of those loaded.
+        None leaves a setting unchanged. Raises InvalidValueError.
         """
-        control = self._host.changed_control(
+        return self._host.set_speculation(
             mode=mode,
             threshold=threshold,
             num_speculative_tokens=num_speculative_tokens,
             method=method,
         )
-        self._host.set_control(control)
-        return control
 
     def get_metrics(self) -> list[Metric]:
-        """What has been counted since the model was loaded, with every answer that has ended."""
+        """Return the metrics since the model was loaded, up to the last request that ended."""
         return self._host.get_metrics()
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer, of transformers' PreTrainedTokenizerFast."""
+        """Return the model's tokenizer, a transformers PreTrainedTokenizerFast."""
         return self._host.tokenizer.transformers
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What holds where nothing is said: the model's own generation_config.json."""
+        """Return the defaults of sampling parameters, from the model's generation_config.json."""
         defaults = self._host.model.sampling_defaults
         return SamplingParams(**vars(defaults))
 
     def shutdown(self) -> None:
-        """Ends the engine and the models after the step in flight. More than once is no error."""
+        """End the engine and the models after the step in flight. May be called repeatedly."""
         self._end()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""`LLM`: a model in this process that answers batches of prompts."""
+"""`LLM`: offline inference of batches in this process."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Params = SamplingParams | Sequence[SamplingParams]
 UseTqdm = bool | Callable[..., "tqdm[Any]"]
 
 _OPEN_PER_PLACE = 2
-"""Requests that are handed to the engine for each that can run: enough that none waits for us."""
+"""Requests sent to the engine per place in the batch, so that its queue is never empty."""
 
 
 class LLM(HostedModel):
-    """Answers batches. Safe to use where an event loop runs, as in a notebook."""
+    """Offline inference of batches. Can be used where an event loop runs, as in a notebook."""
 
     def __init__(self, model: str, **arguments: Unpack[LLMArguments]) -> None:
         """model: an alias, a directory, a GGUF file or a Hub id. The rest: docs/python.md.
@@ -47,12 +47,12 @@ class LLM(HostedModel):
         *,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Answers all prompts, and returns when the last answer is complete, in their order.
+        """Generate completions for all prompts; return them in order when all are complete.
 
-        prompts: each a text, token ids, or a mapping of `prompt` or `prompt_token_ids`.
-        sampling_params: for all, or one for each; None leaves everything to the model.
-        use_tqdm: whether to show progress; or what makes the bar, instead of tqdm.
-        priority: one for each; lower goes first.
+        prompts: texts, lists of token ids, or mappings with `prompt` or `prompt_token_ids`.
+        sampling_params: for all, or one for each; None for the model's defaults.
+        use_tqdm: whether to show progress; or a function that makes the bar, instead of tqdm.
+        priority: one for each; lower numbers are scheduled first.
 
         Raises InvalidValueError before anything runs. An error of one request ends them all.
         """
@@ -69,7 +69,7 @@ class LLM(HostedModel):
         continue_final_message: bool = False,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answers one conversation or several, by the model's chat template; else as `generate`."""
+        """Generate answers to one conversation or several, by the chat template; see `generate`."""
         conversations = read_conversations(
             messages,
             tools=tools,
@@ -87,7 +87,7 @@ class LLM(HostedModel):
         use_tqdm: UseTqdm,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
-        """The whole way of a batch: checked, run, told."""
+        """Validate and run a batch."""
         params = SamplingParams() if params is None else params
         all_params = _one_for_each("sampling_params", params, len(prompts))
         priorities = _one_for_each("priority", 0 if priority is None else priority, len(prompts))
@@ -104,7 +104,7 @@ class LLM(HostedModel):
         params: SamplingParams,
         priority: int,
     ) -> Call:
-        """One of a batch; errors name its place."""
+        """Return one request of a batch; errors name its place."""
         try:
             seed = self._host.seed_for(params)
             return self._host.call(str(next(self._ids)), prompt, params, seed, priority)
@@ -112,7 +112,7 @@ class LLM(HostedModel):
             raise InvalidValueError(f"{error.field} of {where}", error.value, error.limit) from None
 
     def _run(self, calls: Sequence[Call], use_tqdm: UseTqdm) -> list[RequestOutput]:
-        """Leaves nothing running, however it ends: Ctrl-C aborts the batch."""
+        """Run a batch and show progress; Ctrl-C aborts all of it."""
         ended: queue.SimpleQueue[RequestOutput | None] = queue.SimpleQueue()
         batch = self._thread.submit(_run_all(self._host, calls, ended.put))
         batch.add_done_callback(lambda _: ended.put(None))
@@ -127,9 +127,9 @@ class LLM(HostedModel):
 
 
 async def _run_all(
-    host: EngineHost, calls: Sequence[Call], tell: Callable[[RequestOutput], None]
+    host: EngineHost, calls: Sequence[Call], on_output: Callable[[RequestOutput], None]
 ) -> list[RequestOutput]:
-    """Runs all calls, some at a time, the most urgent first; returns the outputs in their order."""
+    """Run all calls, a limited number at once, by priority; return the outputs in order."""
     order = sorted(range(len(calls)), key=lambda index: calls[index].request.priority)
     outputs: dict[int, RequestOutput] = {}
     waiting = iter(order)
@@ -137,7 +137,7 @@ async def _run_all(
     async def work() -> None:
         for index in waiting:
             outputs[index] = await host.complete(calls[index])
-            tell(outputs[index])
+            on_output(outputs[index])
 
     host.begin_batch()
     most = _OPEN_PER_PLACE * host.config.max_num_seqs

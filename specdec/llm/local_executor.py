@@ -22,19 +22,19 @@ from specdec.speculation.proposers import (
     make_proposer,
 )
 from specdec.types.control import SpeculationControl
-from specdec.types.counters import ModelCounts
+from specdec.types.counters import Counts
 from specdec.types.errors import TargetFailedError
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
 T = TypeVar("T")
 
 
-def _on_a_thread(function: Callable[[], T]) -> T:
-    """Return what a function returns on a temporary thread.
+def _on_thread(function: Callable[[], T]) -> T:
+    """Run a function on a temporary thread and return its result.
 
-    OpenMP keeps a thread pool for each thread that computes, and puts pools beyond the number of
-    cores to sleep, from which they wake late. So nothing computes on the caller's thread, and only
-    the engine's thread keeps a pool.
+    OpenMP keeps a pool for each thread that computes; with more pool threads than cores they all
+    sleep while waiting, and wake up late. So the caller's thread never computes, and only the
+    engine's thread keeps a pool.
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(function).result()
@@ -53,8 +53,8 @@ class LocalExecutor:
 
     def load(self) -> None:
         """See Executor."""
-        self._target = _on_a_thread(self._load_target)
-        _on_a_thread(self._load_draft)
+        self._target = _on_thread(self._load_target)
+        _on_thread(self._load_draft)
 
     @property
     def target(self) -> LocalTarget:
@@ -63,10 +63,10 @@ class LocalExecutor:
         return self._target
 
     @property
-    def counts(self) -> ModelCounts:
+    def counts(self) -> Counts:
         """See Executor."""
         num_tokens = 0 if self._draft is None else self._draft.num_catch_up_tokens
-        return ModelCounts(num_catch_up_tokens=num_tokens)
+        return Counts(num_catch_up_tokens=num_tokens)
 
     def make_proposer(self) -> Proposer | None:
         """See Executor."""
@@ -85,7 +85,7 @@ class LocalExecutor:
             lambda: True,
             full_batch,
         )
-        return _on_a_thread(measured)
+        return _on_thread(measured)
 
     def lose_target(self) -> None:
         """See Executor."""

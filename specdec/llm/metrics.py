@@ -1,9 +1,9 @@
-"""The metrics of an `LLM` as objects, of vLLM's types and names, behind a prefix."""
+"""The metrics of an `LLM` as objects, with vLLM's types and names."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from math import inf
 
@@ -14,16 +14,15 @@ from specdec.engine.metric_definitions import (
     MetricSpec,
     Reading,
 )
-from specdec.types.counters import Counts, HistogramCounts
-from specdec.types.stats import EngineStats
+from specdec.types.counters import HistogramCounts
 
 _VECTOR = "spec_decode_num_accepted_tokens_per_pos"
-"""The one metric whose series are told as one, by position."""
+"""The metric whose series, by position, become one Vector."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A name with its prefix, and labels that tell it from others of that name."""
+    """A name with its prefix, and labels that distinguish it from others of that name."""
 
     name: str
     labels: dict[str, str]
@@ -31,7 +30,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class Counter(Metric):
-    """What only ever grows."""
+    """A value that only grows."""
 
     value: int
 
@@ -45,56 +44,24 @@ class Vector(Metric):
 
 @dataclass(frozen=True)
 class Gauge(Metric):
-    """What goes up and down."""
+    """A value that goes up and down."""
 
     value: float
 
 
 @dataclass(frozen=True)
 class Histogram(Metric):
-    """Observations. buckets: how many did not exceed a bound, by the bound; `+Inf` has all."""
+    """A cumulative histogram. buckets: observations up to each bound; `+Inf` has all."""
 
     count: int
     sum: float
     buckets: dict[str, int]
 
 
-@dataclass(frozen=True)
-class LLMReport:
-    """How the engine of an `LLM` is; see EngineReport."""
-
-    num_running: int
-    num_waiting: int
-    num_decoding: int
-    kv_cache_usage: float
-    is_speculation_on: bool
-    num_chosen_tokens: int
-    estimated_speedup: float | None
-    estimated_tokens_per_s: float | None
-    mode: str
-    counts: Counts = field(default_factory=Counts)
-
-    @classmethod
-    def of(cls, stats: EngineStats, mode: str, counts: Counts) -> LLMReport:
-        """mode: of speculation; empty where nothing can draft."""
-        return cls(
-            num_running=stats.num_running,
-            num_waiting=stats.num_waiting,
-            num_decoding=stats.num_decoding,
-            kv_cache_usage=1 - stats.num_free_blocks / stats.num_blocks,
-            is_speculation_on=stats.is_speculation_on,
-            num_chosen_tokens=stats.decision.num_draft_tokens if stats.decision else 0,
-            estimated_speedup=stats.estimated_speedup,
-            estimated_tokens_per_s=stats.estimated_tokens_per_s,
-            mode=mode,
-            counts=counts,
-        )
-
-
 def metrics_of(
     report: EngineReport, prefix: str, model_name: str, num_positions: int
 ) -> list[Metric]:
-    """Every metric of the engine. num_positions: fewest values of the vector by position."""
+    """Return every metric of the engine. num_positions: minimum length of the vector."""
     labels = {MODEL_LABEL: model_name}
     return [
         metric
@@ -126,7 +93,7 @@ def _metrics(
 
 
 def _count(reading: Reading) -> int:
-    assert not isinstance(reading.value, HistogramCounts), "a counter that is a histogram"
+    assert not isinstance(reading.value, HistogramCounts), "a counter with histogram values"
     return int(reading.value)
 
 

@@ -1,4 +1,4 @@
-"""What `LLM` and `AsyncLLM` return, in vLLM's words, and how it grows out of the engine's steps."""
+"""Outputs of `LLM` and `AsyncLLM`, with vLLM's names, built from the engine's outputs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from specdec.types.sampling_params import VerifierName
 from specdec.types.stats import SpeculationStats
 
 OutputKind = Literal["cumulative", "delta", "final_only"]
-"""Whether each output of a stream has all so far, or only what is new; or there is only one."""
+"""Whether outputs of a stream are cumulative, hold only new tokens, or there is only one."""
 
 ABORT = "abort"
-"""The finish reason of a choice that was ended by `AsyncLLM.abort`."""
+"""The finish reason of a choice that `AsyncLLM.abort` ended."""
 
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token that could have come: rank 1 is the most likely one."""
+    """Log-probability of a token; rank 1 is the most likely token."""
 
     logprob: float
     rank: int
@@ -31,16 +31,16 @@ class Logprob:
 
 
 PositionLogprobs = dict[int, Logprob]
-"""By token id, the token that came first, then the most likely ones."""
+"""By token id: the sampled token first, then the most likely ones."""
 
 
 @dataclass(frozen=True)
 class CompletionOutput:
     """One choice.
 
-    finish_reason: stop, length or abort; None while it goes on. stop_reason: the stop string or
-    stop token that ended it. cumulative_logprob: of all tokens so far, None unless logprobs are
-    asked for.
+    finish_reason: stop, length or abort; None while it runs. stop_reason: the stop string or stop
+    token that ended it. cumulative_logprob: of all tokens so far; None unless logprobs are
+    requested.
     """
 
     index: int
@@ -52,15 +52,15 @@ class CompletionOutput:
     stop_reason: int | str | None = None
 
     def finished(self) -> bool:
-        """Whether nothing more comes of it."""
+        """Return whether the choice is complete."""
         return self.finish_reason is not None
 
 
 @dataclass(frozen=True)
 class RequestStats:
-    """When a request came to each stage; None for those to come.
+    """When a request reached each stage; None for later stages.
 
-    arrival_time: in seconds since the epoch. The others go by one clock of their own.
+    arrival_time: in seconds since the epoch. The other times are of one monotonic clock.
     """
 
     arrival_time: float
@@ -74,11 +74,11 @@ class RequestStats:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt and what came of it.
+    """A prompt and its completions.
 
     prompt: None where token ids were given. num_cached_tokens: of the prompt, found in the prefix
-    cache. Beyond vLLM: seed, with which the same tokens come again; speculation, what was drafted
-    for the request and accepted; verifier, what decided on it.
+    cache. Beyond vLLM: seed, which reproduces the same tokens; speculation, counts of drafted and
+    accepted tokens; verifier, the verification method.
     """
 
     request_id: str
@@ -96,7 +96,7 @@ class RequestOutput:
 
 @dataclass
 class _Choice:
-    """What has come of one choice, and since the last output."""
+    """The state of one choice, since the start or the last delta."""
 
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
@@ -104,11 +104,11 @@ class _Choice:
     cumulative_logprob: float = 0.0
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    is_told: bool = True
+    is_sent: bool = True
 
 
 class OutputBuilder:
-    """Joins a request's steps to outputs of the kind that is wanted."""
+    """Builds a request's outputs, cumulative or delta, from the engine's outputs."""
 
     def __init__(self, request: EngineRequest, prompt: str | None, tokenizer: Tokenizer) -> None:
         self._request = request
@@ -120,9 +120,9 @@ class OutputBuilder:
         self._is_finished = False
 
     def add(self, output: StepOutput) -> None:
-        """Takes in what a step brought."""
+        """Add an output of the engine."""
         choice = self._choices[output.choice]
-        choice.is_told = False
+        choice.is_sent = False
         choice.text += output.text
         choice.token_ids.extend(output.token_ids)
         if output.logprobs is not None:
@@ -137,14 +137,14 @@ class OutputBuilder:
         self._last, self._is_finished = output, output.is_last
 
     def abort(self) -> None:
-        """Ends what has not ended."""
+        """End the choices that are not complete."""
         for choice in self._choices:
             if choice.finish_reason is None:
-                choice.finish_reason, choice.is_told = ABORT, False
+                choice.finish_reason, choice.is_sent = ABORT, False
         self._is_finished = True
 
     def output(self, times: RequestTimes, arrival_time: float) -> RequestOutput:
-        """All so far."""
+        """Return the cumulative output."""
         last = self._last
         return RequestOutput(
             request_id=self._request.request_id,
@@ -161,13 +161,13 @@ class OutputBuilder:
         )
 
     def delta(self, times: RequestTimes, arrival_time: float) -> RequestOutput:
-        """What is new of the choices that have something new since the last delta."""
+        """Return the choices that have something new since the last delta, with that alone."""
         whole = self.output(times, arrival_time)
-        told = [each for each in whole.outputs if not self._choices[each.index].is_told]
+        new = [each for each in whole.outputs if not self._choices[each.index].is_sent]
         for choice in self._choices:
             choice.text, choice.token_ids, choice.logprobs = "", [], []
-            choice.is_told = True
-        return replace(whole, outputs=told)
+            choice.is_sent = True
+        return replace(whole, outputs=new)
 
     def _completion(self, index: int) -> CompletionOutput:
         choice = self._choices[index]
@@ -192,7 +192,7 @@ class OutputBuilder:
     def _position(
         self, token_ids: Sequence[int], values: Sequence[float], rank: int
     ) -> PositionLogprobs:
-        """The first is the token itself, with its rank; the others are the best, in order."""
+        """Return the sampled token with its rank, then the best tokens in order."""
         ranks = [rank, *range(1, len(token_ids))]
         return {
             token_id: Logprob(value, place, self._spell(token_id))
@@ -208,7 +208,7 @@ def _stats(times: RequestTimes, arrival_time: float, num_tokens: int) -> Request
     return RequestStats(
         arrival_time=arrival_time,
         queued_ts=times.queued_at,
-        scheduled_ts=times.began_at,
+        scheduled_ts=times.scheduled_at,
         first_token_ts=first_at,
         last_token_ts=times.last_at,
         first_token_latency=None if first_at is None else first_at - times.arrived_at,

@@ -1,4 +1,4 @@
-"""Requests on their way to the engine, whose prompts are encoded and grammars compiled."""
+"""Requests whose prompts are being encoded and grammars compiled."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Preparation:
-    """One of them. Its id need not be unique."""
+    """A request that is being prepared. Its id need not be unique."""
 
     request_id: str
     is_aborted: bool = False
 
 
 class Preparations:
-    """Where an abort finds requests of which the engine has not heard; of one event loop."""
+    """Requests that can be aborted before they reach the engine, on one event loop."""
 
     def __init__(self) -> None:
         self._open: set[Preparation] = set()
 
     @contextmanager
     def begin(self, request_id: str) -> Iterator[Preparation]:
-        """Registers a request for as long as it is prepared."""
+        """Register a request while it is prepared."""
         preparation = Preparation(request_id)
         self._open.add(preparation)
         try:
@@ -32,6 +32,6 @@ class Preparations:
             self._open.discard(preparation)
 
     def abort(self, request_id: str) -> None:
-        """Marks those of this id."""
+        """Mark the requests with this id as aborted."""
         for preparation in self._open:
             preparation.is_aborted |= preparation.request_id == request_id

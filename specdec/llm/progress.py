@@ -12,10 +12,10 @@ from specdec.llm.outputs import RequestOutput
 
 
 class Progress:
-    """Counts answers, and tells tokens a second. Shows nothing where it is not wanted."""
+    """Progress bar with the number of outputs and tokens per second, if enabled."""
 
     def __init__(self, total: int, use_tqdm: bool | Callable[..., Any]) -> None:
-        """use_tqdm: True for tqdm's bar; or what makes one, called as tqdm is."""
+        """use_tqdm: True for tqdm's bar; or a function that makes one, called like tqdm."""
         make = use_tqdm if callable(use_tqdm) else tqdm
         self._bar: Any = None
         if use_tqdm:
@@ -24,7 +24,7 @@ class Progress:
         self._num_prompt_tokens = self._num_output_tokens = 0
 
     def add(self, output: RequestOutput) -> None:
-        """Counts one that is complete."""
+        """Count a complete output."""
         if self._bar is None:
             return
         self._num_prompt_tokens += len(output.prompt_token_ids)

@@ -1,4 +1,4 @@
-"""What `generate` and `chat` take for a prompt, and for many."""
+"""Reads the prompts and conversations that `generate` and `chat` accept."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from specdec.types.errors import InvalidValueError
 
 
 class TextPrompt(TypedDict, total=False):
-    """A text. cache_salt: whose it is; KV and drafts are shared among prompts with the same one."""
+    """A text. cache_salt: KV and drafts are shared only among prompts with the same salt."""
 
     prompt: str
     cache_salt: str
 
 
 class TokensPrompt(TypedDict, total=False):
-    """Token ids, used as they are. prompt: the text to tell of with them."""
+    """Token ids, used as they are. prompt: the text to return with them."""
 
     prompt_token_ids: Sequence[int]
     prompt: str
@@ -32,7 +32,7 @@ Message = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class PromptParts:
-    """A prompt in one shape; token_ids: None where the text is to be encoded."""
+    """A normalized prompt. token_ids: None where the text must be encoded."""
 
     text: str | None
     token_ids: tuple[int, ...] | None = None
@@ -40,7 +40,7 @@ class PromptParts:
 
 
 def read_prompts(prompts: Prompt | Sequence[Prompt]) -> list[PromptParts]:
-    """One prompt or several. Raises InvalidValueError, naming the place."""
+    """Read one prompt or several. Raises InvalidValueError, naming the place."""
     if isinstance(prompts, str | Mapping) or _are_token_ids(prompts):
         return [read_prompt("prompts", prompts)]
     if not _is_list(prompts):
@@ -52,7 +52,7 @@ _LIMIT = 'a text, {"prompt": text}, {"prompt_token_ids": ids}, token ids, or a l
 
 
 def read_prompt(field: str, prompt: object) -> PromptParts:
-    """One prompt; `field` names it in errors."""
+    """Read one prompt; `field` names it in errors."""
     if isinstance(prompt, str):
         return PromptParts(prompt)
     if _are_token_ids(prompt):
@@ -83,7 +83,7 @@ _TEXTS_AND_BYTES = (str, bytes, bytearray, memoryview)
 def read_conversations(
     messages: Sequence[Message] | Sequence[Sequence[Message]], **options: Any
 ) -> list[Conversation]:
-    """One conversation or several; `options` are those of `read_conversation`, for all of them."""
+    """Read one conversation or several; `options` are those of `read_conversation`, for all."""
     if _is_list(messages) and messages and not isinstance(messages[0], Mapping):
         return [
             read_conversation(f"messages[{index}]", each, **options)
@@ -101,7 +101,7 @@ def read_conversation(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> Conversation:
-    """One conversation; `field` names it in errors. The rest: fields of Conversation."""
+    """Read one conversation; `field` names it in errors. The rest: fields of Conversation."""
     if not _is_list(messages):
         raise InvalidValueError(field, messages, "a list of messages")
     if not messages:
@@ -126,7 +126,7 @@ def _message(field: str, message: object) -> dict[str, Any]:
 
 
 def _tool_calls(field: str, calls: object) -> list[dict[str, Any]]:
-    """In the form of the OpenAI API, or in that of templates, which leave out `function`."""
+    """Read a tool in the form of the OpenAI API, or of templates, which leave out `function`."""
     if not (_is_list(calls) and all(isinstance(call, Mapping) for call in calls)):
         raise InvalidValueError(field, calls, "a list of mappings")
     return [
@@ -144,7 +144,7 @@ def _decoded(function: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of(field: str, content: object) -> str | None:
-    """Content may come in parts, of which a language model takes text alone."""
+    """Join the parts of a message's content; only text is supported."""
     if content is None or isinstance(content, str):
         return content
     parts = content if _is_list(content) else [content]

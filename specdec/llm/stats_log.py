@@ -1,11 +1,12 @@
-"""One line now and then of what an engine did, where its caller wants that."""
+"""Periodic log line with the throughput of an engine."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
 
-from specdec.types.stats import EngineStats, SpeculationStats
+from specdec.types.counters import Counts
+from specdec.types.engine_stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -13,42 +14,39 @@ _PERIOD_S = 10.0
 
 
 class StatsLog:
-    """Writes at level INFO what was done since the line before, as requests end."""
+    """Logs at level INFO, as requests end, what was done since the previous line."""
 
-    def __init__(self, is_wanted: bool, clock: Callable[[], float]) -> None:
-        """is_wanted: False writes nothing."""
-        self._is_wanted = is_wanted
+    def __init__(self, is_enabled: bool, clock: Callable[[], float]) -> None:
+        self._is_enabled = is_enabled
         self._clock = clock
         self._at_s = clock()
-        self._num_prompt_tokens = self._num_generated_tokens = 0
-        self._speculation = SpeculationStats()
+        self._before = Counts()
 
     def note(self, stats: EngineStats) -> None:
-        """To be called when a request has ended. Writes if the last line is ten seconds old."""
-        if self._is_wanted and self._clock() - self._at_s >= _PERIOD_S:
+        """Log if the last line is ten seconds old. Call it when a request has ended."""
+        if self._is_enabled and self._clock() - self._at_s >= _PERIOD_S:
             self.write(stats)
 
     def begin(self, stats: EngineStats) -> None:
-        """Has the next line tell of what comes from now on."""
-        self._at_s = self._clock()
-        self._num_prompt_tokens = stats.num_prompt_tokens
-        self._num_generated_tokens = stats.num_generated_tokens
-        self._speculation = stats.speculation
+        """Start the period of the next line."""
+        self._at_s, self._before = self._clock(), stats.counts
 
     def write(self, stats: EngineStats) -> None:
-        """Writes now, if there is anything new."""
-        if not self._is_wanted or stats.num_generated_tokens == self._num_generated_tokens:
+        """Log now, if anything was generated."""
+        if not self._is_enabled:
+            return
+        new = stats.counts.minus(self._before)
+        if not new.num_generated_tokens:
             return
         seconds = max(self._clock() - self._at_s, 1e-9)
-        drafts = stats.speculation.minus(self._speculation)
         logger.info(
             "prompts %.1f tokens/s, answers %.1f tokens/s, %d running, %d waiting, "
             "acceptance rate %.0f%%, mean acceptance length %.2f",
-            (stats.num_prompt_tokens - self._num_prompt_tokens) / seconds,
-            (stats.num_generated_tokens - self._num_generated_tokens) / seconds,
+            new.num_prompt_tokens / seconds,
+            new.num_generated_tokens / seconds,
             stats.num_running,
             stats.num_waiting,
-            100 * drafts.acceptance_rate,
-            drafts.mean_acceptance_length,
+            100 * new.speculation.acceptance_rate,
+            new.speculation.mean_acceptance_length,
         )
         self.begin(stats)

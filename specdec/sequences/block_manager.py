@@ -1,8 +1,8 @@
-"""The pool of KV blocks: which sequence holds which, and whose contents can be used again.
+"""Paged KV-cache allocator with prefix sharing.
 
 Prefix caching as in vLLM and SGLang: a full block of verified tokens is *published* under a key
-that stands for its tokens and all before them. A later sequence that begins with the same tokens
-takes the block as it is. A published block that nobody holds stays findable until it is needed.
+that identifies its tokens and all before them. A later sequence with the same prefix reuses the
+block. A published block without a holder stays in the cache until its memory is needed.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from hashlib import blake2b
 import numpy as np
 
 BlockKey = bytes
-"""128 bits of BLAKE2b over the key of the block before and the block's own tokens. Before the first
-stands the salt of the sequence."""
+"""128 bits of BLAKE2b over the previous block's key and the block's own tokens; the sequence's salt
+replaces the key before the first block."""
 
 
 class BlockManager:
-    """Hands out fixed-size KV blocks. A block that is not published belongs to one sequence."""
+    """Allocates fixed-size KV blocks. Only published blocks are shared between sequences."""
 
     def __init__(
         self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True
     ) -> None:
-        """`block_size` is in tokens. Without prefix caching nothing is published or found."""
+        """block_size: in tokens. Without prefix caching nothing is published or reused."""
         self.num_blocks = num_blocks
         self.block_size = block_size
         self._is_caching = enable_prefix_caching
-        # Blocks that nobody holds, the next to be taken first: those without contents, of these
-        # the last one freed, as it is warm; then the published ones, least recently used first.
+        # Blocks without a holder, the next to allocate first: those without contents, most recently
+        # freed first because it is warm; then the published ones, least recently used first.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._num_holders = [0] * num_blocks
         self._tables: dict[int, list[int]] = {}
@@ -40,24 +40,24 @@ class BlockManager:
 
     @property
     def num_free_blocks(self) -> int:
-        """Blocks that can be taken, those among them whose contents are still findable too."""
+        """Blocks that can be allocated, cached ones without a holder included."""
         return len(self._free)
 
     @property
     def holders(self) -> frozenset[int]:
-        """The sequences that hold a block."""
+        """Ids of the sequences that hold a block."""
         return frozenset(seq_id for seq_id, table in self._tables.items() if table)
 
     def block_table(self, seq_id: int) -> list[int]:
-        """The blocks of a sequence in order; empty when it holds none."""
+        """Return the blocks of a sequence in order; empty if it holds none."""
         return self._tables.get(seq_id, [])
 
     def attach(self, seq_id: int, token_ids: Sequence[int], salt: str = "") -> int:
-        """Gives a sequence without blocks the published ones of its longest known prefix.
+        """Give a sequence without blocks the published ones of its longest cached prefix.
 
-        salt: only sequences with the same one find each other's blocks.
-        Returns how many tokens they hold: whole blocks, and never all of `token_ids`, since the
-        last token has to be run to know what follows it.
+        salt: blocks are shared only among sequences with the same salt.
+        Returns the number of cached tokens: whole blocks, and never all of `token_ids`, since the
+        last token must be computed to sample the next.
         """
         assert not self.block_table(seq_id), "attach to a sequence that holds blocks"
         self._roots[seq_id] = _root(salt)
@@ -75,10 +75,10 @@ class BlockManager:
         return len(table) * self.block_size
 
     def publish(self, seq_id: int, token_ids: Sequence[int], num_tokens: int) -> None:
-        """Makes the full blocks of a sequence's first `num_tokens` tokens findable.
+        """Add the full blocks of a sequence's first `num_tokens` tokens to the prefix cache.
 
-        Their KV must be computed, and the tokens verified. Where another block has the same
-        contents, that one stays the findable one.
+        Their KV must be computed and the tokens verified. A block whose contents another block has
+        already published is not added.
         """
         if not self._is_caching:
             return
@@ -92,7 +92,7 @@ class BlockManager:
                 self._keys[block] = key
 
     def reserve(self, seq_id: int, num_tokens: int) -> bool:
-        """Extends a sequence's table to hold `num_tokens`; False, and no change, if it can't."""
+        """Extend a sequence's table to hold `num_tokens`; return False, unchanged, if it cannot."""
         table = self._tables.setdefault(seq_id, [])
         missing = self._blocks_for(num_tokens) - len(table)
         if missing > len(self._free):
@@ -101,9 +101,9 @@ class BlockManager:
         return True
 
     def truncate(self, seq_id: int, num_tokens: int) -> bool:
-        """Gives up the blocks of a sequence that lie wholly past its first `num_tokens`.
+        """Free the blocks of a sequence that lie wholly past its first `num_tokens`.
 
-        What is published is verified, and stays. Returns whether there were such blocks.
+        Published blocks are verified and stay. Returns whether any block was freed.
         """
         num_published = len(self._chains.get(seq_id, []))
         assert num_tokens >= num_published * self.block_size, "truncated into verified tokens"
@@ -114,20 +114,20 @@ class BlockManager:
         return True
 
     def release(self, seq_id: int) -> None:
-        """Gives up every block of a sequence; one that holds none is no error."""
+        """Free every block of a sequence, which may hold none."""
         self._keep(seq_id, 0)
         self._tables.pop(seq_id, None)
         self._chains.pop(seq_id, None)
         self._roots.pop(seq_id, None)
 
     def clear(self) -> None:
-        """Forgets all that is published, as when the KV behind it is lost. Nobody may hold any."""
+        """Empty the prefix cache, as when the KV is lost. No sequence may hold a block."""
         assert not self.holders, "clear while sequences hold blocks"
         self._published.clear()
         self._keys.clear()
 
     def check_integrity(self) -> None:
-        """Asserts that no block is lost, and that only published blocks are shared."""
+        """Assert that no block is lost and that only published blocks are shared."""
         held = Counter(block for table in self._tables.values() for block in table)
         for block, count in held.items():
             assert count == 1 or block in self._keys, "a block without published contents is shared"
@@ -142,7 +142,7 @@ class BlockManager:
         return blake2b(before + tokens, digest_size=16).digest()
 
     def _take(self) -> int:
-        """A free block; what it held is not findable any more."""
+        """Return a free block, evicted from the prefix cache."""
         block, _ = self._free.popitem(last=False)
         key = self._keys.pop(block, None)
         if key is not None:

@@ -1,4 +1,4 @@
-"""Tokens of a choice that are held back, to be told together."""
+"""Buffers output tokens until `stream_interval` of them can be sent."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import NamedTuple
 from specdec.types.messages import Logprobs
 
 
-class ToldTokens(NamedTuple):
-    """What is told of a choice at once.
+class BufferedTokens(NamedTuple):
+    """Output tokens of a choice that are sent together.
 
-    logprobs: of token_ids, where asked for. num_steps: how many steps brought them. is_drafted: of
-    each of token_ids, whether it was drafted and accepted.
+    logprobs: of token_ids, where requested. num_steps: the steps that produced them. is_drafted:
+    for each of token_ids, whether it is an accepted draft token.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -23,26 +23,26 @@ class ToldTokens(NamedTuple):
 
 
 @dataclass(eq=False)
-class UntoldTokens:
-    """Collects what steps bring, until there are `interval` tokens.
+class OutputBuffer:
+    """Collects the tokens of a choice until there are `interval` of them.
 
-    The first ones are due at once, since a reader waits for them; the last are taken by whoever
-    knows that they are. The second ones go with the next message of another choice that has as
-    many tokens as the same interval asks for: choices that get a token a step are then told
-    together from there on, which costs less than one after another.
+    The first message is due at once, for a short time to first token; the caller takes the last one
+    when the choice ends. The second message is sent early, with a message of another choice that
+    has filled the same interval. So choices that get one token per step send in the same steps from
+    then on, which costs less than sending one after another.
     """
 
     interval: int
-    _num_told: int = 0
+    _num_sent: int = 0
     _token_ids: list[int] = field(default_factory=list)
     _logprobs: list[Logprobs] = field(default_factory=list)
     _num_steps: int = 0
     _is_drafted: list[bool] = field(default_factory=list)
 
     def add(self, token_ids: Sequence[int], logprobs: Logprobs | None, num_accepted: int) -> None:
-        """Takes in what one step brought.
+        """Add the tokens of one step.
 
-        logprobs: of token_ids, where asked for. num_accepted: so many of token_ids, the first ones,
+        logprobs: of token_ids, where requested. num_accepted: the number of leading token_ids that
         were drafted.
         """
         self._token_ids.extend(token_ids)
@@ -54,21 +54,21 @@ class UntoldTokens:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time to tell them, whatever others do."""
-        return self._num_told == 0 or len(self._token_ids) >= self.interval
+        """Whether the tokens are to be sent, whatever other choices do."""
+        return self._num_sent == 0 or len(self._token_ids) >= self.interval
 
-    def joins(self, told_intervals: Set[int]) -> bool:
-        """Whether they go with others' that have as many tokens as these intervals ask for."""
-        return self._num_told == 1 and self.interval in told_intervals
+    def joins(self, full_intervals: Set[int]) -> bool:
+        """Return whether the tokens are sent along with choices that filled these intervals."""
+        return self._num_sent == 1 and self.interval in full_intervals
 
-    def take(self) -> ToldTokens:
-        """Everything that was held back; nothing is, from now on."""
+    def take(self) -> BufferedTokens:
+        """Return all tokens and empty the buffer."""
         logprobs = Logprobs.join(self._logprobs) if self._logprobs else None
         token_ids, is_drafted = tuple(self._token_ids), tuple(self._is_drafted)
-        told = ToldTokens(token_ids, logprobs, self._num_steps, is_drafted)
-        self._num_told += 1
+        tokens = BufferedTokens(token_ids, logprobs, self._num_steps, is_drafted)
+        self._num_sent += 1
         self._token_ids.clear()
         self._is_drafted.clear()
         self._logprobs.clear()
         self._num_steps = 0
-        return told
+        return tokens

@@ -1,4 +1,4 @@
-"""A request's tokens on their way through the engine."""
+"""Requests and their sequences, the engine's state of each choice."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from enum import Enum
 from typing import Any
 
-from specdec.sequences.output_buffer import UntoldTokens
+from specdec.sequences.output_buffer import OutputBuffer
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.adaptive_length import DraftLength
+from specdec.types.control import SpeculationControl
 from specdec.types.messages import Logprobs, PromptLogprobs, SequenceAdmission
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
@@ -18,11 +19,11 @@ from specdec.types.sampling_spec import SamplingRules
 from specdec.types.stats import SpeculationStats
 
 MAX_DRAFT_COMPILE_S = 0.05
-"""A grammar that took longer to compile is not given to draft workers, which would be held up."""
+"""A grammar that took longer to compile is not sent to draft workers, which would stall."""
 
 
 class SequenceStatus(Enum):
-    """Where a sequence stands; a preempted one waits again."""
+    """Lifecycle state of a sequence; a preempted one waits again."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -63,10 +64,10 @@ class EngineRequest(GenerateRequest):
 
 @dataclass(frozen=True)
 class Lookahead:
-    """What a sequence's last step showed beyond the verified tokens.
+    """The target's most likely token after each guess of a sequence's last step.
 
-    base_length: the sequence's length when it ran. draft_token_ids, lookahead_token_ids: the
-    guesses that it ran, in this order. next_token_ids: the target's likeliest token after each.
+    base_length: the sequence's length when the step ran. draft_token_ids, lookahead_token_ids: its
+    guesses, in this order. next_token_ids: the target's most likely token after each of them.
     """
 
     base_length: int
@@ -77,9 +78,9 @@ class Lookahead:
 
 @dataclass
 class PromptReport:
-    """Log-probabilities of a prompt's tokens, computed in parts and returned together, once.
+    """Log-probabilities of a prompt's tokens, collected from its chunks and sent together, once.
 
-    num_best: as in SamplingRules; None if they were not requested, or have been returned.
+    num_best: as in SamplingRules; None where they are not requested, or already sent.
     """
 
     num_best: int | None
@@ -87,17 +88,17 @@ class PromptReport:
 
     @property
     def is_due(self) -> bool:
-        """Whether they have still to be returned, so that the whole prompt must be run."""
+        """Whether they are still to be sent, so that the whole prompt must be computed."""
         return self.num_best is not None
 
     def add(self, part: PromptLogprobs) -> None:
-        """Takes in the next part; a first one after a preemption replaces what there was."""
+        """Add the next part; a first one after a preemption replaces all parts."""
         if part.start == 1:
             self.parts.clear()
         self.parts.append(part.logprobs)
 
     def take(self) -> Logprobs | None:
-        """All of them; None where they are not due."""
+        """Return all of them; None where they are not due."""
         if self.num_best is None:
             return None
         whole = Logprobs.join(self.parts or [Logprobs.nothing(self.num_best)])
@@ -110,13 +111,12 @@ class PromptReport:
 class Sequence:
     """One choice of a request. KV exists for the first `num_computed_tokens` of `token_ids`.
 
-    rules: how its tokens are drawn. max_tokens: most tokens to generate, None for no limit of its
-    own. leader: choice 0 of the same request, where this one shall share its prompt's KV.
-    num_cached_tokens: those of its prompt whose KV was found in the prefix cache. has_run: whether
-    it has been in a batch, as a preempted one has. constraint: what its structured output allows.
-    may_draft: False once the target could make nothing of its logits beside drafts. draft_length:
-    where it follows acceptance, None before the first draft. lookahead: of the last step, if it had
-    any. untold: tokens that are buffered to be sent with those that follow.
+    rules: of sampling. max_tokens: limit of generated tokens, None for the context length alone.
+    leader: choice 0 of the same request, if this choice shares its prompt's KV.
+    num_cached_tokens: prompt tokens whose KV was found in the prefix cache. has_run: whether it was
+    in a batch before, as a preempted sequence was. may_draft: False once its logits were NaN beside
+    drafts. draft_length: adapts to acceptance; None before the first draft. lookahead: of the last
+    step, if it had any. output_buffer: tokens not sent yet. constraint: its structured output.
     """
 
     seq_id: int
@@ -133,7 +133,7 @@ class Sequence:
     draft_length: DraftLength | None = None
     lookahead: Lookahead | None = None
     status: SequenceStatus = SequenceStatus.WAITING
-    untold: UntoldTokens = field(default_factory=lambda: UntoldTokens(interval=1))
+    output_buffer: OutputBuffer = field(default_factory=lambda: OutputBuffer(interval=1))
     constraint: OutputConstraint | None = field(init=False, default=None)
 
     prompt_report: PromptReport = field(init=False)
@@ -157,12 +157,12 @@ class Sequence:
 
     @property
     def choice(self) -> int:
-        """Index among the choices of its request."""
+        """Index among the choices of the request."""
         return self.rules.choice
 
     @property
-    def is_held_back(self) -> bool:
-        """Whether to wait for the prompt that choice 0 computes: all choices begin with it."""
+    def waits_for_leader(self) -> bool:
+        """Whether choice 0 has yet to compute the prompt that all choices share."""
         leader = self.leader
         if leader is None or leader.status is SequenceStatus.FINISHED:
             return False
@@ -186,20 +186,20 @@ class Sequence:
 
     @property
     def rank(self) -> tuple[int, int]:
-        """Who goes first, in queue, batch and need of blocks: the lower one."""
+        """Order in queue, batch and preemption: the lowest rank goes first."""
         return self.request.priority, self.seq_id
 
     @property
     def admission(self) -> SequenceAdmission:
-        """What a worker has to know of it."""
+        """The message that introduces it to a target worker."""
         is_due = self.prompt_report.is_due
         return self._admission(self.rules if is_due else replace(self.rules, prompt_logprobs=None))
 
     @property
     def draft_admission(self) -> SequenceAdmission:
-        """What a draft worker has to know of it: its grammar too, if that is compiled quickly.
+        """The message that introduces it to a draft worker, with its grammar if quick to compile.
 
-        Log-probabilities are the target's affair.
+        Draft workers compute no log-probabilities.
         """
         rules = replace(self.rules, logprobs=None, prompt_logprobs=None)
         grammar, admission = self.request.grammar, self._admission(rules)
@@ -216,14 +216,18 @@ class Sequence:
         )
 
     @property
-    def declines_drafts(self) -> bool:
-        """Whether its request asks that nothing be drafted for it."""
+    def opted_out(self) -> bool:
+        """Whether its request turns drafts off."""
         options = self.params.speculation
         return options.enabled is False or options.num_speculative_tokens == 0
 
+    def is_eligible(self, control: SpeculationControl) -> bool:
+        """Return whether it may have drafts, if the step has any."""
+        return self.may_draft and not (control.allow_request_override and self.opted_out)
+
     @property
     def is_decoding(self) -> bool:
-        """Only the last token is uncomputed. So is that of a prompt with one token left to go."""
+        """Whether only the last token is uncomputed, be it the last one of a prompt."""
         return self.num_uncomputed_tokens == 1
 
 
@@ -231,8 +235,8 @@ class Sequence:
 class Choices:
     """The sequences of one request.
 
-    unfinished: those that have not ended, by choice. num_output_tokens, speculation: of all choices
-    together, those that have ended included.
+    unfinished: sequences that have not ended, by choice. num_output_tokens, speculation: totals of
+    all choices, ended ones included.
     """
 
     unfinished: list[Sequence]

@@ -1,4 +1,4 @@
-"""What a worker has been told of its sequences, so that a step carries only what is new."""
+"""Tracks what a worker knows of its sequences, so that a step carries only the changes."""
 
 from __future__ import annotations
 
@@ -12,54 +12,54 @@ from specdec.types.messages import BlockTableDelta, SequenceAdmission
 
 
 @dataclass(frozen=True)
-class News:
-    """The lifecycle part of a step message; see StepInput."""
+class StateDelta:
+    """The sequence lifecycle part of a step message; see StepInput."""
 
     released: tuple[int, ...]
     admitted: tuple[SequenceAdmission, ...]
     block_table_deltas: tuple[BlockTableDelta, ...]
 
 
-class WorkerLedger:
-    """The books on one worker, which knows of sequences and blocks by steps alone."""
+class WorkerView:
+    """The sequences and blocks that one worker knows from the steps sent to it."""
 
     def __init__(
         self,
         blocks: BlockManager,
         admission: Callable[[Sequence], SequenceAdmission] = attrgetter("admission"),
     ) -> None:
-        """`admission` is what the worker is told of a sequence that it does not know."""
+        """admission: makes the message that introduces a sequence to the worker."""
         self._blocks = blocks
         self._admission = admission
         self._num_known_blocks: dict[int, int] = {}
         self._released: list[int] = []
 
-    def news(self, sequences: Iterable[Sequence]) -> News:
-        """What the worker has to learn before it runs `sequences`; counts as told from now on."""
+    def update(self, sequences: Iterable[Sequence]) -> StateDelta:
+        """Return what the worker lacks to run `sequences`, and record it as sent."""
         sequences = list(sequences)
         unknown = [seq for seq in sequences if seq.seq_id not in self._num_known_blocks]
         self._num_known_blocks.update({seq.seq_id: 0 for seq in unknown})
-        news = News(
+        delta = StateDelta(
             released=tuple(self._released),
             admitted=tuple(map(self._admission, unknown)),
             block_table_deltas=tuple(self._deltas(sequences)),
         )
         self._released.clear()
-        return news
+        return delta
 
-    def forget(self, seq_id: int) -> None:
-        """Has the worker drop a sequence; one that it was never told of is no error."""
+    def release(self, seq_id: int) -> None:
+        """Have the worker drop a sequence with the next step; ignore one it does not know."""
         if self._num_known_blocks.pop(seq_id, None) is not None:
             self._released.append(seq_id)
 
     def truncate(self, seq_id: int) -> None:
-        """Takes note that a sequence's table has become shorter."""
+        """Record that a sequence's block table has become shorter."""
         if seq_id in self._num_known_blocks:
             num_held = len(self._blocks.block_table(seq_id))
             self._num_known_blocks[seq_id] = min(self._num_known_blocks[seq_id], num_held)
 
     def _deltas(self, sequences: Iterable[Sequence]) -> Iterator[BlockTableDelta]:
-        """The blocks that the worker does not know yet; tables change only at their end."""
+        """Yield the blocks that the worker lacks; tables change only at their end."""
         for seq in sequences:
             table, known = self._blocks.block_table(seq.seq_id), self._num_known_blocks[seq.seq_id]
             if len(table) > known:

@@ -1,4 +1,4 @@
-"""What is wanted of speculation, by configuration, operator or rule."""
+"""Speculation settings, as configured or as set by an operator or a rule."""
 
 from __future__ import annotations
 
@@ -21,21 +21,24 @@ SpeculationMode = Literal["auto", "on", "off"]
 SPECULATION_MODES: tuple[SpeculationMode, ...] = ("auto", "on", "off")
 
 MAX_SPECULATION_THRESHOLD = 4096
-"""As many requests as an engine may be told to run at once."""
+"""The largest batch an engine can be configured to run."""
 
 
 @dataclass(frozen=True)
 class SpeculationControl:
-    """What is wanted of speculation. With coupled verification it changes no token.
+    """Speculation settings of an engine. With coupled verification they change no token.
 
-    mode: on and off hold at every load; auto goes by the threshold and, below it, by the policy.
-    threshold: largest number of decoding requests that mode auto drafts for.
-    num_speculative_tokens: draft tokens a step for requests that do not choose, and most that a
-        policy may choose; 0 drafts for none.
-    method: what drafts for requests that do not choose; None for all that is loaded, in its order.
-    allow_request_override: whether what a request says of method, number and opting out is heeded.
-    allowed_verifiers: what new requests may name.
-    is_by_rule: whether a rule on the rate of requests has chosen mode or number.
+    An engine holds the settings in force in one place (`Engine.control`); policy, scheduler and
+    input processor read them there.
+
+    mode: on and off apply at every load; auto goes by the threshold and, below it, by the policy.
+    threshold: largest number of decoding requests for which mode auto drafts.
+    num_speculative_tokens: draft tokens per step for requests that do not choose, and the most a
+        policy may choose; 0 turns drafting off.
+    method: drafts for requests that do not choose; None for all loaded methods, in their order.
+    allow_request_override: whether requests may choose method and number, or opt out.
+    allowed_verifiers: verifiers that new requests may choose.
+    is_by_rule: whether a rule on the request rate has set mode or number.
     """
 
     mode: SpeculationMode
@@ -69,27 +72,31 @@ def _require_word(name: str, value: object, words: tuple[str, ...]) -> None:
 
 
 def require_count(name: str, value: int, high: int) -> None:
-    """Raises InvalidValueError unless `value` is an int from 0 to `high`."""
+    """Raise InvalidValueError unless `value` is an int from 0 to `high`."""
     if type(value) is not int or not 0 <= value <= high:  # to isinstance, True is an int
         raise InvalidValueError(name, value, f"a whole number from 0 to {high}")
+
+
+NO_SPECULATION = SpeculationControl("off", threshold=0, num_speculative_tokens=0)
+"""The settings of an engine that has nothing to draft with."""
 
 
 MAX_RULES = 16
 MAX_REQUESTS_PER_S = 1e6
 LEAVING_SHARE = 0.8
-"""A rule that holds does so until the rate is below this share of its own."""
+"""The active rule stays active until the rate falls below this share of its threshold."""
 
 
 @dataclass(frozen=True)
 class SpeculationRule:
-    """Holds from so many requests a second on. What is None is as it would be without the rule."""
+    """Settings that apply from a request rate on; None leaves a setting unchanged."""
 
     min_requests_per_s: float
     mode: SpeculationMode | None = None
     num_speculative_tokens: int | None = None
 
     def applied_to(self, control: SpeculationControl) -> SpeculationControl:
-        """`control` with what the rule says instead of its own."""
+        """Return `control` with the rule's settings in place."""
         count = self.num_speculative_tokens
         return replace(
             control,
@@ -100,7 +107,7 @@ class SpeculationRule:
 
 
 def check_rules(rules: Sequence[SpeculationRule]) -> None:
-    """Raises InvalidValueError, which names the rule by its index."""
+    """Raise InvalidValueError, which names the rule by its index."""
     if len(rules) > MAX_RULES:
         raise InvalidValueError("rules", f"{len(rules)} rules", f"at most {MAX_RULES}")
     for index, rule in enumerate(rules):
@@ -128,17 +135,16 @@ def _check_rule(name: str, rule: SpeculationRule) -> None:
 
 
 def is_number(value: object) -> bool:
-    """Whether it is an int or a float, and neither infinite nor none at all."""
+    """Return whether it is an int or a float, and neither infinite nor NaN."""
     return type(value) in (int, float) and math.isfinite(cast("float", value))
 
 
 def active_rule(
     rules: Sequence[SpeculationRule], requests_per_s: float, active: int | None
 ) -> int | None:
-    """The index of the rule that holds; None for none. `active`: which did until now.
+    """Return the index of the active rule; None for none. active: the index until now.
 
-    A rule and those below it are left later than they are entered, so a rate around one of them
-    does not make it flap.
+    Hysteresis: a rule is left at a lower rate than it is entered, so that it does not flap.
     """
     holding = [
         index

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from typing import Any
 
@@ -25,15 +25,10 @@ DEFAULT_AUDIT_PAGE = 50
 StateStamp = tuple[int, int | None]
 """Version and active rule of a state."""
 
-CONTROL_VALUES = (
-    "mode",
-    "threshold",
-    "num_speculative_tokens",
-    "method",
-    "allow_request_override",
-    "allowed_verifiers",
+CONTROL_VALUES = tuple(
+    each.name for each in fields(SpeculationControl) if each.name != "is_by_rule"
 )
-"""Those of SpeculationControl that an operator sets."""
+"""Names of the settings that operators can change."""
 
 
 MAX_TTL_S = 30 * 86400.0

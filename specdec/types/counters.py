@@ -1,46 +1,41 @@
-"""What an engine and its requests have come to, as plain numbers that can be added up."""
+"""Counters of an engine and its requests, as plain numbers that can be added."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import reduce
-from itertools import accumulate, zip_longest
+from itertools import accumulate
 from typing import Any
 
-from specdec.types.stats import SpeculationStats
+from specdec.types.stats import AcceptanceByPosition, Additive, SpeculationStats, added
 
 
 @dataclass(frozen=True)
-class HistogramCounts:
-    """A histogram as plain numbers, to be added up.
+class HistogramCounts(Additive):
+    """Snapshot of a histogram that can be added to others with the same buckets.
 
     bounds: upper bounds of the buckets, ascending, without infinity. counts: observations in each
-    bucket alone and, last, beyond all of them. total: sum of what was observed.
+    bucket (not cumulative), then those above the last bound. total: sum of the observations.
     """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
     total: float
 
-    def plus(self, other: HistogramCounts) -> HistogramCounts:
-        """Both together; they must have the same buckets."""
+    def _combined(
+        self, other: HistogramCounts, combine: Callable[[Any, Any], Any]
+    ) -> HistogramCounts:
         assert self.bounds == other.bounds, "histograms with different buckets"
-        counts = tuple(a + b for a, b in zip(self.counts, other.counts, strict=True))
-        return HistogramCounts(self.bounds, counts, self.total + other.total)
-
-    def minus(self, before: HistogramCounts) -> HistogramCounts:
-        """What was observed after `before`; it must have the same buckets."""
-        assert self.bounds == before.bounds, "histograms with different buckets"
-        counts = tuple(a - b for a, b in zip(self.counts, before.counts, strict=True))
-        return HistogramCounts(self.bounds, counts, self.total - before.total)
+        counts, total = combine(self.counts, other.counts), combine(self.total, other.total)
+        return HistogramCounts(self.bounds, counts, total)
 
     def quantile(self, share: float) -> float | None:
-        """What `share` of the observations do not exceed; None where there are none.
+        """Return the quantile `share`, from 0 to 1; None without observations.
 
-        Within a bucket observations are taken to lie evenly, and those beyond all buckets at the
-        last bound, as Prometheus' histogram_quantile does it.
+        Interpolates linearly within a bucket and returns the last bound for observations above it,
+        like Prometheus' histogram_quantile.
         """
         ends = list(accumulate(self.counts))
         if ends[-1] == 0:
@@ -55,18 +50,28 @@ class HistogramCounts:
         return low + (self.bounds[index] - low) * (rank - begin) / self.counts[index]
 
 
-@dataclass(frozen=True)
-class Counts:
-    """What only ever grows, since an engine, a replica or the control plane started.
+@dataclass
+class Counts(Additive):
+    """Counters of an engine, a replica or a fleet since its start; they only grow and can be added.
 
-    num_requests: that have come, each choice counted as one. accepted_by_position,
-    drafted_by_position: draft tokens by their position in the draft, the first one first; the
-    latter whether accepted or not; the same by_method, for what made the draft. decisions: steps by
-    the reason of their decision. decided_lengths: by the number of draft tokens, 0 first.
-    histograms: by name. ended: requests by why they ended. failed: calls by the code they ended in.
-    num_cached_tokens to num_lookahead_tokens: as in specdec.types.stats. num_catch_up_tokens: of text
-    that the draft model has run to catch up. num_target_restarts, num_draft_restarts: times that
-    the model was made again. From decided_lengths on, HTTP alone tells them.
+    Each part fills in the fields it counts, and `plus` merges the parts: the engine and its
+    scheduler (tokens, steps, drafts, decisions), `Metrics` (requests and histograms) and the
+    executor (restarts). A new counter is a field here and a metric in `engine_metrics`.
+
+    num_requests: received requests, each choice counted as one.
+    accepted_by_position, drafted_by_position: draft tokens by position, first to last; drafted
+        tokens whether accepted or not. drafted_by_method, accepted_by_method: the same for each
+        drafting method, STRUCTURED_OUTPUT included.
+    decisions: steps by the reason of their decision. decided_lengths: steps by the number of draft
+        tokens, 0 first.
+    histograms: by metric name. ended: requests by finish reason. failed: calls by gRPC status code.
+    num_cached_tokens: prompt tokens found in the prefix cache.
+    num_prefill_chunks: rows that left a part of the prompt uncomputed.
+    num_lookahead_tokens: guesses run behind the drafts by lookahead decoding.
+    num_catch_up_tokens: tokens that the draft model computed to catch up.
+    num_target_restarts, num_draft_restarts: restarts of each model's workers.
+
+    Fields from decided_lengths on are exported over HTTP only.
     """
 
     num_requests: int = 0
@@ -91,59 +96,34 @@ class Counts:
     num_target_restarts: int = 0
     num_draft_restarts: int = 0
 
-    def plus(self, other: Counts) -> Counts:
-        """Both together."""
-        return self._with(other, _added)
 
-    def minus(self, before: Counts) -> Counts:
-        """What was counted after `before`, by the same."""
-        return self._with(before, _taken_off)
+class DraftCounter:
+    """Counter of verified drafts by drafting method and position.
 
-    @classmethod
-    def sum(cls, counts: Iterable[Counts]) -> Counts:
-        """All together."""
-        return reduce(cls.plus, counts, cls())
+    Nothing else is counted per row: totals over methods and positions are summed up when read.
+    """
 
-    def _with(self, other: Counts, combine: Callable[[Any, Any], Any]) -> Counts:
-        """Field by field."""
-        names = [each.name for each in fields(self)]
-        return Counts(
-            **{name: combine(getattr(self, name), getattr(other, name)) for name in names}
+    def __init__(self) -> None:
+        self._by_method: dict[str, AcceptanceByPosition] = {}
+
+    def record(self, method: str, num_draft_tokens: int, num_accepted_tokens: int) -> None:
+        """Count one verified draft; an empty draft is not counted."""
+        if num_draft_tokens:
+            by_position = self._by_method.setdefault(method, AcceptanceByPosition())
+            by_position.record(num_draft_tokens, num_accepted_tokens)
+
+    def added_to(self, counts: Counts) -> Counts:
+        """Return a copy of `counts` with the fields about drafts filled in."""
+        drafted_by_method = {name: each.drafted for name, each in self._by_method.items()}
+        accepted_by_method = {name: each.accepted for name, each in self._by_method.items()}
+        drafted: tuple[int, ...] = reduce(added, drafted_by_method.values(), ())
+        accepted: tuple[int, ...] = reduce(added, accepted_by_method.values(), ())
+        num_drafts = sum(drafted[:1])  # every draft has a first token
+        return replace(
+            counts,
+            speculation=SpeculationStats(num_drafts, sum(drafted), sum(accepted)),
+            drafted_by_position=drafted,
+            accepted_by_position=accepted,
+            drafted_by_method=drafted_by_method,
+            accepted_by_method=accepted_by_method,
         )
-
-
-@dataclass(frozen=True)
-class ModelCounts:
-    """How often each model was made again, and what the draft model has run to catch up."""
-
-    num_target_restarts: int = 0
-    num_draft_restarts: int = 0
-    num_catch_up_tokens: int = 0
-
-
-def _added(left: Any, right: Any) -> Any:
-    """Both together, whatever they count: one may have positions or names that the other lacks."""
-    match left:
-        case HistogramCounts() | SpeculationStats():
-            return left.plus(right)
-        case tuple():
-            return tuple(map(sum, zip_longest(left, right, fillvalue=0)))
-        case Mapping():
-            both = {name: _added(left[name], right[name]) for name in left.keys() & right.keys()}
-            return {**left, **right, **both}
-        case _:
-            return left + right
-
-
-def _taken_off(left: Any, right: Any) -> Any:
-    """The left one without the right one, which has counted nothing that the left one has not."""
-    match left:
-        case HistogramCounts() | SpeculationStats():
-            return left.minus(right)
-        case tuple():
-            return tuple(a - b for a, b in zip_longest(left, right, fillvalue=0))
-        case Mapping():
-            before = {name: _taken_off(left[name], right[name]) for name in right}
-            return {**left, **before}
-        case _:
-            return left - right

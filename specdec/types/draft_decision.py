@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from enum import Enum
+from enum import StrEnum
 from types import MappingProxyType
 
 MAX_KEPT_CHANGES = 256
 """Of a timeline of changes, so many of the latest are kept."""
 
 
-class DecisionReason(Enum):
+class DecisionReason(StrEnum):
     """Why a step drafts as much as it does.
 
     THRESHOLD: by the number of decoding requests, to either side of the threshold.

@@ -1,4 +1,4 @@
-"""What replicas report of themselves, and what it comes to over all of them."""
+"""Reports of replicas, and the status and statistics of all of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec.types.counters import Counts
 
 @dataclass(frozen=True)
 class DecisionNews:
-    """A change of a replica's decision, by the clock of the wall. See specdec.types.draft_decision."""
+    """A change of a replica's decision, in wall-clock time. See specdec.types.draft_decision."""
 
     at: datetime
     num_draft_tokens: int
@@ -21,16 +21,16 @@ class DecisionNews:
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """What a replica says of itself.
+    """The state of a replica, as it reports it.
 
-    reason: why it is not ready; empty where it is. num_decoding: what the threshold is compared
-    with. kv_cache_usage: share of the blocks taken, 0 to 1. is_speculation_on: whether a request
-    that says nothing about it gets drafts now. speculation_version: of the state that it goes by;
-    None before it has heard of one. num_chosen_tokens, decision_reason: how many tokens a sequence
-    drafts a step, and why; empty before the first decision. decision_changes: the latest, the
-    oldest first. counts: since it started. estimated_speedup: over no drafts, at the present batch;
-    None where no costs are known; estimated_tokens_per_s: of that batch. mode: in force, with the
-    rule that holds; empty where nothing can draft. is_draft_worker_up: None without a draft model.
+    reason: why it is not ready; empty if it is. num_decoding: is compared with the threshold.
+    kv_cache_usage: share of the blocks in use, 0 to 1. is_speculation_on: whether a request without
+    speculation options gets drafts now. speculation_version: of the settings in force; None before
+    the first. num_chosen_tokens, decision_reason: draft tokens per sequence and step, and why;
+    empty before the first decision. decision_changes: the latest, oldest first.
+    counts: since it started. estimated_speedup: over no drafts, for the present batch; None where
+    no costs are known. estimated_tokens_per_s: of that batch. mode: in force, with the active rule;
+    empty where nothing can draft. is_draft_worker_up: None without a draft model.
     """
 
     replica_id: str
@@ -63,10 +63,10 @@ class ReplicaStatus:
 
 @dataclass(frozen=True)
 class ServiceStatus:
-    """How the service runs.
+    """The status of a service.
 
-    replicas: those heard of lately, the longest-running first. num_lost_replicas: those that failed
-    or fell silent since the control plane started.
+    replicas: those with a recent report, longest-running first. num_lost_replicas: those that
+    failed or stopped reporting since the control plane started.
     """
 
     replicas: tuple[ReplicaStatus, ...]
@@ -79,7 +79,7 @@ class FleetStatistics:
     """The service at one moment.
 
     requests_per_s: arrivals over all replicas and the last ten seconds. totals: since the control
-    plane started, of the replicas that have ended too.
+    plane started, ended replicas included.
     """
 
     at: datetime

@@ -1,4 +1,4 @@
-"""The seams between the engine and its proposer, and whoever holds the models."""
+"""Interfaces of the workers that run the models, towards the engine and its proposer."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from specdec.types.messages import DraftOutput, DraftStep, StepInput, VerifyOutp
 
 
 class Target(Protocol):
-    """Scores and verifies steps in order. Raises TargetFailedError when lost."""
+    """Runs and verifies the target model's steps in order. Raises TargetFailedError when lost."""
 
     def begin(self, step: StepInput) -> None:
-        """Hands over a step; may return before it has run, or the one before it."""
+        """Send a step; may return before it, or the one before it, has run."""
 
     def collect(self) -> VerifyOutput:
-        """Waits for the first step that was begun and not collected."""
+        """Wait for the oldest step that was begun and not collected."""
 
 
 class DraftWorker(Protocol):
-    """Runs draft steps in order. Raises DraftFailedError when it is lost."""
+    """Runs the draft model's steps in order. Raises DraftFailedError when lost."""
 
     def begin(self, step: DraftStep) -> None:
-        """Hands over a step; may return before it has run."""
+        """Send a step; may return before it has run."""
 
     def collect(self) -> DraftOutput:
-        """Waits for the drafts of the step begun last, which must have some."""
+        """Wait for the drafts of the last step, which must have some."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether it still runs text that an earlier step gave it to catch up on."""
+        """Whether an earlier step's catch-up text is still running."""

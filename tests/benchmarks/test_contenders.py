@@ -53,7 +53,7 @@ def test_share_outside_the_forward_pass():
 
 def test_only_automatic_control_has_a_policy(contender):
     assert [name for name in METHODS if make_method(name).is_automatic] == ["auto"]
-    policies = {name: engine._drafting.policy for name, engine in contender._engines.items()}
+    policies = {name: engine._speculator.policy for name, engine in contender._engines.items()}
     assert [name for name, policy in policies.items() if policy is not None] == ["auto"]
 
 

@@ -21,12 +21,12 @@ import uvicorn
 from cluster.api.admin_token import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.app import make_app
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.overrides import OverrideLimits
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import Watches
+from cluster.control.stats_stream import StatsStreams
 from cluster.control.store import ControlStore
-from cluster.replica.preprocessor import ReplicaText
+from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.router import Generation
 from specdec.client import Counts, DecisionNews, HistogramCounts, ReplicaReport, SpeculationState
 from specdec.engine.metrics import FIRST_TOKEN, INTER_TOKEN
@@ -145,7 +145,7 @@ class ScriptedRouter:
 
     def __init__(self, model: Path) -> None:
         self.config = SimpleNamespace(served_model_name="tiny-llama")
-        self.text = ReplicaText(model, ModelConfig.from_directory(model))
+        self.text = Preprocessor(model, ModelConfig.from_directory(model))
         self.calls: list[Any] = []
         self.num_left = 0
 
@@ -233,9 +233,9 @@ async def _start(
     limits = OverrideLimits()
     plane = ControlPlane(CONFIGURED, ControlStore(state_dir, "tiny-llama"), limits=limits)
     replicas = [ScriptedReplica(f"replica-{index}") for index in range(num_replicas)]
-    link = ControlLink(LocalHandle(plane), replicas[0].apply, replicas[0].report)
+    link = ControlClient(LocalHandle(plane), replicas[0].apply, replicas[0].report)
     router = ScriptedRouter(model)
-    admin = AdminServicer(link, AdminAccess(token), Watches(link.fleet), take_profile)
+    admin = AdminServicer(link, AdminAccess(token), StatsStreams(link.fleet), take_profile)
     app = make_app(lambda: router, lambda: admin)  # type: ignore[arg-type,return-value]
     config = uvicorn.Config(app, port=port, log_config=None, timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)

@@ -1,4 +1,4 @@
-"""AdminService on a real server, a real ControlLink and a ControlPlane in this process."""
+"""AdminService on a real server, a real ControlClient and a ControlPlane in this process."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import grpc
 
 from cluster.api.admin_token import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer, add_admin_service
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import Watches
+from cluster.control.stats_stream import StatsStreams
 from specdec.client import (
     OperationTime,
     ProfileOrder,
@@ -90,8 +90,8 @@ def running_admin_service(
 
 async def _start(handle: LocalHandle, report: ReplicaReport, token: str | None) -> tuple[Any, int]:
     server = grpc.aio.server()
-    link = ControlLink(handle, _ignore, lambda: report, call_timeout_s=0.3)
-    servicer = AdminServicer(link, AdminAccess(token), Watches(link.fleet), take_profile)
+    link = ControlClient(handle, _ignore, lambda: report, call_timeout_s=0.3)
+    servicer = AdminServicer(link, AdminAccess(token), StatsStreams(link.fleet), take_profile)
     add_admin_service(servicer, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

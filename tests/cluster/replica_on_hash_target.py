@@ -15,19 +15,17 @@ from cluster.api.api_keys import ApiKeys
 from cluster.api.grpc.servicers import AdminServicer, InferenceServicer
 from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import Watches
+from cluster.control.stats_stream import StatsStreams
 from cluster.control.store import ControlStore
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
 from protos.specdec.v1 import inference_pb2 as pb
 from specdec.config.speculative import SpeculativeConfig
-from specdec.engine.engine_thread import EngineLoop
-from specdec.engine.metrics import BATCH_SIZE, DRAFT_TIME, VERIFY_TIME
+from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.engine.outputs import RequestOutput
-from specdec.engine.request_metrics import TimedProposer, TimedTarget
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.request import GenerateRequest
@@ -55,9 +53,9 @@ class Replica:
         )
         directories = ModelDirectories(model, None)
         self.router = Router(config, directories, ReplicaMemory(2**32), replica=REPLICA)
-        self.router._loop = self._make_loop(model)  # in place of `start`, which needs shards
+        self.router.core.thread = self._make_thread(model)  # in place of `start`
         self.plane = LocalHandle(ControlPlane(CONTROL, ControlStore(state_dir, MODEL)))
-        self.link = ControlLink(
+        self.link = ControlClient(
             self.plane,
             self.router.apply_speculation,
             self.router.report,
@@ -65,15 +63,15 @@ class Replica:
         )
         self.servicer = InferenceServicer(self.router, ApiKeys())
         admin = AdminServicer(
-            self.link, AdminAccess(), Watches(self.link.fleet), self.router.profile
+            self.link, AdminAccess(), StatsStreams(self.link.fleet), self.router.profile
         )
         app = make_app(lambda: self.router, lambda: admin)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://replica")
 
     @property
-    def loop(self) -> EngineLoop:
-        assert self.router._loop is not None
-        return self.router._loop
+    def loop(self) -> EngineThread:
+        assert self.router.core.thread is not None
+        return self.router.core.thread
 
     async def generate(self, **params: Any) -> list[RequestOutput]:
         """All outputs of one greedy request."""
@@ -96,17 +94,17 @@ class Replica:
         await self.http.aclose()
         await self.loop.close()
 
-    def _make_loop(self, model: Path) -> EngineLoop:
-        metrics = self.router.metrics
+    def _make_thread(self, model: Path) -> EngineThread:
         policy = SpeculationPolicy(CONTROL, clock=lambda: 0.0, dwell_s=0.0)
         engine = make_engine(
             model,
             engine_config(3),
-            TimedTarget(self.target, metrics[VERIFY_TIME].observe),
-            TimedProposer(ScriptedProposer(self._draft), metrics[DRAFT_TIME].observe),
+            self.target,
+            ScriptedProposer(self._draft),
             policy,
+            self.router.metrics,
         )
-        return EngineLoop(engine, observe_batch=metrics[BATCH_SIZE].observe)
+        return EngineThread(engine)
 
     def _draft(self, tokens: list[int], count: int) -> list[int]:
         truth = self.target.continuation(tokens, count)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from specdec.config.engine import DraftLimits, EngineConfig
@@ -11,6 +12,7 @@ from specdec.config.quantization import QuantizationMethod
 from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
+from specdec.engine.metrics import StepRecorder
 from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
@@ -65,7 +67,7 @@ def local_engine(
 ) -> Engine:
     """The real engine with the model in this process.
 
-    Ranks that are threads each run a whole engine: it has no will of its own, so they agree.
+    Ranks that are threads each run a whole engine: it is deterministic, so they agree.
     """
     runner = load_runner(directory, "float32", config, group or TensorParallelGroup(), quantization)
     return make_engine(directory, config, LocalTarget(runner), proposer, policy)
@@ -95,9 +97,13 @@ def make_engine(
     target: Target,
     proposer: Proposer | None = None,
     policy: SpeculationPolicy | None = None,
+    recorder: StepRecorder | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
-    model = ModelConfig.from_directory(directory)
-    return Engine(config, model, target, Tokenizer(directory), proposer, policy)
+    model, tokenizer = ModelConfig.from_directory(directory), Tokenizer(directory)
+    return Engine(
+        config, model, target, tokenizer, proposer, policy, recorder=recorder, clock=clock
+    )
 
 
 def request(
@@ -109,7 +115,7 @@ def request(
 
 
 class Transcript:
-    """Everything that an engine has said of one request."""
+    """Everything that an engine has generated of one request."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -127,8 +133,8 @@ class Transcript:
         self.text += output.text
         self.finish_reason, self.error = output.finish_reason, output.error
         self.logprobs.extend([] if output.logprobs is None else [output.logprobs])
-        told = [] if output.prompt_logprobs is None else [output.prompt_logprobs]
-        self.prompt_logprobs.extend(told)
+        parts = [] if output.prompt_logprobs is None else [output.prompt_logprobs]
+        self.prompt_logprobs.extend(parts)
         self.last = output
 
 
@@ -210,7 +216,7 @@ class HashTarget:
 
 
 class ScriptedProposer:
-    """Drafts what a test says; `drafts` maps a sequence's present tokens to a draft."""
+    """Drafts what a test sets; `drafts` maps a sequence's present tokens to a draft."""
 
     def __init__(self, drafts, *, base_shift: int = 0) -> None:  # type: ignore[no-untyped-def]
         self.drafts = drafts

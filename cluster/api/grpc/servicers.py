@@ -20,9 +20,9 @@ from cluster.api.api_keys import ApiKeys, Lease
 from cluster.api.grpc.forwarding import Forwarding
 from cluster.api.grpc.malformed_requests import ReadableOnly
 from cluster.api.grpc.status import empty_response, raise_on_serve, reporting_to
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.peers import Applications
-from cluster.control.stats_stream import Watches
+from cluster.control.stats_stream import StatsStreams
 from cluster.observability.request_context import current_headers
 from cluster.replica.limits import check_detokenize, check_model, check_request, check_tokenize
 from cluster.replica.router import Router
@@ -211,9 +211,9 @@ class AdminServicer:
 
     def __init__(
         self,
-        control: ControlLink,
+        control: ControlClient,
         access: AdminAccess,
-        watches: Watches,
+        watches: StatsStreams,
         profile: TakeProfile,
         applications: Applications | None = None,
     ) -> None:

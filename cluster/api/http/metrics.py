@@ -11,7 +11,7 @@ from prometheus_client.metrics_core import Metric
 
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import error_response
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.peers import Applications
 from cluster.observability.metric_definitions import FleetView, LinkView
 from cluster.observability.prometheus_text import expose, fleet_families, replica_families
@@ -101,7 +101,7 @@ def _of_fleets(router: Router, fleets: _Fleets) -> list[Metric]:
     return fleet_families({router.config.served_model_name: own, **fleets.others})
 
 
-def _of_replica(router: Router, link: ControlLink) -> list[Metric]:
+def _of_replica(router: Router, link: ControlClient) -> list[Metric]:
     view = LinkView(link.is_connected)
     return replica_families(router.config.served_model_name, link.own_status(), view)
 

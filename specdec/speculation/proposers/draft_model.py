@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from specdec.config.engine import DraftLimits
 from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence
-from specdec.sequences.worker_view import WorkerLedger
+from specdec.sequences.worker_view import WorkerView
 from specdec.speculation.proposers.base import DraftRequest, Proposal
 from specdec.speculation.proposers.cross_vocab.retokenizer import num_equal
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
@@ -73,7 +73,7 @@ class DraftModelProposer:
             limits.block_size,
             enable_prefix_caching=limits.enable_prefix_caching,
         )
-        self._ledger = WorkerLedger(self._blocks, self._translation.admission)
+        self._worker_view = WorkerView(self._blocks, self._translation.admission)
         self._progress: dict[int, _Progress] = {}
         self._readings: dict[int, Reading] = {}  # of the requests under way
         self._drafting: list[DraftRequest] = []
@@ -89,12 +89,14 @@ class DraftModelProposer:
         chunks = [] if self._worker.is_busy else list(self._chunks(requests))
         if not drafts and not chunks:
             return
-        news = self._ledger.news([each.seq for each, _ in drafts] + [seq for seq, _ in chunks])
+        delta = self._worker_view.update(
+            [each.seq for each, _ in drafts] + [seq for seq, _ in chunks]
+        )
         step = DraftStep(
             step_id=self._num_steps,
-            released=news.released,
-            admitted=news.admitted,
-            block_table_deltas=news.block_table_deltas,
+            released=delta.released,
+            admitted=delta.admitted,
+            block_table_deltas=delta.block_table_deltas,
             rows=tuple(row for _, row in chunks),
             drafts=tuple(row for _, row in drafts),
         )
@@ -115,7 +117,7 @@ class DraftModelProposer:
         self._translation.release(seq_id)
         if self._progress.pop(seq_id, None) is not None:
             self._blocks.release(seq_id)
-            self._ledger.forget(seq_id)
+            self._worker_view.release(seq_id)
 
     def check_integrity(self) -> None:
         """Asserts that no block of the draft model's pool is lost."""
@@ -131,7 +133,7 @@ class DraftModelProposer:
             num_settled = min(progress.num_computed_tokens, text.num_settled)
             self._blocks.publish(seq.seq_id, text.token_ids, num_settled)
             if self._blocks.truncate(seq.seq_id, progress.num_computed_tokens):
-                self._ledger.truncate(seq.seq_id)
+                self._worker_view.truncate(seq.seq_id)
         elif text.is_whole:
             # Never all of it: the token behind what is settled stands for the rest.
             known = text.token_ids[: text.num_settled + 1]
@@ -214,5 +216,5 @@ class DraftModelProposer:
         """Forgets what the draft model has computed of a sequence."""
         if self._blocks.block_table(seq.seq_id):
             self._blocks.release(seq.seq_id)
-            self._ledger.forget(seq.seq_id)
+            self._worker_view.release(seq.seq_id)
             self._progress[seq.seq_id] = _Progress(0)

@@ -6,7 +6,7 @@ import pytest
 from ray.exceptions import RayTaskError
 
 from cluster.control import client
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
 from cluster.control.store import ControlStore
 from specdec.client import ReplicaReport, SpeculationChange
@@ -18,24 +18,24 @@ CONFIGURED = SpeculationControl("auto", threshold=32, num_speculative_tokens=3)
 
 
 class FakeRouter:
-    """Keeps the states that it was told to go by, and reports what a test says."""
+    """Keeps the states that it received, and reports what a test has set."""
 
     def __init__(self):
         self.states = []
-        self.told = asyncio.Event()
+        self.applied = asyncio.Event()
         self.current = ReplicaReport("r1", is_ready=True)
 
     async def apply(self, state):
         self.states.append(state)
-        self.told.set()
+        self.applied.set()
 
     def report(self):
         return self.current
 
     async def next_version(self):
-        """The version that it is told of next."""
-        await asyncio.wait_for(self.told.wait(), 5)
-        self.told.clear()
+        """Wait for the next state and return its version."""
+        await asyncio.wait_for(self.applied.wait(), 5)
+        self.applied.clear()
         return self.states[-1].version
 
 
@@ -58,7 +58,7 @@ def router():
 async def link(handle, router, monkeypatch):
     monkeypatch.setattr(client, "_REPORT_PERIOD_S", 0.02)
     monkeypatch.setattr(client, "_WATCH_S", 0.2)
-    link = ControlLink(handle, router.apply, router.report, call_timeout_s=0.1)
+    link = ControlClient(handle, router.apply, router.report, call_timeout_s=0.1)
     link.start()
     yield link
     await link.close("r1", has_failed=False)
@@ -147,7 +147,7 @@ async def test_a_refusal_of_the_control_plane_is_an_answer(link):
 
 async def test_a_state_that_is_in_force_is_reported_at_once(handle, router, monkeypatch):
     monkeypatch.setattr(client, "_REPORT_PERIOD_S", 60.0)
-    link = ControlLink(handle, router.apply, router.report)
+    link = ControlClient(handle, router.apply, router.report)
     link.start()
     while await router.next_version() != 0:
         pass
@@ -170,7 +170,7 @@ async def test_the_status_shows_this_replica_as_it_is_now(link, router):
 
 @pytest.mark.parametrize("has_failed", [False, True])
 async def test_a_router_that_ends_says_goodbye(handle, router, has_failed):
-    link = ControlLink(handle, router.apply, router.report)
+    link = ControlClient(handle, router.apply, router.report)
     link.start()
     await router.next_version()
     await asyncio.sleep(0.05)
@@ -188,5 +188,5 @@ async def test_what_the_control_plane_raises_arrives_as_it_was(handle, router, m
 
     monkeypatch.setattr(handle.plane, "speculation", fail)
     with pytest.raises(InvalidValueError) as caught:
-        await ControlLink(handle, router.apply, router.report).speculation()
+        await ControlClient(handle, router.apply, router.report).speculation()
     assert caught.value is cause

@@ -37,7 +37,7 @@ def counted(times=1):
 
 
 def fleet(after_s, requests_per_s=0.0, **counts_by_replica):
-    """The fleet so many seconds after the start; each replica decodes as many as its name says."""
+    """The fleet some seconds after the start; each replica decodes the number in its name."""
     replicas = tuple(
         ReplicaStatus(
             ReplicaReport(

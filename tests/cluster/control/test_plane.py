@@ -159,7 +159,7 @@ async def test_a_replica_whose_report_is_overdue_is_not_ready(plane, clock):
     clock.now_s += 1
     fleet = await plane.fleet()
     [replica] = fleet.status.replicas
-    assert (replica.report.is_ready, replica.report.reason) == (False, "nothing heard for 37 s")
+    assert (replica.report.is_ready, replica.report.reason) == (False, "no report for 37 s")
     assert (fleet.status.num_lost_replicas, fleet.totals.num_steps) == (0, 3)
     await plane.report(ReplicaReport("r1", is_ready=True), uptime_s=38)
     [replica] = (await plane.status()).replicas
@@ -411,7 +411,7 @@ async def test_the_history_grows_by_reports_and_by_looks(plane, clock):
         clock.now_s += 1
     points = await plane.history(0.0)
     # The first report has nothing before it to be a difference to, and a point has the report of
-    # one replica and what the other said a second before.
+    # one replica and what the other reported a second before.
     assert [point.num_decoding for point in points] == [1, 3, 5]
     assert await plane.history(points[1].time_s) == points[2:]
     await plane.fleet()

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from cluster.control import stats_stream
-from cluster.control.stats_stream import Watches
+from cluster.control.stats_stream import StatsStreams
 from specdec.types.errors import NotReadyError, OverloadedError
 
 
@@ -14,7 +14,7 @@ async def fleet():
 
 
 async def test_a_stream_ends_when_the_replica_drains_and_no_other_begins():
-    streams = Watches(fleet)
+    streams = StatsStreams(fleet)
     stream = streams.watch(60)
     assert await anext(stream) == "statistics"
     waiting = asyncio.create_task(anext(stream))
@@ -29,7 +29,7 @@ async def test_a_stream_ends_when_the_replica_drains_and_no_other_begins():
 
 async def test_only_so_many_may_watch(monkeypatch):
     monkeypatch.setattr(stats_stream, "MAX_WATCHERS", 2)
-    streams = Watches(fleet)
+    streams = StatsStreams(fleet)
     open_streams = [streams.watch(1) for _ in range(2)]
     for stream in open_streams:
         await anext(stream)
@@ -43,7 +43,7 @@ async def test_a_control_plane_that_is_away_ends_a_stream():
     async def away():
         raise NotReadyError("away")
 
-    streams = Watches(away)
+    streams = StatsStreams(away)
     with pytest.raises(NotReadyError, match="away"):
         await anext(streams.watch(1))
     assert streams.num_watchers == 0

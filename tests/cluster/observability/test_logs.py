@@ -16,7 +16,7 @@ from cluster.observability.logs import (
 )
 from specdec.engine.metrics import Metrics
 from specdec.engine.outputs import RequestOutput
-from specdec.engine.request_metrics import RequestObserver
+from specdec.engine.request_metrics import RequestMetrics
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 
@@ -124,7 +124,7 @@ def test_serves_own_handler_takes_over_the_format(clean_logging):
 
 def test_a_request_ends_in_one_line_of_numbers(caplog):
     caplog.set_level(logging.INFO, "specdec")
-    observer = RequestObserver("r1", Metrics(), clock=lambda: 10.0)
+    observer = RequestMetrics("r1", Metrics(), clock=lambda: 10.0)
     observer.on_output(output(), 10.5)
     observer.on_output(output(FinishReason.STOP), 12.0)
     [ended] = caplog.records
@@ -151,7 +151,7 @@ def test_a_request_ends_in_one_line_of_numbers(caplog):
 )
 def test_so_does_one_that_is_broken_off(caplog, error, reason):
     caplog.set_level(logging.INFO, "specdec")
-    RequestObserver("r1", Metrics()).on_broken_off(error)
+    RequestMetrics("r1", Metrics()).on_broken_off(error)
     [ended] = caplog.records
     line = TextFormatter().format(ended)
     assert f"[r1] request ended finish_reason={reason} duration_s=" in line

@@ -5,25 +5,14 @@ import asyncio
 import pytest
 
 from cluster.config.serve_config import ServeConfig
-from cluster.replica.instrumentation import ReplicaObserver
-from specdec.engine.metrics import ABORTED, DRAFT_TIME, VERIFY_TIME, Metrics
-from specdec.speculation.proposers import DraftRequest
+from cluster.replica.instrumentation import Instrumentation
+from specdec.engine.metrics import ABORTED, BATCH_SIZE, DRAFT_TIME, VERIFY_TIME, Metrics
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 
 
-class Steps:
-    """A target and a proposer that have nothing to say."""
-
-    def begin(self, what):
-        pass
-
-    def collect(self):
-        return []
-
-
 class RecordingTracing:
-    """Counts what it is told; `begin` gives a request no trace."""
+    """Counts what it records; `begin` gives a request no trace."""
 
     def __init__(self):
         self.steps = self
@@ -59,26 +48,21 @@ def tracing(request, monkeypatch):
 @pytest.fixture
 def observer(metrics, tracing):
     endpoint = None if tracing is None else "http://localhost:4317"
-    return ReplicaObserver(ServeConfig(otlp_traces_endpoint=endpoint), "r1", metrics)
+    return Instrumentation(ServeConfig(otlp_traces_endpoint=endpoint), "r1", metrics)
 
 
 def count_of(histogram):
     return sum(histogram.read().counts)
 
 
-def test_steps_are_timed_for_metrics_and_traces(observer, metrics, tracing):
-    target, proposer = observer.timed_target(Steps()), observer.timed_proposer(Steps())
-    target.begin(None)
-    target.collect()
-    proposer.begin([DraftRequest(None, 2)])
-    proposer.collect()
-    assert (count_of(metrics[VERIFY_TIME]), count_of(metrics[DRAFT_TIME])) == (1, 1)
+def test_steps_are_recorded_for_metrics_and_traces(observer, metrics, tracing):
+    observer.record_verify(2.0)
+    observer.record_draft(1.0)
+    observer.record_batch(3)
+    assert (metrics[VERIFY_TIME].read().total, metrics[DRAFT_TIME].read().total) == (2.0, 1.0)
+    assert [count_of(metrics[each]) for each in (VERIFY_TIME, DRAFT_TIME, BATCH_SIZE)] == [1, 1, 1]
     if tracing is not None:
-        assert (len(tracing.verifications), len(tracing.drafts)) == (1, 1)
-
-
-def test_where_nothing_drafts_nothing_is_timed(observer):
-    assert observer.timed_proposer(None) is None
+        assert (tracing.verifications, tracing.drafts) == ([2.0], [1.0])
 
 
 def test_a_request_is_told_to_the_traces_and_its_end_to_the_metrics(observer, metrics, tracing):

@@ -1,4 +1,4 @@
-"""What a replica tells the autoscaler."""
+"""The load that a replica reports to the autoscaler."""
 
 import pytest
 
@@ -8,11 +8,11 @@ from tests.clock import Clock
 
 def load_at(rate, num_open, capacity):
     clock = Clock()
-    load, told = ReplicaLoad(32, clock), 0.0
+    load, reported = ReplicaLoad(32, clock), 0.0
     for second in range(30):
-        told = load.requests(num_open, rate * second, capacity)
+        reported = load.requests(num_open, rate * second, capacity)
         clock.now_s += 1
-    return told
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -32,10 +32,10 @@ def test_open_requests_or_the_share_of_its_capacity(rate, num_open, capacity, ex
 def test_the_rate_is_that_of_the_last_ten_seconds():
     clock = Clock()
     load = ReplicaLoad(32, clock)
-    assert load.requests(0, 0, 100.0) == 0, "one look tells no rate"
+    assert load.requests(0, 0, 100.0) == 0, "one sample has no rate"
     clock.now_s += 1
     load.requests(0, 100, 100.0)
     for _ in range(12):
         clock.now_s += 1
-        told = load.requests(0, 100, 100.0)
-    assert told == 0
+        reported = load.requests(0, 100, 100.0)
+    assert reported == 0

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.replica.encode_limiter import EncodingRoom
-from cluster.replica.preprocessor import ReplicaText
+from cluster.replica.preprocessor import Preprocessor
 from specdec.models.config import ModelConfig
 from specdec.text.chat_template import Conversation
 from specdec.types.chat import ChatMessage
@@ -25,11 +25,11 @@ def model(tiny_model_dir):
 
 @pytest.fixture
 def text(tiny_model_dir, model):
-    return ReplicaText(tiny_model_dir, model)
+    return Preprocessor(tiny_model_dir, model)
 
 
 def test_nothing_is_read_before_it_is_asked_for(model):
-    text = ReplicaText(Path("nowhere"), model)
+    text = Preprocessor(Path("nowhere"), model)
     with pytest.raises(Exception, match="nowhere"):
         text.load()
 

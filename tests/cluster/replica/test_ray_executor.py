@@ -12,7 +12,7 @@ from cluster.workers.worker_group import TARGET
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.memory_plan import memory_plan
 from specdec.engine.model_resolution import ModelDirectories
-from specdec.types.counters import ModelCounts
+from specdec.types.counters import Counts
 from specdec.types.errors import DraftFailedError, TargetFailedError
 
 PLACEMENT = object()
@@ -108,7 +108,7 @@ def test_both_are_started_as_they_are_configured(models, started, tiny_model_dir
     assert (target.step_timeout_s, draft.step_timeout_s) == (60.0, 10.0), "streams wait for drafts"
     assert models.target is started.target[0]
     assert list(models.profiled) == ["target", "draft model"]
-    assert models.counts == ModelCounts()
+    assert models.counts == Counts()
     models.close()
     assert started.target[0].is_closed
     assert started.draft[0].is_closed
@@ -180,7 +180,7 @@ def test_a_replica_without_a_draft_model(tiny_model_dir, started, speculation, d
 
 
 def test_there_are_no_figures_before_the_start(models):
-    assert models.counts == ModelCounts()
+    assert models.counts == Counts()
     assert models.is_draft_up is None
     with pytest.raises(AssertionError, match="not been started"):
         models.remake_target()

@@ -1,4 +1,4 @@
-"""What a Router says before its models run, and its servicer."""
+"""A Router and its servicer before its models run."""
 
 import json
 import shutil

@@ -23,10 +23,9 @@ from cluster.observability.request_context import KeepHeaders, current_headers, 
 from cluster.replica.traced_request import TracedRequest
 from cluster.replica.tracing import PHASES, Tracing, tracing_to
 from protos.specdec.v1 import inference_pb2 as pb
-from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.engine_thread import EngineThread
 from specdec.engine.metrics import ABORTED, Metrics
 from specdec.engine.outputs import RequestOutput
-from specdec.engine.request_metrics import TimedProposer, TimedTarget
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import NotReadyError, OverloadedError
 from specdec.types.request import GenerateRequest
@@ -58,7 +57,7 @@ def tracing(exporter):
 def headers():
     """Sets what the present call has brought."""
     token = current_headers.set(lambda: ())
-    yield lambda **said: current_headers.set(lambda: tuple(said.items()))
+    yield lambda **generated: current_headers.set(lambda: tuple(generated.items()))
     current_headers.reset(token)
 
 
@@ -79,7 +78,7 @@ def test_a_hand_worked_trace(tracing, exporter):
     clock.now_s = 50.25
     trace.on_queued(request("r", PROMPT, seed=9))
     tracing.steps.add_verify(4.0)
-    trace.on_begun(51.0)
+    trace.on_scheduled(51.0)
     tracing.steps.add_draft(0.5)
     tracing.steps.add_verify(0.75)
     trace.on_first_output(52.0)
@@ -149,7 +148,7 @@ def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
 
 
 @pytest.mark.parametrize(
-    ("said", "is_child", "is_made"),
+    ("generated", "is_child", "is_made"),
     [
         ({"traceparent": TRACEPARENT}, True, True),
         ({"TraceParent": TRACEPARENT}, True, True),
@@ -159,8 +158,8 @@ def test_a_request_that_was_refused_ends_in_its_first_phase(tracing, exporter):
         ({}, False, True),
     ],
 )
-def test_it_continues_the_callers_trace(tracing, exporter, headers, said, is_child, is_made):
-    headers(**said)
+def test_it_continues_the_callers_trace(tracing, exporter, headers, generated, is_child, is_made):
+    headers(**generated)
     tracing.begin("r", CALL, Clock()).end(101.0, None)
     made = spans(exporter)
     assert bool(made) == is_made, "the caller's decision to sample was not heeded"
@@ -169,15 +168,25 @@ def test_it_continues_the_callers_trace(tracing, exporter, headers, said, is_chi
     if is_made and is_child:
         root = made["text_completion tiny"]
         assert format(root.parent.span_id, "016x") == PARENT_ID
-        assert dict(root.context.trace_state) == ({"vendor": "1"} if "tracestate" in said else {})
+        assert dict(root.context.trace_state) == (
+            {"vendor": "1"} if "tracestate" in generated else {}
+        )
 
 
 class SlowTarget(HashTarget):
-    """Takes its time for a step, as a model does, so that each is told of before the next."""
+    """Takes its time for a step, as a model does, so that each is delivered before the next."""
 
     def collect(self):
         time.sleep(0.002)
         return super().collect()
+
+
+class TracedSteps(Metrics):
+    """Records steps for traces alone."""
+
+    def __init__(self, tracing):
+        super().__init__()
+        self.record_draft, self.record_verify = tracing.steps.add_draft, tracing.steps.add_verify
 
 
 class Replica:
@@ -189,12 +198,13 @@ class Replica:
         engine = make_engine(
             directory,
             engine_config(3),
-            TimedTarget(target, tracing.steps.add_verify),
-            TimedProposer(proposer, tracing.steps.add_draft),
+            target,
+            proposer,
+            recorder=TracedSteps(tracing),
         )
         self.tracing = tracing
         self.metrics = Metrics()
-        self.loop = EngineLoop(engine)
+        self.loop = EngineThread(engine)
 
     def generate(self, each):
         clock = time.perf_counter
@@ -229,18 +239,18 @@ async def test_an_answer_makes_five_spans_however_long_it_is(replica, exporter, 
 
 
 async def test_nothing_is_told_of_single_tokens(replica, monkeypatch):
-    told = []
-    for name in ("on_queued", "on_begun", "on_first_output", "on_choice_end", "end"):
+    noted = []
+    for name in ("on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"):
         method = getattr(replica.tracing.begin("r", CALL, Clock()), name).__func__
 
         def note(self, *arguments, name=name, method=method):
-            told.append(name)
+            noted.append(name)
             return method(self, *arguments)
 
         monkeypatch.setattr(f"cluster.replica.tracing.RequestTrace.{name}", note)
     async for _ in replica.generate(request("r", PROMPT, max_tokens=60)):
         pass
-    assert told == ["on_queued", "on_begun", "on_first_output", "on_choice_end", "end"]
+    assert noted == ["on_queued", "on_scheduled", "on_first_output", "on_choice_end", "end"]
 
 
 async def test_a_client_that_leaves_ends_the_trace(replica, exporter):
@@ -257,7 +267,7 @@ async def test_a_reader_that_leaves_after_the_last_output_ends_nothing_twice(
     caplog.set_level("INFO", "specdec.engine.request_metrics")
     async with aclosing(replica.generate(request("r", PROMPT, max_tokens=20))) as outputs:
         await anext(outputs)
-        while replica.loop.num_streams:  # the rest is delivered while nobody reads
+        while replica.loop.num_streams:  # the rest is delivered without a reader
             await asyncio.sleep(0.01)
     assert replica.metrics.ended == {"length": 1} | {
         reason: 0 for reason in replica.metrics.ended if reason != "length"
@@ -296,8 +306,8 @@ def test_http_headers_are_known_where_a_request_is_answered():
         return text_headers(["traceparent", "tracestate"])
 
     with TestClient(app) as client:
-        said = {"TraceParent": TRACEPARENT, "authorization": "Bearer secret"}
-        assert client.get("/", headers=said).json() == {"traceparent": TRACEPARENT}
+        generated = {"TraceParent": TRACEPARENT, "authorization": "Bearer secret"}
+        assert client.get("/", headers=generated).json() == {"traceparent": TRACEPARENT}
         assert client.get("/").json() == {}
 
 

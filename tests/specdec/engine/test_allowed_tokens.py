@@ -2,7 +2,7 @@
 
 import pytest
 
-from specdec.engine.input_processor import leaves_any
+from specdec.engine.input_processor import has_allowed_token
 from specdec.text.grammar.matcher import mask_words
 from specdec.types.sampling_spec import SamplingRules
 
@@ -29,4 +29,4 @@ VOCAB_SIZE = 40
 def test_rules_together(rules, grammar, expected):
     """After tokens 1, 2 and 3, of which the last is output."""
     mask = None if grammar is None else mask_words(grammar, VOCAB_SIZE)
-    assert leaves_any(SamplingRules(**rules), [1, 2, 3], 1, VOCAB_SIZE, mask) is expected
+    assert has_allowed_token(SamplingRules(**rules), [1, 2, 3], 1, VOCAB_SIZE, mask) is expected

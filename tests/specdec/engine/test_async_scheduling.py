@@ -23,7 +23,7 @@ from tests.specdec.fakes import run_ranks
 
 
 class SpiedChooser(GoodputChooser):
-    """Keeps the seconds of the steps that it is told of."""
+    """Keeps the seconds of the steps that it observes."""
 
     def __init__(self):
         super().__init__(StepCosts(CostTable((1,), (0, 3), ((1.0, 2.0),))))
@@ -71,7 +71,7 @@ def varied_requests():
         request("penalties", PROMPTS[3], repetition_penalty=1.3, frequency_penalty=0.5),
         request("stops", PROMPTS[0], temperature=1.0, seed=3, ignore_eos=False, max_tokens=60),
         request("choices", PROMPTS[1], temperature=1.0, seed=5, n=3, max_tokens=12),
-        request("told", PROMPTS[3], logprobs=2, prompt_logprobs=1, stop=["e"], max_tokens=40),
+        request("logprobs", PROMPTS[3], logprobs=2, prompt_logprobs=1, stop=["e"], max_tokens=40),
         request("bad words", PROMPTS[2], bad_words=["a", "b"], min_tokens=9, max_tokens=25),
     ]
 
@@ -93,10 +93,10 @@ def answers(engine, requests):
     for each in requests:
         engine.add(each)
     run_on(engine, transcripts)
-    return told(transcripts)
+    return summary_of(transcripts)
 
 
-def told(transcripts):
+def summary_of(transcripts):
     return {
         name: (
             each.token_ids,
@@ -117,7 +117,7 @@ def test_the_same_is_said(tiny_model_dir, changes):
         outcomes[is_async] = answers(engine, varied_requests())
         assert (target.num_ahead > 0) == is_async
         if "num_blocks" in changes:
-            assert engine.stats().num_preemptions > 0
+            assert engine.stats().counts.num_preemptions > 0
     assert outcomes[True] == outcomes[False]
 
 
@@ -127,9 +127,9 @@ def test_every_rank_knows_the_pending_tokens(tiny_model_dir, num_ranks):
         def outcome(group):
             config = engine_config(async_scheduling=is_async)
             engine, target = engine_on(tiny_model_dir, config, group)
-            said = answers(engine, varied_requests())
+            generated = answers(engine, varied_requests())
             assert (target.num_ahead > 10) == is_async
-            return said
+            return generated
 
         return outcome
 
@@ -150,7 +150,7 @@ def test_requests_that_come_and_go_meanwhile(tiny_model_dir):
                 engine.abort("r1")
         run_on(engine, transcripts)
         del transcripts["r1", 0]  # how far it came is not defined
-        outcomes[is_async] = told(transcripts)
+        outcomes[is_async] = summary_of(transcripts)
         assert (target.num_ahead > 10) == is_async
     assert outcomes[True] == outcomes[False]
 
@@ -171,7 +171,7 @@ def test_one_that_ends_otherwise_is_run_on_once_in_vain(tiny_model_dir):
     done = run(engine, [request("a", PROMPTS[0], stop_token_ids=[stop])])["a"]
     assert done.token_ids == token_ids[:num_tokens]
     assert len(target.steps) == num_tokens + 1
-    assert engine.stats().num_generated_tokens == num_tokens
+    assert engine.stats().counts.num_generated_tokens == num_tokens
 
 
 def test_nothing_is_ahead_of_who_waits_to_join(tiny_model_dir):
@@ -244,7 +244,7 @@ def test_steps_are_decided_and_timed_as_before(tiny_model_dir):
         clock.now_s += 60
         run(engine, [request("c", PROMPTS[0], stop_token_ids=[token_ids[0]])])
         assert (target.num_ahead > 10) == is_async
-        found[is_async] = chooser.seconds, engine.stats().decisions
+        found[is_async] = chooser.seconds, engine.stats().counts.decisions
     assert found[True] == found[False]
     assert set(found[True][0]) == {1.0}
 
@@ -261,10 +261,10 @@ def test_what_an_operator_wants_holds_from_the_next_step_on(tiny_model_dir):
     engine.set_speculation(replace(control, mode="on"))
     num_steps = len(target.steps)
     engine.step()
-    assert not target.steps[num_steps][1], "a step was begun by what held before"
+    assert not target.steps[num_steps][1], "a step was begun under the earlier settings"
     for _ in range(10):
         engine.step()
-    assert engine.stats().speculation.num_drafts > 0
+    assert engine.stats().counts.speculation.num_drafts > 0
     engine.set_speculation(replace(control, mode="off"))
     num_steps = len(target.steps)
     for _ in range(4):
@@ -292,4 +292,4 @@ def test_a_lost_target_takes_both_steps_with_it(tiny_model_dir):
     _, successor = engine_on(tiny_model_dir, config)
     engine.replace_target(successor)
     run_on(engine, transcripts)
-    assert told(transcripts) == plain
+    assert summary_of(transcripts) == plain

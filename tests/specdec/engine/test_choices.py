@@ -31,43 +31,47 @@ def target():
 
 
 def run_choices(engine, *requests):
-    """What was said of each choice, by request id and index; integrity is checked all along."""
-    said = {(each.request_id, i): Transcript() for each in requests for i in range(each.params.n)}
+    """Transcripts of each choice, by request id and index; integrity is checked after each step."""
+    generated = {
+        (each.request_id, i): Transcript() for each in requests for i in range(each.params.n)
+    }
     for each in requests:
         engine.add(each)
     ended = []
     while engine.has_work:
         for output in engine.step():
             assert output.request_id not in ended, "an output after the last"
-            said[output.request_id, output.choice].add(output)
+            generated[output.request_id, output.choice].add(output)
             ended += [output.request_id] * output.is_last
         engine.check_integrity()
     assert sorted(ended) == sorted(each.request_id for each in requests)
-    return said
+    return generated
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
 def test_a_choice_has_the_same_tokens_whatever_n_is(tiny_model_dir, num_draft_tokens):
-    def said(n, k):
+    def generated(n, k):
         engine = local_engine(tiny_model_dir, engine_config(k))
         found = run_choices(engine, request("r", LONG_PROMPT, temperature=1.0, seed=3, n=n))
         return [found["r", i].token_ids for i in range(n)]
 
-    expected = said(4, 0)
+    expected = generated(4, 0)
     assert len(set(map(tuple, expected))) == 4, "choices with the same noise"
     for n in (1, 2, 4):
-        assert said(n, num_draft_tokens) == expected[:n]
+        assert generated(n, num_draft_tokens) == expected[:n]
 
 
 def test_the_prompt_is_computed_once_for_all_choices(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3, max_num_batched_tokens=16), target)
-    said = run_choices(engine, request("r", LONG_PROMPT, n=4))
+    generated = run_choices(engine, request("r", LONG_PROMPT, n=4))
     for i in range(4):
-        assert said["r", i].token_ids == target.continuation(LONG_PROMPT, 24)
-    assert engine.stats().num_cached_tokens == 3 * 36  # whole blocks, short of the last token
+        assert generated["r", i].token_ids == target.continuation(LONG_PROMPT, 24)
+    assert (
+        engine.stats().counts.num_cached_tokens == 3 * 36
+    )  # whole blocks, short of the last token
     rows = [row for step in target.steps for row in step.rows]
     assert sum(row.num_computed_tokens == 0 for row in rows) == 1
-    assert engine.stats().num_prompt_tokens == 4 * 40
+    assert engine.stats().counts.num_prompt_tokens == 4 * 40
 
 
 def test_choices_that_wait_for_the_prompt_hold_up_nobody(tiny_model_dir, target):
@@ -83,36 +87,36 @@ def test_choices_that_wait_for_the_prompt_hold_up_nobody(tiny_model_dir, target)
 
 def test_without_a_prefix_cache_choices_begin_at_once(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(enable_prefix_caching=False), target)
-    said = run_choices(engine, request("r", PROMPT, n=3))
-    assert all(each.token_ids == target.continuation(PROMPT, 24) for each in said.values())
+    generated = run_choices(engine, request("r", PROMPT, n=3))
+    assert all(each.token_ids == target.continuation(PROMPT, 24) for each in generated.values())
     assert len(target.steps[0].rows) == 3
 
 
 def test_more_choices_than_may_run_at_once_follow_each_other(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3, max_num_seqs=2), target)
-    said = run_choices(engine, request("a", PROMPT, n=5), request("b", LONG_PROMPT, n=2))
-    assert all(len(each.token_ids) == 24 for each in said.values())
+    generated = run_choices(engine, request("a", PROMPT, n=5), request("b", LONG_PROMPT, n=2))
+    assert all(len(each.token_ids) == 24 for each in generated.values())
     assert max(len(step.rows) for step in target.steps) == 2
 
 
 def test_counts_are_of_all_choices(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
-    said = run_choices(engine, request("r", PROMPT, n=3, max_tokens=10))
-    [last] = [each.last for each in said.values() if each.last.is_last]
+    generated = run_choices(engine, request("r", PROMPT, n=3, max_tokens=10))
+    [last] = [each.last for each in generated.values() if each.last.is_last]
     assert (last.num_prompt_tokens, last.num_output_tokens) == (6, 30)
-    assert last.speculation == engine.stats().speculation
+    assert last.speculation == engine.stats().counts.speculation
     assert last.speculation.num_accepted_tokens > 0
 
 
 def test_preemption_of_choices_changes_nothing(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3, num_blocks=40), target)
     requests = [request(name, [*LONG_PROMPT, i], n=4, max_tokens=40) for i, name in enumerate("ab")]
-    said = run_choices(engine, *requests)
+    generated = run_choices(engine, *requests)
     for each in requests:
         for i in range(4):
             expected = target.continuation(each.prompt_token_ids, 40)
-            assert said[each.request_id, i].token_ids == expected
-    assert engine.stats().num_preemptions > 0
+            assert generated[each.request_id, i].token_ids == expected
+    assert engine.stats().counts.num_preemptions > 0
     assert engine.stats().num_free_blocks == 40
 
 
@@ -120,14 +124,14 @@ def test_a_target_that_is_replaced_loses_no_choice(tiny_model_dir):
     for num_steps in (1, 2, 5):
         target = HashTarget(block_size=4, vocab_size=383)
         engine = make_engine(tiny_model_dir, engine_config(3, max_num_batched_tokens=16), target)
-        said = [Transcript() for _ in range(3)]
+        generated = [Transcript() for _ in range(3)]
         engine.add(request("r", LONG_PROMPT, n=3))
         while engine.has_work:
-            if engine.stats().num_steps == num_steps:
+            if engine.stats().counts.num_steps == num_steps:
                 engine.replace_target(HashTarget(block_size=4, vocab_size=383))
             for output in engine.step():
-                said[output.choice].add(output)
-        assert [each.token_ids for each in said] == [target.continuation(LONG_PROMPT, 24)] * 3
+                generated[output.choice].add(output)
+        assert [each.token_ids for each in generated] == [target.continuation(LONG_PROMPT, 24)] * 3
 
 
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 6])
@@ -144,8 +148,8 @@ def test_an_abort_ends_all_choices_within_one_step(tiny_model_dir, target, num_s
 
 def test_choices_wait_no_longer_for_one_that_has_ended(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
-    said = run_choices(engine, request("r", PROMPT, n=3, max_tokens=1))
-    assert [each.finish_reason for each in said.values()] == [FinishReason.LENGTH] * 3
+    generated = run_choices(engine, request("r", PROMPT, n=3, max_tokens=1))
+    assert [each.finish_reason for each in generated.values()] == [FinishReason.LENGTH] * 3
 
 
 def test_a_request_that_has_begun_does_not_expire(tiny_model_dir, target):
@@ -190,7 +194,7 @@ def test_a_prompt_is_reported_once(tiny_model_dir, target):
     "ending", [VerifiedRow(1, (STOP_TOKEN,)), VerifiedRow(1, (), has_bad_logits=True)]
 )
 def test_the_first_output_is_the_first_choices_whatever_becomes_of_others(tiny_model_dir, ending):
-    """What is told of the prompt is told with it, and a failure takes nothing back."""
+    """Log-probabilities of the prompt come with it, and a failure takes nothing back."""
 
     class Target(HashTarget):
         def collect(self):

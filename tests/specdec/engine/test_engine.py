@@ -35,7 +35,7 @@ def target() -> HashTarget:
 
 
 def perfect(target):
-    """A proposer that knows what the target will say."""
+    """A proposer that knows the continuation of the target."""
     return ScriptedProposer(target.continuation)
 
 
@@ -53,10 +53,10 @@ def wrong_from(target, num_right):
 def test_many_sequences_say_what_each_would_say_alone(tiny_model_dir, target, num_draft_tokens):
     engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), target)
     prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3 + 7 * i)] for i in range(12)}
-    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    generated = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
     for name, prompt in prompts.items():
-        assert said[name].token_ids == target.continuation(prompt, 24)
-    speculation = engine.stats().speculation
+        assert generated[name].token_ids == target.continuation(prompt, 24)
+    speculation = engine.stats().counts.speculation
     assert (speculation.num_accepted_tokens > 0) == (num_draft_tokens > 0)
 
 
@@ -64,10 +64,12 @@ def test_preemption_changes_nothing(tiny_model_dir, target):
     config = engine_config(3, num_blocks=40)  # one sequence of max_model_len, or four of ours
     engine = make_engine(tiny_model_dir, config, target)
     prompts = {f"r{i}": [10 + (i * j) % 5 for j in range(30)] for i in range(8)}
-    said = run(engine, [request(name, prompt, max_tokens=40) for name, prompt in prompts.items()])
+    generated = run(
+        engine, [request(name, prompt, max_tokens=40) for name, prompt in prompts.items()]
+    )
     for name, prompt in prompts.items():
-        assert said[name].token_ids == target.continuation(prompt, 40)
-    assert engine.stats().num_preemptions > 0
+        assert generated[name].token_ids == target.continuation(prompt, 40)
+    assert engine.stats().counts.num_preemptions > 0
     assert engine.stats().num_free_blocks == 40
 
 
@@ -79,12 +81,14 @@ def test_counts_of_a_hand_worked_case(tiny_model_dir, target, num_right):
     # The first call only begins; the prompt yields one token, and each of five drafts its share.
     assert [len(output.token_ids) for output in outputs] == [1] + [num_right + 1] * 5
     assert [sum(output.is_drafted) for output in outputs] == [0] + [num_right] * 5
-    assert engine.stats().speculation == SpeculationStats(5, 15, 5 * num_right)
+    assert engine.stats().counts.speculation == SpeculationStats(5, 15, 5 * num_right)
     assert outputs[-1].speculation == SpeculationStats(5, 15, 5 * num_right)
-    assert engine.stats().accepted_by_position == tuple(5 * (i < num_right) for i in range(3))
-    assert engine.stats().num_generated_tokens == 6 + 5 * num_right
-    said = [token for output in outputs for token in output.token_ids]
-    assert said == target.continuation(PROMPT, len(said))
+    assert engine.stats().counts.accepted_by_position == tuple(
+        5 * (i < num_right) for i in range(3)
+    )
+    assert engine.stats().counts.num_generated_tokens == 6 + 5 * num_right
+    generated = [token for output in outputs for token in output.token_ids]
+    assert generated == target.continuation(PROMPT, len(generated))
 
 
 def test_drafts_are_counted_for_the_method_that_made_them(tiny_model_dir, target):
@@ -104,9 +108,9 @@ def test_drafts_are_counted_for_the_method_that_made_them(tiny_model_dir, target
     run(engine, [request("r", PROMPT, max_tokens=8)])
     # A token of the prompt, 4 of a good draft, then one of each bad draft of 2 and 1 tokens.
     stats = engine.stats()
-    assert stats.drafted_by_method == {"ngram": (1, 1, 1), "draft_model": (2, 1)}
-    assert stats.accepted_by_method == {"ngram": (1, 1, 1), "draft_model": (0, 0)}
-    assert stats.speculation == SpeculationStats(3, 6, 3)
+    assert stats.counts.drafted_by_method == {"ngram": (1, 1, 1), "draft_model": (2, 1)}
+    assert stats.counts.accepted_by_method == {"ngram": (1, 1, 1), "draft_model": (0, 0)}
+    assert stats.counts.speculation == SpeculationStats(3, 6, 3)
 
 
 def test_a_request_has_begun_in_the_step_that_first_runs_it(tiny_model_dir, target):
@@ -117,7 +121,7 @@ def test_a_request_has_begun_in_the_step_that_first_runs_it(tiny_model_dir, targ
     begun = []
     while engine.has_work:
         engine.step()
-        begun.append(engine.begun)
+        begun.append(engine.newly_scheduled)
     assert begun[0] == ("a", "b")
     assert [name for names in begun for name in names] == ["a", "b", "c"], "once each"
 
@@ -138,10 +142,10 @@ def test_drafts_that_max_tokens_would_cut_are_not_made(tiny_model_dir, target):
 def test_a_stale_draft_is_never_verified(tiny_model_dir, target):
     proposer = ScriptedProposer(target.continuation, base_shift=-1)
     engine = make_engine(tiny_model_dir, engine_config(3), target, proposer)
-    said = run(engine, [request("r", PROMPT)])["r"]
-    assert said.token_ids == target.continuation(PROMPT, 24)
+    generated = run(engine, [request("r", PROMPT)])["r"]
+    assert generated.token_ids == target.continuation(PROMPT, 24)
     assert proposer.num_calls > 0
-    assert engine.stats().speculation.num_draft_tokens == 0
+    assert engine.stats().counts.speculation.num_draft_tokens == 0
     assert all(row.num_draft_tokens == 0 for step in target.steps for row in step.rows)
 
 
@@ -167,16 +171,16 @@ def test_a_request_may_ask_for_fewer_drafts(tiny_model_dir, target):
 @pytest.mark.parametrize("max_tokens", [1, 2, 3])
 def test_short_outputs_end_on_time(tiny_model_dir, target, max_tokens):
     engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
-    said = run(engine, [request("r", PROMPT, max_tokens=max_tokens)])["r"]
-    assert said.token_ids == target.continuation(PROMPT, max_tokens)
-    assert said.finish_reason is FinishReason.LENGTH
+    generated = run(engine, [request("r", PROMPT, max_tokens=max_tokens)])["r"]
+    assert generated.token_ids == target.continuation(PROMPT, max_tokens)
+    assert generated.finish_reason is FinishReason.LENGTH
 
 
 def test_the_context_length_ends_a_sequence(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(7), target, perfect(target))
-    said = run(engine, [request("r", [11] * 100, max_tokens=None)])["r"]
-    assert len(said.token_ids) == 60
-    assert said.finish_reason is FinishReason.LENGTH
+    generated = run(engine, [request("r", [11] * 100, max_tokens=None)])["r"]
+    assert len(generated.token_ids) == 60
+    assert generated.finish_reason is FinishReason.LENGTH
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 7])
@@ -188,13 +192,13 @@ def test_a_stop_string_cuts_the_text_and_what_was_drafted_past_it(
     # A text is stopped where this much of it is first complete.
     stop = tokenizer.decode(truth[4:7])
     engine = make_engine(tiny_model_dir, engine_config(num_draft_tokens), target, perfect(target))
-    said = run(engine, [request("r", PROMPT, stop=(stop,))])["r"]
+    generated = run(engine, [request("r", PROMPT, stop=(stop,))])["r"]
     whole = tokenizer.decode(truth)
-    assert said.finish_reason is FinishReason.STOP
-    assert said.text == whole[: whole.index(stop)]
-    assert said.token_ids == truth[: len(said.token_ids)]
-    assert stop in tokenizer.decode(said.token_ids)
-    assert stop not in tokenizer.decode(said.token_ids[:-1])
+    assert generated.finish_reason is FinishReason.STOP
+    assert generated.text == whole[: whole.index(stop)]
+    assert generated.token_ids == truth[: len(generated.token_ids)]
+    assert stop in tokenizer.decode(generated.token_ids)
+    assert stop not in tokenizer.decode(generated.token_ids[:-1])
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 7])
@@ -207,10 +211,10 @@ def test_an_eos_token_ends_a_sequence_unless_ignored(tiny_model_dir, target, num
         tiny_model_dir, engine_config(num_draft_tokens), ending := EndsAtTen(4, VOCAB_SIZE)
     )
     assert 2 in engine._model.eos_token_ids
-    said = run(engine, [request("a", PROMPT, ignore_eos=False), request("b", PROMPT)])
-    assert said["a"].token_ids == [*ending.continuation(PROMPT, 4), 2]
-    assert said["a"].finish_reason is FinishReason.STOP
-    assert len(said["b"].token_ids) == 24
+    generated = run(engine, [request("a", PROMPT, ignore_eos=False), request("b", PROMPT)])
+    assert generated["a"].token_ids == [*ending.continuation(PROMPT, 4), 2]
+    assert generated["a"].finish_reason is FinishReason.STOP
+    assert len(generated["b"].token_ids) == 24
 
 
 def test_an_aborted_request_gives_its_blocks_back_within_one_step(tiny_model_dir, target):
@@ -286,9 +290,9 @@ def test_a_shared_prefix_is_computed_once(tiny_model_dir, target):
     system = [10 + i % 5 for i in range(40)]
     prompts = {"a": [*system, 10, 11], "b": [*system, 12, 13], "c": [*system, 14]}
     for name, prompt in prompts.items():
-        said = run(engine, [request(name, prompt)])[name]
-        assert said.token_ids == target.continuation(prompt, 24)
-    assert engine.stats().num_cached_tokens == 80
+        generated = run(engine, [request(name, prompt)])[name]
+        assert generated.token_ids == target.continuation(prompt, 24)
+    assert engine.stats().counts.num_cached_tokens == 80
     rows = [row for step in target.steps for row in step.rows]
     assert sum(row.num_computed_tokens == 0 for row in rows) == 1
 
@@ -299,15 +303,15 @@ def test_what_was_generated_is_a_prefix_for_the_next_turn(tiny_model_dir, target
     history = [*PROMPT, *first.token_ids, 12]
     run(engine, [request("b", history)])
     # The last token's KV was never computed, and only whole blocks of 4 are kept.
-    assert engine.stats().num_cached_tokens == (len(history) - 2) // 4 * 4
+    assert engine.stats().counts.num_cached_tokens == (len(history) - 2) // 4 * 4
 
 
 def test_without_prefix_caching_nothing_is_found(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3, enable_prefix_caching=False), target)
     for name in "ab":
-        said = run(engine, [request(name, PROMPT * 4)])[name]
-        assert said.token_ids == target.continuation(PROMPT * 4, 24)
-    assert engine.stats().num_cached_tokens == 0
+        generated = run(engine, [request(name, PROMPT * 4)])[name]
+        assert generated.token_ids == target.continuation(PROMPT * 4, 24)
+    assert engine.stats().counts.num_cached_tokens == 0
 
 
 def test_lower_priority_numbers_go_first(tiny_model_dir, target):
@@ -328,7 +332,7 @@ def test_the_least_urgent_is_preempted(tiny_model_dir, target):
     while engine.has_work:
         ended += [output.request_id for output in engine.step() if output.finish_reason]
     assert ended == ["second", "first"]
-    assert engine.stats().num_preemptions > 0
+    assert engine.stats().counts.num_preemptions > 0
 
 
 def test_only_requests_that_never_ran_expire(tiny_model_dir, target):
@@ -376,19 +380,19 @@ def test_output_that_cannot_be_resumed_is_refused(tiny_model_dir, target, resume
 def test_a_target_that_is_replaced_loses_no_token(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(3), target)
     prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(3 + 7 * i)] for i in range(6)}
-    said = {name: Transcript() for name in prompts}
+    generated = {name: Transcript() for name in prompts}
     for name, prompt in prompts.items():
         engine.add(request(name, prompt))
     for _ in range(6):
         for output in engine.step():
-            said[output.request_id].add(output)
+            generated[output.request_id].add(output)
     engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
     while engine.has_work:
         for output in engine.step():
-            said[output.request_id].add(output)
+            generated[output.request_id].add(output)
         engine.check_integrity()
     for name, prompt in prompts.items():
-        assert said[name].token_ids == target.continuation(prompt, 24)
+        assert generated[name].token_ids == target.continuation(prompt, 24)
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -405,7 +409,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.target,
         )
         self.prompts: dict[str, list[int]] = {}
-        self.said: dict[tuple[str, int], Transcript] = {}  # by request and choice
+        self.generated: dict[tuple[str, int], Transcript] = {}  # by request and choice
 
     @rule(
         target=requests,
@@ -418,7 +422,7 @@ class EngineMachine(RuleBasedStateMachine):
     def add(self, length: int, first: int, max_tokens: int, enabled: bool, n: int) -> str:
         name = f"r{len(self.prompts)}"
         self.prompts[name] = [10 + (first * i) % 5 for i in range(length)]
-        self.said |= {(name, choice): Transcript() for choice in range(n)}
+        self.generated |= {(name, choice): Transcript() for choice in range(n)}
         params = {"max_tokens": max_tokens, "speculation": SpeculationOptions(enabled=enabled)}
         self.engine.add(request(name, self.prompts[name], n=n, **params))
         return name
@@ -435,14 +439,14 @@ class EngineMachine(RuleBasedStateMachine):
     def step(self, count: int) -> None:
         for _ in range(count):
             for output in self.engine.step() if self.engine.has_work else ():
-                self.said[output.request_id, output.choice].add(output)
+                self.generated[output.request_id, output.choice].add(output)
 
     @invariant()
     def what_was_said_is_right(self) -> None:
         self.engine.check_integrity()
-        for (name, _), said in self.said.items():
-            expected = self.target.continuation(self.prompts[name], len(said.token_ids))
-            assert said.token_ids == expected
+        for (name, _), generated in self.generated.items():
+            expected = self.target.continuation(self.prompts[name], len(generated.token_ids))
+            assert generated.token_ids == expected
 
     def teardown(self) -> None:
         for name in self.prompts:
@@ -467,9 +471,9 @@ def prefilled(step):
 def test_prompts_take_few_tokens_of_a_step_while_others_decode(tiny_model_dir, target, limit):
     engine = make_engine(tiny_model_dir, engine_config(max_prefill_tokens=limit), target)
     prompts = {"short": PROMPT, "long": [11 + i % 4 for i in range(90)]}
-    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    generated = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
     for name, prompt in prompts.items():
-        assert said[name].token_ids == target.continuation(prompt, 24)
+        assert generated[name].token_ids == target.continuation(prompt, 24)
     # All of the short one and 58 tokens of the long one make the first step, in which none decodes.
     assert prefilled(target.steps[0]) == 64
     assert max(map(prefilled, target.steps[1:])) == min(limit or 32, 32)
@@ -487,10 +491,10 @@ def test_requests_that_leave_the_queue_are_told_once(tiny_model_dir, target):
     for each in (request("a", PROMPT), request("b", PROMPT, n=2), request("c", PROMPT)):
         engine.add(each)
     engine.step()
-    told = [engine.begun]
+    scheduled = [engine.newly_scheduled]
     engine.replace_target(HashTarget(block_size=4, vocab_size=VOCAB_SIZE))
     while engine.has_work:
         engine.step()
-        told.append(engine.begun)
-    assert told[0] == ("a", "b")
-    assert [name for names in told for name in names] == ["a", "b", "c"]
+        scheduled.append(engine.newly_scheduled)
+    assert scheduled[0] == ("a", "b")
+    assert [name for names in scheduled for name in names] == ["a", "b", "c"]

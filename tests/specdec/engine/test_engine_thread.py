@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.engine_thread import EngineThread
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import (
@@ -63,7 +63,7 @@ def target():
 
 @pytest.fixture
 async def loop(tiny_model_dir, target):
-    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target))
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target))
     yield loop
     target.gate.release(10_000)
     await loop.close()
@@ -77,16 +77,16 @@ async def test_what_has_ended_is_counted_at_once_while_others_run(loop, target):
     target.step_s = 0.002
     others = asyncio.create_task(tokens_of(loop, request("others", [1, 2], max_tokens=100)))
     for index in range(5):
-        before = loop.last_stats.num_generated_tokens
+        before = loop.last_stats.counts.num_generated_tokens
         await tokens_of(loop, request("one", [3, 4], max_tokens=3 + index))
-        assert loop.last_stats.num_generated_tokens >= before + 3 + index
+        assert loop.last_stats.counts.num_generated_tokens >= before + 3 + index
     assert not others.done()
     await others
-    assert loop.last_stats.num_generated_tokens == 100 + sum(range(3, 8))
+    assert loop.last_stats.counts.num_generated_tokens == 100 + sum(range(3, 8))
 
 
 async def test_what_another_thread_stops_is_refused_and_not_left_waiting(loop, target):
-    """The call comes after the request to stop, and before the thread has heard of it."""
+    """The call comes after the request to stop, and before the thread receives it."""
     target.gate = threading.Semaphore(0)
     stream = asyncio.create_task(tokens_of(loop, request("long", PROMPT)))
     await asyncio.sleep(0.05)  # the step is in flight
@@ -105,8 +105,8 @@ async def test_what_another_thread_stops_is_refused_and_not_left_waiting(loop, t
 
 async def test_streams_of_many_requests_at_once(loop, target):
     requests = [request(f"r{i}", [11 + i % 4] * (i + 1)) for i in range(20)]
-    said = await asyncio.gather(*(tokens_of(loop, each) for each in requests))
-    for each, tokens in zip(requests, said, strict=True):
+    generated = await asyncio.gather(*(tokens_of(loop, each) for each in requests))
+    for each, tokens in zip(requests, generated, strict=True):
         assert tokens == target.continuation(each.prompt_token_ids, 24)
 
 
@@ -120,8 +120,8 @@ async def test_outputs_bear_the_callers_id_even_where_two_share_it(loop):
 async def test_choices_come_in_one_stream_that_ends_with_the_last_of_them(loop, target):
     outputs = [output async for output in loop.generate(request("r", PROMPT, n=3))]
     for choice in range(3):
-        said = [token for each in outputs if each.choice == choice for token in each.token_ids]
-        assert said == target.continuation(PROMPT, 24)
+        generated = [token for each in outputs if each.choice == choice for token in each.token_ids]
+        assert generated == target.continuation(PROMPT, 24)
     assert [each.is_last for each in outputs] == [False] * (len(outputs) - 1) + [True]
     assert (loop.num_streams, loop.num_sequences) == (0, 0)
 
@@ -160,12 +160,12 @@ async def test_a_refused_request_raises_and_leaves_the_loop_running(loop, target
 
 async def test_an_error_of_one_request_ends_its_stream_alone(tiny_model_dir):
     target = PickyTarget()
-    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(), target))
-    said = await asyncio.gather(
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(), target))
+    generated = await asyncio.gather(
         *(tokens_of(loop, request(f"r{i}", [11 + i, 12])) for i in range(3)), return_exceptions=True
     )
-    assert isinstance(said[1], BadLogitsError)
-    assert [said[0], said[2]] == [target.continuation([11 + i, 12], 24) for i in (0, 2)]
+    assert isinstance(generated[1], BadLogitsError)
+    assert [generated[0], generated[2]] == [target.continuation([11 + i, 12], 24) for i in (0, 2)]
     assert loop.num_streams == 0
     stats = await loop.stats()
     assert (stats.num_running, stats.num_free_blocks) == (0, stats.num_blocks)
@@ -208,7 +208,7 @@ async def test_a_lost_target_fails_every_stream_and_every_call(loop, target):
 
 
 async def test_closing_ends_open_streams_and_refuses_new_ones(tiny_model_dir, target):
-    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(), target))
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(), target))
     target.gate = threading.Semaphore(2)
     stream = asyncio.create_task(tokens_of(loop, request("r", PROMPT)))
     await asyncio.sleep(0.05)
@@ -223,13 +223,13 @@ async def test_closing_ends_open_streams_and_refuses_new_ones(tiny_model_dir, ta
 async def test_speculation_is_set_between_two_steps(tiny_model_dir, target):
     off, on = (SpeculationControl(mode, 32, num_speculative_tokens=3) for mode in ("off", "on"))
     policy = SpeculationPolicy(off, clock=lambda: 0.0)
-    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target, policy=policy))
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target, policy=policy))
     assert await tokens_of(loop, request("a", PROMPT)) == target.continuation(PROMPT, 24)
-    assert (await loop.stats()).speculation.num_drafts == 0
+    assert (await loop.stats()).counts.speculation.num_drafts == 0
     await loop.set_speculation(on)
     assert (await loop.stats()).is_speculation_on
     assert await tokens_of(loop, request("b", PROMPT)) == target.continuation(PROMPT, 24)
-    assert (await loop.stats()).speculation.num_drafts > 0
+    assert (await loop.stats()).counts.speculation.num_drafts > 0
     await loop.close()
 
 
@@ -274,9 +274,9 @@ async def test_a_reader_that_has_stopped_does_not_hold_up_the_drain(loop):
 
 async def test_the_thread_sleeps_while_there_is_nothing_to_do(loop, target):
     await tokens_of(loop, request("r", PROMPT))
-    num_steps = (await loop.stats()).num_steps
+    num_steps = (await loop.stats()).counts.num_steps
     await asyncio.sleep(0.2)
-    assert (await loop.stats()).num_steps == num_steps
+    assert (await loop.stats()).counts.num_steps == num_steps
 
 
 async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, target):
@@ -287,7 +287,7 @@ async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, targ
         made.wait(10)
         return successor
 
-    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target), remake)
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), remake)
     target.step_s = 0.01
     running = asyncio.create_task(tokens_of(loop, request("running", PROMPT, max_tokens=60)))
     await asyncio.sleep(0.1)
@@ -295,7 +295,7 @@ async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, targ
     while not loop.is_recovering:
         await asyncio.sleep(0.01)
     late = replace(request("late", PROMPT), queue_deadline_s=time.monotonic() + 0.2)
-    with pytest.raises(OverloadedError, match="waited longer"):
+    with pytest.raises(OverloadedError, match="past its deadline"):
         await tokens_of(loop, late)
     waiting = asyncio.create_task(tokens_of(loop, request("waiting", PROMPT)))
     await asyncio.sleep(0.05)
@@ -305,23 +305,23 @@ async def test_streams_pause_while_the_target_is_made_again(tiny_model_dir, targ
     await loop.close()
 
 
-async def test_a_loss_is_told_on_the_engines_thread_before_another_target_is_made(
+async def test_a_loss_is_noted_on_the_engines_thread_before_another_target_is_made(
     tiny_model_dir, target
 ):
-    told = []
+    noted = []
 
-    def tell(what):
-        told.append((what, threading.current_thread().name))
+    def note(what):
+        noted.append((what, threading.current_thread().name))
 
     def remake():
-        tell("remake")
+        note("remake")
         return HashTarget(block_size=4, vocab_size=383)
 
     engine = make_engine(tiny_model_dir, engine_config(3), target)
-    loop = EngineLoop(engine, remake, on_target_lost=lambda: tell("lost"))
+    loop = EngineThread(engine, remake, on_target_lost=lambda: note("lost"))
     target.error = TargetFailedError("it died")
     assert len(await tokens_of(loop, request("r", PROMPT))) == 24
-    assert told == [("lost", "engine"), ("remake", "recovery")]
+    assert noted == [("lost", "engine"), ("remake", "recovery")]
     await loop.close()
 
 
@@ -329,7 +329,7 @@ async def test_a_target_that_cannot_be_made_again_ends_the_streams(tiny_model_di
     def remake():
         raise TargetFailedError("it failed 5 times in a row")
 
-    loop = EngineLoop(make_engine(tiny_model_dir, engine_config(3), target), remake)
+    loop = EngineThread(make_engine(tiny_model_dir, engine_config(3), target), remake)
     target.error = TargetFailedError("it died")
     with pytest.raises(TargetFailedError, match="could not be started again: it failed 5 times"):
         await tokens_of(loop, request("r", PROMPT))

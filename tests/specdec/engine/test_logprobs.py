@@ -88,7 +88,7 @@ def test_speculation_changes_them_by_rounding_alone(tiny_model_dir):
     for drafts in (1, 5, "draft_model"):
         engine = engine_for(tiny_model_dir, drafts)
         transcripts = run(engine, asked())
-        assert engine.stats().speculation.num_accepted_tokens > 0
+        assert engine.stats().counts.speculation.num_accepted_tokens > 0
         for name, said in transcripts.items():
             assert said.token_ids == plain[name].token_ids
             if said.logprobs:
@@ -157,10 +157,10 @@ def test_cached_prefixes_are_run_again_for_prompt_logprobs_alone(tiny_model_dir,
     prompt = PIECE * 5
     run(engine, [request("first", prompt, max_tokens=1)])
     said = run(engine, [request("asks", prompt, prompt_logprobs=1, max_tokens=8)])["asks"]
-    assert engine.stats().num_cached_tokens == 0
+    assert engine.stats().counts.num_cached_tokens == 0
     check(told(said), prompt[1:], log_probs(prompt)[:-1], 1)
     run(engine, [request("does not", prompt, max_tokens=1)])
-    assert engine.stats().num_cached_tokens > 0
+    assert engine.stats().counts.num_cached_tokens > 0
 
 
 def test_prompt_logprobs_are_told_once_whatever_is_preempted(tiny_model_dir, log_probs):
@@ -173,7 +173,7 @@ def test_prompt_logprobs_are_told_once_whatever_is_preempted(tiny_model_dir, log
         for name, prompt in prompts.items()
     ]
     transcripts = run(engine, requests)
-    assert engine.stats().num_preemptions > 0
+    assert engine.stats().counts.num_preemptions > 0
     for name, prompt in prompts.items():
         check(told(transcripts[name]), prompt[1:], log_probs(prompt)[:-1], 2)
         assert len(Logprobs.join(transcripts[name].logprobs)) == 30

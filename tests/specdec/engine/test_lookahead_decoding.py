@@ -59,7 +59,7 @@ def test_text_that_never_repeats_takes_fewer_steps(tiny_model_dir):
         engine = engine_on(tiny_model_dir, Successor(4, 383), speculation)
         said = run(engine, [request("r", [3, 30, 50], max_tokens=60)])["r"].token_ids
         assert said == [(51 + index) % 70 for index in range(60)]
-        num_steps[speculation.method] = engine.stats().num_steps
+        num_steps[speculation.method] = engine.stats().counts.num_steps
     assert num_steps["ngram"] == 60
     assert num_steps["lookahead"] < 40
 
@@ -78,7 +78,7 @@ def test_lookahead_tokens_keep_within_the_budgets(tiny_model_dir, max_num_batche
     for each, said in zip(requests, run(engine, requests).values(), strict=True):
         assert said.token_ids == target.continuation(each.prompt_token_ids, 30)
     assert max(row.num_lookahead_tokens for row in rows_of(target)) <= WINDOW
-    counted = engine.stats().num_lookahead_tokens
+    counted = engine.stats().counts.num_lookahead_tokens
     assert counted == sum(row.num_lookahead_tokens for row in rows_of(target))
     assert any(row.num_lookahead_tokens for row in rows_of(target)) == (max_num_batched_tokens > 8)
     for step in target.steps:
@@ -128,7 +128,7 @@ def test_rules_and_grammars_hold_and_tokens_are_those_without_it(tiny_model_dir)
         assert said.token_ids == plain[name].token_ids
         for ours, theirs in zip(_joined(said), _joined(plain[name]), strict=True):
             np.testing.assert_allclose(ours, theirs, atol=1e-4)
-    assert engine.stats().speculation.num_drafts > 0
+    assert engine.stats().counts.speculation.num_drafts > 0
 
 
 def _joined(transcript):

@@ -96,8 +96,8 @@ def test_tokens_depend_on_the_seed_alone(tiny_model_dir, size, sampling):
         ]
         yield reference | {name: tokens for each in alone for name, tokens in each.items()}
 
-    for said in run_ranks(size, lambda group: list(variants(group)))[0]:
-        assert said == reference
+    for generated in run_ranks(size, lambda group: list(variants(group)))[0]:
+        assert generated == reference
 
 
 def test_drafts_were_accepted_and_sequences_preempted(tiny_model_dir):
@@ -105,18 +105,18 @@ def test_drafts_were_accepted_and_sequences_preempted(tiny_model_dir):
     engine = local_engine(tiny_model_dir, engine_config(3, num_blocks=48))
     run(engine, [request(name, prompt) for name, prompt in prompts(8).items()])
     stats = engine.stats()
-    assert stats.num_preemptions > 0
-    assert stats.speculation.num_accepted_tokens > 0
-    assert stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
+    assert stats.counts.num_preemptions > 0
+    assert stats.counts.speculation.num_accepted_tokens > 0
+    assert stats.counts.speculation.num_accepted_tokens < stats.counts.speculation.num_draft_tokens
 
 
 def test_another_seed_gives_other_tokens(tiny_model_dir):
-    def said(seed):
+    def generated(seed):
         requests = [request("r", [5, 6, 7], seed=seed, temperature=1.0)]
         return said_by(tiny_model_dir, engine_config(0), requests)["r"]
 
-    assert said(1) == said(1)
-    assert said(1) != said(2)
+    assert generated(1) == generated(1)
+    assert generated(1) != generated(2)
 
 
 @pytest.mark.parametrize("quantization", QUANTIZED)
@@ -128,15 +128,15 @@ def test_a_quantized_target_says_the_same_in_any_batch_and_with_any_drafts(
         for index, (name, prompt) in enumerate(prompts(6).items())
     ]
 
-    def said(num_draft_tokens, batches):
+    def generated(num_draft_tokens, batches):
         config = engine_config(num_draft_tokens)
         engine = local_engine(tiny_model_dir, config, quantization=quantization)
         parts = [run(engine, batch) for batch in batches]
         return {name: each.token_ids for part in parts for name, each in part.items()}
 
-    alone = said(0, [[each] for each in requests])
+    alone = generated(0, [[each] for each in requests])
     for num_draft_tokens in (0, 1, 3, 7):
-        assert said(num_draft_tokens, [requests]) == alone
+        assert generated(num_draft_tokens, [requests]) == alone
 
 
 @pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
@@ -148,7 +148,7 @@ def test_native_kernels_leave_no_ties_to_rounding(tiny_model_dir, dtype):
         for index, (name, prompt) in enumerate(prompts(6).items())
     ]
 
-    def said(num_draft_tokens, batches, **changes):
+    def generated(num_draft_tokens, batches, **changes):
         config = engine_config(num_draft_tokens, **changes)
         runner = load_runner(tiny_model_dir, dtype, config, TensorParallelGroup())
         engine = make_engine(tiny_model_dir, config, LocalTarget(runner))
@@ -159,8 +159,8 @@ def test_native_kernels_leave_no_ties_to_rounding(tiny_model_dir, dtype):
             for name, each in part.items()
         }
 
-    alone = said(0, [[each] for each in requests])
+    alone = generated(0, [[each] for each in requests])
     assert all(len(each) == NUM_TOKENS for each in alone.values())
-    assert said(0, [requests]) == alone
-    assert said(7, [requests], max_num_batched_tokens=24) == alone
-    assert said(3, [requests], num_blocks=48) == alone
+    assert generated(0, [requests]) == alone
+    assert generated(7, [requests], max_num_batched_tokens=24) == alone
+    assert generated(3, [requests], num_blocks=48) == alone

@@ -81,10 +81,12 @@ def check(directory, draft_dirs, method, sampling, k, group=None, batch_size=8):
     for order in (1, -1):
         assert said_by(engine, requests(**sampling)[::order]) == reference(directory, **sampling)
     stats = engine.stats()
-    assert stats.num_prefill_chunks > 0
-    assert stats.num_cached_tokens > 0
-    assert (stats.num_preemptions > 0) == (batch_size == 8)
-    assert 0 < stats.speculation.num_accepted_tokens < stats.speculation.num_draft_tokens
+    assert stats.counts.num_prefill_chunks > 0
+    assert stats.counts.num_cached_tokens > 0
+    assert (stats.counts.num_preemptions > 0) == (batch_size == 8)
+    assert (
+        0 < stats.counts.speculation.num_accepted_tokens < stats.counts.speculation.num_draft_tokens
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -133,7 +135,7 @@ def test_turned_off_and_on(tiny_model_dir, draft_dirs, method):
             said[output.request_id].extend(output.token_ids)
         step += 1
     assert said == reference(tiny_model_dir, **SAMPLED)
-    assert engine.stats().speculation.num_drafts > 0
+    assert engine.stats().counts.speculation.num_drafts > 0
 
 
 def test_outputs_said_once_are_drafted_the_second_time(tiny_model_dir):
@@ -143,8 +145,8 @@ def test_outputs_said_once_are_drafted_the_second_time(tiny_model_dir):
     first = engine.stats()
     said_by(engine, requests(**SAMPLED))
     second = engine.stats()
-    num_steps = second.num_steps - first.num_steps
-    assert num_steps < 0.6 * first.num_steps
+    num_steps = second.counts.num_steps - first.counts.num_steps
+    assert num_steps < 0.6 * first.counts.num_steps
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
@@ -153,4 +155,4 @@ def test_a_request_may_name_what_is_loaded(tiny_model_dir, draft_dirs, method):
     options = SpeculationOptions(method=method)
     said = said_by(engine, requests(speculation=options, **SAMPLED))
     assert said == reference(tiny_model_dir, **SAMPLED)
-    assert engine.stats().speculation.num_drafts > 0
+    assert engine.stats().counts.speculation.num_drafts > 0

@@ -9,7 +9,7 @@ from specdec.client import HistogramCounts
 from specdec.engine import metrics as names
 from specdec.engine.metrics import Histogram, Metrics
 from specdec.engine.outputs import RequestOutput
-from specdec.engine.request_metrics import RequestObserver
+from specdec.engine.request_metrics import RequestMetrics
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 
@@ -21,7 +21,7 @@ def metrics():
 
 @pytest.fixture
 def observer(metrics):
-    return RequestObserver("r", metrics, clock=lambda: 100.0)
+    return RequestMetrics("r", metrics, clock=lambda: 100.0)
 
 
 def output(finish_reason, choice=0, is_last=None, num_steps=1):
@@ -67,7 +67,7 @@ def test_observations_of_several_threads_are_all_counted():
 
 
 def test_the_phases_of_a_request_by_the_clock(metrics, observer):
-    observer.on_begun(100.25)
+    observer.on_scheduled(100.25)
     for at, finish_reason in [(100.5, None), (100.75, None), (102.0, FinishReason.STOP)]:
         observer.on_output(output(finish_reason), at)
     assert summary(metrics, names.QUEUE_TIME) == (1, 0.25)

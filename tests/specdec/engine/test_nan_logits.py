@@ -164,7 +164,7 @@ def test_a_draft_cannot_end_a_request(untied_dir, undisturbed):
     proposer = ScriptedProposer(lambda tokens, count: [POISON] * count)
     engine = engine_for(untied_dir, torch.nan, proposer=proposer)
     assert texts(run(engine, sound())) == undisturbed
-    assert engine.stats().speculation.num_accepted_tokens == 0
+    assert engine.stats().counts.speculation.num_accepted_tokens == 0
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
@@ -176,7 +176,7 @@ def test_a_draft_model_of_no_numbers_drafts_something(untied_dir, undisturbed, v
     config = SpeculativeConfig("draft_model", 3)
     engine = engine_for(untied_dir, None, proposer=proposer, speculation=config)
     assert texts(run(engine, sound())) == undisturbed
-    assert engine.stats().speculation.num_drafts > 0
+    assert engine.stats().counts.speculation.num_drafts > 0
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])

@@ -281,7 +281,7 @@ def test_penalties_through_preemption_chunks_and_cached_prefixes(
     assert all(texts(other) == texts(transcripts) for other, _ in others), "ranks disagree"
     for each in requests:
         definition.check(each, transcripts[each.request_id].token_ids)
-    assert stats.num_preemptions > 0
-    assert stats.num_cached_tokens > 0
-    assert stats.num_prefill_chunks > 0
-    assert stats.speculation.num_accepted_tokens > 0
+    assert stats.counts.num_preemptions > 0
+    assert stats.counts.num_cached_tokens > 0
+    assert stats.counts.num_prefill_chunks > 0
+    assert stats.counts.speculation.num_accepted_tokens > 0

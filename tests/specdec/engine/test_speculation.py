@@ -58,8 +58,8 @@ def random_control(generator):
     )
 
 
-def num_ended(said):
-    return sum(each.finish_reason is not None for each in said.values())
+def num_ended(generated):
+    return sum(each.finish_reason is not None for each in generated.values())
 
 
 def drafted(steps):
@@ -91,7 +91,7 @@ def test_a_threshold_turns_it_off_while_many_decode(make, target):
     engine = make(AUTO)
     prompts = {f"r{i}": [10 + (i + j) % 5 for j in range(6)] for i in range(4)}
     lengths = [10, 10, 40, 40]
-    said = run(
+    generated = run(
         engine,
         [
             request(name, prompt, max_tokens=length)
@@ -99,7 +99,7 @@ def test_a_threshold_turns_it_off_while_many_decode(make, target):
         ],
     )
     for (name, prompt), length in zip(prompts.items(), lengths, strict=True):
-        assert said[name].token_ids == target.continuation(prompt, length)
+        assert generated[name].token_ids == target.continuation(prompt, length)
     for step in target.steps:
         if sum(row.samples for row in step.rows) > 2:
             assert all(row.num_draft_tokens == 0 for row in step.rows)
@@ -121,27 +121,27 @@ def test_requests_in_prefill_do_not_count(make, target):
 def test_an_operator_turns_it_at_the_next_step(make, target, proposer):
     engine = make(AUTO)
     engine.add(request("r", PROMPT, max_tokens=100))
-    said = []
+    generated = []
 
     def go(count):
         begun, calls = len(target.steps), proposer.num_calls
         for _ in range(count):
-            said.extend(token for output in engine.step() for token in output.token_ids)
+            generated.extend(token for output in engine.step() for token in output.token_ids)
         return drafted(target.steps[begun:]), proposer.num_calls - calls
 
     go(2)
     engine.set_speculation(OFF)
     assert go(5) == ([0] * 5, 0)
-    counts = engine.stats().speculation
+    counts = engine.stats().counts.speculation
     assert go(5) == ([0] * 5, 0)
-    assert engine.stats().speculation == counts
+    assert engine.stats().counts.speculation == counts
     engine.set_speculation(ON)
     assert go(5) == ([3] * 5, 5)
     engine.set_speculation(SpeculationControl("on", threshold=2, num_speculative_tokens=7))
     assert go(2) == ([7] * 2, 2)
     while engine.has_work:
         go(1)
-    assert said == target.continuation(PROMPT, 100)
+    assert generated == target.continuation(PROMPT, 100)
     assert engine.stats().num_speculation_flips == 2
 
 
@@ -152,7 +152,7 @@ def test_an_operator_may_forbid_requests_to_choose(make, target, may_override):
     asked = {
         "opts out": SpeculationOptions(enabled=False),
         "asks for one": SpeculationOptions(num_speculative_tokens=1),
-        "says nothing": SpeculationOptions(),
+        "no options": SpeculationOptions(),
     }
     requests = [request(name, PROMPT, speculation=each) for name, each in asked.items()]
     transcripts = run(engine, requests)
@@ -190,15 +190,15 @@ def test_an_operator_says_which_verifiers_new_requests_may_name(make):
 def test_where_everyone_opted_out_no_proposer_is_asked_and_the_stats_say_why(make, proposer):
     engine = make(ON)
     run(engine, [request("r", PROMPT, speculation=SpeculationOptions(enabled=False))])
-    assert proposer.num_calls <= 1, "the prompt's step, in which nothing decodes, is not judged"
-    assert set(engine.stats().decisions) == {DecisionReason.REQUEST}
+    assert proposer.num_calls <= 1, "the prompt's step, in which nothing decodes, is not observed"
+    assert set(engine.stats().counts.decisions) == {DecisionReason.REQUEST}
 
 
 def test_decisions_and_their_changes_are_in_the_stats(make):
     engine = make(ON)
     run(engine, [request("r", PROMPT, max_tokens=30)])
-    num_steps = sum(engine.stats().decisions.values())
-    assert engine.stats().decisions == {DecisionReason.OPERATOR: num_steps}
+    num_steps = sum(engine.stats().counts.decisions.values())
+    assert engine.stats().counts.decisions == {DecisionReason.OPERATOR: num_steps}
     [change] = engine.stats().decision_changes
     assert (change.num_draft_tokens, change.num_decoding) == (3, 1)
     assert engine.stats().decision == Decision(3, DecisionReason.OPERATOR)
@@ -215,13 +215,13 @@ def test_goodput_bounds_lengths_that_follow_acceptance(tiny_model_dir, target, p
         control, lambda: 0.0, choosers={None: chooser}, max_adaptive_tokens=8
     )
     engine = make_engine(tiny_model_dir, config, target, proposer, policy)
-    said = run(engine, [request("r", PROMPT, max_tokens=40)])
-    assert said["r"].token_ids == target.continuation(PROMPT, 40)
+    generated = run(engine, [request("r", PROMPT, max_tokens=40)])
+    assert generated["r"].token_ids == target.continuation(PROMPT, 40)
     assert max(drafted(target.steps)) == 1
 
 
 def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, proposer):
-    """Whoever decides: an operator in turn with mode, number, threshold and goodput's probes."""
+    """An operator in turn with mode, number, threshold and goodput's probes."""
     table = CostTable((1, 8), (0, 1, 3), ((1.0, 1.1, 1.3), (1.0, 1.9, 3.3)))
     clock = Clock()
     chooser = GoodputChooser(StepCosts(table))
@@ -229,11 +229,11 @@ def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, 
     policy = SpeculationPolicy(AUTO, clock, dwell_s=0.0, choosers={None: chooser})
     engine = make_engine(tiny_model_dir, config, target, proposer, policy)
     generator, num_toggles = random.Random(3), 0
-    said, prompts = {}, {}
+    generated, prompts = {}, {}
     while num_toggles < 200 or engine.has_work:
-        if num_toggles < 200 and len(said) - num_ended(said) < 6:
-            name = f"r{len(said)}"
-            said[name], prompts[name] = (
+        if num_toggles < 200 and len(generated) - num_ended(generated) < 6:
+            name = f"r{len(generated)}"
+            generated[name], prompts[name] = (
                 Transcript(),
                 [10 + generator.randrange(5) for _ in range(6)],
             )
@@ -242,15 +242,15 @@ def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, 
             engine.set_speculation(random_control(generator))
             num_toggles += 1
         for output in engine.step():
-            said[output.request_id].add(output)
+            generated[output.request_id].add(output)
         engine.check_integrity()
         clock.now_s += generator.random()
-    assert len(said) > 20
-    for name, transcript in said.items():
+    assert len(generated) > 20
+    for name, transcript in generated.items():
         assert transcript.error is None
         expected = target.continuation(prompts[name], len(transcript.token_ids))
         assert transcript.token_ids == expected
-    reasons = set(engine.stats().decisions)
+    reasons = set(engine.stats().counts.decisions)
     assert {DecisionReason.OPERATOR, DecisionReason.THRESHOLD, DecisionReason.GOODPUT} <= reasons
     for change, after in pairwise(engine.stats().decision_changes):
         assert change.at_s <= after.at_s

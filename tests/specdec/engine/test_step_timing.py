@@ -1,81 +1,144 @@
-"""Times of drafting and verification, by a clock that the parts wind."""
+"""Times of drafting and verification, by a clock that target and proposer wind."""
 
-from types import SimpleNamespace
+from dataclasses import dataclass, field
 
 import pytest
 
-from specdec.engine.request_metrics import TimedProposer, TimedTarget
-from specdec.speculation.proposers import DraftRequest
 from specdec.types.errors import TargetFailedError
+from specdec.types.messages import VerifiedRow, VerifyOutput
 from tests.clock import Clock
+from tests.specdec.engines import HashTarget, ScriptedProposer, engine_config, make_engine, request
+
+PROMPT = [11, 12, 13, 14, 11, 12]
+
+
+@dataclass
+class Recorded:
+    """Keeps what the engine records."""
+
+    drafts: list[float] = field(default_factory=list)
+    verifications: list[float] = field(default_factory=list)
+    batches: list[int] = field(default_factory=list)
+
+    def record_draft(self, seconds):
+        self.drafts.append(seconds)
+
+    def record_verify(self, seconds):
+        self.verifications.append(seconds)
+
+    def record_batch(self, num_sequences):
+        self.batches.append(num_sequences)
 
 
 class Slow:
     """Takes a second to begin and two to be collected."""
 
-    def __init__(self, clock, error=None):
+    def __init__(self, inner, clock):
+        self.inner = inner
         self.clock = clock
-        self.error = error
-        self.begun = []
-        self.released = []
+        self.error = None
 
     def begin(self, what):
-        self.begun.append(what)
         self.clock.now_s += 1
+        self.inner.begin(what)
 
     def collect(self):
         self.clock.now_s += 2
         if self.error is not None:
             raise self.error
-        return ["collected"]
+        return self.inner.collect()
 
     def release(self, seq_id):
-        self.released.append(seq_id)
+        self.inner.release(seq_id)
 
 
-def observed_of(timed, what):
-    """What one step is observed to take, with ten seconds between its two calls."""
-    clock, observed = Clock(), []
-    slow = Slow(clock)
-    part = timed(slow, observed.append, clock)
-    part.begin(what)
+@pytest.fixture
+def target():
+    return HashTarget(block_size=4, vocab_size=383)
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def recorded():
+    return Recorded()
+
+
+def engine_of(tiny_model_dir, target, clock, recorded, num_draft_tokens=0, **changes):
+    config = engine_config(num_draft_tokens, **changes)
+    proposer = Slow(ScriptedProposer(target.continuation), clock)
+    return make_engine(
+        tiny_model_dir, config, Slow(target, clock), proposer, recorder=recorded, clock=clock
+    )
+
+
+def test_from_begin_to_the_end_of_collect(tiny_model_dir, target, clock, recorded):
+    engine = engine_of(tiny_model_dir, target, clock, recorded, 3)
+    engine.add(request("r", PROMPT, max_tokens=9))
+    engine.step()
+    assert recorded == Recorded(), "a prefill without drafts, in flight"
     clock.now_s += 10
-    assert part.collect() == ["collected"]
-    assert slow.begun == [what]
-    return observed
+    engine.step()  # 10 seconds, 1 to begin and 2 to collect
+    assert recorded == Recorded([3.0], [13.0], [1])
+    clock.now_s += 100
+    engine.step()
+    assert recorded.verifications == [13.0, 103.0]
 
 
-def test_from_begin_to_the_end_of_collect():
-    assert observed_of(TimedTarget, SimpleNamespace()) == [13.0]
-    assert observed_of(TimedProposer, [DraftRequest(None, 0), DraftRequest(None, 2)]) == [13.0]
+def test_a_step_that_asks_for_no_draft_is_not_observed(tiny_model_dir, target, clock, recorded):
+    engine = engine_of(tiny_model_dir, target, clock, recorded, 3)
+    engine.add(request("r", PROMPT, max_tokens=1))
+    while engine.has_work:
+        engine.step()
+    assert recorded == Recorded([], [3.0], [1])
 
 
-def test_a_step_that_asks_for_no_draft_is_not_observed():
-    assert observed_of(TimedProposer, [DraftRequest(None, 0)]) == []
-
-
-def test_a_step_that_is_lost_is_not_observed():
-    clock, observed = Clock(), []
-    target = TimedTarget(Slow(clock, TargetFailedError("lost")), observed.append, clock)
-    target.begin(SimpleNamespace())
+def test_a_step_that_is_lost_is_not_observed(tiny_model_dir, target, clock, recorded):
+    engine = engine_of(tiny_model_dir, target, clock, recorded)
+    engine.add(request("r", PROMPT))
+    engine.step()
+    engine._target.error = TargetFailedError("lost")
     with pytest.raises(TargetFailedError):
-        target.collect()
-    assert observed == []
+        engine.step()
+    assert recorded == Recorded()
 
 
-def test_a_proposer_hears_of_sequences_that_end():
-    slow = Slow(Clock())
-    TimedProposer(slow, print, Clock()).release(7)
-    assert slow.released == [7]
+def test_a_proposer_receives_sequences_that_end(tiny_model_dir, target, clock, recorded):
+    engine = engine_of(tiny_model_dir, target, clock, recorded, 3)
+    engine.add(request("r", PROMPT))
+    engine.step()
+    engine.abort("r")
+    assert engine._speculator._proposer.inner.released == [0]
 
 
-def test_a_step_that_was_begun_while_another_ran_is_timed_from_the_end_of_that():
-    clock, observed = Clock(), []
-    target = TimedTarget(Slow(clock), observed.append, clock)
-    target.begin("a")
-    target.begin("b")
+class Endless:
+    """Yields a token for each row; steps may be begun while another is in flight."""
+
+    def __init__(self):
+        self.begun = []
+
+    def begin(self, step):
+        self.begun.append(step)
+
+    def collect(self):
+        step = self.begun.pop(0)
+        rows = tuple(VerifiedRow(row.seq_id, (11,)) for row in step.rows)
+        return VerifyOutput(step.step_id, rows)
+
+
+def test_a_step_that_was_begun_while_another_ran_is_timed_from_the_end_of_that(
+    tiny_model_dir, clock, recorded
+):
+    config = engine_config(async_scheduling=True)
+    target = Slow(Endless(), clock)
+    engine = make_engine(tiny_model_dir, config, target, recorder=recorded, clock=clock)
+    engine.add(request("r", PROMPT))
+    engine.step()  # begins a
     clock.now_s += 10
-    target.collect()  # begun 12 seconds ago
+    engine.step()  # begins b, then collects a, which took 1 + 10 + 1 + 2 seconds
     clock.now_s += 5
-    target.collect()
-    assert observed == [14, 7]
+    engine.step()  # begins c, then collects b, 5 + 1 + 2 seconds after a
+    assert recorded.verifications == [14, 8]

@@ -11,7 +11,7 @@ EOS = 2
 
 
 class EndsAt(HashTarget):
-    """Says `token_id` once the context is `length` tokens long."""
+    """Yields `token_id` once the context is `length` tokens long."""
 
     def __init__(self, length, token_id):
         super().__init__(block_size=4, vocab_size=383)
@@ -24,7 +24,7 @@ class EndsAt(HashTarget):
 
 @pytest.fixture(params=[0, 7], ids=["no drafts", "drafts"])
 def ask(request, tiny_model_dir):
-    """Runs one request, on a target of its own; its transcript and the tokenizer."""
+    """Runs one request, on its own target; returns its transcript and the tokenizer."""
 
     def ask(target=None, **params):
         config = engine_config(request.param)
@@ -41,54 +41,54 @@ def request_of(params):
 @pytest.mark.parametrize("includes", [False, True])
 def test_a_stop_token_ends_the_text_and_is_part_of_it_if_asked(ask, includes):
     target = EndsAt(10, 50)
-    said, tokenizer = ask(target, stop_token_ids=(50,), include_stop_str_in_output=includes)
+    generated, tokenizer = ask(target, stop_token_ids=(50,), include_stop_str_in_output=includes)
     expected = [*target.continuation(PROMPT, 4), 50]
-    assert said.token_ids == expected
-    assert said.text == tokenizer.decode(expected if includes else expected[:-1])
-    assert (said.finish_reason, said.last.stop_reason) == (FinishReason.STOP, 50)
+    assert generated.token_ids == expected
+    assert generated.text == tokenizer.decode(expected if includes else expected[:-1])
+    assert (generated.finish_reason, generated.last.stop_reason) == (FinishReason.STOP, 50)
 
 
 @pytest.mark.parametrize("includes", [False, True])
 def test_an_eos_token_has_no_stop_reason_and_is_text_only_where_special_tokens_are(ask, includes):
     params = {"include_stop_str_in_output": includes, "skip_special_tokens": False}
-    said, tokenizer = ask(EndsAt(10, EOS), ignore_eos=False, **params)
-    kept = said.token_ids if includes else said.token_ids[:-1]
-    assert said.token_ids[-1] == EOS
-    assert said.text == tokenizer.decode(kept, skip_special_tokens=False)
-    assert (said.finish_reason, said.last.stop_reason) == (FinishReason.STOP, None)
+    generated, tokenizer = ask(EndsAt(10, EOS), ignore_eos=False, **params)
+    kept = generated.token_ids if includes else generated.token_ids[:-1]
+    assert generated.token_ids[-1] == EOS
+    assert generated.text == tokenizer.decode(kept, skip_special_tokens=False)
+    assert (generated.finish_reason, generated.last.stop_reason) == (FinishReason.STOP, None)
 
 
 def test_an_eos_token_that_is_ignored_may_be_a_stop_token(ask):
-    said, _ = ask(EndsAt(10, EOS), ignore_eos=True, stop_token_ids=(EOS,))
-    assert (len(said.token_ids), said.last.stop_reason) == (5, EOS)
+    generated, _ = ask(EndsAt(10, EOS), ignore_eos=True, stop_token_ids=(EOS,))
+    assert (len(generated.token_ids), generated.last.stop_reason) == (5, EOS)
 
 
 def test_special_tokens_are_text_if_asked(ask):
-    said, tokenizer = ask(EndsAt(10, EOS), skip_special_tokens=False)
-    assert "<|im_end|>" in said.text
-    assert said.text == tokenizer.decode(said.token_ids, skip_special_tokens=False)
+    generated, tokenizer = ask(EndsAt(10, EOS), skip_special_tokens=False)
+    assert "<|im_end|>" in generated.text
+    assert generated.text == tokenizer.decode(generated.token_ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("includes", [False, True])
 def test_a_stop_string_is_told_and_is_part_of_the_text_if_asked(ask, includes):
     whole, tokenizer = ask()
     stop = tokenizer.decode(whole.token_ids[4:7])
-    said, _ = ask(stop=("never", stop), include_stop_str_in_output=includes)
+    generated, _ = ask(stop=("never", stop), include_stop_str_in_output=includes)
     end = whole.text.index(stop) + len(stop) * includes
-    assert said.text == whole.text[:end]
-    assert (said.finish_reason, said.last.stop_reason) == (FinishReason.STOP, stop)
+    assert generated.text == whole.text[:end]
+    assert (generated.finish_reason, generated.last.stop_reason) == (FinishReason.STOP, stop)
 
 
 def test_stop_strings_are_not_looked_for_before_min_tokens(ask):
     whole, tokenizer = ask()
     stop = tokenizer.decode(whole.token_ids[:1])
     again = next(i for i in range(6, 24) if stop in tokenizer.decode(whole.token_ids[6 : i + 1]))
-    said, _ = ask(stop=(stop,), min_tokens=6)
+    generated, _ = ask(stop=(stop,), min_tokens=6)
     assert len(ask(stop=(stop,))[0].token_ids) == 1
-    assert said.token_ids == whole.token_ids[: again + 1]
-    assert said.text == tokenizer.decode(whole.token_ids[:again])
+    assert generated.token_ids == whole.token_ids[: again + 1]
+    assert generated.text == tokenizer.decode(whole.token_ids[:again])
 
 
 def test_a_limit_of_length_has_no_stop_reason(ask):
-    said, _ = ask(max_tokens=3)
-    assert (said.finish_reason, said.last.stop_reason) == (FinishReason.LENGTH, None)
+    generated, _ = ask(max_tokens=3)
+    assert (generated.finish_reason, generated.last.stop_reason) == (FinishReason.LENGTH, None)

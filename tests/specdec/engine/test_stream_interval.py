@@ -1,4 +1,4 @@
-"""When tokens are told, of one choice and of several, and which intervals may be asked for."""
+"""When tokens are sent, of one choice and of several, and which intervals are allowed."""
 
 import itertools
 from collections import defaultdict, deque
@@ -26,52 +26,52 @@ def test_tokens_are_told_in_the_intervals_asked_for(
     config = engine_config(num_draft_tokens, stream_interval=configured)
     engine = make_engine(tiny_model_dir, config, target, ScriptedProposer(target.continuation))
     engine.add(replace(request("r", PROMPT), stream_interval=asked))
-    told = []
+    sent = []
     num_steps = 0
     while engine.has_work:
-        told += engine.step()
+        sent += engine.step()
         num_steps += engine.stats().last_batch_size
     interval = asked or configured
-    assert [token for each in told for token in each.token_ids] == target.continuation(PROMPT, 24)
-    first, *others, last = [len(each.token_ids) for each in told]
+    assert [token for each in sent for token in each.token_ids] == target.continuation(PROMPT, 24)
+    first, *others, last = [len(each.token_ids) for each in sent]
     assert first == 1
     assert all(interval <= count <= interval + num_draft_tokens for count in others)
     assert last <= interval + num_draft_tokens
-    assert told[-1].is_last
-    assert not any(each.is_last for each in told[:-1])
-    assert sum(each.num_steps for each in told) == num_steps
-    everything = "".join(each.text for each in told)
+    assert sent[-1].is_last
+    assert not any(each.is_last for each in sent[:-1])
+    assert sum(each.num_steps for each in sent) == num_steps
+    everything = "".join(each.text for each in sent)
     assert everything == Tokenizer(tiny_model_dir).decode(target.continuation(PROMPT, 24))
 
 
 def test_choices_that_begin_one_after_another_are_soon_told_together(tiny_model_dir, target):
     engine = make_engine(tiny_model_dir, engine_config(stream_interval=4), target)
-    told = defaultdict(list)
+    sent = defaultdict(list)
     intervals = deque([None, None, None, 3])
     for step in itertools.count():
         if intervals:
             engine.add(replace(request(str(step), PROMPT), stream_interval=intervals.popleft()))
         for output in engine.step():
-            told[output.request_id].append((step, len(output.token_ids)))
+            sent[output.request_id].append((step, len(output.token_ids)))
         if not engine.has_work:
             break
-    other = told.pop("3")
+    other = sent.pop("3")
     assert [size for _, size in other] == [1, *[3] * 7, 2]
-    assert [[size for _, size in each[:2]] for each in told.values()] == [[1, 4], [1, 3], [1, 2]]
-    assert [[step for step, _ in each[1:6]] for each in told.values()] == [[5, 9, 13, 17, 21]] * 3
-    assert {size for each in told.values() for _, size in each[2:-1]} == {4}
+    assert [[size for _, size in each[:2]] for each in sent.values()] == [[1, 4], [1, 3], [1, 2]]
+    assert [[step for step, _ in each[1:6]] for each in sent.values()] == [[5, 9, 13, 17, 21]] * 3
+    assert {size for each in sent.values() for _, size in each[2:-1]} == {4}
 
 
 def test_held_back_tokens_outlast_the_loss_of_the_target(tiny_model_dir, target):
     config = engine_config(stream_interval=50)
     engine = make_engine(tiny_model_dir, config, target)
     engine.add(request("r", PROMPT))
-    told = [output for _ in range(9) for output in engine.step()]
+    sent = [output for _ in range(9) for output in engine.step()]
     engine.replace_target(HashTarget(block_size=4, vocab_size=383))
     while engine.has_work:
-        told += engine.step()
-    assert [len(each.token_ids) for each in told] == [1, 23]
-    assert [t for each in told for t in each.token_ids] == target.continuation(PROMPT, 24)
+        sent += engine.step()
+    assert [len(each.token_ids) for each in sent] == [1, 23]
+    assert [t for each in sent for t in each.token_ids] == target.continuation(PROMPT, 24)
 
 
 @pytest.mark.parametrize("interval", [0, -1, 2**20 + 1])

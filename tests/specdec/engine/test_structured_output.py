@@ -96,7 +96,7 @@ def test_every_verifier_keeps_to_the_grammar(tiny_model_dir, ask, method, verifi
     for transcript in run(engine, requests).values():
         assert transcript.finish_reason is FinishReason.STOP
         assert re.fullmatch(REGEX.regex, transcript.text)
-    assert engine.stats().speculation.num_accepted_tokens > 0
+    assert engine.stats().counts.speculation.num_accepted_tokens > 0
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -124,7 +124,7 @@ def test_preemption_and_chunks_change_no_token(tiny_model_dir, ask):
     for make in engines(tiny_model_dir, **tight).values():
         engine = make()
         assert said_by(engine, requests) == expected
-        assert engine.stats().num_preemptions > 0
+        assert engine.stats().counts.num_preemptions > 0
 
 
 def test_what_must_come_is_drafted_for_free(tiny_model_dir, ask):
@@ -135,10 +135,10 @@ def test_what_must_come_is_drafted_for_free(tiny_model_dir, ask):
     stats = engine.stats()
     num_forced = len(transcript.token_ids) - 1  # without the end
     assert transcript.text == spec.choice[0]
-    assert stats.speculation.num_accepted_tokens == stats.speculation.num_draft_tokens
-    assert stats.speculation.num_draft_tokens >= 0.7 * num_forced
-    assert sum(stats.drafted_by_method["structured_output"]) > 0
-    assert stats.drafted_by_method == stats.accepted_by_method
+    assert stats.counts.speculation.num_accepted_tokens == stats.counts.speculation.num_draft_tokens
+    assert stats.counts.speculation.num_draft_tokens >= 0.7 * num_forced
+    assert sum(stats.counts.drafted_by_method["structured_output"]) > 0
+    assert stats.counts.drafted_by_method == stats.counts.accepted_by_method
 
 
 def nothing(token_ids, count):
@@ -150,7 +150,7 @@ def test_nothing_is_drafted_for_a_request_that_opts_out(tiny_model_dir, ask):
     engine = local_engine(tiny_model_dir, engine_config(4))
     out = SpeculationOptions(enabled=False)
     assert run(engine, [ask("r", spec, speculation=out)])["r"].text == "the water under the bridge"
-    assert engine.stats().speculation.num_draft_tokens == 0
+    assert engine.stats().counts.speculation.num_draft_tokens == 0
 
 
 def test_drafts_are_cut_at_what_is_forbidden(tiny_model_dir, ask):
@@ -159,13 +159,13 @@ def test_drafts_are_cut_at_what_is_forbidden(tiny_model_dir, ask):
     proposer = ScriptedProposer(lambda token_ids, count: (1,) * count)
     engine = local_engine(tiny_model_dir, engine_config(4), proposer=proposer)
     run(engine, [ask("r", spec)])
-    assert engine.stats().speculation.num_draft_tokens == 0
+    assert engine.stats().counts.speculation.num_draft_tokens == 0
 
 
 def test_masked_drafts_of_the_model_itself_are_accepted(tiny_model_dir, ask):
     engine = engines(tiny_model_dir)["draft_model"]()
     run(engine, [ask(f"r{i}", REGEX, temperature=1.0, seed=i) for i in range(6)])
-    stats = engine.stats().speculation
+    stats = engine.stats().counts.speculation
     assert stats.num_accepted_tokens >= 0.98 * stats.num_draft_tokens > 0
 
 
@@ -183,7 +183,7 @@ def test_drafts_in_another_vocabulary_are_cut_where_the_grammar_ends(
     for name, transcript in run(engine, asked).items():
         assert transcript.token_ids == plain[name].token_ids
         assert re.fullmatch(REGEX.regex, transcript.text)
-    assert engine.stats().speculation.num_accepted_tokens >= 10
+    assert engine.stats().counts.speculation.num_accepted_tokens >= 10
     proposer.check_integrity()
 
 

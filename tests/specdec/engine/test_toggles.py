@@ -45,7 +45,7 @@ class RecordingProposer:
     def __init__(self, inner) -> None:
         self.inner = inner
         self.drafts: list[Drafted] = []
-        self.step = 0  # as whoever runs the engine counts them
+        self.step = 0  # as the test counts them
         self._requests: list[DraftRequest] = []
 
     def begin(self, requests):
@@ -82,8 +82,8 @@ def tiny_requests(count=8):
 
 
 def run_toggled(engine: Engine, requests, toggles, proposer=None):
-    """Tokens by request; `toggles` says before which steps the mode changes, and to what."""
-    said = {each.request_id: [] for each in requests}
+    """Tokens by request; `toggles` maps steps to the settings that apply from there."""
+    generated = {each.request_id: [] for each in requests}
     for each in requests:
         engine.add(each)
     step, counts = 0, None
@@ -93,13 +93,13 @@ def run_toggled(engine: Engine, requests, toggles, proposer=None):
         if proposer is not None:
             proposer.step = step
         for output in engine.step():
-            said[output.request_id].extend(output.token_ids)
-        drafted = engine.stats().speculation.num_draft_tokens
+            generated[output.request_id].extend(output.token_ids)
+        drafted = engine.stats().counts.speculation.num_draft_tokens
         if not engine.stats().is_speculation_on and step - 1 not in toggles:
             assert counts in (None, drafted), "something was drafted while off"
         counts = drafted if not engine.stats().is_speculation_on else None
         step += 1
-    return said
+    return generated
 
 
 def random_toggles(count, most_apart=4):
@@ -118,10 +118,10 @@ def test_toggles_change_neither_tokens_nor_drafts(tiny_model_dir, other_model_di
     policy = SpeculationPolicy(ON, clock=lambda: 0.0)
     config = engine_config(K, max_num_seqs=8)
     engine = local_engine(tiny_model_dir, config, proposer=proposer, policy=policy)
-    said = run_toggled(engine, tiny_requests(), random_toggles(30), proposer)
+    generated = run_toggled(engine, tiny_requests(), random_toggles(30), proposer)
 
     plain = local_engine(tiny_model_dir, engine_config(0))
-    assert said == run_toggled(plain, tiny_requests(), {})
+    assert generated == run_toggled(plain, tiny_requests(), {})
     assert engine.stats().num_speculation_flips >= 15
     assert len(proposer.drafts) > 30
     unbiased = draft_model(draft_dir, max_catch_up_tokens=160)
@@ -142,11 +142,11 @@ def test_two_hundred_toggles_of_the_demo_models_drafts(smollm2_dir):
     config = engine_config(K, max_num_seqs=4, **LIMITS)
     engine = local_engine(smollm2_dir, config, proposer=proposer, policy=policy)
     asked = demo_requests(smollm2_dir, 20)
-    said = run_toggled(engine, asked, random_toggles(200, most_apart=3), proposer)
+    generated = run_toggled(engine, asked, random_toggles(200, most_apart=3), proposer)
 
     assert engine.stats().num_speculation_flips == 200
     plain = local_engine(smollm2_dir, engine_config(0, max_num_seqs=4, **LIMITS))
-    assert said == run_toggled(plain, asked, {})
+    assert generated == run_toggled(plain, asked, {})
     firsts = list(proposer.first_drafts)
     checked = [each for each in firsts if each.tokens][::4]
     print(f"{len(proposer.drafts)} drafts, {len(firsts)} after catching up, {len(checked)} checked")

@@ -93,8 +93,8 @@ def test_verifiers_mixed_in_one_batch_say_the_same_on_every_rank(
         return said_by(engine, requests()), engine.stats()
 
     [(alone, stats)] = run_ranks(1, said)
-    assert stats.speculation.num_accepted_tokens > (0 if draft == "other" else 10)
-    assert (stats.num_preemptions > 0) == (num_blocks < 200)
+    assert stats.counts.speculation.num_accepted_tokens > (0 if draft == "other" else 10)
+    assert (stats.counts.num_preemptions > 0) == (num_blocks < 200)
     ranks = run_ranks(2, said)
     assert [tokens for tokens, _ in ranks] == [alone, alone]
     plain = said_by(local_engine(tiny_model_dir, engine_config(0)), requests(["coupled"]))
@@ -109,7 +109,7 @@ def test_the_target_as_its_own_draft_is_nearly_always_right(tiny_model_dir, veri
     proposer = draft_model(tiny_model_dir)
     engine = local_engine(tiny_model_dir, engine_config(k), proposer=proposer)
     run(engine, requests([verifier], max_tokens=30, top_k=100))  # fewer than what is listed
-    speculation = engine.stats().speculation
+    speculation = engine.stats().counts.speculation
     assert speculation.num_drafts > 50
     assert speculation.acceptance_rate >= 0.98
     assert speculation.mean_acceptance_length >= 0.98 * (k + 1) - 0.1  # last drafts are cut short
@@ -139,7 +139,7 @@ def test_lossy_verifiers_accept_more_and_say_something_else(
         engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
         asked = requests([name], 6, temperature=temperature, top_p=1.0, max_tokens=40)
         said = list(said_by(engine, asked).values())
-        return said, engine.stats().speculation.acceptance_rate
+        return said, engine.stats().counts.speculation.acceptance_rate
 
     lossless, lossy = outcome("coupled"), outcome(verifier)
     assert lossy[0] != lossless[0]
@@ -178,7 +178,7 @@ def test_counters_are_those_of_a_case_worked_by_hand(tiny_model_dir, verifier):
     assert said.token_ids == text
     counts = said.last.speculation
     assert (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted_tokens) == (4, 11, 4)
-    assert engine.stats().accepted_by_position == (4, 0, 0)
+    assert engine.stats().counts.accepted_by_position == (4, 0, 0)
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +244,7 @@ def test_texts_have_the_distribution_that_transformers_gives_them(
     places = {text: place for place, text in enumerate(probs)}
     found = np.array([places[text[:3]] for text in texts.values()])
     assert chi_square_p_value(found, np.array(list(probs.values()))) > FALSE_ALARM
-    counts = engine.stats().speculation
+    counts = engine.stats().counts.speculation
     if method == "draft_model":
         assert counts.num_draft_tokens > 300
     if is_sure:
@@ -269,7 +269,7 @@ def test_the_drafts_temperature_changes_what_is_accepted_and_never_what_is_said(
             )
             for each in prompts
         ]
-        return said_by(engine, asked), engine.stats().speculation
+        return said_by(engine, asked), engine.stats().counts.speculation
 
     plain, accepted = outcome("coupled", scales=False)
     scaled, scaled_accepted = outcome("coupled", scales=True)

@@ -187,7 +187,7 @@ def test_another_event_loop_waits_for_models_that_are_being_started_again(
 
     async def leave_while_recovering(llm):
         stream = asyncio.create_task(outputs_of(llm))
-        while llm._host._loop is None or not llm._host._loop.is_recovering:
+        while llm._host.core.thread is None or not llm._host.core.thread.is_recovering:
             await asyncio.sleep(0.01)
         stream.cancel()
 
@@ -206,7 +206,7 @@ def test_another_event_loop_waits_for_models_that_are_being_started_again(
         with pytest.raises(NotReadyError, match="being started again"):
             asyncio.run(outputs_of(llm))
         go_on.set()
-        while llm._host._loop.is_recovering:
+        while llm._host.core.thread.is_recovering:
             time.sleep(0.01)
         assert asyncio.run(outputs_of(llm))[-1].outputs == expected
 

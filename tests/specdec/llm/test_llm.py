@@ -125,15 +125,17 @@ def test_each_prompt_may_have_parameters_of_its_own(llm):
 def test_seeds_follow_from_the_one_that_is_given(tiny_model_dir, llm):
     sampled = SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True)
     batch = [PROMPTS[0]] * 3
-    said = []
+    generated = []
     for _ in range(2):
         with LLM(**arguments(tiny_model_dir, seed=7)) as seeded:
-            said.append(seeded.generate(batch, sampled, use_tqdm=False))
-    assert tokens(said[0]) == tokens(said[1])
-    assert len(set(map(tuple, tokens(said[0])))) == 3, "a prompt that comes again has other luck"
+            generated.append(seeded.generate(batch, sampled, use_tqdm=False))
+    assert tokens(generated[0]) == tokens(generated[1])
+    assert len(set(map(tuple, tokens(generated[0])))) == 3, (
+        "a prompt that comes again has other luck"
+    )
     again = [SamplingParams(temperature=1.0, max_tokens=12, ignore_eos=True, seed=each.seed)
-             for each in said[0]]  # fmt: skip
-    assert tokens(llm.generate(batch, again, use_tqdm=False)) == tokens(said[0])
+             for each in generated[0]]  # fmt: skip
+    assert tokens(llm.generate(batch, again, use_tqdm=False)) == tokens(generated[0])
 
 
 def test_choices_and_log_probabilities(llm):
@@ -184,7 +186,7 @@ def test_a_chat_is_the_prompt_that_the_template_makes(llm):
 
 
 class Bar:
-    """Notes what it is told; may stop the batch as Ctrl-C does."""
+    """Records its calls; may stop the batch as Ctrl-C does."""
 
     def __init__(self, total, error=None, **_):
         self.total, self.error, self.count = total, error, 0
@@ -203,7 +205,7 @@ class Bar:
 
 def test_progress_goes_to_the_bar_that_is_given(llm, capfd):
     bars = []
-    llm.generate(PROMPTS, GREEDY, use_tqdm=lambda **told: bars.append(Bar(**told)) or bars[0])
+    llm.generate(PROMPTS, GREEDY, use_tqdm=lambda **options: bars.append(Bar(**options)) or bars[0])
     [bar] = bars
     assert (bar.total, bar.count, bar.is_closed) == (6, 6, True)
     assert "output" in bar.text
@@ -217,7 +219,7 @@ def test_a_batch_that_is_interrupted_leaves_nothing_behind(llm):
     each = [SamplingParams(temperature=0, max_tokens=1), *[long] * 9]
     with pytest.raises(KeyboardInterrupt):
         llm.generate(
-            ["Ask"] * 10, each, use_tqdm=lambda **told: Bar(**told, error=KeyboardInterrupt)
+            ["Ask"] * 10, each, use_tqdm=lambda **options: Bar(**options, error=KeyboardInterrupt)
         )
     assert len(llm.generate(PROMPTS, GREEDY, use_tqdm=False)) == 6
     after = metrics_of(llm)
@@ -339,7 +341,7 @@ def test_metrics_bear_the_prefix_that_is_given(tiny_model_dir):
 
 @pytest.mark.slow
 def test_a_program_that_just_ends_ends(tiny_model_dir):
-    """Neither a thread nor a process keeps the interpreter, and nothing is said at its end."""
+    """Neither a thread nor a process keeps the interpreter, and nothing is generated at its end."""
     values = arguments(tiny_model_dir)
     code = f"from specdec import LLM; llm = LLM(**{values!r}); llm.generate('Ask', use_tqdm=False)"
     done = subprocess.run(

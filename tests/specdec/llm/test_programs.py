@@ -43,8 +43,8 @@ def tokens(outputs):
 
 
 @pytest.fixture(scope="module")
-def said():
-    """What the model says of itself, without drafts."""
+def generated():
+    """What the model generates by itself, without drafts."""
     with LLM(MODEL, speculative_config=None, **LIMITS) as llm:
         outputs = llm.generate(PROMPTS, GREEDY, use_tqdm=False)
         return tokens([*outputs, *llm.chat(CHAT, GREEDY, use_tqdm=False)])
@@ -59,13 +59,13 @@ def said():
     ],
     ids=lambda speculation: speculation["method"],
 )
-def test_a_hundred_prompts_a_chat_and_their_counts(speculation, said, capfd):
+def test_a_hundred_prompts_a_chat_and_their_counts(speculation, generated, capfd):
     with LLM(MODEL, speculative_config=speculation | {"policy": "threshold"}, **LIMITS) as llm:
         outputs = llm.generate(PROMPTS, GREEDY)
         outputs += llm.chat(CHAT, GREEDY)
         counted = metrics_of(llm)
     assert "Processed prompts: 100%" in capfd.readouterr().err
-    assert tokens(outputs) == said
+    assert tokens(outputs) == generated
     drafts = [output.speculation for output in outputs]
     assert counted["requests_received"] == len(outputs) == 101
     assert counted["prompt_tokens"] == sum(len(each.prompt_token_ids) for each in outputs)

@@ -114,8 +114,8 @@ def test_arguments_of_calls_are_objects_for_the_template_to_write(arguments, has
         function = {"name": "ask", "arguments": arguments}
         return {"id": "c1", "function": function} if has_function else function
 
-    said = {"role": "assistant", "content": None, "tool_calls": [call(arguments)]}
-    [conversation] = read_conversations([said])
+    generated = {"role": "assistant", "content": None, "tool_calls": [call(arguments)]}
+    [conversation] = read_conversations([generated])
     assert conversation.messages[0]["tool_calls"] == [call({"who": 1})]
 
 

@@ -38,7 +38,7 @@ def load(directory, **options):
 def outputs(engine):
     requests = [request(f"r{i}", prompt, seed=i, **SAMPLING[i]) for i, prompt in enumerate(PROMPTS)]
     said = run(engine, requests)
-    assert engine.stats().speculation.num_drafts > 0
+    assert engine.stats().counts.speculation.num_drafts > 0
     return {name: transcript.token_ids for name, transcript in said.items()}
 
 

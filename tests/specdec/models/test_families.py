@@ -138,8 +138,8 @@ def test_the_engine_says_what_transformers_would(family):
     config = engine_config(3, max_model_len=96, num_blocks=32, max_num_batched_tokens=32)
     engine = local_engine(directory, config)
     said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
-    assert engine.stats().speculation.num_draft_tokens > 0
-    assert engine.stats().num_preemptions > 0
+    assert engine.stats().counts.speculation.num_draft_tokens > 0
+    assert engine.stats().counts.num_preemptions > 0
     for name, prompt in prompts.items():
         (logits,) = reference_logits(directory, [prompt + said[name].token_ids])
         steps = logits[len(prompt) - 1 : -1]

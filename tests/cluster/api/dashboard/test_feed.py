@@ -7,9 +7,9 @@ import pytest
 from cluster.api.admin_token import AdminAccess
 from cluster.api.dashboard import feed
 from cluster.api.grpc.servicers import AdminServicer
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import MAX_WATCHERS, Watches
+from cluster.control.stats_stream import MAX_WATCHERS, StatsStreams
 from cluster.control.store import ControlStore
 from specdec.client import ReplicaReport
 from specdec.types.control import SpeculationControl
@@ -37,8 +37,8 @@ async def admin(handle):
     async def ignore(state):
         pass
 
-    link = ControlLink(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
-    return AdminServicer(link, AdminAccess(), Watches(link.fleet), take_profile)
+    link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
+    return AdminServicer(link, AdminAccess(), StatsStreams(link.fleet), take_profile)
 
 
 def parsed(chunk):

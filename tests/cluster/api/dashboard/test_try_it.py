@@ -5,7 +5,7 @@ import json
 import pytest
 
 from cluster.api.dashboard import try_it
-from cluster.replica.preprocessor import ReplicaText
+from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.router import Generation
 from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
@@ -21,7 +21,7 @@ class ScriptedRouter:
     """Answers with given outputs, and knows whether its reader left early."""
 
     def __init__(self, directory, outputs, error=None):
-        self.text = ReplicaText(directory, ModelConfig.from_directory(directory))
+        self.text = Preprocessor(directory, ModelConfig.from_directory(directory))
         self.outputs = outputs
         self.error = error
         self.was_left = False

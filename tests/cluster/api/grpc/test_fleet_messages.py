@@ -4,35 +4,18 @@ from datetime import UTC, datetime, timedelta
 
 from grpc import StatusCode
 
-from cluster.replica.report import decision_fields
+from cluster.replica.report import decision_news
 from specdec.client import Counts, HistogramCounts
-from specdec.engine.metrics import Metrics, counts_of
-from specdec.types.counters import ModelCounts
+from specdec.engine.metrics import Metrics
 from specdec.types.draft_decision import Decision, DecisionChange, DecisionReason
-from specdec.types.stats import EngineStats, SpeculationStats
+from specdec.types.engine_stats import EngineStats
+from specdec.types.stats import SpeculationStats
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 
 
 def stats(**changes):
-    values = dict.fromkeys(
-        ("num_running", "num_decoding", "num_waiting", "num_blocks", "num_free_blocks"), 0
-    )
-    values |= {
-        "num_steps": 40,
-        "num_preemptions": 0,
-        "num_prompt_tokens": 50,
-        "num_cached_tokens": 0,
-        "num_prefill_chunks": 0,
-        "num_generated_tokens": 100,
-        "num_lookahead_tokens": 0,
-        "last_batch_size": 0,
-        "is_speculation_on": True,
-        "num_speculation_flips": 0,
-        "speculation": SpeculationStats(10, 30, 20),
-        "accepted_by_position": (9, 7, 4),
-    }
-    return EngineStats(**{**values, **changes})
+    return EngineStats(0, 0, 0, 0, 0, is_speculation_on=True, **changes)
 
 
 def test_a_hand_worked_sum():
@@ -72,19 +55,25 @@ def test_a_hand_worked_sum():
     assert Counts.sum(()) == Counts()
 
 
-def test_what_a_replica_reports_of_its_engine():
-    decisions = {DecisionReason.GOODPUT: 30, DecisionReason.THRESHOLD: 10}
+def test_engine_requests_and_models_are_counted_together():
     metrics = Metrics()
+    metrics.num_requests = 9
     metrics.count_end("stop")
     metrics.count_failure(StatusCode.INTERNAL)
-    engine = stats(
-        decisions=decisions,
+    engine = Counts(
+        num_steps=40,
+        num_prompt_tokens=50,
+        num_generated_tokens=100,
+        speculation=SpeculationStats(10, 30, 20),
+        accepted_by_position=(9, 7, 4),
+        decisions={"goodput": 30, "threshold": 10},
         decided_lengths=(10, 0, 30),
         drafted_by_method={"ngram": (10, 10, 10)},
         accepted_by_method={"ngram": (9, 7, 4)},
         num_preemptions=2,
     )
-    assert counts_of(engine, 9, metrics, ModelCounts(1, 2, 77)) == Counts(
+    models = Counts(num_target_restarts=1, num_draft_restarts=2, num_catch_up_tokens=77)
+    assert Counts.sum((engine, metrics.counts, models)) == Counts(
         9,
         50,
         100,
@@ -105,22 +94,19 @@ def test_what_a_replica_reports_of_its_engine():
     )
 
 
-def test_decisions_are_told_by_the_clock_of_the_wall():
-    fields = decision_fields(
-        stats(
-            decision=Decision(2, DecisionReason.GOODPUT),
-            decisions={DecisionReason.GOODPUT: 1},
-            decision_changes=(DecisionChange(90.0, 2, DecisionReason.GOODPUT, 5),),
-        ),
-        100.0,
-        NOW,
+def test_decisions_are_reported_by_the_wall_clock():
+    decided = stats(
+        decision=Decision(2, DecisionReason.GOODPUT),
+        counts=Counts(decisions={"goodput": 1}),
+        decision_changes=(DecisionChange(90.0, 2, DecisionReason.GOODPUT, 5),),
     )
-    assert (fields["num_chosen_tokens"], fields["decision_reason"]) == (2, "goodput")
-    [change] = fields["decision_changes"]
+    assert (decided.num_chosen_tokens, decided.chosen.reason) == (2, DecisionReason.GOODPUT)
+    [change] = decision_news(decided, 100.0, NOW)
     assert change.at == (NOW - timedelta(seconds=10)).replace(microsecond=600_000)
     assert (change.num_draft_tokens, change.reason, change.num_decoding) == (2, "goodput", 5)
 
 
 def test_before_the_first_step_nothing_was_decided():
-    fields = decision_fields(stats(decision=Decision(3, DecisionReason.THRESHOLD)), 100.0, NOW)
-    assert fields == {"num_chosen_tokens": 0, "decision_reason": "", "decision_changes": ()}
+    before = stats(decision=Decision(3, DecisionReason.THRESHOLD))
+    assert (before.num_chosen_tokens, before.chosen) == (0, None)
+    assert decision_news(before, 100.0, NOW) == ()

@@ -11,10 +11,10 @@ from cluster.api.admin_token import AdminAccess
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin import MAX_BODY_BYTES
 from cluster.api.http.app import make_app
-from cluster.control.client import ControlLink
+from cluster.control.client import ControlClient
 from cluster.control.peers import Applications
 from cluster.control.plane import ControlPlane
-from cluster.control.stats_stream import Watches
+from cluster.control.stats_stream import StatsStreams
 from cluster.control.store import ControlStore
 from specdec.client import Counts, ReplicaReport
 from specdec.types.control import SpeculationControl
@@ -37,8 +37,8 @@ async def handle(tmp_path):
 
 @pytest.fixture
 async def admin(handle):
-    link = ControlLink(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
-    return AdminServicer(link, AdminAccess(), Watches(link.fleet), take_profile)
+    link = ControlClient(handle, ignore, lambda: REPORT, call_timeout_s=0.3)
+    return AdminServicer(link, AdminAccess(), StatsStreams(link.fleet), take_profile)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from cluster.api.http.app import make_app
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
 from cluster.workers.resources import ReplicaMemory
-from specdec.engine.engine_thread import EngineLoop
+from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
 from specdec.text.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
@@ -32,10 +32,10 @@ async def router(tiny_model_dir: Path):
     )
     router = Router(config, ModelDirectories(tiny_model_dir, None), ReplicaMemory(2**32))
     limits = engine_config(3, max_model_len=512, num_blocks=400, max_queue_len=8)
-    router._loop = EngineLoop(local_engine(tiny_model_dir, limits))  # in place of `start`
+    router.core.thread = EngineThread(local_engine(tiny_model_dir, limits))  # in place of `start`
     router.text.load()
     yield router
-    await router._loop.close()
+    await router.core.thread.close()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.replica.encode_limiter import EncodingRoom
-from cluster.replica.preprocessor import ReplicaText
+from cluster.replica.preprocessor import Preprocessor
 from specdec.types.errors import OverloadedError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -42,9 +42,9 @@ async def test_a_chat_is_encoded_as_it_would_be_as_a_prompt(http):
     ],
 )
 async def test_nothing_waits_for_a_model_that_is_loading(http, router, monkeypatch, path, body):
-    monkeypatch.setattr(router, "_loop", None)
+    monkeypatch.setattr(router.core, "thread", None)
     # It is read on the event loop where it is asked for.
-    monkeypatch.delattr(ReplicaText, "tokenizer")
+    monkeypatch.delattr(Preprocessor, "tokenizer")
     assert (await http.post(path, json=body)).status_code == 503
 
 

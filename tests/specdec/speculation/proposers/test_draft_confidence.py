@@ -68,7 +68,7 @@ def test_a_draft_ends_before_a_token_that_is_unsure(tiny_model_dir):
     engine = local_engine(tiny_model_dir, engine_config(5), proposer=proposer)
     steps = recorded_lengths(engine)
     said_by(engine)
-    assert engine.stats().speculation.acceptance_rate >= 0.98
+    assert engine.stats().counts.speculation.acceptance_rate >= 0.98
     lengths = {length for step in steps for length in step}
     assert lengths == {0, 1, 2, 3, 4, 5}
     assert any(len(set(step)) > 2 for step in steps)
@@ -78,7 +78,7 @@ def test_who_is_never_sure_drafts_nothing_and_falls_not_behind(tiny_model_dir):
     proposer = draft_model(tiny_model_dir, confidence_threshold=1.0)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     said_by(engine)
-    assert engine.stats().speculation.num_draft_tokens == 0
+    assert engine.stats().counts.speculation.num_draft_tokens == 0
     in_prompts = sum(len(each.prompt_token_ids) for each in requests())
     assert proposer.num_catch_up_tokens <= in_prompts, "output was run again"
 
@@ -87,7 +87,7 @@ def test_ranks_decide_alike(tiny_model_dir):
     def said(group):
         proposer = draft_model(tiny_model_dir, group, confidence_threshold=HALF_SURE)
         engine = local_engine(tiny_model_dir, adaptive(), group, proposer)
-        return said_by(engine, temperature=0.8), engine.stats().speculation
+        return said_by(engine, temperature=0.8), engine.stats().counts.speculation
 
     [alone] = run_ranks(1, said)
     first, second = run_ranks(2, said)

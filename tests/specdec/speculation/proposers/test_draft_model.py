@@ -70,7 +70,7 @@ def test_the_target_as_its_own_draft_is_nearly_always_right(tiny_model_dir, refe
     proposer = draft_model(tiny_model_dir)
     engine = local_engine(tiny_model_dir, engine_config(k), proposer=proposer)
     assert run_checked(engine, proposer, requests(**sampling)) == reference(**sampling)
-    speculation = engine.stats().speculation
+    speculation = engine.stats().counts.speculation
     assert speculation.acceptance_rate >= 0.98
     assert speculation.num_drafts > 20
     assert proposer.num_catch_up_tokens > 0
@@ -83,8 +83,8 @@ def test_a_draft_that_is_mostly_wrong_changes_nothing(
     proposer = draft_model(other_model_dir)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     assert run_checked(engine, proposer, requests(**sampling)) == reference(**sampling)
-    assert engine.stats().speculation.num_draft_tokens > 0
-    assert engine.stats().speculation.acceptance_rate < 0.5
+    assert engine.stats().counts.speculation.num_draft_tokens > 0
+    assert engine.stats().counts.speculation.acceptance_rate < 0.5
 
 
 @pytest.mark.parametrize("draft_size", [1, 2, 3])
@@ -93,7 +93,7 @@ def test_draft_ranks_agree(tiny_model_dir, reference, draft_size):
         proposer = draft_model(tiny_model_dir, group)
         engine = local_engine(tiny_model_dir, engine_config(3), group, proposer)
         tokens = run_checked(engine, proposer, requests(**SAMPLED))
-        return tokens, engine.stats().speculation
+        return tokens, engine.stats().counts.speculation
 
     ranks = run_ranks(draft_size, said)
     assert all(rank == ranks[0] for rank in ranks)
@@ -104,16 +104,16 @@ def test_preempted_sequences_are_drafted_for_again(tiny_model_dir, reference):
     proposer = draft_model(tiny_model_dir, num_blocks=60)
     engine = local_engine(tiny_model_dir, engine_config(3, num_blocks=60), proposer=proposer)
     assert run_checked(engine, proposer, requests(**GREEDY)) == reference(**GREEDY)
-    assert engine.stats().num_preemptions > 0
-    assert engine.stats().num_cached_tokens == 0  # prompts differ: only preempted ones hit
-    assert engine.stats().speculation.acceptance_rate >= 0.98
+    assert engine.stats().counts.num_preemptions > 0
+    assert engine.stats().counts.num_cached_tokens == 0  # prompts differ: only preempted ones hit
+    assert engine.stats().counts.speculation.acceptance_rate >= 0.98
 
 
 def test_a_draft_pool_that_is_too_small_means_fewer_drafts(tiny_model_dir, reference):
     proposer = draft_model(tiny_model_dir, num_blocks=30)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     assert run_checked(engine, proposer, requests(**GREEDY)) == reference(**GREEDY)
-    assert engine.stats().speculation.num_draft_tokens > 0
+    assert engine.stats().counts.speculation.num_draft_tokens > 0
 
 
 def test_a_pool_for_one_long_sequence_serves_the_first_to_its_end(tiny_model_dir):
@@ -129,12 +129,12 @@ def test_a_pool_for_one_long_sequence_serves_the_first_to_its_end(tiny_model_dir
     while engine.has_work:
         engine.step()
         proposer.check_integrity()
-        rows = [row for step in engine._in_flight for _, row in step]
+        rows = [row for step in engine._in_flight for _, row in step.rows]
         drafted_for += any(row.seq_id == 0 and row.num_draft_tokens for row in rows)
         num_steps += any(row.seq_id == 0 for row in rows)
     assert drafted_for >= 50 // 4
     assert num_steps < 25, "the first had to wait for the second"
-    assert engine.stats().speculation.acceptance_rate >= 0.98
+    assert engine.stats().counts.speculation.acceptance_rate >= 0.98
 
 
 def test_no_text_beyond_its_context_is_run_or_keeps_blocks(tiny_model_dir):
@@ -155,7 +155,7 @@ def test_a_sequence_longer_than_the_draft_models_context_goes_on_without(tiny_mo
     proposer = draft_model(tiny_model_dir, max_model_len=40)
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     assert run_checked(engine, proposer, requests(**GREEDY)) == reference(**GREEDY)
-    assert engine.stats().speculation.acceptance_rate >= 0.98
+    assert engine.stats().counts.speculation.acceptance_rate >= 0.98
 
 
 def test_a_repeated_prompt_is_not_run_again(tiny_model_dir):
@@ -165,7 +165,7 @@ def test_a_repeated_prompt_is_not_run_again(tiny_model_dir):
     first = run_checked(engine, proposer, [longest])
     caught_up = proposer.num_catch_up_tokens
     assert run_checked(engine, proposer, [longest]) == first
-    assert engine.stats().num_cached_tokens >= len(longest.prompt_token_ids) - 4
+    assert engine.stats().counts.num_cached_tokens >= len(longest.prompt_token_ids) - 4
     assert proposer.num_catch_up_tokens == caught_up
 
 
@@ -174,7 +174,7 @@ def test_a_request_that_opts_out_is_never_sent_to_the_draft_model(tiny_model_dir
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     run_checked(engine, proposer, requests(speculation=SpeculationOptions(enabled=False)))
     assert proposer._num_steps == 0
-    assert engine.stats().speculation.num_drafts == 0
+    assert engine.stats().counts.speculation.num_drafts == 0
 
 
 @pytest.mark.parametrize(("rules", "num_tokens"), [({}, 0), ({"presence_penalty": 0.5}, 20)])

@@ -47,6 +47,6 @@ def test_it_is_right_sometimes_and_changes_nothing(smollm2_dir, draft_dir, tempe
     assert {name: each.token_ids for name, each in drafted.items()} == {
         name: each.token_ids for name, each in plain.items()
     }
-    speculation = engine.stats().speculation
+    speculation = engine.stats().counts.speculation
     assert speculation.num_draft_tokens > 100
     assert speculation.num_accepted_tokens > 5

@@ -70,7 +70,7 @@ def test_drafts_are_often_right_and_change_nothing(
     engine = local_engine(target_dir, engine_config(k), proposer=proposer)
     assert said(engine, target_dir, temperature) == reference[temperature]
     proposer.check_integrity()
-    speculation = engine.stats().speculation
+    speculation = engine.stats().counts.speculation
     assert speculation.num_draft_tokens > 50
     assert speculation.acceptance_rate >= least_rate
 
@@ -85,7 +85,7 @@ def test_the_target_with_its_ids_shuffled_draws_the_same(
     proposer = draft_model(directory, vocabulary=vocabulary)
     engine = local_engine(target_dir, engine_config(4), proposer=proposer)
     assert said(engine, target_dir, temperature) == reference[temperature]
-    assert engine.stats().speculation.acceptance_rate >= 0.9
+    assert engine.stats().counts.speculation.acceptance_rate >= 0.9
 
 
 def test_draft_ranks_agree_with_one(target_dir, draft_dirs, reference):
@@ -95,7 +95,7 @@ def test_draft_ranks_agree_with_one(target_dir, draft_dirs, reference):
     def drafted(group):
         proposer = draft_model(directory, group, vocabulary=vocabulary)
         engine = local_engine(target_dir, engine_config(3), group, proposer)
-        return said(engine, target_dir, SAMPLED), engine.stats().speculation
+        return said(engine, target_dir, SAMPLED), engine.stats().counts.speculation
 
     ranks = run_ranks(3, drafted)
     assert all(rank == ranks[0] for rank in ranks)
@@ -109,8 +109,8 @@ def test_preempted_sequences_and_a_small_pool_change_nothing(target_dir, draft_d
     config = engine_config(3, num_blocks=50)
     engine = local_engine(target_dir, config, proposer=proposer)
     assert said(engine, target_dir, GREEDY) == reference[GREEDY]
-    assert engine.stats().num_preemptions > 0
-    assert engine.stats().speculation.num_accepted_tokens > 0
+    assert engine.stats().counts.num_preemptions > 0
+    assert engine.stats().counts.speculation.num_accepted_tokens > 0
     proposer.check_integrity()
 
 
@@ -133,7 +133,7 @@ def test_broken_text_is_drafted_for_too(tiny_model_dir, draft_dirs):
     plain = local_engine(tiny_model_dir, engine_config(0))
     assert said(engine, tiny_model_dir, SAMPLED) == said(plain, tiny_model_dir, SAMPLED)
     proposer.check_integrity()
-    assert engine.stats().speculation.num_draft_tokens > 50
+    assert engine.stats().counts.speculation.num_draft_tokens > 50
 
 
 def test_the_same_model_with_other_padding_drafts_as_itself(tmp_path, tiny_model_dir):
@@ -145,7 +145,7 @@ def test_the_same_model_with_other_padding_drafts_as_itself(tmp_path, tiny_model
     engine = local_engine(tiny_model_dir, engine_config(3), proposer=proposer)
     plain = local_engine(tiny_model_dir, engine_config(0))
     assert said(engine, tiny_model_dir, SAMPLED) == said(plain, tiny_model_dir, SAMPLED)
-    assert engine.stats().speculation.acceptance_rate >= 0.98
+    assert engine.stats().counts.speculation.acceptance_rate >= 0.98
 
 
 def pad_vocabulary(directory, size):

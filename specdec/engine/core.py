@@ -1,0 +1,188 @@
+"""The engine with its models, settings and metrics: the core of a replica and of `specdec.LLM`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Generic, Protocol, TypeVar
+
+from specdec.config.llm import LLMConfig
+from specdec.engine.engine import Engine
+from specdec.engine.engine_thread import EngineThread
+from specdec.engine.memory_plan import memory_plan
+from specdec.engine.metrics import Metrics, StepRecorder
+from specdec.engine.model_resolution import Models, with_settled_dtype
+from specdec.speculation.policy.policy import SpeculationPolicy
+from specdec.speculation.proposers import Proposer
+from specdec.text.tokenizer import Tokenizer
+from specdec.types.control import SpeculationControl
+from specdec.types.counters import Counts
+from specdec.types.engine_stats import EngineStats
+from specdec.types.errors import NotReadyError
+from specdec.types.sampling_params import SamplingDefaults
+from specdec.types.worker import Target
+
+Config = TypeVar("Config", bound=LLMConfig)
+
+
+class Executor(Protocol):
+    """The workers of the target, and of the draft model where one is configured."""
+
+    def load(self) -> None:
+        """Load the models and warm them up. Raises what loading raises."""
+
+    @property
+    def target(self) -> Target:
+        """The target in use, which `remake_target` replaces."""
+
+    @property
+    def counts(self) -> Counts:
+        """Restarts of each model, and the draft model's catch-up tokens."""
+
+    def make_proposer(self) -> Proposer | None:
+        """Return the configured proposer; None where nothing drafts."""
+
+    def make_policy(self, control: SpeculationControl, full_batch: int) -> SpeculationPolicy | None:
+        """See `specdec.speculation.policy.factory`; call it before there is a sequence."""
+
+    def lose_target(self) -> None:
+        """Prepare for `remake_target`; called on the engine's thread."""
+
+    def remake_target(self) -> Target:
+        """Replace a lost target; called on a recovery thread. Raises TargetFailedError."""
+
+    def close(self) -> None:
+        """End the models after the engine's last call. From any thread, also at exit."""
+
+
+class EngineCore(Generic[Config]):
+    """An engine with everything it is made of, from configuration to thread.
+
+    The limits are known when it is made, before any model is loaded. `load` makes the engine of the
+    loaded models, and `start_thread` runs it for an event loop.
+
+    It holds the speculation settings in force for its callers. The engine takes them over between
+    two steps (see `SpeculationControl`).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        models: Models,
+        target_bytes: int,
+        draft_bytes: int | None = None,
+        *,
+        in_process: bool = False,
+    ) -> None:
+        """The sizes are as in `memory_plan`. Raises what planning and the dtype raise."""
+        self.config = with_settled_dtype(config, models)
+        self.model = models.target
+        if config.generation_config == "none":
+            self.model = replace(models.target, sampling_defaults=SamplingDefaults())
+        self.plan = memory_plan(
+            self.config, models, target_bytes, draft_bytes, in_process=in_process
+        )
+        self.metrics = Metrics()
+        self.thread: EngineThread | None = None
+        speculation = config.speculative_config
+        self._control = speculation.control if speculation else None
+        self._executor: Executor | None = None
+        self._engine: Engine | None = None
+        self._final_stats: EngineStats | None = None
+
+    def load(
+        self,
+        executor: Executor,
+        tokenizer: Tokenizer,
+        full_batch: int,
+        recorder: StepRecorder | None = None,
+    ) -> None:
+        """Measure the models and make the engine, which takes seconds. From any thread.
+
+        full_batch: the largest intended number of decoding requests. recorder: None for `metrics`.
+        """
+        policy = None
+        if self._control is not None:
+            policy = executor.make_policy(self._control, full_batch)
+        self._engine = Engine(
+            self.plan.engine,
+            self.model,
+            executor.target,
+            tokenizer,
+            executor.make_proposer(),
+            policy,
+            recorder=recorder or self.metrics,
+        )
+        self._executor = executor
+
+    def start_thread(self) -> EngineThread:
+        """Run the engine for the running event loop, in place of an earlier one."""
+        engine, executor = self.engine, self._executor
+        assert executor is not None, "the models are not loaded"
+        if self._control is not None:  # it may have changed while the models were measured
+            engine.set_speculation(self._control)
+        self.thread = EngineThread(engine, executor.remake_target, executor.lose_target)
+        return self.thread
+
+    @property
+    def engine(self) -> Engine:
+        """The engine. Raises NotReadyError after the end."""
+        if self._engine is None:
+            raise NotReadyError("it has been shut down")
+        return self._engine
+
+    @property
+    def control(self) -> SpeculationControl | None:
+        """The speculation settings in force; None where nothing can draft."""
+        return self._control
+
+    def set_control(self, control: SpeculationControl) -> None:
+        """Put settings in force from the next step on, without waiting for it.
+
+        Raises NotReadyError after the end.
+        """
+        engine, self._control = self.engine, control
+        if self.thread is None:
+            engine.set_speculation(control)
+        else:
+            self.thread.post(lambda: engine.set_speculation(control))
+
+    async def apply_control(self, control: SpeculationControl) -> None:
+        """Put settings in force; the next step goes by them when this returns.
+
+        Without a drafter nothing changes; before the thread starts they wait for it.
+        """
+        if self._control is None:
+            return
+        self._control = control
+        if self.thread is not None:
+            await self.thread.set_speculation(control)
+
+    @property
+    def last_stats(self) -> EngineStats:
+        """The engine's latest stats, with its own counters alone. Does not block."""
+        thread, engine = self.thread, self._engine  # `stop` drops them after it sets _final_stats
+        if self._final_stats is not None:
+            return self._final_stats
+        if thread is not None:
+            return thread.last_stats
+        assert engine is not None, "neither an engine nor its final stats"
+        return engine.stats()
+
+    def stats(self) -> EngineStats:
+        """Return the latest stats, with all counters of engine, requests and models."""
+        if self._final_stats is not None:
+            return self._final_stats
+        stats, executor = self.last_stats, self._executor
+        models = executor.counts if executor is not None else Counts()
+        return replace(
+            stats,
+            mode=self._control.mode if self._control else "",
+            counts=Counts.sum((stats.counts, self.metrics.counts, models)),
+        )
+
+    def stop(self) -> None:
+        """Stop the thread and drop the engine, but keep its stats; the models stay loaded."""
+        if self.thread is not None:
+            self.thread.stop()
+        self._final_stats = self.stats()
+        self.thread = self._engine = None
