@@ -51,16 +51,16 @@ class Method:
 _MAKERS: Mapping[str, Callable[[int], Method]] = MappingProxyType(
     {
         NO_METHOD: lambda count: Method(None),
-        "ngram": lambda count: Method(SpeculativeConfig("ngram", count)),
+        "ngram": lambda count: Method(SpeculativeConfig.of("ngram", count)),
         "suffix": lambda count: Method(
-            SpeculativeConfig("suffix", count, suffix_decoding_max_cached_requests=0)
+            SpeculativeConfig.of("suffix", count, suffix_decoding_max_cached_requests=0)
         ),
-        "lookahead": lambda count: Method(SpeculativeConfig("lookahead", count)),
+        "lookahead": lambda count: Method(SpeculativeConfig.of("lookahead", count)),
         "draft_model": lambda count: Method(
-            SpeculativeConfig("draft_model", count, quantization="int8")
+            SpeculativeConfig.of("draft_model", count, quantization="int8")
         ),
         "suffix+draft_model": lambda count: Method(
-            SpeculativeConfig(
+            SpeculativeConfig.of(
                 "draft_model",
                 count,
                 quantization="int8",
@@ -69,7 +69,7 @@ _MAKERS: Mapping[str, Callable[[int], Method]] = MappingProxyType(
             )
         ),
         "auto": lambda count: Method(
-            SpeculativeConfig(
+            SpeculativeConfig.of(
                 "suffix",
                 count,
                 adaptive_length=True,

@@ -84,7 +84,7 @@ class _Bench:
             for suite in _SUITES
             for prompt in [each for each in prompts if each.suite == suite][: options.num_prompts]
         ]
-        speculation = SpeculativeConfig(num_speculative_tokens=options.num_draft_tokens)
+        speculation = SpeculativeConfig.of(num_speculative_tokens=options.num_draft_tokens)
         self._config = EngineConfig(
             _MAX_MODEL_LEN, _NUM_BLOCKS, _BLOCK_SIZE, speculation=speculation
         )
@@ -103,8 +103,8 @@ class _Bench:
         for temperature in _TEMPERATURES:
             for way in _WAYS:
                 # To the worker each run's sequences are new ones under the same ids.
-                translation = vocabulary.new_translation()
-                proposer = DraftModelProposer(LocalDraftWorker(runner), limits, translation)
+                adapter = vocabulary.new_adapter()
+                proposer = DraftModelProposer(LocalDraftWorker(runner), limits, adapter)
                 with _going(way):
                     said, speculation = self._run(temperature, proposer)
                 is_lossless = said == self._plain[temperature]

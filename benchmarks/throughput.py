@@ -115,7 +115,9 @@ def _loaded(directory: Path) -> Iterator[_Field]:
     with ExitStack() as stack:
         service = stack.enter_context(
             started_service(
-                _MODEL, speculative_config=SpeculativeConfig("ngram"), enable_prefix_caching=False
+                _MODEL,
+                speculative_config=SpeculativeConfig.of("ngram"),
+                enable_prefix_caching=False,
             )
         )
         log = Path(stack.enter_context(TemporaryDirectory())) / "transformers.log"

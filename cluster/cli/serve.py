@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
-from specdec.method_configs import METHOD_NAMES
 
 from cluster.cli.help import SectionedCommand, SectionedOption
 from cluster.cli.output import say
@@ -19,6 +18,7 @@ from cluster.config.sections import SECTIONS, section_of
 from cluster.config.serve_config import ServeConfig, settings
 from cluster.config.vllm_compat import ALWAYS, RENAMED
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
+from specdec.config.methods import METHOD_NAMES
 from specdec.config.speculative_keys import SPECULATION_KEYS
 from specdec.config.vllm_compat import Always, value_in_our_words
 from specdec.types.errors import InvalidValueError

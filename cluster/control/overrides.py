@@ -11,7 +11,7 @@ from cluster.control.store import StoredSpeculation
 from specdec.types.control import SpeculationControl, SpeculationRule
 from specdec.types.control_changes import CONTROL_VALUES, SpeculationChange, SpeculationState
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationMethod, VerifierName
+from specdec.types.sampling_params import VerifierName
 
 _NO_SPECULATION = SpeculationControl("off", threshold=0, num_speculative_tokens=0)
 _RULES = "rules"
@@ -21,7 +21,7 @@ _RULES = "rules"
 class OverrideLimits:
     """What an operator may choose from: the methods that are loaded, and the service's verifier."""
 
-    methods: tuple[SpeculationMethod, ...] = ()
+    methods: tuple[str, ...] = ()
     verifier: VerifierName = "coupled"
 
     def check(self, change: SpeculationChange) -> None:

@@ -165,13 +165,13 @@ class ReplicaModels:
         return TargetSupervisor(lambda: TargetGroup(spec, placement))
 
     def _start_draft(self, placement: PlacementGroup | None) -> DraftSupervisor | None:
-        limits, speculation = self._plan.draft, self._config.speculative_config
-        if limits is None or speculation is None:
+        limits, drafting = self._plan.draft, self._config.draft_model
+        if limits is None or drafting is None:
             return None
-        directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
+        directory, size = self._directories.draft, drafting.draft_tensor_parallel_size
         assert directory is not None, "a plan for a draft model that is nowhere"
-        source = ModelSource(speculation.model or self._config.model, directory)
-        spec = self._group_spec("draft model", source, size, limits, speculation.quantization)
+        source = ModelSource(drafting.model or self._config.model, directory)
+        spec = self._group_spec("draft model", source, size, limits, drafting.quantization)
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
         spec = replace(spec, vocabulary=vocabulary.shared)
         return DraftSupervisor(lambda: DraftGroup(spec, placement), limits, vocabulary)

@@ -141,8 +141,8 @@ class DraftSupervisor:
             self._worker = self._proposer = self._successor = None
 
     def _new_proposer(self, worker: DraftGroup) -> DraftModelProposer:
-        translation = self._vocabulary.new_translation()
-        return DraftModelProposer(worker, self._limits, translation)
+        adapter = self._vocabulary.new_adapter()
+        return DraftModelProposer(worker, self._limits, adapter)
 
     def _lose(self, error: Exception) -> None:
         """Whatever went wrong in drafting, no request is to notice."""

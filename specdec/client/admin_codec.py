@@ -27,7 +27,7 @@ from specdec.types.fleet import (
     ServiceStatus,
 )
 from specdec.types.profile import OperationTime, ProfileOrder, ProfileReport, WorkerProfile
-from specdec.types.sampling_params import SpeculationMethod, VerifierName
+from specdec.types.sampling_params import VerifierName
 from specdec.types.stats import SpeculationStats
 
 _MODES: Mapping[int, SpeculationMode] = MappingProxyType(
@@ -200,7 +200,7 @@ def _decode_values(values: pb.SpeculationValues, *, is_by_rule: bool = False) ->
         mode=_MODES[values.mode],
         threshold=values.threshold,
         num_speculative_tokens=values.num_speculative_tokens,
-        method=cast("SpeculationMethod", values.method) if values.method else None,
+        method=values.method if values.method else None,
         allow_request_override=values.allow_request_override,
         allowed_verifiers=cast("tuple[VerifierName, ...]", tuple(values.allowed_verifiers)),
         is_by_rule=is_by_rule,

@@ -13,6 +13,8 @@ class _Enum(Protocol):
 
     def Value(self, name: str) -> Any: ...
 
+    def keys(self) -> list[Any]: ...
+
 
 def present_fields(message: Message, *names: str) -> dict[str, Any]:
     """The fields that the sender has set, by name."""
@@ -29,6 +31,12 @@ class EnumNames:
         """`enum` has a value for each of `names`; that of 0 stands for none of them."""
         self._spellings = {name: f"{prefix}_{name.upper()}" for name in names}
         self._names = {enum.Value(text): name for name, text in self._spellings.items()}
+
+    @classmethod
+    def of_all_values(cls, enum: _Enum, prefix: str) -> EnumNames:
+        """Return the names of all values except 0."""
+        names = (each.removeprefix(f"{prefix}_").lower() for each in enum.keys())  # noqa: SIM118
+        return cls(enum, prefix, (name for name in names if name != "unspecified"))
 
     def spelling(self, name: str) -> str:
         """What a proto calls it."""

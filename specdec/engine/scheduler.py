@@ -93,7 +93,9 @@ class Scheduler:
         self._running: list[Sequence] = []  # by rank
         self._rows: dict[int, ScheduledRow] = {}
         self._decision = _NO_DRAFTS
-        self._lookahead_window = _lookahead_window(config)
+        self._lookahead_window = (
+            config.speculation.num_lookahead_tokens if config.speculation else 0
+        )
         self._preempted: list[Sequence] = []
         self._begun: list[Sequence] = []
         self.num_preemptions = 0
@@ -311,14 +313,6 @@ class Scheduler:
         if seq.max_tokens is not None:
             room = min(room, seq.max_tokens - seq.num_output_tokens)
         return max(0, room - 1)
-
-
-def _lookahead_window(config: EngineConfig) -> int:
-    """How many guesses a sequence may run behind its drafts."""
-    speculation = config.speculation
-    if speculation is None or speculation.method != "lookahead":
-        return 0
-    return speculation.lookahead_window_size
 
 
 def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:

@@ -11,7 +11,6 @@ from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
 from specdec.speculation.proposers import DraftRequest, Proposal, Proposer
 from specdec.types.draft_decision import Decision, DecisionReason
 from specdec.types.messages import StepRow
-from specdec.types.sampling_params import SpeculationMethod
 from specdec.types.stats import STRUCTURED_OUTPUT
 
 
@@ -109,7 +108,7 @@ class Drafting:
         if self._proposer is not None:
             self._proposer.release(seq_id)
 
-    def _method(self, seq: Sequence) -> SpeculationMethod | None:
+    def _method(self, seq: Sequence) -> str | None:
         """What is to draft for a sequence; None for all that is loaded, in its order."""
         control = self.policy.control if self.policy else None
         if control is None or control.allow_request_override:

@@ -9,14 +9,13 @@ from specdec.client.proto_fields import EnumNames, present_fields
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import (
     ACCEPTANCE_PRESETS,
-    SPECULATION_METHODS,
     VERIFIERS,
     SamplingParams,
     SpeculationOptions,
     StructuredOutput,
 )
 
-METHODS = EnumNames(pb.SpeculationMethod, "SPECULATION_METHOD", SPECULATION_METHODS)
+METHODS = EnumNames.of_all_values(pb.SpeculationMethod, "SPECULATION_METHOD")
 VERIFIER_NAMES = EnumNames(pb.Verifier, "VERIFIER", VERIFIERS)
 _PRESETS = EnumNames(pb.AcceptancePreset, "ACCEPTANCE_PRESET", (*ACCEPTANCE_PRESETS, "auto"))
 

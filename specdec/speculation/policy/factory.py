@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.methods import DraftPlace
 from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.policy.cost_model import CostTable, StepCosts
 from specdec.speculation.policy.cost_profiler import (
@@ -18,7 +19,6 @@ from specdec.speculation.policy.cost_profiler import (
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.sampling_params import SpeculationMethod
 from specdec.types.worker import DraftWorker, Target
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ def make_policy(
     if speculation is None:
         return None
     rule = speculation.length_rule
-    choosers: Mapping[SpeculationMethod | None, GoodputChooser] = {}
+    choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
         choosers = _choosers(speculation, config, target, measure_draft, draft_limits)
     return SpeculationPolicy(
@@ -71,7 +71,7 @@ def _choosers(
     target: Target,
     measure_draft: MeasureDraft | None,
     draft_limits: DraftLimits | None,
-) -> dict[SpeculationMethod | None, GoodputChooser]:
+) -> dict[str | None, GoodputChooser]:
     """One for each method that may be chosen, and one for all together: their costs differ."""
     rule = speculation.length_rule
     most = max(speculation.num_speculative_tokens, rule.max_tokens if rule else 0)
@@ -90,7 +90,7 @@ def _choosers(
         drafting = measure_draft(measure)
         whole = verification if drafting is None else with_drafting(verification, drafting)
     logger.info("seconds of a step: %s", whole)
-    by_method: dict[SpeculationMethod | None, CostTable] = {None: whole}
-    for method in speculation.methods:
-        by_method[method] = whole if method == "draft_model" else verification
+    by_method: dict[str | None, CostTable] = {None: whole}
+    for each in speculation.drafters:
+        by_method[each.name] = whole if each.place is DraftPlace.DRAFT_WORKER else verification
     return {method: GoodputChooser(StepCosts(table)) for method, table in by_method.items()}

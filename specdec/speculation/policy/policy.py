@@ -25,7 +25,6 @@ from specdec.types.control import (
 )
 from specdec.types.draft_decision import Decision, DecisionLog, DecisionReason
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationMethod
 
 DEFAULT_HYSTERESIS = 2
 DEFAULT_DWELL_S = 1.0
@@ -37,7 +36,7 @@ _CAPACITY_PERIOD_S = 1.0
 
 MAX_BATCHED_TOKENS = 2**20
 
-_NO_CHOOSERS: Mapping[SpeculationMethod | None, GoodputChooser] = MappingProxyType({})
+_NO_CHOOSERS: Mapping[str | None, GoodputChooser] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -69,7 +68,7 @@ class SpeculationPolicy:
         hysteresis: int = DEFAULT_HYSTERESIS,
         dwell_s: float = DEFAULT_DWELL_S,
         table: BatchSizeTable | None = None,
-        choosers: Mapping[SpeculationMethod | None, GoodputChooser] = _NO_CHOOSERS,
+        choosers: Mapping[str | None, GoodputChooser] = _NO_CHOOSERS,
         max_adaptive_tokens: int = 0,
         max_num_batched_tokens: int = MAX_BATCHED_TOKENS,
         full_batch: int = 1,

@@ -1,11 +1,14 @@
-"""Proposers guess the next tokens of a sequence; the target verifies them."""
+"""Drafting methods: each proposes the next tokens of sequences, which the target verifies.
 
-from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer
+The interface is `Proposer` (base.py), the registry of methods is methods.py. Policies that decide
+how much to draft, and verification, are elsewhere.
+"""
+
+from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer, ProposerMemory
 from specdec.speculation.proposers.cross_vocab.draft_vocabulary import DraftVocabulary
-from specdec.speculation.proposers.cross_vocab.vocab_adapter import Translation
+from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
 from specdec.speculation.proposers.draft_model import DraftModelProposer
-from specdec.speculation.proposers.memory import ProposerMemory, proposer_memory
-from specdec.speculation.proposers.registry import make_proposer
+from specdec.speculation.proposers.registry import make_proposer, proposer_memory
 
 __all__ = [
     "DraftModelProposer",
@@ -14,7 +17,7 @@ __all__ = [
     "Proposal",
     "Proposer",
     "ProposerMemory",
-    "Translation",
+    "VocabAdapter",
     "make_proposer",
     "proposer_memory",
 ]

@@ -62,8 +62,8 @@ models:
     big, small = read(text, speculative_config={"method": "ngram"})
     assert (big.dtype, small.dtype) == ("float16", "float32")
     assert big.http_port == small.http_port == 8800
-    assert big.speculative_config == SpeculativeConfig("ngram", num_speculative_tokens=5)
-    assert small.speculative_config == SpeculativeConfig("ngram")
+    assert big.speculative_config == SpeculativeConfig.of("ngram", num_speculative_tokens=5)
+    assert small.speculative_config == SpeculativeConfig.of("ngram")
 
 
 @pytest.mark.parametrize(

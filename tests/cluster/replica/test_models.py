@@ -90,7 +90,7 @@ def models_of(directory, speculation, **settings):
 
 @pytest.fixture
 def models(tiny_model_dir, started):
-    speculation = SpeculativeConfig("draft_model", 3, quantization="int8")
+    speculation = SpeculativeConfig.of("draft_model", 3, quantization="int8")
     return models_of(tiny_model_dir, speculation, quantization="int8", transport="tcp")
 
 
@@ -151,7 +151,7 @@ async def test_the_loop_hears_of_a_target_that_died_unnoticed(models, started):
 async def test_without_its_draft_model_a_replica_drafts_by_lookup_or_not_at_all(
     tiny_model_dir, started, monkeypatch, fallback
 ):
-    speculation = SpeculativeConfig("draft_model", 3, quantization="int8", fallback=fallback)
+    speculation = SpeculativeConfig.of("draft_model", 3, quantization="int8", fallback=fallback)
     models = models_of(tiny_model_dir, speculation)
     await models.start(PLACEMENT)
     assert (models.is_draft_up, models.can_draft) == (True, True)
@@ -166,7 +166,7 @@ async def test_without_its_draft_model_a_replica_drafts_by_lookup_or_not_at_all(
 
 
 @pytest.mark.parametrize(
-    ("speculation", "drafts"), [(None, False), (SpeculativeConfig("ngram"), True)]
+    ("speculation", "drafts"), [(None, False), (SpeculativeConfig.of("ngram"), True)]
 )
 async def test_a_replica_without_a_draft_model(tiny_model_dir, started, speculation, drafts):
     models = models_of(tiny_model_dir, speculation)

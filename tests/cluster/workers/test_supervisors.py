@@ -126,7 +126,7 @@ def test_what_workers_caught_up_on_is_counted_beyond_their_loss(start, workers):
 
 def test_a_lookup_drafts_while_the_worker_is_away(start, workers):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
-    proposer = make_proposer(SpeculativeConfig("draft_model", fallback="ngram"), supervisor)
+    proposer = make_proposer(SpeculativeConfig.of("draft_model", fallback="ngram"), supervisor)
     seq = Sequence(0, request("r", [1, 2, 3, 1, 2]), SamplingRules(), detokenizer=None)
     assert drafts(proposer, seq) == [(7, 7, 7)]
     supervisor._backoff.base_s = 60.0

@@ -208,7 +208,7 @@ def test_goodput_bounds_lengths_that_follow_acceptance(tiny_model_dir, target, p
     """Costs under which one draft token pays and two do not, whatever comes of them."""
     table = CostTable((1, 8), (0, 1, 2, 8), ((1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0)))
     chooser = GoodputChooser(StepCosts(table))
-    speculation = SpeculativeConfig(num_speculative_tokens=3, adaptive_length=True)
+    speculation = SpeculativeConfig.of(num_speculative_tokens=3, adaptive_length=True)
     config = engine_config(speculation=speculation)
     control = SpeculationControl("auto", 8, 3)
     policy = SpeculationPolicy(
