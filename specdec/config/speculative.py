@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, get_args, get_type_hints
 
 from specdec.config.fields import refuse_unknown
-from specdec.config.length_schedule import BatchSizeTable
+from specdec.config.length_schedule import LengthSchedule
 from specdec.config.methods import (
     LOOKUP_NAMES,
     METHOD_NAMES,
@@ -41,7 +41,7 @@ DEFAULT_SPECULATION_THRESHOLD = 32
 
 
 DEFAULT_GOODPUT_THRESHOLD = 256
-"""Goodput turns drafts off by itself; its bound stands for loads that no estimate covers."""
+"""Goodput turns drafts off by itself; this bound is for loads beyond its estimates."""
 
 
 _ROLES = ("drafter", "first", "fallback")
@@ -65,7 +65,7 @@ class SpeculativeConfig:
         changes it; None for 32, or 256 with policy goodput, which measures the effect of the load.
     policy: what decides below the threshold (`specdec.speculation.policy.policy`): goodput; table, by the rows
         below; threshold for nothing further. None takes table where there are rows, else goodput.
-    num_speculative_tokens_per_batch_size: rows of `BatchSizeTable`, for policy table; none of them
+    num_speculative_tokens_per_batch_size: rows of `LengthSchedule`, for policy table; none of them
         exceeds num_speculative_tokens.
     verifier, typical_epsilon, typical_delta, acceptance_threshold, scale_draft_temperature: as in
         SpeculationOptions, for requests that leave them out. A lossy verifier here makes every such
@@ -146,7 +146,7 @@ class SpeculativeConfig:
             limit = "given where policy is table, and there alone"
             name = "speculative_config.num_speculative_tokens_per_batch_size"
             raise InvalidValueError(name, rows, limit)
-        if rows and BatchSizeTable(rows).most > self.num_speculative_tokens:
+        if rows and LengthSchedule(rows).most > self.num_speculative_tokens:
             limit = f"rows of at most num_speculative_tokens ({self.num_speculative_tokens})"
             name = "speculative_config.num_speculative_tokens_per_batch_size"
             raise InvalidValueError(name, rows, limit)
@@ -271,10 +271,10 @@ class SpeculativeConfig:
         return "table" if self.num_speculative_tokens_per_batch_size else "goodput"
 
     @property
-    def batch_size_table(self) -> BatchSizeTable | None:
+    def length_schedule(self) -> LengthSchedule | None:
         """The rows of policy table; None for the other policies."""
         rows = self.num_speculative_tokens_per_batch_size
-        return BatchSizeTable(rows) if rows else None
+        return LengthSchedule(rows) if rows else None
 
 
 def _method(name: str, keys: Mapping[str, Any]) -> MethodConfig:

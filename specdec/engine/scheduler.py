@@ -12,7 +12,7 @@ from specdec.sequences.block_manager import BlockManager
 from specdec.sequences.sequence import Sequence, SequenceStatus
 from specdec.speculation.proposers import Proposal
 from specdec.types.adaptive_length import draft_budget, share_budget
-from specdec.types.draft_decision import Decision, DecisionReason
+from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import StepRow
 
@@ -72,7 +72,7 @@ def _continues(proposal: Proposal, seq: Sequence) -> bool:
 
 _by_rank = attrgetter("rank")
 
-_NO_DRAFTS = Decision(0, DecisionReason.OPERATOR)
+_NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)
 
 
 class Scheduler:

@@ -9,7 +9,7 @@ from specdec.engine.scheduler import ScheduledRow
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
 from specdec.speculation.proposers import DraftRequest, Proposal, Proposer
-from specdec.types.draft_decision import Decision, DecisionReason
+from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.messages import StepRow
 from specdec.types.stats import STRUCTURED_OUTPUT
 
@@ -47,9 +47,9 @@ class Drafting:
         """What a sequence may draft in the coming step; the two are as `SpeculationPolicy` says."""
         self._num_asked, self._drafters = {}, {}
         if self._proposer is None or self._config is None:
-            return Decision(0, DecisionReason.OPERATOR)
+            return Decision(chain(0), DecisionReason.OPERATOR)
         if self.policy is None:
-            return Decision(self._config.num_speculative_tokens, DecisionReason.OPERATOR)
+            return Decision(chain(self._config.num_speculative_tokens), DecisionReason.OPERATOR)
         return self.policy.decide(num_decoding, num_willing)
 
     def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> dict[int, Proposal]:

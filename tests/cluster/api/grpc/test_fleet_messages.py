@@ -8,7 +8,7 @@ from cluster.replica.report import decision_fields
 from specdec.client import Counts, HistogramCounts
 from specdec.engine.metrics import Metrics, counts_of
 from specdec.types.counters import ModelCounts
-from specdec.types.draft_decision import Decision, DecisionChange, DecisionReason
+from specdec.types.draft_decision import Decision, DecisionChange, DecisionReason, chain
 from specdec.types.stats import EngineStats, SpeculationStats
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
@@ -108,7 +108,7 @@ def test_what_a_replica_reports_of_its_engine():
 def test_decisions_are_told_by_the_clock_of_the_wall():
     fields = decision_fields(
         stats(
-            decision=Decision(2, DecisionReason.GOODPUT),
+            decision=Decision(chain(2), DecisionReason.GOODPUT),
             decisions={DecisionReason.GOODPUT: 1},
             decision_changes=(DecisionChange(90.0, 2, DecisionReason.GOODPUT, 5),),
         ),
@@ -122,5 +122,7 @@ def test_decisions_are_told_by_the_clock_of_the_wall():
 
 
 def test_before_the_first_step_nothing_was_decided():
-    fields = decision_fields(stats(decision=Decision(3, DecisionReason.THRESHOLD)), 100.0, NOW)
+    fields = decision_fields(
+        stats(decision=Decision(chain(3), DecisionReason.THRESHOLD)), 100.0, NOW
+    )
     assert fields == {"num_chosen_tokens": 0, "decision_reason": "", "decision_changes": ()}
