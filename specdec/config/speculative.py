@@ -135,20 +135,17 @@ class SpeculativeConfig:
         self._check_lookups()
 
     def _check_policy(self) -> None:
-        if self.speculation_threshold is not None:
-            name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold
-            require_range(name, threshold, 0, MAX_SPECULATION_THRESHOLD)
+        name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold
+        require_range(name, threshold, 0, MAX_SPECULATION_THRESHOLD)
         if self.policy not in (None, *get_args(PolicyName)):
             limit = f"one of {', '.join(get_args(PolicyName))}, or left out"
             raise InvalidValueError("speculative_config.policy", self.policy, limit)
+        name = "speculative_config.num_speculative_tokens_per_batch_size"
         rows = self.num_speculative_tokens_per_batch_size
         if bool(rows) != (self.chosen_policy == "table"):
-            limit = "given where policy is table, and there alone"
-            name = "speculative_config.num_speculative_tokens_per_batch_size"
-            raise InvalidValueError(name, rows, limit)
+            raise InvalidValueError(name, rows, "given where policy is table, and there alone")
         if rows and LengthSchedule(rows).most > self.num_speculative_tokens:
             limit = f"rows of at most num_speculative_tokens ({self.num_speculative_tokens})"
-            name = "speculative_config.num_speculative_tokens_per_batch_size"
             raise InvalidValueError(name, rows, limit)
 
     def _check_lengths(self) -> None:
@@ -159,12 +156,8 @@ class SpeculativeConfig:
                     field = f"speculative_config.adaptive_length_{name.removesuffix('_tokens')}"
                     raise InvalidValueError(field, value, "left out unless adaptive_length is true")
             return
-        require_range(
-            "speculative_config.num_speculative_tokens",
-            self.num_speculative_tokens,
-            rule.min_tokens,
-            rule.max_tokens,
-        )
+        name, count = "speculative_config.num_speculative_tokens", self.num_speculative_tokens
+        require_range(name, count, rule.min_tokens, rule.max_tokens)
 
     def _check_verifiers(self) -> None:
         try:
@@ -178,11 +171,7 @@ class SpeculativeConfig:
             field = error.field.replace("speculation.", "speculative_config.")
             raise InvalidValueError(field, error.value, error.limit) from None
         for index, name in enumerate(self.allowed_verifiers):
-            if name not in VERIFIERS:
-                limit = f"one of {', '.join(VERIFIERS)}"
-                raise InvalidValueError(
-                    f"speculative_config.allowed_verifiers[{index}]", name, limit
-                )
+            require_choice(f"speculative_config.allowed_verifiers[{index}]", name, VERIFIERS)
         if self.verifier not in self.allowed_verifiers:
             limit = f"one of allowed_verifiers: {', '.join(self.allowed_verifiers)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)

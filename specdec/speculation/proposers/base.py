@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections.abc
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -81,6 +82,29 @@ class Proposer(Protocol):
 
     def release(self, seq_id: int) -> None:
         """Drop the state of a sequence; an unknown one is no error."""
+
+
+class SynchronousProposer(ABC):
+    """Base of proposers that draft synchronously, in microseconds."""
+
+    def __init__(self) -> None:
+        self._proposals: list[Proposal] = []
+
+    def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
+        """Look the drafts up; see Proposer."""
+        self._proposals = [self._propose(request) for request in requests]
+
+    def collect(self) -> list[Proposal]:
+        """Return what `begin` found, perhaps with empty drafts."""
+        return self._proposals
+
+    @abstractmethod
+    def release(self, seq_id: int) -> None:
+        """Drop the state of a sequence; an unknown one is no error."""
+
+    @abstractmethod
+    def _propose(self, request: DraftRequest) -> Proposal:
+        """Return the draft for one sequence."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,12 @@ import collections.abc
 
 from specdec.config.methods import LookaheadConfig
 from specdec.sequences.sequence import Lookahead, Sequence
-from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer, ProposerMemory
+from specdec.speculation.proposers.base import (
+    DraftRequest,
+    Proposal,
+    ProposerMemory,
+    SynchronousProposer,
+)
 from specdec.speculation.proposers.ngram_pool import NGRAM_BYTES, NgramPool
 
 Trail = tuple[int, ...]
@@ -26,28 +31,27 @@ _STRIDE = 7919
 """A prime; tokens this far apart in a text are unrelated."""
 
 
-class LookaheadProposer:
-    """Proposer of n-grams that the target generated, in the text or after guesses ahead of it."""
+class LookaheadProposer(SynchronousProposer):
+    """Proposer of n-grams that the target generated, in the text or after guesses ahead of it.
+
+    Its proposals also have guesses to run behind the drafts.
+    """
 
     def __init__(self, ngram_size: int, pool_size: int) -> None:
         """Keep `pool_size` n-grams of 2 to `ngram_size` tokens for each sequence."""
+        super().__init__()
         self._ngram_size = ngram_size
         self._pool_size = pool_size
         self._windows: dict[int, _Window] = {}
-        self._proposals: list[Proposal] = []
 
     @classmethod
-    def from_config(cls, config: LookaheadConfig) -> Proposer:
+    def from_config(cls, config: LookaheadConfig) -> LookaheadProposer:
         """Return the proposer of a configuration."""
         return cls(config.lookahead_ngram_size, config.lookahead_pool_size)
 
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
-        """Pool the results of the last step, and look the drafts up synchronously."""
-        self._proposals = [self._propose(request) for request in requests if request.max_tokens]
-
-    def collect(self) -> list[Proposal]:
-        """Return drafts, perhaps empty, and the guesses to run behind them."""
-        return self._proposals
+        """Pool the results of the last step, and look the drafts up where some are wanted."""
+        super().begin([request for request in requests if request.max_tokens])
 
     def release(self, seq_id: int) -> None:
         """Drop a sequence's guesses and n-grams."""

@@ -9,8 +9,8 @@ from specdec.speculation.proposers.base import (
     DraftRequest,
     IngestBudget,
     Proposal,
-    Proposer,
     ProposerMemory,
+    SynchronousProposer,
 )
 
 _MAX_NEW_ENTRIES = 16_384
@@ -48,30 +48,26 @@ class NgramIndex:
         return None
 
 
-class NgramProposer:
+class NgramProposer(SynchronousProposer):
     """Proposer that looks n-grams up in the sequence's own prompt and output."""
 
     def __init__(self, min_n: int, max_n: int) -> None:
         """Look up n-grams of `max_n` tokens first, then shorter ones down to `min_n`."""
+        super().__init__()
         self._min_n = min_n
         self._max_n = max_n
         self._indices: dict[int, NgramIndex] = {}
         self._budget = IngestBudget(0)
-        self._proposals: list[Proposal] = []
 
     @classmethod
-    def from_config(cls, config: NgramConfig) -> Proposer:
+    def from_config(cls, config: NgramConfig) -> NgramProposer:
         """Return the proposer of a configuration."""
         return cls(config.prompt_lookup_min, config.prompt_lookup_max)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Look the drafts up synchronously."""
+        """Look the drafts up; text beyond the budget is indexed in later steps."""
         self._budget = IngestBudget(_MAX_NEW_ENTRIES // (self._max_n - self._min_n + 1))
-        self._proposals = [self._propose(request) for request in requests]
-
-    def collect(self) -> list[Proposal]:
-        """Return what `begin` found; without a match, or with text not indexed, an empty draft."""
-        return self._proposals
+        super().begin(requests)
 
     def release(self, seq_id: int) -> None:
         """Drop the index of a sequence."""

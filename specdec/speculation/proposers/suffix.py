@@ -14,7 +14,13 @@ from functools import lru_cache
 
 from specdec.config.methods import SuffixConfig
 from specdec.sequences.sequence import Sequence, SequenceStatus
-from specdec.speculation.proposers.base import DraftRequest, IngestBudget, Proposal, ProposerMemory
+from specdec.speculation.proposers.base import (
+    DraftRequest,
+    IngestBudget,
+    Proposal,
+    ProposerMemory,
+    SynchronousProposer,
+)
 from specdec.speculation.proposers.output_cache import MAX_CACHE_BYTES, OutputCache
 from specdec.speculation.proposers.suffix_tree import (
     BYTES_PER_TOKEN,
@@ -39,27 +45,23 @@ class _State:
     tree: OnlineSuffixTree | None = None
 
 
-class SuffixProposer:
+class SuffixProposer(SynchronousProposer):
     """Proposer of the most frequent continuations, from the sequence itself and earlier outputs."""
 
     def __init__(self, config: SuffixConfig) -> None:
+        super().__init__()
         self._max_depth = config.suffix_decoding_max_tree_depth
         self._max_factor = config.suffix_decoding_max_spec_factor
         self._min_prob = config.suffix_decoding_min_token_prob
         self._states: dict[int, _State] = {}
-        self._proposals: list[Proposal] = []
         self._budget = IngestBudget(0)
         self.cache = OutputCache(self._max_depth, config.suffix_decoding_max_cached_requests)
 
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
-        """Look the drafts up synchronously."""
+        """Look the drafts up; text beyond the budget is ingested in later steps."""
         self.cache.maintain(_MAX_NEW_TOKENS)
         self._budget = IngestBudget(_MAX_NEW_TOKENS)
-        self._proposals = [self._propose(request) for request in requests]
-
-    def collect(self) -> list[Proposal]:
-        """Return what `begin` found; without a match, or with text not ingested, an empty draft."""
-        return self._proposals
+        super().begin(requests)
 
     def release(self, seq_id: int) -> None:
         """Drop a sequence's tree, and cache its output if it is finished."""
