@@ -81,7 +81,7 @@ models:
         ("ingress: serve\nmodels: [{model: a}, {model: x/V1}]", "/v1 is a path of its API"),
         ("models: [{model: a, http_port: 1}]", "left out of models"),
         ("models: [{model: a, port: 1}]", "port is 1; it must be left out of models"),
-        ("models: [{model: a, max-logprobs: 1}]", "max-logprobs"),
+        ("models: [{model: a, max-logprobs: 1}]", "max_logprobs"),
         ("models: [{model: a, ray_address: auto}]", "left out of models"),
         ("models: [{modle: a}]", "did you mean model"),
     ],
