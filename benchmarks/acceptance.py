@@ -92,7 +92,7 @@ class Pair:
             block_size=_BLOCK_SIZE,
             max_num_seqs=num_seqs,
             max_num_batched_tokens=2 * num_seqs * (1 + options.num_speculative_tokens),
-            speculation=SpeculativeConfig(num_speculative_tokens=options.num_speculative_tokens),
+            speculation=SpeculativeConfig.of(num_speculative_tokens=options.num_speculative_tokens),
         )
         limits = DraftLimits(num_blocks, _BLOCK_SIZE, _MAX_MODEL_LEN, max_catch_up_tokens=512)
         group = TensorParallelGroup()

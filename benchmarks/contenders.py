@@ -161,7 +161,7 @@ class EngineContender:
         )
 
     def _draft_model(self, config: SpeculativeConfig | None) -> Proposer | None:
-        if config is None or config.method != "draft_model":
+        if config is None or config.draft_model is None:
             return None
         limits = DraftLimits(
             self._config.num_blocks,
@@ -175,7 +175,7 @@ class EngineContender:
             self._settings.dtype,
             limits,
             TensorParallelGroup(),
-            config.quantization,
+            config.draft_model.quantization,
         )
         return DraftModelProposer(LocalDraftWorker(runner), limits)
 

@@ -38,17 +38,17 @@ _CLOSINGS = ("", "\n\nThink carefully before you answer.")
 """Text appended to the prompts of the first and of the second pass."""
 
 _METHODS: Mapping[str, SpeculativeConfig] = {
-    "ngram": SpeculativeConfig("ngram"),
-    "suffix": SpeculativeConfig("suffix"),
-    "suffix, no earlier outputs": SpeculativeConfig(
+    "ngram": SpeculativeConfig.of("ngram"),
+    "suffix": SpeculativeConfig.of("suffix"),
+    "suffix, no earlier outputs": SpeculativeConfig.of(
         "suffix", suffix_decoding_max_cached_requests=0
     ),
-    "draft_model": SpeculativeConfig("draft_model"),
-    "draft_model, ngram first": SpeculativeConfig("draft_model", first="ngram"),
-    "draft_model, ngram of 4 first": SpeculativeConfig(
+    "draft_model": SpeculativeConfig.of("draft_model"),
+    "draft_model, ngram first": SpeculativeConfig.of("draft_model", first="ngram"),
+    "draft_model, ngram of 4 first": SpeculativeConfig.of(
         "draft_model", first="ngram", prompt_lookup_min=4
     ),
-    "draft_model, suffix first": SpeculativeConfig("draft_model", first="suffix"),
+    "draft_model, suffix first": SpeculativeConfig.of("draft_model", first="suffix"),
 }
 
 

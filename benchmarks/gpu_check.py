@@ -212,7 +212,9 @@ def _share_differing(directory: Path, model: CausalDecoder) -> float:
     Raises AssertionError if nothing was drafted.
     """
     plain, plain_drafts = _generate(directory, model, None)
-    drafted, num_drafts = _generate(directory, model, SpeculativeConfig(num_speculative_tokens=7))
+    drafted, num_drafts = _generate(
+        directory, model, SpeculativeConfig.of(num_speculative_tokens=7)
+    )
     assert plain_drafts == 0, "drafts without speculation"
     assert num_drafts > 0, "speculation drafted nothing, so there is nothing to compare"
     return sum(plain[name] != drafted[name] for name in plain) / len(plain)

@@ -39,10 +39,10 @@ _MAX_LEN = 2048
 
 _WAYS: Mapping[str, SpeculativeConfig | None] = {
     "off": None,
-    "ngram, as short": SpeculativeConfig("ngram", prompt_lookup_min=1, prompt_lookup_max=3),
-    "lookahead, window 3": SpeculativeConfig("lookahead", lookahead_window_size=3),
-    "lookahead, window 7": SpeculativeConfig("lookahead", lookahead_window_size=7),
-    "lookahead, window 15": SpeculativeConfig("lookahead", lookahead_window_size=15),
+    "ngram, as short": SpeculativeConfig.of("ngram", prompt_lookup_min=1, prompt_lookup_max=3),
+    "lookahead, window 3": SpeculativeConfig.of("lookahead", lookahead_window_size=3),
+    "lookahead, window 7": SpeculativeConfig.of("lookahead", lookahead_window_size=7),
+    "lookahead, window 15": SpeculativeConfig.of("lookahead", lookahead_window_size=15),
 }
 
 

@@ -37,7 +37,7 @@ from benchmarks.workloads import MODEL
 from specdec.config.speculative import SpeculativeConfig
 from specdec.models.resolve import resolve
 from specdec.text.tokenizer import Tokenizer
-from specdec.types.sampling_params import SamplingParams, SpeculationMethod
+from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
 
 _MIN_IDENTICAL_SHARE = 0.95
@@ -67,7 +67,7 @@ _KV_GIB_PER_MODEL = 0.08  # about 115 blocks; one sequence of max_model_len need
 class Configuration:
     """Generation settings. num_draft_tokens: 0 disables speculation, whatever the method."""
 
-    method: SpeculationMethod
+    method: str
     temperature: float
     tensor_parallel_size: int
     num_draft_tokens: int
@@ -116,9 +116,7 @@ class LosslessCheck:
         ]
         self._sampled: list[Reference] = []
 
-    def run(
-        self, address: str, method: SpeculationMethod, tensor_parallel_size: int
-    ) -> Iterator[Outcome]:
+    def run(self, address: str, method: str, tensor_parallel_size: int) -> Iterator[Outcome]:
         """Yield the outcome of each configuration of one method and tensor-parallel size."""
         for drafts in _GREEDY_DRAFT_TOKENS:
             yield self._compare(
@@ -224,14 +222,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if report["passed"] else 1
 
 
-def _service(
-    method: SpeculationMethod, tensor_parallel_size: int
-) -> AbstractContextManager[ServiceProcess]:
+def _service(method: str, tensor_parallel_size: int) -> AbstractContextManager[ServiceProcess]:
     num_models = 2 if method == "draft_model" else 1
     return started_service(
         MODEL,
         tensor_parallel_size=tensor_parallel_size,
-        speculative_config=SpeculativeConfig(**_METHODS[method]),
+        speculative_config=SpeculativeConfig.of(**_METHODS[method]),
         kv_cache_memory_gib=num_models * _KV_GIB_PER_MODEL,
         **_TIGHT,
     )

@@ -10,8 +10,8 @@ from types import MappingProxyType
 from benchmarks.workloads import NO_METHOD
 from specdec.config.engine import EngineConfig
 from specdec.config.speculative import SpeculativeConfig
-from specdec.speculation.policy.cost_model import StepCosts
-from specdec.speculation.policy.cost_profiler import measure_verification
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.speculation.policy.cost_profiler import profile_verification
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.worker import Target
@@ -37,11 +37,11 @@ class Method:
             return None
         rule, most = self.config.length_rule, self.config.num_speculative_tokens
         most = max(most, rule.max_tokens if rule else 0)
-        table = measure_verification(target, config, most, time.perf_counter, _MEASURING_BUDGET_S)
+        table = profile_verification(target, config, most, time.perf_counter, _MEASURING_BUDGET_S)
         return SpeculationPolicy(
             self.config.control,
             time.monotonic,
-            choosers={None: GoodputChooser(StepCosts(table))},
+            choosers={None: GoodputChooser(CostModel(table))},
             max_adaptive_tokens=rule.max_tokens if rule else 0,
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
@@ -51,16 +51,16 @@ class Method:
 _MAKERS: Mapping[str, Callable[[int], Method]] = MappingProxyType(
     {
         NO_METHOD: lambda count: Method(None),
-        "ngram": lambda count: Method(SpeculativeConfig("ngram", count)),
+        "ngram": lambda count: Method(SpeculativeConfig.of("ngram", count)),
         "suffix": lambda count: Method(
-            SpeculativeConfig("suffix", count, suffix_decoding_max_cached_requests=0)
+            SpeculativeConfig.of("suffix", count, suffix_decoding_max_cached_requests=0)
         ),
-        "lookahead": lambda count: Method(SpeculativeConfig("lookahead", count)),
+        "lookahead": lambda count: Method(SpeculativeConfig.of("lookahead", count)),
         "draft_model": lambda count: Method(
-            SpeculativeConfig("draft_model", count, quantization="int8")
+            SpeculativeConfig.of("draft_model", count, quantization="int8")
         ),
         "suffix+draft_model": lambda count: Method(
-            SpeculativeConfig(
+            SpeculativeConfig.of(
                 "draft_model",
                 count,
                 quantization="int8",
@@ -69,7 +69,7 @@ _MAKERS: Mapping[str, Callable[[int], Method]] = MappingProxyType(
             )
         ),
         "auto": lambda count: Method(
-            SpeculativeConfig(
+            SpeculativeConfig.of(
                 "suffix",
                 count,
                 adaptive_length=True,

@@ -85,7 +85,7 @@ class _Bench:
             for suite in _SUITES
             for prompt in [each for each in prompts if each.suite == suite][: options.num_prompts]
         ]
-        speculation = SpeculativeConfig(num_speculative_tokens=options.num_draft_tokens)
+        speculation = SpeculativeConfig.of(num_speculative_tokens=options.num_draft_tokens)
         self._config = EngineConfig(
             _MAX_MODEL_LEN, _NUM_BLOCKS, _BLOCK_SIZE, speculation=speculation
         )
@@ -104,8 +104,8 @@ class _Bench:
         for temperature in _TEMPERATURES:
             for way in _WAYS:
                 # A new proposer per run: the sequences of each run reuse the same ids.
-                translation = vocabulary.new_translation()
-                proposer = DraftModelProposer(LocalDraftWorker(runner), limits, translation)
+                adapter = vocabulary.new_adapter()
+                proposer = DraftModelProposer(LocalDraftWorker(runner), limits, adapter)
                 with _drafting_by(way):
                     outputs, speculation = self._run(temperature, proposer)
                 is_lossless = outputs == self._plain[temperature]

@@ -128,7 +128,7 @@ def _result(num_streams: int, rates: Mapping[str, Sequence[float]]) -> LoadResul
 
 def measure(prompts: Sequence[tuple[int, ...]], options: argparse.Namespace) -> Measured:
     """Start the service and measure all contenders on it."""
-    config = SpeculativeConfig(options.method, num_speculative_tokens=max(_FIXED))
+    config = SpeculativeConfig.of(options.method, num_speculative_tokens=max(_FIXED))
     print_progress("starting the service")
     with ExitStack() as stack:
         service = stack.enter_context(

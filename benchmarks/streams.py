@@ -15,7 +15,7 @@ from typing import Any
 from tqdm import tqdm
 
 from specdec.client import AsyncClient
-from specdec.types.sampling_params import SamplingParams, SpeculationMethod, SpeculationOptions
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.stats import SpeculationStats
 
 
@@ -36,9 +36,7 @@ class Answer:
     arrivals_s: tuple[float, ...]
 
 
-def speculation_options(
-    num_speculative_tokens: int, method: SpeculationMethod = "ngram"
-) -> SpeculationOptions:
+def speculation_options(num_speculative_tokens: int, method: str = "ngram") -> SpeculationOptions:
     """Request exactly this number of draft tokens per step; 0 disables speculation."""
     if num_speculative_tokens == 0:
         return SpeculationOptions(enabled=False)

@@ -36,10 +36,10 @@ from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import FinishReason
-from specdec.types.sampling_params import SamplingParams, SpeculationMethod, StructuredOutput
+from specdec.types.sampling_params import SamplingParams, StructuredOutput
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
 
-_METHODS: tuple[SpeculationMethod | None, ...] = (None, "ngram", "draft_model")
+_METHODS: tuple[str | None, ...] = (None, "ngram", "draft_model")
 _TEMPERATURES = (0.0, 1.0)
 _DRAFT_TOKENS = 5
 _MAX_TOKENS = 512
@@ -67,7 +67,7 @@ class Outcome:
     changed: the schemas whose tokens differ from those without speculation.
     """
 
-    method: SpeculationMethod | None
+    method: str | None
     temperature: float
     num_outputs: int
     num_tokens: int
@@ -119,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(
     directory: Path,
-    method: SpeculationMethod | None,
+    method: str | None,
     temperature: float,
     reference: list[Output] | None,
 ) -> tuple[list[Output], Outcome]:
@@ -150,7 +150,7 @@ def _run(
 
 
 def _engine(
-    directory: Path, method: SpeculationMethod | None
+    directory: Path, method: str | None
 ) -> tuple[Engine, Callable[[int, SchemaCase, float], EngineRequest]]:
     """Return an engine in this process, and a factory of its requests."""
     config = EngineConfig(
@@ -158,7 +158,7 @@ def _engine(
         num_blocks=_NUM_BLOCKS,
         max_num_seqs=16,
         max_queue_len=len(CASES),
-        speculation=None if method is None else SpeculativeConfig(method, _DRAFT_TOKENS),
+        speculation=None if method is None else SpeculativeConfig.of(method, _DRAFT_TOKENS),
     )
     group, model = TensorParallelGroup(), ModelConfig.from_directory(directory)
     tokenizer = Tokenizer(directory)

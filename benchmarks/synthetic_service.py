@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
 from specdec.types.control import SpeculationControl
@@ -54,7 +54,7 @@ class CostCurve:
             tuple(base + wrong_by * (self.step_s(size, count) - base) for count in lengths)
             for size, base in zip(sizes, plain, strict=True)
         )
-        return CostTable(sizes, lengths, seconds)
+        return CostTable.of_chains(sizes, lengths, seconds)
 
 
 class SyntheticService:
@@ -120,7 +120,7 @@ def auto_policy(
     full_batch: int = 1,
 ) -> SpeculationPolicy:
     """Return the default policy: goodput, with a threshold that never limits it."""
-    chooser = GoodputChooser(StepCosts(table))
+    chooser = GoodputChooser(CostModel(table))
     control = SpeculationControl("auto", threshold, most)
     return SpeculationPolicy(control, clock, choosers={None: chooser}, full_batch=full_batch)
 

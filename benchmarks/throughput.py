@@ -121,7 +121,7 @@ def _loaded(directory: Path) -> Iterator[_Contenders]:
     with ExitStack() as stack:
         service = stack.enter_context(
             started_service(
-                MODEL, speculative_config=SpeculativeConfig("ngram"), enable_prefix_caching=False
+                MODEL, speculative_config=SpeculativeConfig.of("ngram"), enable_prefix_caching=False
             )
         )
         log = Path(stack.enter_context(TemporaryDirectory())) / "transformers.log"

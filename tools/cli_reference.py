@@ -13,9 +13,9 @@ import click
 
 from cluster.cli.help import SectionedCommand
 from cluster.cli.main import main as specdec
-from cluster.config.vllm_compat import ALWAYS, NOT_HERE, RENAMED, SAME
+from cluster.config.vllm_compat import ALWAYS, RENAMED, SAME
 from specdec.config.speculative_keys import SPECULATION_KEYS
-from specdec.config.vllm_compat import REFUSED_VALUES, VALUES
+from specdec.config.vllm_compat import VALUES
 from tools.made_files import run
 
 PAGE = Path("docs/cli-reference.md")
@@ -102,13 +102,6 @@ def _vllm() -> Iterator[str]:
         _flag(name): f"{_value(each.value)}: {each.reason}" for name, each in sorted(ALWAYS.items())
     }
     yield _table("may have one value, which is so anyway", "value", always)
-    refused = {_flag(name): limit for name, limit in sorted(NOT_HERE.items())}
-    refused |= {
-        f"{_flag(name)} `{value}`": limit
-        for name, words in REFUSED_VALUES.items()
-        for value, limit in words.items()
-    }
-    yield _table("refused", "must be", refused)
 
 
 def _flag(name: str) -> str:

@@ -14,6 +14,7 @@ from cluster.api.http.admin_json import to_json
 from cluster.cli.connection_options import ADMIN_FLAG_NAMES, admin_client, admin_flags
 from cluster.cli.output import json_flag
 from cluster.cli.tables import audit_table, moment_line, profile_table, replica_table, state_table
+from specdec.config.methods import METHOD_NAMES
 from specdec.types.control import SPECULATION_MODES, SpeculationRule
 from specdec.types.control_changes import MAX_AUDIT_PAGE, SpeculationChange, SpeculationState
 from specdec.types.errors import InvalidValueError
@@ -25,7 +26,7 @@ from specdec.types.profile import (
     MIN_PROFILE_TIMEOUT_S,
     ProfileOrder,
 )
-from specdec.types.sampling_params import SPECULATION_METHODS, VERIFIERS, VerifierName
+from specdec.types.sampling_params import VERIFIERS, VerifierName
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -132,7 +133,7 @@ def _change_flags(command: _Command) -> _Command:
 )
 @click.option(
     "--method",
-    type=click.Choice(SPECULATION_METHODS),
+    type=click.Choice(METHOD_NAMES),
     help="What drafts for requests that do not choose, where several methods are loaded.",
 )
 @click.option(

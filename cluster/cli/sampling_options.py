@@ -10,8 +10,8 @@ import click
 
 from cluster.cli.help import SectionedOption
 from specdec.client.calls import DEFAULT_TIMEOUT_S
+from specdec.config.methods import METHOD_NAMES
 from specdec.types.sampling_params import (
-    SPECULATION_METHODS,
     VERIFIERS,
     SamplingParams,
     SpeculationOptions,
@@ -160,7 +160,7 @@ _FLAGS = (
         _SPECULATION,
         "--speculation-method",
         "method",
-        type=click.Choice(SPECULATION_METHODS),
+        type=click.Choice(METHOD_NAMES),
         help="What drafts. Default: what is loaded.",
     ),
     _flag(

@@ -16,31 +16,27 @@ from cluster.cli.output import say
 from cluster.config.multi_model import read_models
 from cluster.config.sections import SECTIONS, section_of
 from cluster.config.serve_config import ServeConfig, settings
-from cluster.config.vllm_compat import ALWAYS, NOT_HERE, RENAMED
+from cluster.config.vllm_compat import ALWAYS, RENAMED
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
+from specdec.config.methods import METHOD_NAMES
 from specdec.config.speculative_keys import SPECULATION_KEYS
-from specdec.config.vllm_compat import VALUES, Always, value_in_our_words
+from specdec.config.vllm_compat import Always, value_in_our_words
 from specdec.types.errors import InvalidValueError
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
-_KEYS: Mapping[str, tuple[type[str | int | float], str]] = MappingProxyType(
+_KEYS: Mapping[str, tuple[type[str | int], str]] = MappingProxyType(
     {
-        "method": (str, "What drafts: ngram, suffix, lookahead or draft_model"),
+        "method": (str, f"Drafting method: {', '.join(METHOD_NAMES)}"),
         "model": (str, "Draft model, named as the model is"),
         "num_speculative_tokens": (int, "Draft tokens a step (1 to 32)"),
-        "quantization": (str, "How the draft model's matrices are held: int8 or w8a8"),
         "draft_tensor_parallel_size": (int, "Shards to divide the draft model into (1 to 1024)"),
-        "max_model_len": (int, "Longest sequence to draft for, in tokens"),
         "speculation_threshold": (int, "Most decoding requests to draft for"),
         "prompt_lookup_max": (int, "Longest n-gram that ngram looks up (1 to 16)"),
         "prompt_lookup_min": (int, "Shortest n-gram that ngram looks up (1 to 16)"),
-        "typical_epsilon": (float, "Of verifier typical (0 to 1)"),
-        "typical_delta": (float, "Of verifier typical (0 to 1)"),
-        "verifier": (str, "What decides on drafts"),
     }
 )
-"""Of speculative_config: as what those are read that have a flag, and what they mean."""
+"""Type and meaning of the keys of speculative_config that have a flag."""
 
 
 def _flag(name: str) -> str:
@@ -55,36 +51,22 @@ def _with_dashes(argument: str) -> str:
 
 
 class _ServeCommand(SectionedCommand):
-    """Tells who gives a flag of vLLM that is not here what to write instead.
-
-    As there, underscores in the name of a flag are dashes.
-    """
+    """Command that accepts underscores in the names of flags, as vLLM does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Raises UsageError."""
-        try:
-            return super().parse_args(ctx, list(map(_with_dashes, args)))
-        except click.NoSuchOption as error:
-            name = error.option_name.lstrip("-").replace("-", "_").removeprefix("no_")
-            if name not in NOT_HERE:
-                raise
-            message = f"{error.option_name} of vLLM must be {NOT_HERE[name]}"
-            raise click.UsageError(message, ctx) from None
+        """Raise UsageError."""
+        return super().parse_args(ctx, list(map(_with_dashes, args)))
 
 
 class _Words(click.Choice[str]):
-    """One of a setting's words, or a word of vLLM for it."""
+    """A setting's options, under vLLM's names too."""
 
     def __init__(self, setting: str, words: tuple[str, ...]) -> None:
         super().__init__(words)
         self._setting = setting
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        try:
-            ours = value_in_our_words(self._setting, value)
-        except InvalidValueError as error:
-            self.fail(f"{value!r} has to be {error.limit}", param, ctx)
-        return super().convert(ours, param, ctx)
+        return super().convert(value_in_our_words(self._setting, value), param, ctx)
 
 
 def _setting_flags(command: _Command) -> _Command:
@@ -121,7 +103,7 @@ def _kind(name: str, limit: Limit) -> Any:
 
 
 def _speculation_flags(command: _Command) -> _Command:
-    """The flags that vLLM has, or had, for single keys of speculative_config."""
+    """Add vLLM's flags for single keys of speculative_config."""
     by_key: dict[str, list[str]] = {}
     for name, key in SPECULATION_KEYS.items():
         by_key.setdefault(key, []).append(name)
@@ -132,19 +114,18 @@ def _speculation_flags(command: _Command) -> _Command:
 
 def _speculation_flag(key: str, names: list[str]) -> Callable[[_Command], _Command]:
     kind, meaning = _KEYS[key]
-    words = tuple(VALUES.get(names[0], ()))
     return click.option(
         *map(_flag, names),
         names[0],
         cls=SectionedOption,
         section=section_of("speculative_config"),
-        type=click.Choice(words) if words else kind,
+        type=kind,
         help=f"{meaning}; {key} in speculative_config.",
     )
 
 
 def _always_flags(command: _Command) -> _Command:
-    """Taken, with a line that says that it is so anyway; not worth a line of the help."""
+    """Add the flags with one possible value, hidden in the help."""
     for name, always in ALWAYS.items():
         command = _always_flag(name, always)(command)
     return command
@@ -192,8 +173,8 @@ def serve(
 ) -> None:
     """Serve MODEL over gRPC and HTTP until Ctrl-C.
 
-    MODEL is what --model takes. Most flags of `vllm serve` are taken, too, by their names there;
-    one that has no meaning here is refused with what to write instead (docs/cli.md).
+    MODEL is what --model takes. Flags of `vllm serve` with the same meaning are accepted under
+    their names there (docs/cli.md).
     """
     given = {name: value for name, value in flags.items() if value is not None}
     if model_argument is not None:

@@ -262,8 +262,7 @@ class ServeConfig(LLMConfig):
         if self.ray_address is not None and self.ingress != "serve":
             limit = "serve where ray_address is given: our own servers would listen on some node"
             raise InvalidValueError("ingress", self.ingress, limit)
-        speculation = self.speculative_config
-        if self.draft_labels and (speculation is None or speculation.method != "draft_model"):
+        if self.draft_labels and self.draft_model is None:
             limit = "left out unless the method of speculative_config is draft_model"
             raise InvalidValueError("draft_labels", self.draft_labels, limit)
 

@@ -1,11 +1,11 @@
-"""Reads the settings of a service, which may be told in vLLM's words."""
+"""Reads the settings of a service, under vLLM's names too."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.config.vllm_compat import RENAMED, SERVICE
+from cluster.config.vllm_compat import ALWAYS, RENAMED
 from specdec.config import vllm_compat
 
 
@@ -13,10 +13,12 @@ def in_our_words(
     *sources: Mapping[Any, Any], model: str = "", device: str = "cpu"
 ) -> dict[str, Any]:
     """See `specdec.config.vllm_compat.in_our_words`."""
-    return vllm_compat.in_our_words(SERVICE, *sources, model=model, device=device)
+    return vllm_compat.in_our_words(
+        *sources, renamed=RENAMED, always=ALWAYS, model=model, device=device
+    )
 
 
 def our_name(name: Any) -> Any:
-    """What a setting is called here, whose name may be vLLM's, with dashes or underscores."""
+    """Return our name of a setting under vLLM's name, with dashes or underscores."""
     name = name.replace("-", "_") if isinstance(name, str) else name
     return RENAMED.get(name, name)

@@ -11,7 +11,7 @@ from cluster.control.store import StoredSpeculation
 from specdec.types.control import NO_SPECULATION, SpeculationControl, SpeculationRule
 from specdec.types.control_changes import CONTROL_VALUES, SpeculationChange, SpeculationState
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationMethod, VerifierName
+from specdec.types.sampling_params import VerifierName
 
 _RULES = "rules"
 
@@ -20,7 +20,7 @@ _RULES = "rules"
 class OverrideLimits:
     """Limits of what operators can set: loaded methods and the service's verifier."""
 
-    methods: tuple[SpeculationMethod, ...] = ()
+    methods: tuple[str, ...] = ()
     verifier: VerifierName = "coupled"
 
     def check(self, change: SpeculationChange) -> None:

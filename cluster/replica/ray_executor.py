@@ -196,13 +196,13 @@ class RayExecutor:
         from cluster.workers.supervisors import DraftSupervisor
         from cluster.workers.worker_group import DRAFT, WorkerGroup
 
-        limits, speculation = self._plan.draft, self._config.speculative_config
-        if limits is None or speculation is None:
+        limits, drafting = self._plan.draft, self._config.draft_model
+        if limits is None or drafting is None:
             return None
-        directory, size = self._directories.draft, speculation.draft_tensor_parallel_size
+        directory, size = self._directories.draft, drafting.draft_tensor_parallel_size
         assert directory is not None, "a memory plan for a draft model without a directory"
-        source = ModelSource(speculation.model or self._config.model, directory)
-        spec = self._group_spec("draft model", source, size, limits, speculation.quantization)
+        source = ModelSource(drafting.model or self._config.model, directory)
+        spec = self._group_spec("draft model", source, size, limits, drafting.quantization)
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
         spec = replace(spec, vocabulary=vocabulary.shared)
         return DraftSupervisor(lambda: WorkerGroup(DRAFT, spec, placement), limits, vocabulary)

@@ -45,9 +45,9 @@ class _Wanted:
         if value is not None:
             raise InvalidValueError(field, value, f"labels of {missing}")
         field, value = "tensor_parallel_size", config.tensor_parallel_size
-        if is_draft and config.speculative_config is not None:
+        if is_draft and config.draft_model is not None:
             field = "speculative_config.draft_tensor_parallel_size"
-            value = config.speculative_config.draft_tensor_parallel_size
+            value = config.draft_model.draft_tensor_parallel_size
         raise InvalidValueError(field, value, f"fewer, unless the cluster has {missing}")
 
 

@@ -68,9 +68,8 @@ def threads_per_worker(tensor_parallel_size: int, num_replicas: int = 1) -> int:
 def placement_bundles(config: ServeConfig) -> list[dict[str, float]]:
     """Return a replica's resources, by the indices above. A bundle is always on one node."""
     bundles = [{"CPU": CPUS_PER_ROUTER}, _ranks_bundle(config, config.tensor_parallel_size)]
-    speculation = config.speculative_config
-    if speculation is not None and speculation.method == "draft_model":
-        bundles.append(_ranks_bundle(config, speculation.draft_tensor_parallel_size))
+    if config.draft_model is not None:
+        bundles.append(_ranks_bundle(config, config.draft_model.draft_tensor_parallel_size))
     return bundles
 
 
@@ -89,9 +88,9 @@ def check_ranks(config: ServeConfig, models: Models, num_cpus: int) -> None:
     by_machine = int((cpus_per_replica - CPUS_PER_ROUTER) / CPUS_PER_WORKER)
     field, size = "tensor_parallel_size", config.tensor_parallel_size
     _check_size(field, size, models.target, by_machine, num_cpus)
-    if models.draft is not None and config.speculative_config is not None:
+    if models.draft is not None and config.draft_model is not None:
         field = "speculative_config.draft_tensor_parallel_size"
-        draft_size = config.speculative_config.draft_tensor_parallel_size
+        draft_size = config.draft_model.draft_tensor_parallel_size
         _check_size(field, draft_size, models.draft, by_machine - size, num_cpus)
 
 

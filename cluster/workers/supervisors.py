@@ -271,7 +271,7 @@ class DraftSupervisor(Supervisor[DraftStep, DraftOutput]):
         if self.num_restarts:
             logger.warning("drafting again, with a new worker")
         self._drafting = group
-        self._proposer = DraftModelProposer(group, self._limits, self._vocabulary.new_translation())
+        self._proposer = DraftModelProposer(group, self._limits, self._vocabulary.new_adapter())
 
     def _recover(self, error: Exception) -> None:
         """Restart the group in the background, after any error: none may affect a request."""

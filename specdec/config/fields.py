@@ -13,9 +13,6 @@ from urllib.parse import urlsplit
 
 from specdec.types.errors import InvalidValueError
 
-_SECRETS = ("token", "key", "secret", "password")
-"""Ends of the names of settings whose values are for nobody else, in whosever words."""
-
 _LABEL = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?")
 
 
@@ -134,11 +131,6 @@ def setting(default: Any, limit: Limit, meaning: str, default_text: str = "") ->
     """A field of ServeConfig; `default_text` says what a default stands for."""
     told = Setting(limit, meaning, default_text or str(default))
     return field(default=default, metadata={"setting": told})
-
-
-def shown_value(name: object, value: object) -> object:
-    """What an error may quote as the value of a setting: no secret."""
-    return "not shown" if str(name).lower().endswith(_SECRETS) else value
 
 
 def refuse_unknown(what: str, names: Iterable[object], known: Iterable[str]) -> None:

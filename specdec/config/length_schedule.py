@@ -1,4 +1,4 @@
-"""Numbers of draft tokens by batch size, as an operator has written them down."""
+"""Schedule of draft lengths by batch size, from the configuration."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _FIELD = "speculative_config.num_speculative_tokens_per_batch_size"
 
 
 @dataclass(frozen=True)
-class BatchSizeTable:
+class LengthSchedule:
     """vLLM's `num_speculative_tokens_per_batch_size`: rows of (first, last, k), both ends included.
 
-    The rows begin with batch size 1 and leave no gap. What is beyond the last one takes its k.
+    The rows begin with batch size 1 and leave no gap. Larger batches take the k of the last row.
     """
 
     rows: tuple[tuple[int, int, int], ...]
@@ -34,7 +34,7 @@ class BatchSizeTable:
         return max(count for _, _, count in self.rows)
 
     def num_draft_tokens(self, num_decoding: int) -> int:
-        """The k of the row for a batch size of 1 or more."""
+        """Return the k for a batch size of 1 or more."""
         for _, last, count in self.rows:
             if num_decoding <= last:
                 return count

@@ -6,7 +6,7 @@ Each setting says its own limits, default and meaning once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -30,6 +30,7 @@ from specdec.types.errors import InvalidValueError
 
 if TYPE_CHECKING:
     from specdec.config.engine import DTypeName
+    from specdec.config.methods import DraftModelConfig
     from specdec.config.quantization import QuantizationMethod
     from specdec.config.speculative import SpeculativeConfig
 
@@ -174,9 +175,11 @@ class LLMConfig:
 
     def to_mapping(self) -> dict[str, Any]:
         """Everything as plain data, to send to another process."""
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        if self.speculative_config is not None:
+            values["speculative_config"] = self.speculative_config.to_mapping()
         return {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in asdict(self).items()
+            name: str(value) if isinstance(value, Path) else value for name, value in values.items()
         }
 
     @property
@@ -189,6 +192,12 @@ class LLMConfig:
     def quantization_method(self) -> QuantizationMethod | None:
         """`quantization` as loading takes it."""
         return None if self.quantization == "none" else self.quantization
+
+    @property
+    def draft_model(self) -> DraftModelConfig | None:
+        """The part of speculative_config about a draft model; None without one."""
+        speculation = self.speculative_config
+        return None if speculation is None else speculation.draft_model
 
     @property
     def prefill_limit(self) -> int | None:
@@ -212,8 +221,7 @@ class LLMConfig:
             raise InvalidValueError("max_num_batched_tokens", self.max_num_batched_tokens, limit)
 
     def _refuse_quantization(self, limit: str, *methods: QuantizationMethod) -> None:
-        speculation = self.speculative_config
-        of_draft = None if speculation is None else speculation.quantization
+        of_draft = None if self.draft_model is None else self.draft_model.quantization
         if self.quantization in methods:
             raise InvalidValueError("quantization", self.quantization, limit)
         if of_draft in methods:

@@ -1,14 +1,22 @@
-"""How a service drafts, and judges drafts, unless a request or an operator says otherwise."""
+"""How a service drafts and verifies, unless a request or an operator overrides it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from types import MappingProxyType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args, get_type_hints
 
-from specdec.config.length_schedule import BatchSizeTable
-from specdec.config.quantization import QuantizationMethod, require_quantization
+from specdec.config.fields import refuse_unknown
+from specdec.config.length_schedule import LengthSchedule
+from specdec.config.methods import (
+    LOOKUP_NAMES,
+    METHOD_NAMES,
+    METHODS,
+    DraftModelConfig,
+    MethodConfig,
+    NgramConfig,
+    keys_of,
+)
 from specdec.types.adaptive_length import LengthRule
 from specdec.types.control import (
     MAX_SPECULATION_THRESHOLD,
@@ -19,15 +27,12 @@ from specdec.types.sampling_params import (
     DEFAULT_TYPICAL_DELTA,
     DEFAULT_TYPICAL_EPSILON,
     MAX_NUM_SPECULATIVE_TOKENS,
-    SPECULATION_METHODS,
     VERIFIERS,
     AcceptanceThreshold,
-    LookupMethod,
-    SpeculationMethod,
     SpeculationOptions,
     VerifierName,
 )
-from specdec.types.validation import require_range
+from specdec.types.validation import require_choice, require_range
 
 PolicyName = Literal["threshold", "table", "goodput"]
 
@@ -36,98 +41,47 @@ DEFAULT_SPECULATION_THRESHOLD = 32
 
 
 DEFAULT_GOODPUT_THRESHOLD = 256
-"""Goodput turns drafts off by itself; its bound stands for loads that no estimate covers."""
+"""Goodput turns drafts off by itself; this bound is for loads beyond its estimates."""
 
 
-_KEYS_OF_METHODS: Mapping[SpeculationMethod, tuple[str, ...]] = MappingProxyType(
-    {
-        "ngram": ("prompt_lookup_min", "prompt_lookup_max"),
-        "suffix": (
-            "suffix_decoding_max_tree_depth",
-            "suffix_decoding_max_cached_requests",
-            "suffix_decoding_max_spec_factor",
-            "suffix_decoding_min_token_prob",
-        ),
-        "lookahead": ("lookahead_window_size", "lookahead_ngram_size", "lookahead_pool_size"),
-        "draft_model": (
-            "model",
-            "quantization",
-            "draft_tensor_parallel_size",
-            "max_model_len",
-            "draft_confidence_threshold",
-            "first",
-            "fallback",
-        ),
-    }
-)
+_ROLES = ("drafter", "first", "fallback")
 
 
 @dataclass(frozen=True)
 class SpeculativeConfig:
-    """How the service drafts, and judges drafts, when a request does not say.
+    """Drafting methods, and what applies whichever of them drafts.
 
-    num_speculative_tokens: draft tokens a step and sequence.
+    drafter: the method and its own keys (`specdec.config.methods`).
+    num_speculative_tokens: draft tokens for each sequence in a step.
+    first: a lookup that drafts before `drafter`, which then leaves out the sequences for which the
+        lookup finds a draft of full length.
+    fallback: a lookup that drafts where `drafter` has nothing: while its worker is down, while it
+        catches up with a sequence, and beyond its max_model_len.
     adaptive_length: whether each sequence's number of draft tokens follows its own acceptance, for
-        requests that name no number. It starts with num_speculative_tokens.
+        requests that give no number. It starts with num_speculative_tokens.
     adaptive_length_min, adaptive_length_max, adaptive_length_raise_above,
         adaptive_length_lower_below: as in LengthRule.
-    prompt_lookup_min, prompt_lookup_max: lengths of the n-grams that `ngram` looks up, longest
-        first.
-    suffix_decoding_max_tree_depth: most tokens that `suffix` matches and drafts together.
-    suffix_decoding_max_cached_requests: how many earlier outputs `suffix` looks at besides the
-        sequence itself; 0 keeps none.
-    suffix_decoding_max_spec_factor: most tokens that `suffix` drafts for each token of its match.
-    suffix_decoding_min_token_prob: how probable a draft of `suffix` must be, by how often its
-        tokens came so far, to be made longer.
-    lookahead_window_size: guesses that `lookahead` runs each step behind a sequence's drafts.
-    lookahead_ngram_size: tokens of an n-gram of `lookahead`, the one that it drafts included.
-    lookahead_pool_size: how many n-grams `lookahead` keeps of a sequence; the oldest go first.
-    first: a lookup that drafts before `draft_model` does, and spares it the sequences for which it
-        finds a draft of full length.
-    fallback: a lookup that drafts where `draft_model` has nothing: while its worker is away, while
-        it catches up with a sequence, and beyond max_model_len.
-    model: the draft model of `draft_model`, named as the target is; None takes the target itself,
-        which then should be quantized. Its vocabulary may be another one (`specdec.text.vocab_map`).
-    quantization: how the draft model's matrices are held; None leaves them in the model's dtype.
-    draft_tensor_parallel_size: ranks that share the draft model.
-    max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
-    draft_confidence_threshold: `draft_model` ends a draft where no token has this probability of
-        being the next one; 0 for never.
-    speculation_threshold: largest number of decoding requests to draft for, until an operator says
-        otherwise; None for 32, or 256 where the policy is goodput, which sees for itself.
+    speculation_threshold: largest number of decoding requests to draft for, until an operator
+        changes it; None for 32, or 256 with policy goodput, which measures the effect of the load.
     policy: what decides below the threshold (`specdec.speculation.policy.policy`): goodput; table, by the rows
         below; threshold for nothing further. None takes table where there are rows, else goodput.
-    num_speculative_tokens_per_batch_size: rows of `BatchSizeTable`, of policy table; none of them
-        goes beyond num_speculative_tokens.
+    num_speculative_tokens_per_batch_size: rows of `LengthSchedule`, for policy table; none of them
+        exceeds num_speculative_tokens.
     verifier, typical_epsilon, typical_delta, acceptance_threshold, scale_draft_temperature: as in
         SpeculationOptions, for requests that leave them out. A lossy verifier here makes every such
-        request lossy; each answer says so.
-    allowed_verifiers: what requests may name; `verifier` has to be among them.
+        request lossy; each response reports it.
+    allowed_verifiers: the verifiers that requests may name; `verifier` has to be among them.
     """
 
-    method: SpeculationMethod = "ngram"
+    drafter: MethodConfig = NgramConfig()  # noqa: RUF009
     num_speculative_tokens: int = 3
+    first: MethodConfig | None = None
+    fallback: MethodConfig | None = None
     adaptive_length: bool = False
     adaptive_length_min: int = LengthRule.min_tokens
     adaptive_length_max: int = LengthRule.max_tokens
     adaptive_length_raise_above: float = LengthRule.raise_above
     adaptive_length_lower_below: float = LengthRule.lower_below
-    prompt_lookup_min: int = 2
-    prompt_lookup_max: int = 4
-    suffix_decoding_max_tree_depth: int = 24
-    suffix_decoding_max_cached_requests: int = 10_000
-    suffix_decoding_max_spec_factor: float = 1.0
-    suffix_decoding_min_token_prob: float = 0.1
-    lookahead_window_size: int = 3
-    lookahead_ngram_size: int = 4
-    lookahead_pool_size: int = 2048
-    first: LookupMethod | None = None
-    fallback: LookupMethod | None = None
-    model: str | None = None
-    quantization: QuantizationMethod | None = None
-    draft_tensor_parallel_size: int = 1
-    max_model_len: int | None = None
-    draft_confidence_threshold: float = 0.0
     speculation_threshold: int | None = None
     policy: PolicyName | None = None
     num_speculative_tokens_per_batch_size: tuple[tuple[int, int, int], ...] = ()
@@ -138,57 +92,60 @@ class SpeculativeConfig:
     scale_draft_temperature: bool = False
     allowed_verifiers: tuple[VerifierName, ...] = VERIFIERS
 
+    @classmethod
+    def of(
+        cls, method: str = "ngram", num_speculative_tokens: int = 3, **keys: Any
+    ) -> SpeculativeConfig:
+        """Return the configuration of flat keys, as they stand in a configuration file.
+
+        first, fallback: names of lookups, or None. Raise InvalidValueError, also for a key that is
+        unknown, or belongs to a method that is not loaded and differs from its default.
+        """
+        require_choice("speculative_config.method", method, METHOD_NAMES)
+        lookups = {role: keys.pop(role, None) for role in ("first", "fallback")}
+        for role, name in lookups.items():
+            if name not in (None, *LOOKUP_NAMES):
+                limit = f"one of {', '.join(LOOKUP_NAMES)}, which need no pass of a model"
+                raise InvalidValueError(f"speculative_config.{role}", name, f"{limit}, or left out")
+        refuse_unknown("speculative_config key", keys, key_types())
+        names = {"drafter": method, **lookups}
+        roles = {role: _method(name, keys) for role, name in names.items() if name is not None}
+        common = {name: value for name, value in keys.items() if name in _COMMON_KEYS}
+        config = cls(num_speculative_tokens=num_speculative_tokens, **roles, **common)  # type: ignore[arg-type]
+        config._refuse_keys_of_other_methods(keys)
+        return config
+
+    def to_mapping(self) -> dict[str, Any]:
+        """Return the flat keys, which `of` reads."""
+        mapping: dict[str, Any] = {"method": self.method}
+        for role in ("first", "fallback"):
+            lookup = getattr(self, role)
+            mapping[role] = None if lookup is None else lookup.name
+        for each in self.drafters:
+            mapping |= asdict(each)
+        return mapping | {name: getattr(self, name) for name in _COMMON_KEYS}
+
     def __post_init__(self) -> None:
-        if self.method not in SPECULATION_METHODS:
-            limit = f"one of {', '.join(SPECULATION_METHODS)}"
-            raise InvalidValueError("speculative_config.method", self.method, limit)
-        require_range(
-            "speculative_config.num_speculative_tokens",
-            self.num_speculative_tokens,
-            1,
-            MAX_NUM_SPECULATIVE_TOKENS,
-        )
-        require_range("speculative_config.prompt_lookup_min", self.prompt_lookup_min, 1, 16)
-        require_range(
-            "speculative_config.prompt_lookup_max",
-            self.prompt_lookup_max,
-            self.prompt_lookup_min,
-            16,
-        )
-        require_range(
-            "speculative_config.draft_tensor_parallel_size",
-            self.draft_tensor_parallel_size,
-            1,
-            1024,
-        )
+        count = self.num_speculative_tokens
+        name = "speculative_config.num_speculative_tokens"
+        require_range(name, count, 1, MAX_NUM_SPECULATIVE_TOKENS)
         self._check_policy()
-        if self.max_model_len is not None:
-            require_range("speculative_config.max_model_len", self.max_model_len, 2, 2**24)
-        require_quantization(self.quantization, "speculative_config.quantization")
-        require_range(
-            "speculative_config.draft_confidence_threshold", self.draft_confidence_threshold, 0, 1
-        )
         self._check_lengths()
         self._check_verifiers()
-        self._check_sizes()
-        self._check_combination()
-        self._refuse_keys_of_other_methods()
+        self._check_lookups()
 
     def _check_policy(self) -> None:
-        if self.speculation_threshold is not None:
-            name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold
-            require_range(name, threshold, 0, MAX_SPECULATION_THRESHOLD)
+        name, threshold = "speculative_config.speculation_threshold", self.speculation_threshold
+        require_range(name, threshold, 0, MAX_SPECULATION_THRESHOLD)
         if self.policy not in (None, *get_args(PolicyName)):
             limit = f"one of {', '.join(get_args(PolicyName))}, or left out"
             raise InvalidValueError("speculative_config.policy", self.policy, limit)
+        name = "speculative_config.num_speculative_tokens_per_batch_size"
         rows = self.num_speculative_tokens_per_batch_size
         if bool(rows) != (self.chosen_policy == "table"):
-            limit = "given where policy is table, and there alone"
-            name = "speculative_config.num_speculative_tokens_per_batch_size"
-            raise InvalidValueError(name, rows, limit)
-        if rows and BatchSizeTable(rows).most > self.num_speculative_tokens:
+            raise InvalidValueError(name, rows, "given where policy is table, and there alone")
+        if rows and LengthSchedule(rows).most > self.num_speculative_tokens:
             limit = f"rows of at most num_speculative_tokens ({self.num_speculative_tokens})"
-            name = "speculative_config.num_speculative_tokens_per_batch_size"
             raise InvalidValueError(name, rows, limit)
 
     def _check_lengths(self) -> None:
@@ -199,12 +156,8 @@ class SpeculativeConfig:
                     field = f"speculative_config.adaptive_length_{name.removesuffix('_tokens')}"
                     raise InvalidValueError(field, value, "left out unless adaptive_length is true")
             return
-        require_range(
-            "speculative_config.num_speculative_tokens",
-            self.num_speculative_tokens,
-            rule.min_tokens,
-            rule.max_tokens,
-        )
+        name, count = "speculative_config.num_speculative_tokens", self.num_speculative_tokens
+        require_range(name, count, rule.min_tokens, rule.max_tokens)
 
     def _check_verifiers(self) -> None:
         try:
@@ -218,58 +171,63 @@ class SpeculativeConfig:
             field = error.field.replace("speculation.", "speculative_config.")
             raise InvalidValueError(field, error.value, error.limit) from None
         for index, name in enumerate(self.allowed_verifiers):
-            if name not in VERIFIERS:
-                limit = f"one of {', '.join(VERIFIERS)}"
-                raise InvalidValueError(
-                    f"speculative_config.allowed_verifiers[{index}]", name, limit
-                )
+            require_choice(f"speculative_config.allowed_verifiers[{index}]", name, VERIFIERS)
         if self.verifier not in self.allowed_verifiers:
             limit = f"one of allowed_verifiers: {', '.join(self.allowed_verifiers)}"
             raise InvalidValueError("speculative_config.verifier", self.verifier, limit)
 
-    def _check_sizes(self) -> None:
-        ranges: Mapping[str, tuple[float, float]] = {
-            "suffix_decoding_max_tree_depth": (2, 256),
-            "suffix_decoding_max_cached_requests": (0, 10_000_000),
-            "suffix_decoding_max_spec_factor": (0.01, 32),
-            "suffix_decoding_min_token_prob": (0, 1),
-            "lookahead_window_size": (1, 64),
-            "lookahead_ngram_size": (2, 16),
-            "lookahead_pool_size": (1, 65_536),
-        }
-        for name, (low, high) in ranges.items():
-            require_range(f"speculative_config.{name}", getattr(self, name), low, high)
+    def _check_lookups(self) -> None:
+        for role in ("first", "fallback"):
+            lookup = getattr(self, role)
+            if lookup is not None and not self.drafter.takes_lookups:
+                takers = " or ".join(name for name in METHODS if METHODS[name].takes_lookups)
+                limit = f"left out unless method is {takers}"
+                raise InvalidValueError(f"speculative_config.{role}", lookup.name, limit)
+        if self.first is not None and self.fallback is not None:
+            name = self.fallback.name
+            if name == self.first.name:
+                limit = "another than first, which drafts before it"
+                raise InvalidValueError("speculative_config.fallback", name, limit)
 
-    def _check_combination(self) -> None:
-        lookups = get_args(LookupMethod)
-        for name in ("first", "fallback"):
-            if getattr(self, name) not in (None, *lookups):
-                limit = f"one of {', '.join(lookups)}, which need no pass of a model, or left out"
-                raise InvalidValueError(f"speculative_config.{name}", getattr(self, name), limit)
-        if self.fallback is not None and self.fallback == self.first:
-            limit = "another than first, which has been asked before"
-            raise InvalidValueError("speculative_config.fallback", self.fallback, limit)
-
-    def _refuse_keys_of_other_methods(self) -> None:
-        """Rather than ignore them: who gives them expects something of them."""
-        defaults = {field.name: field.default for field in fields(self)}
-        lookups = get_args(LookupMethod)
-        for method, names in _KEYS_OF_METHODS.items():
-            for name in names:
-                value = getattr(self, name)
-                if method not in self.methods and value != defaults[name]:
-                    where = "method, first or fallback" if method in lookups else "method"
-                    limit = f"left out unless {where} is {method}"
-                    raise InvalidValueError(f"speculative_config.{name}", value, limit)
+    def _refuse_keys_of_other_methods(self, keys: Mapping[str, Any]) -> None:
+        """Refuse rather than ignore keys that have no effect."""
+        own = {key for each in self.drafters for key in keys_of(type(each))}
+        for key in (each for each in keys if each not in own and each not in _COMMON_KEYS):
+            owners = [each for each in METHODS.values() if key in keys_of(each)]
+            if keys[key] != getattr(owners[0], key):
+                where = "method, first or fallback" if owners[0].is_lookup else "method"
+                limit = f"left out unless {where} is {' or '.join(each.name for each in owners)}"
+                raise InvalidValueError(f"speculative_config.{key}", keys[key], limit)
 
     @property
-    def methods(self) -> tuple[SpeculationMethod, ...]:
-        """What drafts, in the order in which it is asked."""
-        return tuple(each for each in (self.first, self.method, self.fallback) if each is not None)
+    def method(self) -> str:
+        """The name of `drafter`."""
+        return self.drafter.name
+
+    @property
+    def drafters(self) -> tuple[MethodConfig, ...]:
+        """All methods, in the order in which they draft."""
+        chosen = (self.first, self.drafter, self.fallback)
+        return tuple(each for each in chosen if each is not None)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The names of `drafters`."""
+        return tuple(each.name for each in self.drafters)
+
+    @property
+    def draft_model(self) -> DraftModelConfig | None:
+        """The method that runs a draft worker, where one does."""
+        return self.drafter if isinstance(self.drafter, DraftModelConfig) else None
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Most guesses that the target runs in a step behind a sequence's drafts."""
+        return max(each.num_lookahead_tokens for each in self.drafters)
 
     @property
     def length_rule(self) -> LengthRule | None:
-        """What a sequence's draft length follows; None where all are the same."""
+        """Return how a sequence's draft length follows its acceptance; None for a fixed length."""
         return self._length_rule if self.adaptive_length else None
 
     @property
@@ -283,7 +241,7 @@ class SpeculativeConfig:
 
     @property
     def control(self) -> SpeculationControl:
-        """What is in force until an operator says otherwise."""
+        """The settings that apply until an operator changes them."""
         is_goodput = self.chosen_policy == "goodput"
         default = DEFAULT_GOODPUT_THRESHOLD if is_goodput else DEFAULT_SPECULATION_THRESHOLD
         threshold = default if self.speculation_threshold is None else self.speculation_threshold
@@ -296,13 +254,40 @@ class SpeculativeConfig:
 
     @property
     def chosen_policy(self) -> PolicyName:
-        """`policy`, or what it stands for where it is left out."""
+        """`policy`, or its default where it is left out."""
         if self.policy is not None:
             return self.policy
         return "table" if self.num_speculative_tokens_per_batch_size else "goodput"
 
     @property
-    def batch_size_table(self) -> BatchSizeTable | None:
-        """The rows of policy table; None of another."""
+    def length_schedule(self) -> LengthSchedule | None:
+        """The rows of policy table; None for the other policies."""
         rows = self.num_speculative_tokens_per_batch_size
-        return BatchSizeTable(rows) if rows else None
+        return LengthSchedule(rows) if rows else None
+
+
+def _method(name: str, keys: Mapping[str, Any]) -> MethodConfig:
+    config_class = METHODS[name]
+    return config_class(**{key: keys[key] for key in keys_of(config_class) if key in keys})
+
+
+def _literal(names: tuple[str, ...]) -> Any:
+    """Return the Literal type of names that are known at run time only."""
+    return Literal.__getitem__(names)
+
+
+def key_types() -> dict[str, Any]:
+    """Return the type of each key of speculative_config, those of all methods included."""
+    lookup = _literal(LOOKUP_NAMES) | None
+    types = {"method": _literal(METHOD_NAMES), "first": lookup, "fallback": lookup, **_COMMON_KEYS}
+    for config_class in METHODS.values():
+        hints = get_type_hints(config_class)
+        types |= {key: hints[key] for key in keys_of(config_class)}
+    return types
+
+
+_HINTS = get_type_hints(SpeculativeConfig)
+_COMMON_KEYS: Mapping[str, Any] = {
+    each.name: _HINTS[each.name] for each in fields(SpeculativeConfig) if each.name not in _ROLES
+}
+"""Types of the keys that are of no method."""

@@ -1,13 +1,12 @@
-"""How `speculative_config` is read: a mapping, JSON text, auto or none."""
+"""Reads `speculative_config`: a mapping, JSON text, auto or none."""
 
 from __future__ import annotations
 
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import fields
 from types import MappingProxyType, UnionType
-from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, Union, cast, get_args, get_origin
 
 from specdec.config.fields import Limit, refuse_unknown
 from specdec.types.errors import InvalidValueError
@@ -16,56 +15,36 @@ from specdec.types.sampling_params import VerifierName
 if TYPE_CHECKING:
     from specdec.config.speculative import SpeculativeConfig
 
-# specdec.config.engine loads torch, which takes seconds. The command line reads the settings whatever it
-# is asked for, so that module is imported only where a configuration is made.
+# The command line reads the settings for every command; the modules of a configuration are
+# imported only where one is made, so that other commands start fast.
 
 AUTO: Literal["auto"] = "auto"
 
-_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
+_TYPE_TEXTS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
 
 logger = logging.getLogger(__name__)
 
 SPECULATION_KEYS: Mapping[str, str] = MappingProxyType(
     {
-        "speculative_method": "method",
         "spec_method": "method",
         "speculative_model": "model",
         "spec_model": "model",
         "num_speculative_tokens": "num_speculative_tokens",
         "spec_tokens": "num_speculative_tokens",
-        "speculative_model_quantization": "quantization",
         "speculative_draft_tensor_parallel_size": "draft_tensor_parallel_size",
-        "speculative_max_model_len": "max_model_len",
         "speculative_disable_by_batch_size": "speculation_threshold",
         "ngram_prompt_lookup_max": "prompt_lookup_max",
         "ngram_prompt_lookup_min": "prompt_lookup_min",
-        "typical_acceptance_sampler_posterior_threshold": "typical_epsilon",
-        "typical_acceptance_sampler_posterior_alpha": "typical_delta",
-        "spec_decoding_acceptance_method": "verifier",
     }
 )
-"""What was, or is, a flag of its own and stands in speculative_config."""
+"""vLLM's flags for single keys of speculative_config: those of its current release, and those of
+the documentation of v0.6 that are still in use."""
 
-_OLDER_SPELLINGS: Mapping[str, str] = MappingProxyType(
+_OTHER_SPELLINGS: Mapping[str, str] = MappingProxyType(
     {**SPECULATION_KEYS, "disable_by_batch_size": "speculation_threshold"}
 )
-"""Of keys, in texts about earlier versions of vLLM."""
 
-_OLDER_METHODS: Mapping[str, str] = MappingProxyType({"[ngram]": "ngram", "mlp": "mlp_speculator"})
-"""Of methods, in the same texts."""
-
-_NOT_OFFERED: Mapping[str, str] = MappingProxyType(
-    {
-        "draft_sample_method": "left out; how drafts are drawn follows from verifier",
-        "use_heterogeneous_vocab": "left out; a draft model with other tokens is found to be one",
-        "revision": "left out; model takes it behind an @, as in org/name@revision",
-        "speculative_ratio": "num_speculative_tokens, how many tokens to draft",
-        "speculative_sampling": "left out; verifier says how drafts are judged",
-    }
-)
-"""Keys of vLLM, or of wrong texts about it, whose meaning there is nothing for here."""
-
-_ONLY_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
+_FIXED_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
     {
         "parallel_drafting": (
             False,
@@ -77,17 +56,12 @@ _ONLY_VALUES: Mapping[str, tuple[bool, str]] = MappingProxyType(
         ),
     }
 )
-"""Keys of vLLM that can have one value here, which says what is done anyway."""
+"""Keys of vLLM that have one possible value here."""
 
 _VERIFIERS: Mapping[str, VerifierName] = MappingProxyType(
-    {
-        "standard": "rejection",
-        "block": "block",
-        "probabilistic": "rejection",  # what standard was called
-        "strict": "coupled",  # a draft token is kept if it is the one that the target draws
-    }
+    {"standard": "rejection", "block": "block"}
 )
-"""What vLLM's values of rejection_sample_method are here; the last two are of earlier versions."""
+"""Verifier by vLLM's rejection_sample_method."""
 
 
 def _is_speculation(value: object) -> bool:
@@ -100,42 +74,43 @@ SPECULATION = Limit("a mapping, auto, or none to turn speculation off", _is_spec
 
 
 def default_speculation(model: str, device: str, quantization: str) -> SpeculativeConfig:
-    """What `auto` stands for: an int8 copy of an alias's model that drafts for it, else n-grams.
+    """Return the meaning of `auto`: an int8 copy of an alias's model as draft model, else n-grams.
 
-    quantization: the target's, beside which such a copy would be no quicker unless it is none.
+    quantization: of the target; an int8 copy is faster only beside a target that is not quantized.
     """
     from specdec.config.engine import has_fbgemm
     from specdec.config.model_aliases import ALIASES
     from specdec.config.speculative import SpeculativeConfig
 
-    is_quicker = device == "cpu" and quantization == "none" and has_fbgemm()
-    if model in ALIASES and ALIASES[model].drafts_for_itself and is_quicker:
-        return SpeculativeConfig("draft_model", quantization="int8")
-    return SpeculativeConfig("ngram")
+    is_faster = device == "cpu" and quantization == "none" and has_fbgemm()
+    if model in ALIASES and ALIASES[model].drafts_for_itself and is_faster:
+        return SpeculativeConfig.of("draft_model", quantization="int8")
+    return SpeculativeConfig.of("ngram")
 
 
 def read_speculation(value: object) -> SpeculativeConfig | None:
-    """`value` is a mapping, the same as JSON text, or none as a word or as None."""
-    from specdec.config.speculative import SpeculativeConfig
+    """Return the configuration of a mapping, of the same as JSON text, or of none or None.
+
+    Raise InvalidValueError, which names the key, the value and the limit.
+    """
+    from specdec.config.speculative import SpeculativeConfig, key_types
 
     read = as_mapping(value)
     if read == AUTO:
         return cast("SpeculativeConfig", AUTO)
     if read is None:
         return None
-    mapping = _in_our_words(dict(read))
-    known = [each.name for each in fields(SpeculativeConfig)]
-    refuse_unknown("speculative_config key", mapping, known)
-    types = get_type_hints(SpeculativeConfig)
+    mapping, types = _without_vllm_keys(dict(read)), key_types()
+    refuse_unknown("speculative_config key", mapping, types)
     values = {
-        name: _read_value(f"speculative_config.{name}", value, types[name])
+        name: read_value(f"speculative_config.{name}", value, types[name])
         for name, value in mapping.items()
     }
-    return SpeculativeConfig(**_completed(values))
+    return SpeculativeConfig.of(**_completed(values))
 
 
 def as_mapping(value: object) -> Mapping[Any, Any] | Literal["auto"] | None:
-    """What `read_speculation` takes, before its keys are judged, older spellings replaced."""
+    """Return the keys that `read_speculation` checks, other spellings replaced."""
     if value == AUTO:
         return AUTO
     if value is None or value == "none":
@@ -143,28 +118,30 @@ def as_mapping(value: object) -> Mapping[Any, Any] | Literal["auto"] | None:
     mapping = _parse_json(value) if isinstance(value, str) else value
     if not isinstance(mapping, Mapping):
         raise InvalidValueError("speculative_config", value, SPECULATION.text)
-    return _in_todays_words(mapping)
+    return _with_replaced_spellings(mapping)
 
 
-def _in_todays_words(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Replaces older spellings of keys, with a line in the log for each."""
+def _with_replaced_spellings(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Replace other spellings of keys, and log a warning for each."""
     values: dict[Any, Any] = {}
     for key, value in mapping.items():
-        if key in _NOT_OFFERED:
-            raise InvalidValueError(f"speculative_config.{key}", value, _NOT_OFFERED[key])
-        name = _OLDER_SPELLINGS.get(key, key)
+        name = _OTHER_SPELLINGS.get(key, key)
         if name != key:
             _warn(f"key {key}", name)
             if name in mapping or name in values:
                 raise InvalidValueError(f"speculative_config.{key}", value, f"{name} alone")
         values[name] = value
-    return _with_todays_method(values)
+    if values.get("model") in ("[ngram]", "ngram"):  # vLLM 0.6 named prompt lookup as a model
+        _warn(f"model {values['model']}", "method ngram")
+        values.setdefault("method", "ngram")
+        del values["model"]
+    return values
 
 
-def _in_our_words(mapping: dict[Any, Any]) -> dict[Any, Any]:
-    """Takes vLLM's keys that are spelled otherwise here, or say what holds anyway."""
+def _without_vllm_keys(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """Replace vLLM's keys that have another name here, and drop those with one possible value."""
     values = dict(mapping)
-    for key, (only, limit) in _ONLY_VALUES.items():
+    for key, (only, limit) in _FIXED_VALUES.items():
         if values.pop(key, only) is not only:
             raise InvalidValueError(f"speculative_config.{key}", mapping[key], limit)
     if "rejection_sample_method" not in values:
@@ -178,25 +155,12 @@ def _in_our_words(mapping: dict[Any, Any]) -> dict[Any, Any]:
     return {**values, "verifier": _VERIFIERS[method]}
 
 
-def _with_todays_method(values: dict[Any, Any]) -> dict[Any, Any]:
-    """Prompt lookup used to be spelled with brackets, as if it were a model."""
-    if values.get("model") in ("[ngram]", "ngram"):
-        _warn(f"model {values['model']}", "method ngram")
-        values.setdefault("method", "ngram")
-        del values["model"]
-    method = values.get("method")
-    if isinstance(method, str) and method in _OLDER_METHODS:
-        _warn(f"method {method}", _OLDER_METHODS[method])
-        values["method"] = _OLDER_METHODS[method]
-    return values
-
-
 def _warn(old: str, new: str) -> None:
     logger.warning("speculative_config: %s is an older spelling of %s", old, new)
 
 
 def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
-    """As vLLM does: a model alone is a draft model, and one length of n-grams is the only one."""
+    """Add what vLLM infers: the method of a model, and the other bound of one n-gram length."""
     values = dict(mapping)
     if values.get("model") is not None:
         values.setdefault("method", "draft_model")
@@ -207,22 +171,23 @@ def _completed(mapping: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _read_value(name: str, value: object, expected: Any) -> Any:
-    """A value as a field of type `expected` takes it: of a list, a tuple.
+def read_value(name: str, value: object, expected: Any) -> Any:
+    """Return a value as a field of type `expected` holds it: a tuple in place of a list.
 
-    Only the kind of value is judged here; its range is SpeculativeConfig's own affair.
+    Only the type is checked here; SpeculativeConfig checks ranges.
     """
     if get_origin(expected) is tuple:
         if not isinstance(value, list | tuple):
             raise InvalidValueError(name, value, "a list")
         item = get_args(expected)[0]
-        return tuple(_read_value(f"{name}[{i}]", each, item) for i, each in enumerate(value))
+        return tuple(read_value(f"{name}[{i}]", each, item) for i, each in enumerate(value))
     is_union = get_origin(expected) in (Union, UnionType)
     allowed = get_args(expected) if is_union else (expected,)
-    kinds = {str if get_origin(each) is Literal else each for each in allowed}
-    is_whole_for_number = float in kinds and type(value) is int
-    if type(value) not in kinds and not is_whole_for_number:  # to isinstance, True is an int
-        raise InvalidValueError(name, value, " or ".join(_WORDS[k] for k in _WORDS if k in kinds))
+    types = {str if get_origin(each) is Literal else each for each in allowed}
+    is_whole_for_number = float in types and type(value) is int
+    if type(value) not in types and not is_whole_for_number:  # to isinstance, True is an int
+        limit = " or ".join(_TYPE_TEXTS[each] for each in _TYPE_TEXTS if each in types)
+        raise InvalidValueError(name, value, limit)
     return value
 
 

@@ -114,14 +114,14 @@ def _engine_config(
 
 
 def _draft_limits(config: LLMConfig, pool: _Pool, num_blocks: int) -> DraftLimits:
-    assert config.speculative_config is not None, "a draft model that nobody asked for"
+    assert config.draft_model is not None, "limits of a draft model that is not configured"
     return DraftLimits(
         num_blocks=num_blocks,
         block_size=config.block_size,
         max_model_len=pool.max_model_len,
         max_catch_up_tokens=config.max_num_batched_tokens,
         enable_prefix_caching=config.enable_prefix_caching,
-        confidence_threshold=config.speculative_config.draft_confidence_threshold,
+        confidence_threshold=config.draft_model.draft_confidence_threshold,
     )
 
 
@@ -134,15 +134,15 @@ def _target_pool(config: LLMConfig, models: Models) -> _Pool:
 
 def _draft_pool(config: LLMConfig, models: Models) -> _Pool | None:
     """It may be told of shorter sequences than the target's; never of longer ones."""
-    model, speculation = models.draft, config.speculative_config
-    if model is None or speculation is None:
+    model, drafting = models.draft, config.draft_model
+    if model is None or drafting is None:
         return None
     max_model_len = min(
         config.max_model_len or models.target.max_position_embeddings,
-        speculation.max_model_len or model.max_position_embeddings,
+        drafting.max_model_len or model.max_position_embeddings,
         model.max_position_embeddings,
     )
-    size = speculation.draft_tensor_parallel_size
+    size = drafting.draft_tensor_parallel_size
     return _pool(config, "draft model", model, size, max_model_len)
 
 
@@ -257,8 +257,7 @@ def _target_bytes_without_kv(config: LLMConfig, models: Models) -> int:
 
 
 def _draft_bytes_without_kv(config: LLMConfig, models: Models) -> int:
-    speculation = config.speculative_config
-    ranks = 0 if speculation is None else speculation.draft_tensor_parallel_size
+    ranks = 0 if config.draft_model is None else config.draft_model.draft_tensor_parallel_size
     processes = 0 if models.draft is None else ranks * _PROCESS_BYTES
     return _draft_weights(config, models) + processes
 
@@ -268,10 +267,9 @@ def _target_weights(config: LLMConfig, models: Models) -> int:
 
 
 def _draft_weights(config: LLMConfig, models: Models) -> int:
-    speculation = config.speculative_config
-    if models.draft is None or speculation is None:
+    if models.draft is None or config.draft_model is None:
         return 0
-    return models.draft.weight_bytes(config.settled_dtype, speculation.quantization)
+    return models.draft.weight_bytes(config.settled_dtype, config.draft_model.quantization)
 
 
 def _proposer_bytes(config: LLMConfig) -> int:

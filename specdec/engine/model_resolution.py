@@ -58,13 +58,13 @@ def resolve_models(config: LLMConfig, progress: Progress) -> ModelDirectories:
     target's, and UnsupportedModelError where that cannot be known.
     """
     target = resolve(config.model, progress=progress)
-    speculation = config.speculative_config
-    if speculation is None or speculation.method != "draft_model":
+    if config.draft_model is None:
         return ModelDirectories(target, None)
-    if speculation.model is None:
+    name = config.draft_model.model
+    if name is None:
         return ModelDirectories(target, target)
-    draft = resolve(speculation.model, progress=progress)
+    draft = resolve(name, progress=progress)
     shared = DraftVocabulary.between(draft, target).shared
     if shared is not None:
-        require_enough_shared(shared, "speculative_config.model", speculation.model)
+        require_enough_shared(shared, "speculative_config.model", name)
     return ModelDirectories(target, draft)

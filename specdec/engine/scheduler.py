@@ -14,7 +14,7 @@ from specdec.speculation.proposers import Proposal
 from specdec.types.adaptive_length import draft_budget, share_budget
 from specdec.types.control import NO_SPECULATION, SpeculationControl
 from specdec.types.counters import Counts
-from specdec.types.draft_decision import Decision, DecisionReason
+from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.messages import StepRow
 
@@ -74,7 +74,7 @@ def _continues(proposal: Proposal, seq: Sequence) -> bool:
 
 _by_rank = attrgetter("rank")
 
-_NO_DRAFTS = Decision(0, DecisionReason.OPERATOR)
+_NO_DRAFTS = Decision(chain(0), DecisionReason.OPERATOR)
 
 
 class Scheduler:
@@ -100,7 +100,9 @@ class Scheduler:
         self._rows: dict[int, ScheduledRow] = {}
         self._decision = _NO_DRAFTS
         self._control = NO_SPECULATION
-        self._lookahead_window = _lookahead_window(config)
+        self._lookahead_window = (
+            config.speculation.num_lookahead_tokens if config.speculation else 0
+        )
         self.preempted: list[Sequence] = []  # lost their blocks in the last `schedule`
         self.newly_scheduled: list[Sequence] = []  # left the queue for the first time in it
 
@@ -301,14 +303,6 @@ class Scheduler:
         if seq.max_tokens is not None:
             room = min(room, seq.max_tokens - seq.num_output_tokens)
         return max(0, room - 1)
-
-
-def _lookahead_window(config: EngineConfig) -> int:
-    """Return how many guesses a sequence may run behind its drafts."""
-    speculation = config.speculation
-    if speculation is None or speculation.method != "lookahead":
-        return 0
-    return speculation.lookahead_window_size
 
 
 def require_room(config: EngineConfig, num_present: int, num_choices: int) -> None:

@@ -10,9 +10,8 @@ from specdec.sequences.sequence import Sequence
 from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
 from specdec.speculation.proposers import DraftRequest, Proposal, Proposer
 from specdec.types.control import NO_SPECULATION, SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason
+from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.messages import StepRow
-from specdec.types.sampling_params import SpeculationMethod
 from specdec.types.stats import STRUCTURED_OUTPUT
 
 
@@ -60,9 +59,9 @@ class Speculator:
         """Return how much a sequence may draft in the next step; see `SpeculationPolicy.decide`."""
         self._num_requested, self._methods = {}, {}
         if self._proposer is None or self._config is None:
-            return Decision(0, DecisionReason.OPERATOR)
+            return Decision(chain(0), DecisionReason.OPERATOR)
         if self.policy is None:
-            return Decision(self._config.num_speculative_tokens, DecisionReason.OPERATOR)
+            return Decision(chain(self._config.num_speculative_tokens), DecisionReason.OPERATOR)
         return self.policy.decide(num_decoding, num_eligible)
 
     def propose(self, rows: collections.abc.Sequence[ScheduledRow]) -> dict[int, Proposal]:
@@ -132,7 +131,7 @@ class Speculator:
         assert self._config is not None, "a proposal without speculation"
         return self._config.method
 
-    def _method(self, seq: Sequence) -> SpeculationMethod | None:
+    def _method(self, seq: Sequence) -> str | None:
         """Return the method that drafts for a sequence; None for all that are loaded."""
         control, requested = self.control, seq.params.speculation.method
         if requested is not None and control.allow_request_override:

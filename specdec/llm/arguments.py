@@ -15,7 +15,7 @@ from specdec.config.fields import refuse_unknown
 from specdec.config.llm import LLMConfig
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import AUTO, SPECULATION_KEYS, read_speculation
-from specdec.config.vllm_compat import IN_PROCESS, in_our_words
+from specdec.config.vllm_compat import in_our_words
 from specdec.engine.metric_definitions import PREFIX
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SEED_LIMIT
@@ -125,8 +125,8 @@ def _taken(
 def _executor(config: LLMConfig, backend: str | None) -> str | None:
     """Return the executor: several ranks need Ray; one rank runs in this process by default."""
     sizes = [config.tensor_parallel_size]
-    if config.speculative_config is not None:
-        sizes.append(config.speculative_config.draft_tensor_parallel_size)
+    if config.draft_model is not None:
+        sizes.append(config.draft_model.draft_tensor_parallel_size)
     return "ray" if backend == "ray" or max(sizes) > 1 else None
 
 
@@ -150,7 +150,7 @@ def _in_our_words(model: str, values: dict[str, Any]) -> dict[str, Any]:
         values.pop("quantization", None)
     if "kv_cache_memory_bytes" in values:
         values["kv_cache_memory_gib"] = _kv_cache_memory_gib(values)
-    return in_our_words(IN_PROCESS, values, model=model, device=LLMConfig.device)
+    return in_our_words(values, model=model, device=LLMConfig.device)
 
 
 def _kv_cache_memory_gib(values: dict[str, Any]) -> float | None:

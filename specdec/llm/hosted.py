@@ -5,29 +5,12 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections.abc import Callable
-from typing import Any, NoReturn, Self
+from typing import Any, Self
 
 from specdec.llm.host import EngineHost
 from specdec.llm.metrics import Metric
 from specdec.types.control import SpeculationControl, SpeculationMode
-from specdec.types.sampling_params import SamplingParams, SpeculationMethod
-
-_SPELLINGS = {
-    "agenerate": "AsyncLLM(...).generate, which streams: async for output in llm.generate(...)",
-    "generate_async": "AsyncLLM(...).generate, which streams",
-    "stream": "AsyncLLM(...).generate, which streams",
-    "get_stats": "get_metrics()",
-    "metrics": "get_metrics()",
-    "close": "shutdown()",
-}
-
-
-def refuse_attribute(of: object, name: str) -> NoReturn:
-    """Raise AttributeError for a missing attribute, with the right name if known."""
-    message = f"{type(of).__name__!r} has no attribute {name!r}"
-    if (spelling := _SPELLINGS.get(name)) is not None:
-        message += f"; it is {spelling}"
-    raise AttributeError(message, name=name, obj=of)
+from specdec.types.sampling_params import SamplingParams
 
 
 class HostedModel:
@@ -50,7 +33,7 @@ class HostedModel:
         mode: SpeculationMode | None = None,
         threshold: int | None = None,
         num_speculative_tokens: int | None = None,
-        method: SpeculationMethod | None = None,
+        method: str | None = None,
     ) -> SpeculationControl:
         """Change settings from the next step on, also for running requests, and return them.
 
@@ -87,6 +70,3 @@ class HostedModel:
 
     def __exit__(self, *_: object) -> None:
         self.shutdown()
-
-    def __getattr__(self, name: str) -> Any:
-        refuse_attribute(self, name)

@@ -114,8 +114,8 @@ class LocalExecutor:
 
     def _load_draft(self) -> None:
         limits, directory = self._plan.draft, self._directories.draft
-        speculation = self._config.speculative_config
-        if limits is None or directory is None or speculation is None:
+        drafting = self._config.draft_model
+        if limits is None or directory is None or drafting is None:
             return
         vocabulary = DraftVocabulary.between(directory, self._directories.target)
         runner = load_draft_runner(
@@ -123,12 +123,12 @@ class LocalExecutor:
             self._config.settled_dtype,
             limits,
             TensorParallelGroup(),
-            speculation.quantization,
+            drafting.quantization,
             torch.device(self._config.device),
             vocabulary.shared,
             self._config.kernels,
         )
         runner.warm_up(min(limits.max_catch_up_tokens, limits.max_model_len - 1))
         self._draft_worker = LocalDraftWorker(runner)
-        translation = vocabulary.new_translation()
-        self._draft = DraftModelProposer(self._draft_worker, limits, translation)
+        adapter = vocabulary.new_adapter()
+        self._draft = DraftModelProposer(self._draft_worker, limits, adapter)

@@ -1,7 +1,7 @@
-"""How long each sequence's next draft is: by what came of its last one, and by what is left to all.
+"""Adaptive draft length of each sequence, and the division of a step's budget among sequences.
 
-Both are decided before a token is drafted, from verified drafts alone. So no draft token's value
-has a say in whether it is verified, which is what verification by chances needs to be exact.
+Both are decided before a token is drafted, from verified drafts alone. Thus whether a draft token
+is verified does not depend on its value, which rejection sampling requires to be exact.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 @dataclass(frozen=True)
 class DraftLength:
-    """Of one sequence, in tokens: what it began with, and what it is now."""
+    """Draft length of one sequence in tokens: the initial and the present one."""
 
     start: int
     num_tokens: int
@@ -23,14 +23,14 @@ class DraftLength:
 
 @dataclass(frozen=True)
 class LengthRule:
-    """Changes a sequence's draft length after each of its verified drafts.
+    """Rule that changes a sequence's draft length after each of its verified drafts.
 
     min_tokens, max_tokens: bounds of change; a start beyond them holds until the first change.
     raise_above, lower_below: shares of a draft's tokens that were accepted.
 
-    A draft that came true says that a longer one may pay, not how much longer: the length doubles.
-    One that failed says less, as it may have failed by its first token whatever its length: one
-    token is taken off. (Transformers' heuristic schedule adds two and takes off one.)
+    After an accepted draft a longer one may pay, by an unknown amount: the length doubles. A
+    rejected draft is weaker evidence, since its first token may have failed whatever its length:
+    the length decreases by one. (Transformers' heuristic schedule adds two and subtracts one.)
     """
 
     min_tokens: int = 1
@@ -45,16 +45,16 @@ class LengthRule:
         _require("lower_below", self.lower_below, 0, self.raise_above)
 
     def begin(self, length: DraftLength | None, start: int) -> DraftLength:
-        """`length`, unless there is none yet or it began with something else."""
+        """Return `length`, or a new one if there is none or it started with another number."""
         if length is None or length.start != start:
             return DraftLength(start, start)
         return length
 
     def after(self, length: DraftLength, num_drafted: int, num_accepted: int) -> DraftLength:
-        """The length after a draft of which a prefix was accepted; an empty one changes nothing.
+        """Return the length after a verified draft; an empty one has no effect.
 
-        A draft shorter than `length`, since its proposer knew no more or the batch had no room,
-        never makes the next ones longer: nothing was learned about such lengths.
+        A draft shorter than `length`, because the proposer or the budget ended it, never increases
+        the length: it is no evidence about longer drafts.
         """
         if num_drafted == 0:
             return length
@@ -67,15 +67,15 @@ class LengthRule:
 
 
 def draft_budget(num_batched_tokens: int, num_decoding: int) -> int:
-    """Most guesses of a step: half of what is left over, so that prefill always moves on."""
+    """Return the most draft tokens of a step: half of the rest, so that prefill always proceeds."""
     return (num_batched_tokens - num_decoding) // 2
 
 
 def share_budget(wanted: Sequence[int], budget: int) -> list[int]:
-    """Divides `budget` tokens: nobody gets more than is wanted, nor less than others with a wish.
+    """Divide `budget` tokens by max-min fairness: no share exceeds what is wanted.
 
-    So a shortage shortens the longest drafts first, whose last tokens are the least likely to be
-    accepted. What cannot be divided goes to the first.
+    A shortage shortens the longest drafts first, whose last tokens are the least likely to be
+    accepted. The remainder of the division goes to the first.
     """
     shares = [0] * len(wanted)
     if not any(wanted):

@@ -9,13 +9,7 @@ from itertools import pairwise
 from typing import Literal, cast
 
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import (
-    MAX_NUM_SPECULATIVE_TOKENS,
-    SPECULATION_METHODS,
-    VERIFIERS,
-    SpeculationMethod,
-    VerifierName,
-)
+from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, VERIFIERS, VerifierName
 
 SpeculationMode = Literal["auto", "on", "off"]
 SPECULATION_MODES: tuple[SpeculationMode, ...] = ("auto", "on", "off")
@@ -44,7 +38,7 @@ class SpeculationControl:
     mode: SpeculationMode
     threshold: int
     num_speculative_tokens: int
-    method: SpeculationMethod | None = None
+    method: str | None = None
     allow_request_override: bool = True
     allowed_verifiers: tuple[VerifierName, ...] = VERIFIERS
     is_by_rule: bool = False
@@ -55,8 +49,6 @@ class SpeculationControl:
         require_count(
             "num_speculative_tokens", self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS
         )
-        if self.method is not None:
-            _require_word("method", self.method, SPECULATION_METHODS)
         if type(self.allow_request_override) is not bool:
             limit = "true or false"
             raise InvalidValueError("allow_request_override", self.allow_request_override, limit)

@@ -15,7 +15,7 @@ from specdec.types.control import (
     is_number,
 )
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationMethod, VerifierName
+from specdec.types.sampling_params import VerifierName
 
 MAX_UPDATED_BY_CHARS = 128
 MAX_REASON_CHARS = 256
@@ -47,7 +47,7 @@ class SpeculationChange:
     mode: SpeculationMode | None = None
     threshold: int | None = None
     num_speculative_tokens: int | None = None
-    method: SpeculationMethod | None = None
+    method: str | None = None
     allow_request_override: bool | None = None
     allowed_verifiers: tuple[VerifierName, ...] | None = None
     rules: tuple[SpeculationRule, ...] | None = None

@@ -1,4 +1,4 @@
-"""What was decided about drafting, why, and when it changed."""
+"""Decisions of a speculation policy: the shape of drafts, the reason, and a log of changes."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from types import MappingProxyType
+from typing import Literal, NamedTuple
 
 MAX_KEPT_CHANGES = 256
-"""Of a timeline of changes, so many of the latest are kept."""
+"""Length of the timeline of changes; the oldest are dropped."""
 
 
 class DecisionReason(StrEnum):
-    """Why a step drafts as much as it does.
+    """Reason for the shape of a step's drafts.
 
-    THRESHOLD: by the number of decoding requests, to either side of the threshold.
-    TABLE_ROW: the number of a row of `num_speculative_tokens_per_batch_size`.
-    GOODPUT: what promises most tokens a second. PROBE: a look at the number beside that.
-    OPERATOR: a mode or number that an operator or the configuration has fixed. RULE: the same by a
-    rule on the rate of requests.
-    REQUEST: every request that decodes has opted out. DRAFTER_AWAY: the draft model is being
-    started again. CATCHING_UP: drafts were asked for, and the draft model is not that far yet.
+    THRESHOLD: the number of decoding requests, on either side of the threshold.
+    TABLE_ROW: a row of `num_speculative_tokens_per_batch_size`.
+    GOODPUT: the shape with the highest expected tokens per second.
+    PROBE: a trial of the shape next to that one.
+    OPERATOR: a mode or number that an operator or the configuration has fixed.
+    RULE: the same by a rule on the rate of requests.
+    REQUEST: every decoding request has opted out.
+    DRAFTER_AWAY: the draft worker is restarting.
+    CATCHING_UP: drafts were requested, and the draft model has not caught up yet.
     """
 
     THRESHOLD = "threshold"
@@ -35,23 +39,56 @@ class DecisionReason(StrEnum):
     CATCHING_UP = "catching_up"
 
 
-@dataclass(frozen=True)
-class Decision:
-    """How many tokens a sequence may draft in a step; 0 turns drafting off for all.
+ShapeKind = Literal["chain"]
+"""Topology of a draft. chain: each token follows the one before it."""
 
-    first_length: what sequences whose length follows their acceptance begin with; None where that
-    is num_draft_tokens itself, which then bounds no one. Else nobody's draft is longer than
-    num_draft_tokens, unless its request asks for that.
+
+class DraftShape(NamedTuple):
+    """Shape of one sequence's draft, among which a policy chooses.
+
+    num_draft_tokens: tokens that the target verifies, which determine the cost of a step; 0 for no
+        draft. depth: most of them that can be accepted.
     """
 
     num_draft_tokens: int
+    depth: int
+    kind: ShapeKind = "chain"
+
+
+@cache
+def chain(num_draft_tokens: int) -> DraftShape:
+    """Return the shape of a chain; 0 tokens for no draft."""
+    return DraftShape(num_draft_tokens, depth=num_draft_tokens)
+
+
+@cache
+def chains(most: int) -> tuple[DraftShape, ...]:
+    """Return the chains of 0 to `most` tokens, the shortest first."""
+    return tuple(chain(count) for count in range(most + 1))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Shape of the drafts of a step; one without tokens turns drafting off for all sequences.
+
+    first_length: initial length for sequences whose length follows their acceptance; None if that
+        is num_draft_tokens, which then is no upper bound for them. Otherwise no draft is longer
+        than num_draft_tokens, unless its request asks for more.
+    """
+
+    shape: DraftShape
     reason: DecisionReason
     first_length: int | None = None
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Tokens that a sequence may draft."""
+        return self.shape.num_draft_tokens
 
 
 @dataclass(frozen=True)
 class DecisionChange:
-    """From `at_s` on, by the policy's clock, another decision than before held.
+    """Change of the decision at `at_s` by the policy's clock.
 
     num_decoding: requests that decoded then.
     """
@@ -63,7 +100,7 @@ class DecisionChange:
 
 
 class DecisionLog:
-    """Counts decisions by reason and by number, and keeps a timeline of the changes."""
+    """Counts of decisions by reason and by number of draft tokens, and a timeline of changes."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -73,7 +110,7 @@ class DecisionLog:
         self._last: tuple[int, DecisionReason] | None = None
 
     def record(self, num_draft_tokens: int, reason: DecisionReason, num_decoding: int) -> None:
-        """Counts one step's decision; keeps it where it differs from the step before."""
+        """Count one step's decision, and add a change where it differs from the step before."""
         self._counts[reason] += 1
         self._lengths[num_draft_tokens] += 1
         if self._last != (num_draft_tokens, reason):
@@ -83,15 +120,15 @@ class DecisionLog:
 
     @property
     def counts(self) -> Mapping[DecisionReason, int]:
-        """Steps by the reason of their decision; reasons that never held are left out."""
+        """Steps by the reason of their decision, without reasons that never occurred."""
         return MappingProxyType(dict(self._counts))
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """Steps by the number of draft tokens decided on, 0 first, up to the largest so far."""
+        """Steps by number of draft tokens, from 0 up to the largest so far."""
         return tuple(self._lengths[length] for length in range(max(self._lengths, default=-1) + 1))
 
     @property
     def changes(self) -> tuple[DecisionChange, ...]:
-        """The latest changes, the oldest first."""
+        """The latest changes, oldest first."""
         return tuple(self._changes)

@@ -23,12 +23,6 @@ DEFAULT_TYPICAL_EPSILON = 0.09
 DEFAULT_TYPICAL_DELTA = 0.3
 
 
-LookupMethod = Literal["ngram", "suffix"]
-"""Those that draft by what stood elsewhere, without a model."""
-
-SpeculationMethod = Literal["ngram", "draft_model", "suffix", "lookahead"]
-SPECULATION_METHODS: tuple[SpeculationMethod, ...] = get_args(SpeculationMethod)
-
 VerifierName = Literal["coupled", "rejection", "block", "typical", "threshold"]
 VERIFIERS: tuple[VerifierName, ...] = get_args(VerifierName)
 LOSSY_VERIFIERS: frozenset[VerifierName] = frozenset(("typical", "threshold"))
@@ -67,7 +61,7 @@ class SpeculationOptions:
 
     enabled: None leaves it to the service; False opts out; True asks for it where it is loaded.
     num_speculative_tokens: draft tokens a step; None takes the service's number.
-    method: a proposer that the service has loaded; None takes the service's.
+    method: name of a method that the service has loaded; None takes the service's.
     verifier: what decides which draft tokens are kept (`specdec.sampling.verifiers`); None takes the
         service's. With `coupled` the seed alone fixes the tokens; with `rejection` and `block`,
         which are lossless too, they depend on the drafts as well, but their distribution does not.
@@ -84,7 +78,7 @@ class SpeculationOptions:
 
     enabled: bool | None = None
     num_speculative_tokens: int | None = None
-    method: SpeculationMethod | None = None
+    method: str | None = None
     verifier: VerifierName | None = None
     typical_epsilon: float | None = None
     typical_delta: float | None = None
@@ -95,7 +89,6 @@ class SpeculationOptions:
         check_types(self, "speculation.")
         count, high = self.num_speculative_tokens, MAX_NUM_SPECULATIVE_TOKENS
         require_range("speculation.num_speculative_tokens", count, 0, high)
-        require_choice("speculation.method", self.method, SPECULATION_METHODS)
         require_choice("speculation.verifier", self.verifier, VERIFIERS)
         for name in ("typical_epsilon", "typical_delta"):
             require_range(f"speculation.{name}", getattr(self, name), 0, 1)

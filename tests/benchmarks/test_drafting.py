@@ -27,7 +27,7 @@ def recording(prompt, output, agrees=()):
 
 
 def test_ngram_on_a_text_that_repeats(tokenizer):
-    replay = Replay(SpeculativeConfig("ngram"), 3, tokenizer)
+    replay = Replay(SpeculativeConfig.of("ngram"), 3, tokenizer)
     tally = replay.run([recording([1, 2, 3, 4, 5, 6, 9, 1], [2, 3, 4, 5, 6, 7, 8, 10])])
     # After 1 2 the draft 3 4 5 is accepted, with bonus token 6. Then no draft: 9 followed 5 6.
     assert tally.speculation.num_drafts == 2
@@ -39,7 +39,7 @@ def test_ngram_on_a_text_that_repeats(tokenizer):
 
 def test_a_recorded_draft_is_accepted_up_to_the_first_disagreement(tokenizer):
     agrees = (True, True, True, False, True, True, True)
-    replay = Replay(SpeculativeConfig("draft_model"), 3, tokenizer)
+    replay = Replay(SpeculativeConfig.of("draft_model"), 3, tokenizer)
     tally = replay.run([recording([1], [2, 3, 4, 5, 6, 7, 8], agrees)])
     # Of 3 4 5 two are accepted, 5 is the target's; of 6 7 two, and one is left for the target.
     assert tally.speculation.num_draft_tokens == 3 + 2
@@ -48,13 +48,13 @@ def test_a_recorded_draft_is_accepted_up_to_the_first_disagreement(tokenizer):
 
 
 def test_the_draft_model_does_not_draft_where_a_lookup_comes_first(tokenizer):
-    replay = Replay(SpeculativeConfig("draft_model", first="ngram"), 3, tokenizer)
+    replay = Replay(SpeculativeConfig.of("draft_model", first="ngram"), 3, tokenizer)
     tally = replay.run([recording([1, 2, 3, 4, 5, 6, 9, 1], [2, 3, 4, 5, 6, 7, 8, 10])])
     assert tally.num_model_drafts == tally.num_steps - 2
 
 
 def test_suffix_decoding_uses_the_outputs_of_the_first_pass(tokenizer):
-    replay = Replay(SpeculativeConfig("suffix"), 3, tokenizer)
+    replay = Replay(SpeculativeConfig.of("suffix"), 3, tokenizer)
     once = [recording([1], range(10, 40))]
     first, second = replay.run(once), replay.run(once)
     assert first.tokens_per_step == 1
@@ -92,14 +92,14 @@ def costs(verify_s=(0.02, 0.021, 0.022, 0.023, 0.024, 0.025, 0.026, 0.027, 0.028
 
 def test_steps_cost_what_the_table_lists(tokenizer):
     agrees = (True, True, True, False, True, True, True)
-    replay = Replay(SpeculativeConfig("draft_model"), 3, tokenizer)
+    replay = Replay(SpeculativeConfig.of("draft_model"), 3, tokenizer)
     tally = replay.run([recording([1], [2, 3, 4, 5, 6, 7, 8], agrees)])
     assert tally.kinds == {(3, 3): 1, (2, 2): 1}
     assert tally.seconds(costs()) == pytest.approx(0.023 + 0.015 + 0.022 + 0.010)
 
 
 def test_replay_uses_adaptive_lengths_like_the_engine(tokenizer):
-    config = SpeculativeConfig("draft_model", adaptive_length=True)
+    config = SpeculativeConfig.of("draft_model", adaptive_length=True)
     tally = Replay(config, 3, tokenizer).run([recording([1], range(2, 40))])
     assert list(tally.kinds)[:3] == [(3, 3), (6, 6), (8, 8)]
 
@@ -107,7 +107,7 @@ def test_replay_uses_adaptive_lengths_like_the_engine(tokenizer):
 def test_adaptive_lengths_beat_a_length_that_suits_half_of_the_texts(tokenizer):
     recordings = [recording([1], [1] * 40, (agrees,) * 40) for agrees in (True, False)]
     [row] = compare_lengths(
-        {"draft_model": SpeculativeConfig("draft_model")}, [recordings], tokenizer, costs()
+        {"draft_model": SpeculativeConfig.of("draft_model")}, [recordings], tokenizer, costs()
     )
     assert len(row.tokens_per_s) == 8
     assert row.tokens_per_s[row.best - 1] == max(row.tokens_per_s)

@@ -49,7 +49,7 @@ class Replica:
             model=str(model),
             served_model_name=MODEL,
             max_model_len=128,
-            speculative_config=SpeculativeConfig("ngram", num_speculative_tokens=3),
+            speculative_config=SpeculativeConfig.of("ngram", num_speculative_tokens=3),
         )
         directories = ModelDirectories(model, None)
         self.router = Router(config, directories, ReplicaMemory(2**32), replica=REPLICA)

@@ -42,7 +42,7 @@ from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, loa
 def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
     """Small limits, so that chunks and blocks matter; 0 draft tokens: no speculation at all."""
     speculation = (
-        SpeculativeConfig(num_speculative_tokens=num_draft_tokens, prompt_lookup_min=1)
+        SpeculativeConfig.of(num_speculative_tokens=num_draft_tokens, prompt_lookup_min=1)
         if num_draft_tokens
         else None
     )
@@ -88,7 +88,7 @@ def draft_model(
     runner = load_draft_runner(
         directory, "float32", limits, group, quantization, vocabulary=vocabulary.shared
     )
-    return DraftModelProposer(LocalDraftWorker(runner), limits, vocabulary.new_translation())
+    return DraftModelProposer(LocalDraftWorker(runner), limits, vocabulary.new_adapter())
 
 
 def make_engine(

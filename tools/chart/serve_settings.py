@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin
 
 from cluster.config.serve_config import settings
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
-from specdec.config.speculative import SpeculativeConfig
+from specdec.config.speculative import key_types
 
 OF_THE_CHART = {
     "model": "models[].model",
@@ -53,9 +52,8 @@ def settings_schema() -> dict[str, Any]:
 
 
 def speculation_schema() -> dict[str, Any]:
-    """auto, none, or a mapping of SpeculativeConfig's fields; the service reads more spellings."""
-    hints = get_type_hints(SpeculativeConfig)
-    known = {each.name: _field_schema(hints[each.name]) for each in fields(SpeculativeConfig)}
+    """Return the schema of auto, none, or a mapping; the service reads more spellings."""
+    known = {name: _field_schema(hint) for name, hint in key_types().items()}
     known["rejection_sample_method"] = {"type": "string"}
     mapping = {"type": "object", "additionalProperties": False, "properties": known}
     return {"anyOf": [{"type": "string", "enum": ["auto", "none"]}, mapping]}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,7 @@ from cluster.api.openai.schema import RequestModel, StreamOptions, at_most, entr
 from cluster.api.openai.structure import KINDS, StructuredOutputs, structured_output
 from cluster.replica.limits import MAX_TOKEN_IDS, check_cache_salt, check_model, check_priority
 from specdec.config.engine import MAX_STREAM_INTERVAL
+from specdec.config.methods import METHOD_NAMES
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import (
     MAX_BAD_WORDS,
@@ -21,12 +22,16 @@ from specdec.types.sampling_params import (
     MAX_STOP_TOKEN_IDS,
     AcceptancePreset,
     SamplingParams,
-    SpeculationMethod,
     SpeculationOptions,
     StructuredOutput,
     VerifierName,
 )
 from specdec.types.validation import require_range
+
+if TYPE_CHECKING:
+    MethodName = str
+else:
+    MethodName = Literal[METHOD_NAMES]
 
 _VLLM_NOT_HERE = {
     "use_beam_search": "left out: there is no beam search",
@@ -74,7 +79,7 @@ class Speculation(RequestModel):
 
     enabled: bool | None = option("false opts out, true asks for it where it is loaded")
     num_speculative_tokens: int | None = number("draft tokens a step", 0, 32)
-    method: SpeculationMethod | None = option("what drafts; it must be loaded")
+    method: MethodName | None = option("what drafts; it must be loaded")
     verifier: VerifierName | None = option("what decides which draft tokens are kept")
     typical_epsilon: float | None = number("of verifier `typical`", 0, 1)
     typical_delta: float | None = number("of verifier `typical`", 0, 1)

@@ -11,7 +11,7 @@ import click
 from cluster.cli.bench.load_statistics import LATENCIES, LatencyName
 from cluster.cli.help import SectionedOption
 from specdec.client.calls import DEFAULT_TIMEOUT_S
-from specdec.types.sampling_params import SPECULATION_METHODS
+from specdec.config.methods import METHOD_NAMES
 
 BACKENDS = ("grpc", "openai-chat", "openai")
 _DEFAULT_URL = "http://127.0.0.1:8000"
@@ -239,7 +239,7 @@ _FLAGS = (
         _HOW,
         "--speculation-method",
         "method",
-        type=click.Choice(SPECULATION_METHODS),
+        type=click.Choice(METHOD_NAMES),
         help="What drafts. Default: what is loaded.",
     ),
     _flag(

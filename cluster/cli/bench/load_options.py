@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from cluster.cli.bench.backend import Backend
 from cluster.cli.bench.load_report import Load
@@ -13,7 +13,7 @@ from cluster.cli.bench.load_statistics import LatencyName
 from cluster.cli.bench.prompts import read_prompts
 from cluster.cli.bench.questions import HowToAsk, PromptFile, QuestionSource, RandomWords
 from specdec.types.errors import InvalidValueError
-from specdec.types.sampling_params import SpeculationMethod, SpeculationOptions
+from specdec.types.sampling_params import SpeculationOptions
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class LoadOptions:
         return SpeculationOptions(
             enabled=False if self.no_speculation else None,
             num_speculative_tokens=self.num_speculative_tokens,
-            method=cast("SpeculationMethod | None", self.method),
+            method=self.method,
         )
 
     @property

@@ -11,13 +11,12 @@ import secrets
 import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import cast
 
 from cluster.cli.completion_result import Answer, receive
 from specdec.client import Client
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import ModelInfo
-from specdec.types.sampling_params import SamplingParams, SpeculationMethod, SpeculationOptions
+from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.types.stats import SpeculationStats
 
 OFF, AS_CONFIGURED = "off", "as configured"
@@ -68,7 +67,7 @@ def contenders(info: ModelInfo) -> list[Contender]:
     """No speculation first, then each loaded method, then their combination if there is one."""
     found = [Contender(OFF, SpeculationOptions(enabled=False))]
     for name in info.speculation_methods:
-        options = SpeculationOptions(method=cast("SpeculationMethod", name))
+        options = SpeculationOptions(method=name)
         found.append(Contender(name, options))
     if len(info.speculation_methods) > 1:
         found.append(Contender(AS_CONFIGURED, SpeculationOptions()))

@@ -1,51 +1,53 @@
-"""How far drafts are right, by position, over the recent past."""
+"""Estimator of acceptance rates by draft position, over the recent past."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from specdec.types.draft_decision import DraftShape
 from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 _HALF_LIFE_S = 10.0
 _DECAY_PERIOD_S = 0.1
-_FIRST_GUESS = 0.7
-_GUESS_WEIGHT = 4.0
-"""What is not known yet weighs as much as four drafts."""
+_PRIOR_RATE = 0.7
+_PRIOR_WEIGHT = 4.0
+"""Weight of the prior, in drafts."""
 
 _MOST_WEIGHT = 256.0
-"""No more drafts than this count, so that a minute in which a position is not reached makes it
-unknown again, however long it was known."""
+"""Most drafts in a position's window, so that the prior prevails again after a minute in which the
+position is not reached."""
 
 _LEAST_WEIGHT = 16.0
-"""The first position never weighs less once it did: what was learned before a pause is not
-forgotten in it, and a handful of new drafts outweighs it."""
+"""Decay keeps this weight of the first position: the estimate survives a pause, and a few new
+drafts outweigh it."""
 
 
 @dataclass
 class _Position:
-    """Drafts that came to be judged at a position, and those accepted there; decayed counts."""
+    """Decayed counts of the drafts verified and accepted at a position."""
 
-    num_judged: float = 0.0
+    num_verified: float = 0.0
     num_accepted: float = 0.0
 
     def add(self, *, accepted: bool) -> None:
-        self.num_judged += 1
+        self.num_verified += 1
         self.num_accepted += accepted
-        self.scale(min(1.0, _MOST_WEIGHT / self.num_judged))
+        self.scale(min(1.0, _MOST_WEIGHT / self.num_verified))
 
     def scale(self, factor: float) -> None:
-        self.num_judged *= factor
+        self.num_verified *= factor
         self.num_accepted *= factor
 
 
-class AcceptanceWindow:
-    """Acceptance by position over a window that fades, with a half-life of ten seconds.
+class AcceptanceEstimator:
+    """Acceptance rate by position, with exponential decay and a half-life of ten seconds.
 
-    Position i is *judged* when a sequence was to draft i tokens or more and its first i - 1 were
-    accepted. A draft that ended before, as a lookup's that found nothing, counts as rejected there:
-    it yielded as little. So the expected yield needs to know nothing of how drafts are made.
+    Position i counts as verified when a sequence was to draft i tokens or more and its first i - 1
+    were accepted. A draft that ended before, such as that of a lookup without a match, counts as
+    rejected there. Thus the expected yield does not depend on how drafts are made.
 
-    A position without recent data is taken to be as good as the one before it.
+    The prior of a position is the rate of the position before it.
     """
 
     def __init__(self) -> None:
@@ -53,18 +55,22 @@ class AcceptanceWindow:
         self._decayed_at_s: float | None = None
 
     def record(self, num_asked: int, num_accepted: int, now_s: float) -> None:
-        """Takes in one sequence's step, in which it was to draft `num_asked` tokens."""
+        """Record one sequence's step, in which it was to draft `num_asked` tokens."""
         self._decay(now_s)
         for index in range(min(num_asked, num_accepted + 1)):
             self._positions[index].add(accepted=index < num_accepted)
 
-    def expected_tokens(self, most: int, now_s: float) -> list[float]:
-        """Tokens that a step yields a sequence with k = 0, 1, ... `most` tokens to draft."""
+    def expected_tokens(self, shapes: Sequence[DraftShape], now_s: float) -> list[float]:
+        """Return the expected output tokens a sequence and step, for each shape of drafts."""
         self._decay(now_s)
-        rate, reach, expected = _FIRST_GUESS, 1.0, [1.0]
+        by_depth = self._expected_by_depth(max(shape.depth for shape in shapes))
+        return [by_depth[shape.depth] for shape in shapes]
+
+    def _expected_by_depth(self, most: int) -> list[float]:
+        rate, reach, expected = _PRIOR_RATE, 1.0, [1.0]
         for position in self._positions[:most]:
-            weighed = position.num_accepted + _GUESS_WEIGHT * rate
-            rate = weighed / (position.num_judged + _GUESS_WEIGHT)
+            weighed = position.num_accepted + _PRIOR_WEIGHT * rate
+            rate = weighed / (position.num_verified + _PRIOR_WEIGHT)
             reach *= rate
             expected.append(expected[-1] + reach)
         return expected
@@ -78,8 +84,8 @@ class AcceptanceWindow:
         self._decayed_at_s = now_s
         factor = 0.5 ** (elapsed_s / _HALF_LIFE_S)
         first, *others = self._positions
-        kept = min(first.num_judged, _LEAST_WEIGHT)
-        if first.num_judged:
-            first.scale(max(factor, kept / first.num_judged))
+        kept = min(first.num_verified, _LEAST_WEIGHT)
+        if first.num_verified:
+            first.scale(max(factor, kept / first.num_verified))
         for position in others:
             position.scale(factor)

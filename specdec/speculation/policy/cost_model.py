@@ -1,7 +1,7 @@
-"""What a step costs by its batch size and number of draft tokens: measured once, then refined.
+"""Cost model: seconds of a step by batch size and draft shape, profiled once and then corrected.
 
-A start-up measurement gives the shape; what steps really take corrects it where they run. Medians
-of a few steps keep a single slow one, as when another process wanted the machine, from mattering.
+Profiling at start-up gives a table; the seconds of real steps correct it where they run. Medians of
+a few steps filter single slow ones, such as when another process used the machine.
 """
 
 from __future__ import annotations
@@ -10,35 +10,37 @@ import math
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from statistics import median
 
+from specdec.types.draft_decision import DraftShape, chain
 from specdec.types.errors import InvalidValueError
 
 _SAMPLES_PER_MEDIAN = 5
-_NEW_WEIGHT = 0.4
-_MOST_CHANGE = math.log(4)
-"""Of a correction by one median: however wrong that is, it moves the estimate by no more."""
+_LEARNING_RATE = 0.4
+_MAX_LOG_CHANGE = math.log(4)
+"""Most that one median, however wrong, changes the logarithm of a correction."""
 
 _HALF_LIFE_S = 120.0
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of a step, by decoding sequences and by draft tokens of each.
+    """Seconds of a step, by number of decoding sequences and by draft shape.
 
-    batch_sizes, draft_tokens: of the rows and columns, ascending. seconds: [num_batch_sizes,
-    num_draft_tokens]. What is measured is made monotone: a larger step is never cheaper, and one
-    that seems to be was lucky.
+    batch_sizes: of the rows, ascending. shapes: of the columns, by ascending number of tokens.
+    seconds: [num_batch_sizes, num_shapes]. Measurements are made monotone, since a larger step is
+    never cheaper.
     """
 
     batch_sizes: tuple[int, ...]
-    draft_tokens: tuple[int, ...]
+    shapes: tuple[DraftShape, ...]
     seconds: tuple[tuple[float, ...], ...]
 
     def __post_init__(self) -> None:
         shape_is_right = len(self.seconds) == len(self.batch_sizes) >= 1 and all(
-            len(row) == len(self.draft_tokens) >= 1 for row in self.seconds
+            len(row) == len(self.shapes) >= 1 for row in self.seconds
         )
         if not shape_is_right:
             raise InvalidValueError("seconds", self.seconds, "one number for each shape")
@@ -50,17 +52,33 @@ class CostTable:
                 raise InvalidValueError(name, values, "ascending")
         object.__setattr__(self, "seconds", _monotone(self.seconds))
 
-    def step_s(self, num_decoding: int, num_draft_tokens: int) -> float:
-        """Between measured shapes on the line through both, beyond them by the rows to run."""
+    @classmethod
+    def of_chains(
+        cls,
+        batch_sizes: tuple[int, ...],
+        lengths: Sequence[int],
+        seconds: tuple[tuple[float, ...], ...],
+    ) -> CostTable:
+        """Return a table whose columns are chains of `lengths` tokens."""
+        return cls(batch_sizes, tuple(map(chain, lengths)), seconds)
+
+    @cached_property
+    def draft_tokens(self) -> tuple[int, ...]:
+        """Numbers of draft tokens of the columns, which determine the rows that a target runs."""
+        return tuple(shape.num_draft_tokens for shape in self.shapes)
+
+    def step_s(self, num_decoding: int, shape: DraftShape) -> float:
+        """Return the seconds of a step, linear between measured ones, beyond them by its rows."""
+        count = shape.num_draft_tokens
         last_size, last_count = self.batch_sizes[-1], self.draft_tokens[-1]
-        rows = [_interpolate(self.draft_tokens, row, num_draft_tokens) for row in self.seconds]
+        rows = [_interpolate(self.draft_tokens, row, count) for row in self.seconds]
         beyond = max(1.0, num_decoding / last_size)
-        beyond *= max(1.0, (1 + num_draft_tokens) / (1 + last_count))
+        beyond *= max(1.0, (1 + count) / (1 + last_count))
         return beyond * _interpolate(self.batch_sizes, rows, num_decoding)
 
 
 def _monotone(seconds: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ...]:
-    """The running maximum along both axes."""
+    """Return the running maximum along both axes."""
     rows: list[tuple[float, ...]] = []
     for row in seconds:
         above, best, raised = rows[-1] if rows else (0.0,) * len(row), 0.0, []
@@ -72,7 +90,7 @@ def _monotone(seconds: Sequence[Sequence[float]]) -> tuple[tuple[float, ...], ..
 
 
 def _interpolate(places: Sequence[int], values: Sequence[float], at: int) -> float:
-    """Linear between the places; outside them the outermost value holds."""
+    """Interpolate linearly between the places; outside them the outermost value applies."""
     if at <= places[0]:
         return values[0]
     if at >= places[-1]:
@@ -85,7 +103,7 @@ def _interpolate(places: Sequence[int], values: Sequence[float], at: int) -> flo
 
 @dataclass
 class _Cell:
-    """What steps of one kind took, against the table. log_factor: of the estimate, since at_s."""
+    """Correction of the table for one kind of step. log_factor: its logarithm, as of at_s."""
 
     log_factor: float | None = None
     at_s: float = 0.0
@@ -98,7 +116,7 @@ class _Cell:
             self.samples.clear()
 
     def estimate(self, now_s: float) -> float | None:
-        """The correction's logarithm, fading while nothing is measured; None before the first."""
+        """Return the correction's logarithm, decayed since the last sample; None before one."""
         if self.log_factor is None:
             return None
         return self.log_factor * math.pow(0.5, max(0.0, now_s - self.at_s) / _HALF_LIFE_S)
@@ -108,43 +126,41 @@ class _Cell:
         if known is None:
             self.log_factor = measured
         else:
-            change = max(-_MOST_CHANGE, min(_MOST_CHANGE, measured - known))
-            self.log_factor = known + _NEW_WEIGHT * change
+            change = max(-_MAX_LOG_CHANGE, min(_MAX_LOG_CHANGE, measured - known))
+            self.log_factor = known + _LEARNING_RATE * change
         self.at_s = now_s
 
 
-class StepCosts:
-    """The table, corrected by the steps that were run.
+class CostModel:
+    """Cost table with corrections by the steps that were run.
 
-    Corrections are kept for each number of draft tokens and for ranges of batch sizes, and fade
-    with a half-life of two minutes while nothing is measured there: what once seemed dear is tried
-    again. What was never run takes the correction of the nearest that was: the nearest number of
-    draft tokens first, so that a machine that has become slower is slower for all.
+    Corrections are kept for each draft shape and for ranges of batch sizes. Without samples they
+    decay with a half-life of two minutes, so that a shape that once was slow is tried again. A step
+    that never ran takes the correction of the nearest one, by number of draft tokens first, so that
+    a machine that has become slower is slower for all shapes.
     """
 
     def __init__(self, table: CostTable) -> None:
         self._table = table
-        self._cells: dict[int, dict[int, _Cell]] = {}  # by draft tokens, then by range
+        self._cells: dict[DraftShape, dict[int, _Cell]] = {}  # by shape, then by range
 
-    def observe(
-        self, num_decoding: int, num_draft_tokens: int, seconds: float, now_s: float
-    ) -> None:
-        """Takes in what a step took. Steps with prefill in them are not to be told."""
+    def observe(self, num_decoding: int, shape: DraftShape, seconds: float, now_s: float) -> None:
+        """Record the seconds of a step without prefill."""
         if seconds <= 0:
             return
-        by_range = self._cells.setdefault(num_draft_tokens, {})
+        by_range = self._cells.setdefault(shape, {})
         cell = by_range.setdefault(_range_of(num_decoding), _Cell())
-        cell.add(seconds / self._table.step_s(num_decoding, num_draft_tokens), now_s)
+        cell.add(seconds / self._table.step_s(num_decoding, shape), now_s)
 
-    def step_s(self, num_decoding: int, num_draft_tokens: int, now_s: float) -> float:
-        """Seconds that such a step is expected to take."""
-        factor = self._log_factor(_range_of(num_decoding), num_draft_tokens, now_s)
-        return self._table.step_s(num_decoding, num_draft_tokens) * math.exp(factor)
+    def step_s(self, num_decoding: int, shape: DraftShape, now_s: float) -> float:
+        """Return the expected seconds of a step."""
+        factor = self._log_factor(_range_of(num_decoding), shape, now_s)
+        return self._table.step_s(num_decoding, shape) * math.exp(factor)
 
-    def _log_factor(self, wanted: int, num_draft_tokens: int, now_s: float) -> float:
+    def _log_factor(self, wanted: int, shape: DraftShape, now_s: float) -> float:
         known = [
-            (abs(count - num_draft_tokens), abs(index - wanted), cell)
-            for count, by_range in self._cells.items()
+            (abs(each.num_draft_tokens - shape.num_draft_tokens), abs(index - wanted), cell)
+            for each, by_range in self._cells.items()
             for index, cell in by_range.items()
             if cell.log_factor is not None
         ]
@@ -155,5 +171,5 @@ class StepCosts:
 
 
 def _range_of(num_decoding: int) -> int:
-    """Up to 3 each batch size is a range of its own; then each is 1.4 times as wide."""
+    """Return the range of a batch size: a size each up to 3, then each 1.4 times as wide."""
     return round(2 * math.log2(max(1, num_decoding)))

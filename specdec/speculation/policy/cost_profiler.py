@@ -1,4 +1,4 @@
-"""Measures what steps cost, on the models that will run them, before the first request comes."""
+"""Cost profiler: measures steps on the loaded models before the first request."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from specdec.config.engine import EngineConfig
 from specdec.speculation.policy.cost_model import CostTable
+from specdec.types.draft_decision import DraftShape, chain
 from specdec.types.messages import (
     BlockTableDelta,
     DraftRow,
@@ -26,24 +27,24 @@ _MAX_ROUNDS = 4
 
 
 @dataclass(frozen=True)
-class Shape:
-    """So many sequences with so many draft tokens each."""
+class StepShape:
+    """Number of sequences in a step, and the draft shape of each."""
 
     num_sequences: int
-    num_draft_tokens: int
+    draft: DraftShape
 
     @property
     def num_rows(self) -> int:
         """Tokens that a target runs."""
-        return self.num_sequences * (1 + self.num_draft_tokens)
+        return self.num_sequences * (1 + self.draft.num_draft_tokens)
 
 
 @dataclass(frozen=True)
 class _Batch:
-    """Sequences for measuring, of which the workers are told in the first step.
+    """Sequences to profile with, which the workers admit in the first step.
 
-    Their KV is whatever their blocks hold, and where the pool is small several share a block: the
-    work is the same. They are numbered from 0, and gone before an engine counts its own from there.
+    Their KV is uninitialized, and in a small pool several share a block: the work is the same. They
+    are numbered from 0 and released before an engine numbers its own from there.
     """
 
     config: EngineConfig
@@ -77,16 +78,16 @@ class _Batch:
         )
 
 
-def measure_verification(
+def profile_verification(
     target: Target,
     config: EngineConfig,
     most: int,
     clock: Callable[[], float],
     budget_s: float,
 ) -> CostTable:
-    """Seconds of the target's steps with up to `most` draft tokens, within some `budget_s` seconds.
+    """Measure the target's steps with up to `most` draft tokens, for about `budget_s` seconds.
 
-    Raises TargetFailedError. The target knows of no sequence before and after.
+    Raise TargetFailedError. The target has no sequences before and after.
     """
     batch = _Batch(config, config.max_num_seqs, most)
     tables = batch.tables(config.num_blocks, config.block_size)
@@ -95,10 +96,11 @@ def measure_verification(
         target.begin(step)
         target.collect()
 
-    def verify(shape: Shape) -> None:
-        token_ids = (_TOKEN,) * (1 + shape.num_draft_tokens)
+    def verify(shape: StepShape) -> None:
+        num_drafts = shape.draft.num_draft_tokens
+        token_ids = (_TOKEN,) * (1 + num_drafts)
         rows = tuple(
-            StepRow(seq_id, batch.context_tokens, token_ids, shape.num_draft_tokens, samples=True)
+            StepRow(seq_id, batch.context_tokens, token_ids, num_drafts, samples=True)
             for seq_id in batch.seq_ids[: shape.num_sequences]
         )
         run(StepInput(0, (), (), (), rows))
@@ -111,7 +113,7 @@ def measure_verification(
         run(StepInput(0, batch.seq_ids, (), (), ()))
 
 
-def measure_drafting(
+def profile_drafting(
     worker: DraftWorker,
     config: EngineConfig,
     num_blocks: int,
@@ -119,14 +121,14 @@ def measure_drafting(
     clock: Callable[[], float],
     budget_s: float,
 ) -> CostTable:
-    """The same of a draft model, whose pool has `num_blocks`. Raises DraftFailedError."""
+    """Measure the drafts of a model whose pool has `num_blocks`. Raise DraftFailedError."""
     batch = _Batch(config, config.max_num_seqs, most)
     tables = batch.tables(num_blocks, config.block_size)
     start = batch.context_tokens
 
-    def draft(shape: Shape) -> None:
+    def draft(shape: StepShape) -> None:
         drafts = tuple(
-            DraftRow(seq_id, start, (_TOKEN,), shape.num_draft_tokens, start + 1)
+            DraftRow(seq_id, start, (_TOKEN,), shape.draft.num_draft_tokens, start + 1)
             for seq_id in batch.seq_ids[: shape.num_sequences]
         )
         worker.begin(DraftStep(0, (), (), (), (), drafts))
@@ -141,15 +143,15 @@ def measure_drafting(
 
 
 def with_drafting(verification: CostTable, drafting: CostTable) -> CostTable:
-    """Both after each other; without draft tokens the draft model has nothing to do."""
+    """Return the sum of both tables; without draft tokens the draft model does not run."""
     seconds = tuple(
         tuple(
-            value + (drafting.step_s(size, count) if count else 0.0)
-            for count, value in zip(verification.draft_tokens, row, strict=True)
+            value + (drafting.step_s(size, shape) if shape.num_draft_tokens else 0.0)
+            for shape, value in zip(verification.shapes, row, strict=True)
         )
         for size, row in zip(verification.batch_sizes, verification.seconds, strict=True)
     )
-    return CostTable(verification.batch_sizes, verification.draft_tokens, seconds)
+    return CostTable(verification.batch_sizes, verification.shapes, seconds)
 
 
 def _batch_sizes(config: EngineConfig) -> tuple[int, ...]:
@@ -157,28 +159,31 @@ def _batch_sizes(config: EngineConfig) -> tuple[int, ...]:
     return (*sizes, config.max_num_seqs)
 
 
-def _lengths(most: int, smallest: int) -> tuple[int, ...]:
-    return tuple(sorted({count for count in (0, 1, most // 2, most) if count >= smallest}))
+def _draft_shapes(most: int, smallest: int) -> tuple[DraftShape, ...]:
+    lengths = {count for count in (0, 1, most // 2, most) if count >= smallest}
+    return tuple(map(chain, sorted(lengths)))
 
 
-def _shapes(config: EngineConfig, most: int, smallest: int) -> list[Shape]:
-    """Those that a step has room for, the cheapest first: time may not do for all."""
+def _shapes(config: EngineConfig, most: int, smallest: int) -> list[StepShape]:
+    """Return the steps that fit, the cheapest first, since the budget may not suffice for all."""
     shapes = (
-        Shape(size, count) for size in _batch_sizes(config) for count in _lengths(most, smallest)
+        StepShape(size, draft)
+        for size in _batch_sizes(config)
+        for draft in _draft_shapes(most, smallest)
     )
     fitting = [shape for shape in shapes if shape.num_rows <= config.max_num_batched_tokens]
-    return sorted(fitting, key=lambda shape: (shape.num_rows, shape.num_draft_tokens))
+    return sorted(fitting, key=lambda shape: (shape.num_rows, shape.draft.num_draft_tokens))
 
 
 def _measure(
-    run: Callable[[Shape], None],
-    shapes: Sequence[Shape],
+    run: Callable[[StepShape], None],
+    shapes: Sequence[StepShape],
     clock: Callable[[], float],
     budget_s: float,
-) -> dict[Shape, float]:
-    """The least seconds of a few rounds: what else a machine does can only add to them.
+) -> dict[StepShape, float]:
+    """Return the minimum over a few rounds, since other load on the machine only adds time.
 
-    The first round warms up what a shape needs, and counts only where there is time for no other.
+    The first round warms up each shape, and counts only if the budget allows no other.
     """
     started_at_s, seconds = clock(), dict.fromkeys(shapes, math.inf)
     for _ in range(_MAX_ROUNDS):
@@ -192,16 +197,16 @@ def _measure(
 
 
 def _table(
-    measured: dict[Shape, float], config: EngineConfig, most: int, *, smallest: int
+    measured: dict[StepShape, float], config: EngineConfig, most: int, *, smallest: int
 ) -> CostTable:
-    """With what could not be measured set to cost by its rows what the largest measured one did."""
+    """Return the table; shapes without a measurement cost the largest measured one's time a row."""
     largest = max(measured, key=lambda shape: shape.num_rows)
     row_s = measured[largest] / largest.num_rows
 
-    def cost(shape: Shape) -> float:
+    def cost(shape: StepShape) -> float:
         # A clock may be too coarse to see a step at all.
         return max(measured.get(shape, row_s * shape.num_rows), 1e-9)
 
-    sizes, lengths = _batch_sizes(config), _lengths(most, smallest)
-    seconds = tuple(tuple(cost(Shape(size, count)) for count in lengths) for size in sizes)
-    return CostTable(sizes, lengths, seconds)
+    sizes, drafts = _batch_sizes(config), _draft_shapes(most, smallest)
+    seconds = tuple(tuple(cost(StepShape(size, draft)) for draft in drafts) for size in sizes)
+    return CostTable(sizes, drafts, seconds)

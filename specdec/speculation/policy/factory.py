@@ -1,4 +1,4 @@
-"""Makes the policy that a configuration asks for, with what its models cost on this machine."""
+"""Policy factory: makes the configured policy, with the profiled costs of the loaded models."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from specdec.config.engine import DraftLimits, EngineConfig
+from specdec.config.methods import DraftPlace
 from specdec.config.speculative import SpeculativeConfig
-from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.cost_profiler import (
-    measure_drafting,
-    measure_verification,
+    profile_drafting,
+    profile_verification,
     with_drafting,
 )
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.sampling_params import SpeculationMethod
 from specdec.types.worker import DraftWorker, Target
 
 logger = logging.getLogger(__name__)
 
 MeasureDraft = Callable[[Callable[[DraftWorker], CostTable | None]], CostTable | None]
-"""Returns what measuring the worker finds; None where the worker is lost meanwhile."""
+"""Passes the draft worker to a function and returns its result; None if the worker fails."""
 
 _VERIFICATION_BUDGET_S = 2.0
 _DRAFTING_BUDGET_S = 1.0
@@ -39,23 +39,23 @@ def make_policy(
     is_drafter_available: Callable[[], bool],
     full_batch: int,
 ) -> SpeculationPolicy | None:
-    """None where nothing drafts. With goodput it first measures, for some three seconds.
+    """Return the policy; None where nothing drafts. Goodput first profiles for three seconds.
 
-    `target` and the draft model know of no sequence yet. control: what is in force by now.
-    measure_draft: of a draft model, hands its worker to what is to measure it. full_batch: as many
-    decoding requests as there are meant to be.
+    `target` and the draft worker must not have sequences yet. control: the present settings.
+    measure_draft: passes the draft worker to the profiler; None without a draft model.
+    full_batch: intended number of decoding requests.
     """
     speculation = config.speculation
     if speculation is None:
         return None
     rule = speculation.length_rule
-    choosers: Mapping[SpeculationMethod | None, GoodputChooser] = {}
+    choosers: Mapping[str | None, GoodputChooser] = {}
     if speculation.chosen_policy == "goodput":
         choosers = _choosers(speculation, config, target, measure_draft, draft_limits)
     return SpeculationPolicy(
         control,
         time.monotonic,
-        table=speculation.batch_size_table,
+        schedule=speculation.length_schedule,
         choosers=choosers,
         max_adaptive_tokens=rule.max_tokens if rule else 0,
         max_num_batched_tokens=config.max_num_batched_tokens,
@@ -71,16 +71,16 @@ def _choosers(
     target: Target,
     measure_draft: MeasureDraft | None,
     draft_limits: DraftLimits | None,
-) -> dict[SpeculationMethod | None, GoodputChooser]:
-    """One for each method that may be chosen, and one for all together: their costs differ."""
+) -> dict[str | None, GoodputChooser]:
+    """Return a chooser for each method, and one for all together (None): their costs differ."""
     rule = speculation.length_rule
     most = max(speculation.num_speculative_tokens, rule.max_tokens if rule else 0)
     clock = time.perf_counter
-    verification = measure_verification(target, config, most, clock, _VERIFICATION_BUDGET_S)
+    verification = profile_verification(target, config, most, clock, _VERIFICATION_BUDGET_S)
     whole = verification
     if measure_draft is not None and draft_limits is not None:
         measure = partial(
-            measure_drafting,
+            profile_drafting,
             config=config,
             num_blocks=draft_limits.num_blocks,
             most=most,
@@ -90,7 +90,7 @@ def _choosers(
         drafting = measure_draft(measure)
         whole = verification if drafting is None else with_drafting(verification, drafting)
     logger.info("seconds of a step: %s", whole)
-    by_method: dict[SpeculationMethod | None, CostTable] = {None: whole}
-    for method in speculation.methods:
-        by_method[method] = whole if method == "draft_model" else verification
-    return {method: GoodputChooser(StepCosts(table)) for method, table in by_method.items()}
+    by_method: dict[str | None, CostTable] = {None: whole}
+    for each in speculation.drafters:
+        by_method[each.name] = whole if each.place is DraftPlace.DRAFT_WORKER else verification
+    return {method: GoodputChooser(CostModel(table)) for method, table in by_method.items()}

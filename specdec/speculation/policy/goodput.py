@@ -1,17 +1,18 @@
-"""Chooses the number of draft tokens that promises most output a second.
+"""Chooses the draft shape with the highest goodput: expected output tokens per second.
 
-Goodput is what a step is expected to yield over what it is expected to take (SmartSpec, Liu et al.
-2024, arXiv 2406.14066, section 4; for the choice of a length by it also arXiv 2512.22420). Here
-both are measured: the yield as acceptance by position, the time by batch size and draft length.
+Goodput is the expected tokens of a step over its expected seconds (SmartSpec, Liu et al. 2024,
+arXiv 2406.14066, section 4; for the choice of a length by it also arXiv 2512.22420). Both are
+measured: the tokens by acceptance at each position, the seconds by batch size and draft shape.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec.speculation.policy.acceptance import AcceptanceWindow
-from specdec.speculation.policy.cost_model import StepCosts
-from specdec.types.draft_decision import DecisionReason
+from specdec.speculation.policy.acceptance import AcceptanceEstimator
+from specdec.speculation.policy.cost_model import CostModel
+from specdec.types.draft_decision import DecisionReason, DraftShape, chain
 from specdec.types.errors import InvalidValueError
 
 _FIRST_PROBE_AFTER_S = 5.0
@@ -25,11 +26,11 @@ _ESTIMATE_HOLDS_S = 0.5
 
 @dataclass(frozen=True)
 class GoodputSettings:
-    """How often and how willingly the choice changes.
+    """Inertia of the choice.
 
-    margin: share by which another number has to be better than the present one.
-    dwell_s: how long a number holds at least. review_s: how long a comparison holds, which takes
-        some ten microseconds; in between a decision is a look at the clock.
+    margin: share by which another shape has to be better than the present one.
+    dwell_s: least time between changes. review_s: time between comparisons, each of which takes
+        some ten microseconds; a decision in between only reads the clock.
     """
 
     margin: float = 0.03
@@ -44,184 +45,186 @@ class GoodputSettings:
 
 @dataclass(frozen=True)
 class Choice:
-    """A number of draft tokens, and whether it is goodput's or a probe's."""
+    """Shape of drafts, and whether goodput or a probe chose it."""
 
-    num_draft_tokens: int
+    shape: DraftShape
     reason: DecisionReason
 
 
 @dataclass(frozen=True)
 class GoodputEstimate:
-    """What steps of one kind are expected to yield, as it was reckoned at `at_s`.
+    """Expected goodput of steps of one kind, estimated at `at_s`.
 
-    num_decoding, num_draft_tokens: the kind, by sequences and draft tokens of each. tokens_per_s:
-        over the whole batch. speedup: that over the same without drafts.
+    num_decoding, shape: the kind, by sequences and draft shape of each. tokens_per_s: of the whole
+        batch. speedup: over the same steps without drafts.
     """
 
     at_s: float
     num_decoding: int
-    num_draft_tokens: int
+    shape: DraftShape
     tokens_per_s: float
     speedup: float
 
-    def holds_for(self, now_s: float, num_decoding: int, num_draft_tokens: int) -> bool:
-        """Whether it still tells of such steps."""
-        is_of_the_kind = (self.num_decoding, self.num_draft_tokens) == (
-            num_decoding,
-            num_draft_tokens,
-        )
+    def is_valid_for(self, now_s: float, num_decoding: int, shape: DraftShape) -> bool:
+        """Return whether the estimate is recent and for such steps."""
+        is_of_the_kind = (self.num_decoding, self.shape) == (num_decoding, shape)
         return is_of_the_kind and now_s - self.at_s < _ESTIMATE_HOLDS_S
 
 
 @dataclass
 class _Probe:
-    """Looks at a number of draft tokens beside the chosen one, every now and then.
+    """Periodic trial of a shape next to the chosen one.
 
-    So it is noticed that drafts would pay again, or that a longer one costs less than was thought.
-    A look ends when enough steps and drafts are known, at the latest after a second: a draft model
-    may first have to catch up. Each in vain doubles the wait for the next, from five seconds to a
-    minute, so that what they cost is bounded.
+    Probes detect that drafts would pay again, or that a longer one costs less than estimated. A
+    probe ends after enough steps and drafts, at the latest after a second, since a draft model may
+    first have to catch up. Each probe without a change doubles the wait for the next, from five
+    seconds to a minute, which bounds their cost.
     """
 
     due_at_s: float
     wait_s: float = _FIRST_PROBE_AFTER_S
-    num_draft_tokens: int | None = None  # None while none runs
+    shape: DraftShape | None = None  # None while no probe runs
     ends_at_s: float = 0.0
     num_drafts_left: int = 0
     num_steps_left: int = 0
     looks_up: bool = True
 
-    def begin(self, now_s: float, chosen: int, most: int) -> None:
-        """Looks to one side, and next time to the other."""
-        aside = chosen + 1 if self.looks_up or chosen == 0 else chosen - 1
-        self.num_draft_tokens = aside if aside <= most else max(0, chosen - 1)
+    def begin(self, now_s: float, shapes: Sequence[DraftShape], chosen: int) -> None:
+        """Begin a probe on one side of shapes[chosen], and next time on the other."""
+        beside = chosen + 1 if self.looks_up or chosen == 0 else chosen - 1
+        self.shape = shapes[beside if beside < len(shapes) else max(0, chosen - 1)]
         self.looks_up = not self.looks_up
         self.ends_at_s = now_s + _PROBE_S
         self.num_drafts_left, self.num_steps_left = _PROBE_DRAFTS, _PROBE_STEPS
 
     def end(self, now_s: float) -> None:
-        self.num_draft_tokens = None
+        self.shape = None
         self.due_at_s = now_s + self.wait_s
         self.wait_s = min(2 * self.wait_s, _LAST_PROBE_AFTER_S)
 
-    def break_off(self, now_s: float) -> None:
-        self.num_draft_tokens = None
+    def cancel(self, now_s: float) -> None:
+        self.shape = None
         self.due_at_s = now_s + self.wait_s
 
     def is_over(self, now_s: float) -> bool:
         is_known = self.num_steps_left <= 0 and (
-            self.num_drafts_left <= 0 or self.num_draft_tokens == 0
+            self.num_drafts_left <= 0 or self.shape == chain(0)
         )
         return is_known or now_s >= self.ends_at_s
 
 
 class GoodputChooser:
-    """argmax over k of expected tokens / step seconds, 0 included, with some inertia.
+    """argmax over draft shapes of expected tokens / step seconds, no draft included, with inertia.
 
-    Pure but for what it was told: the same calls with the same times choose the same.
+    Deterministic: the same calls with the same times choose the same shapes.
     """
 
-    def __init__(self, costs: StepCosts, settings: GoodputSettings | None = None) -> None:
+    def __init__(self, costs: CostModel, settings: GoodputSettings | None = None) -> None:
         self._costs = costs
         self._settings = settings or GoodputSettings()
-        self._window = AcceptanceWindow()
+        self._acceptance = AcceptanceEstimator()
         self._estimate: GoodputEstimate | None = None
-        self._chosen: int | None = None
+        self._chosen: DraftShape | None = None
         self._changed_at_s = 0.0
         self._reviewed_at_s = 0.0
         self._probe = _Probe(0.0)
 
-    def choose(self, now_s: float, num_decoding: int, most: int) -> Choice:
-        """The number for the coming step, from 0 to `most`. num_decoding: 1 or more."""
-        if self._chosen is None or self._chosen > most:
-            self._change(now_s, self._best(now_s, num_decoding, most))
-        elif self._probe.num_draft_tokens is not None:
-            self._review_probe(now_s, num_decoding, most)
+    def choose(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> Choice:
+        """Return the shape for the next step.
+
+        num_decoding: 1 or more. shapes: by ascending number of draft tokens, no draft first.
+        """
+        if self._chosen not in shapes:
+            self._change(now_s, self._best(now_s, num_decoding, shapes))
+        elif self._probe.shape is not None:
+            self._review_probe(now_s, num_decoding, shapes)
         elif now_s - self._reviewed_at_s >= self._settings.review_s:
-            self._review(now_s, num_decoding, most)
-        probed = self._probe.num_draft_tokens
-        if probed is not None and probed <= most:
+            self._review(now_s, num_decoding, shapes)
+        probed = self._probe.shape
+        if probed is not None and probed in shapes:
             return Choice(probed, DecisionReason.PROBE)
         assert self._chosen is not None
         return Choice(self._chosen, DecisionReason.GOODPUT)
 
     def pause(self, now_s: float) -> None:
-        """To be called when somebody else decides: a probe that runs ends, and nothing is due."""
+        """Cancel a probe and postpone the review, in a step that something else decides."""
         self._reviewed_at_s = now_s
-        if self._probe.num_draft_tokens is not None:
-            self._probe.break_off(now_s)
+        if self._probe.shape is not None:
+            self._probe.cancel(now_s)
 
     def observe_drafts(self, num_asked: int, num_accepted: int, now_s: float) -> None:
-        """Takes in one sequence's step, in which it was to draft `num_asked` tokens."""
-        self._window.record(num_asked, num_accepted, now_s)
+        """Record one sequence's step, in which it was to draft `num_asked` tokens."""
+        self._acceptance.record(num_asked, num_accepted, now_s)
         self._probe.num_drafts_left -= 1
 
     def observe_step(
-        self, num_decoding: int, num_draft_tokens: int, seconds: float, now_s: float
+        self, num_decoding: int, shape: DraftShape, seconds: float, now_s: float
     ) -> None:
-        """Takes in what a step took that had no prefill in it."""
-        self._costs.observe(num_decoding, num_draft_tokens, seconds, now_s)
+        """Record the seconds of a step without prefill."""
+        self._costs.observe(num_decoding, shape, seconds, now_s)
         self._probe.num_steps_left -= 1
 
-    def goodputs(self, now_s: float, num_decoding: int, most: int) -> list[float]:
-        """Tokens a second over the batch, expected with 0, 1, ... `most` draft tokens."""
-        expected = self._window.expected_tokens(most, now_s)
+    def goodputs(
+        self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]
+    ) -> list[float]:
+        """Return the expected tokens per second over the batch, for each shape."""
+        expected = self._acceptance.expected_tokens(shapes, now_s)
         return [
-            num_decoding * tokens / self._costs.step_s(num_decoding, count, now_s)
-            for count, tokens in enumerate(expected)
+            num_decoding * tokens / self._costs.step_s(num_decoding, shape, now_s)
+            for shape, tokens in zip(shapes, expected, strict=True)
         ]
 
-    def estimate(self, now_s: float, num_decoding: int, num_draft_tokens: int) -> GoodputEstimate:
-        """Of steps with so many draft tokens; reckoned twice a second, and when the kind changes.
+    def estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
+        """Return the estimate for a kind of step, updated twice a second and when the kind changes.
 
-        No step with drafts is taken to be shorter than one without, whatever noise has it look so.
+        A step with drafts counts as at least as long as one without, whatever the noise.
         """
         known = self._estimate
-        if known is None or not known.holds_for(now_s, num_decoding, num_draft_tokens):
-            known = self._estimate = self._reckon(now_s, num_decoding, num_draft_tokens)
+        if known is None or not known.is_valid_for(now_s, num_decoding, shape):
+            known = self._estimate = self._new_estimate(now_s, num_decoding, shape)
         return known
 
-    def _reckon(self, now_s: float, num_decoding: int, num_draft_tokens: int) -> GoodputEstimate:
-        plain_s = self._costs.step_s(num_decoding, 0, now_s)
-        step_s = max(plain_s, self._costs.step_s(num_decoding, num_draft_tokens, now_s))
-        tokens = self._window.expected_tokens(num_draft_tokens, now_s)[-1]
+    def _new_estimate(self, now_s: float, num_decoding: int, shape: DraftShape) -> GoodputEstimate:
+        plain_s = self._costs.step_s(num_decoding, chain(0), now_s)
+        step_s = max(plain_s, self._costs.step_s(num_decoding, shape, now_s))
+        [tokens] = self._acceptance.expected_tokens([shape], now_s)
         return GoodputEstimate(
             now_s,
             num_decoding,
-            num_draft_tokens,
+            shape,
             tokens_per_s=num_decoding * tokens / step_s,
             speedup=tokens * plain_s / step_s,
         )
 
-    def _best(self, now_s: float, num_decoding: int, most: int) -> int:
-        """The best number; the present one unless another is better by more than the margin."""
-        goodputs = self.goodputs(now_s, num_decoding, most)
-        best = max(range(most + 1), key=lambda count: (goodputs[count], -count))
+    def _best(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> DraftShape:
+        """Return the best shape; the present one unless another is better by the margin."""
+        goodputs = self.goodputs(now_s, num_decoding, shapes)
+        best = max(range(len(shapes)), key=lambda index: (goodputs[index], -index))
         present = self._chosen
-        if present is None or present > most:
-            return best
-        is_worth_it = goodputs[best] > goodputs[present] * (1 + self._settings.margin)
-        return best if is_worth_it else present
+        if present is None or present not in shapes:
+            return shapes[best]
+        least = goodputs[shapes.index(present)] * (1 + self._settings.margin)
+        return shapes[best] if goodputs[best] > least else present
 
-    def _review(self, now_s: float, num_decoding: int, most: int) -> None:
+    def _review(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
         self._reviewed_at_s = now_s
         if now_s - self._changed_at_s < self._settings.dwell_s:
             return
-        best = self._best(now_s, num_decoding, most)
+        best = self._best(now_s, num_decoding, shapes)
         if best != self._chosen:
             self._change(now_s, best)
-        elif now_s >= self._probe.due_at_s and most > 0:
-            self._probe.begin(now_s, best, most)
+        elif now_s >= self._probe.due_at_s and len(shapes) > 1:
+            self._probe.begin(now_s, shapes, shapes.index(best))
 
-    def _review_probe(self, now_s: float, num_decoding: int, most: int) -> None:
+    def _review_probe(self, now_s: float, num_decoding: int, shapes: Sequence[DraftShape]) -> None:
         if not self._probe.is_over(now_s):
             return
         self._probe.end(now_s)
-        best = self._best(now_s, num_decoding, most)
+        best = self._best(now_s, num_decoding, shapes)
         if best != self._chosen:
             self._change(now_s, best)
 
-    def _change(self, now_s: float, chosen: int) -> None:
-        """Whatever is new is looked at from both sides before long."""
+    def _change(self, now_s: float, chosen: DraftShape) -> None:
+        """Change the shape, and probe on both sides of it soon."""
         self._chosen, self._changed_at_s, self._reviewed_at_s = chosen, now_s, now_s
         self._probe = _Probe(now_s + _FIRST_PROBE_AFTER_S)

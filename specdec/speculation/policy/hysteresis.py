@@ -1,17 +1,17 @@
-"""Whether a load is below a threshold, told so that a load around it does not make it flap."""
+"""Threshold with hysteresis on the number of decoding requests."""
 
 from __future__ import annotations
 
 import math
 
 
-class LoadThreshold:
-    """Compares the number of decoding requests with a threshold, every step.
+class LoadHysteresis:
+    """Threshold with hysteresis and dwell time, updated in every step.
 
-    The load is too high when more than `threshold` requests decode, and low again when at most
-    `threshold - hysteresis` have for `dwell_s` seconds; a threshold so low that this is none comes
-    back at one. So requests that end together, and are followed by as many, are no quiet time. It
-    stays low for at least `dwell_s` too.
+    The load is too high as soon as more than `threshold` requests decode. It is low again when at
+    most `threshold - hysteresis`, but no fewer than one, have decoded for `dwell_s` seconds. It
+    then stays low for at least `dwell_s`. Thus a batch that ends and is followed by the next does
+    not count as low load.
     """
 
     def __init__(self, threshold: int, hysteresis: int, dwell_s: float) -> None:
@@ -19,36 +19,36 @@ class LoadThreshold:
         self._hysteresis = hysteresis
         self._dwell_s = dwell_s
         self._num_decoding = 0  # in the last step that had any
-        self._is_judged = False  # whether a step was judged by the present threshold
-        self._turned_at_s = -math.inf
-        self._quiet_since_s = math.inf  # how long the load has been low enough to come back
+        self._is_settled = False  # whether a step was compared with the present threshold
+        self._changed_at_s = -math.inf
+        self._low_since_s = math.inf  # since when the load is low enough to return
         self.is_within = True
 
     def reset(self, threshold: int) -> None:
-        """Begins anew with another threshold: the next step is judged by its own load alone."""
+        """Change the threshold: the next step is compared without dwell time."""
         self._threshold = threshold
         self.is_within = self._num_decoding <= threshold
-        self._is_judged = False
+        self._is_settled = False
 
     def note(self, num_decoding: int) -> None:
-        """Takes note of a load while nobody asks for a judgement."""
+        """Record a load in a step that does not depend on the threshold."""
         self._num_decoding = num_decoding
 
-    def judge(self, num_decoding: int, now_s: float) -> None:
-        """Judges a step in which so many decode, 1 or more."""
+    def update(self, num_decoding: int, now_s: float) -> None:
+        """Compare the load of a step; `num_decoding` is 1 or more."""
         self._num_decoding = num_decoding
         is_within = num_decoding <= self._limit()
-        self._quiet_since_s = min(self._quiet_since_s, now_s) if is_within else math.inf
+        self._low_since_s = min(self._low_since_s, now_s) if is_within else math.inf
         if is_within == self.is_within:
-            self._is_judged = True
+            self._is_settled = True
             return
-        since_s = self._quiet_since_s if is_within else self._turned_at_s
-        if self._is_judged and now_s - since_s < self._dwell_s:
+        since_s = self._low_since_s if is_within else self._changed_at_s
+        if self._is_settled and now_s - since_s < self._dwell_s:
             return
-        self.is_within, self._is_judged, self._turned_at_s = is_within, True, now_s
+        self.is_within, self._is_settled, self._changed_at_s = is_within, True, now_s
 
     def _limit(self) -> int:
-        """Most decoding requests with which the load is low after the coming step."""
-        if self.is_within or not self._is_judged:
+        """Most decoding requests at which the load is low after the next step."""
+        if self.is_within or not self._is_settled:
             return self._threshold
         return max(self._threshold - self._hysteresis, min(self._threshold, 1))

@@ -3,12 +3,11 @@
 One module a method, and the registry of methods. Running a draft model belongs in `worker`.
 """
 
-from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer
+from specdec.speculation.proposers.base import DraftRequest, Proposal, Proposer, ProposerMemory
 from specdec.speculation.proposers.cross_vocab.draft_vocabulary import DraftVocabulary
-from specdec.speculation.proposers.cross_vocab.vocab_adapter import Translation
+from specdec.speculation.proposers.cross_vocab.vocab_adapter import VocabAdapter
 from specdec.speculation.proposers.draft_model import DraftModelProposer
-from specdec.speculation.proposers.memory import ProposerMemory, proposer_memory
-from specdec.speculation.proposers.registry import make_proposer
+from specdec.speculation.proposers.registry import make_proposer, proposer_memory
 
 __all__ = [
     "DraftModelProposer",
@@ -17,7 +16,7 @@ __all__ = [
     "Proposal",
     "Proposer",
     "ProposerMemory",
-    "Translation",
+    "VocabAdapter",
     "make_proposer",
     "proposer_memory",
 ]

@@ -1,30 +1,31 @@
-"""The seam between the engine and whatever drafts."""
+"""The interface between the engine and the proposers."""
 
 from __future__ import annotations
 
 import collections.abc
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
 from specdec.sequences.sequence import Sequence
 from specdec.types.messages import DraftProbs
-from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS, SpeculationMethod
+from specdec.types.sampling_params import MAX_NUM_SPECULATIVE_TOKENS
 
 _ALWAYS_GRANTED = MAX_NUM_SPECULATIVE_TOKENS + 1
-"""What a step brings a sequence at most: so whoever is up to date stays so."""
+"""Most tokens that a step adds to a sequence: a sequence that is up to date stays so."""
 
 
-class ReadingBudget:
-    """Tokens left for one step, shared by whoever has a long text to take in.
+class IngestBudget:
+    """Tokens left to ingest in one step, shared by the sequences with long new text.
 
-    A text that is not taken in whole has no drafts yet; the next step goes on with it.
+    A sequence whose text is not ingested completely has no draft; the next step continues.
     """
 
     def __init__(self, num_tokens: int) -> None:
         self._num_left = num_tokens
 
     def grant(self, num_tokens: int) -> int:
-        """How many of `num_tokens` new ones a sequence may take in now."""
+        """Return how many of `num_tokens` new tokens a sequence may ingest now."""
         granted = min(num_tokens, max(self._num_left, _ALWAYS_GRANTED))
         self._num_left = max(0, self._num_left - granted)
         return granted
@@ -32,30 +33,30 @@ class ReadingBudget:
 
 @dataclass(frozen=True)
 class DraftRequest:
-    """A sequence to draft for, and at most how many tokens (0: none yet, but soon).
+    """A sequence to draft for.
 
-    max_lookahead_tokens: how many guesses may be run behind the drafts to see what follows them;
-        `seq.lookahead` tells it after the step.
-    method: what alone is to draft for it, where several methods are loaded; None for all of them.
+    max_tokens: most tokens to draft; 0 if drafts are not wanted yet, but soon.
+    max_lookahead_tokens: most guesses to run behind the drafts. What follows them is in
+        `seq.lookahead` after the step.
+    method: the one method that is to draft, where several are loaded; None for all of them.
     """
 
     seq: Sequence
     max_tokens: int
     max_lookahead_tokens: int = 0
-    method: SpeculationMethod | None = None
+    method: str | None = None
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Draft tokens for one sequence; none is legal.
+    """Draft tokens for one sequence; an empty draft is legal.
 
-    The base stamps say which text was continued: `base_length` tokens that ended in `base_token`.
-    The engine discards a proposal whose base is not the sequence's present end.
-
-    draft_probs: what the tokens were drawn from, where the sequence's verifier needs it; None where
-        each token was the only one that could come.
-    lookahead_token_ids: guesses to run behind the drafts, for what the target says after them.
-    method: which of several methods made it; None where one alone is loaded.
+    base_length, base_token: the text that the draft continues: its number of tokens, and the last
+        of them. The engine discards a proposal whose base is not the sequence's present end.
+    draft_probs: the distributions that the tokens were drawn from, where the sequence's verifier
+        needs them; None where each token was the only possible one.
+    lookahead_token_ids: guesses to run behind the drafts, to see what the target puts after them.
+    method: the method that drafted, where several are loaded.
     """
 
     seq_id: int
@@ -64,20 +65,63 @@ class Proposal:
     draft_token_ids: tuple[int, ...]
     draft_probs: DraftProbs | None = None
     lookahead_token_ids: tuple[int, ...] = ()
-    method: SpeculationMethod | None = None
+    method: str | None = None
 
 
 class Proposer(Protocol):
-    """Drafts for a batch. With a lossless verifier it changes how fast texts come, not how likely.
+    """Drafts for a batch. With a lossless verifier it affects speed only, not the distribution.
 
     `begin` may return before the drafts are made; `collect` waits for those of the last `begin`.
     """
 
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
-        """Starts drafting. Sequences hold verified tokens only."""
+        """Start drafting. Sequences hold verified tokens only."""
 
     def collect(self) -> list[Proposal]:
-        """The drafts of the last `begin`, in any order, some perhaps missing."""
+        """Return the drafts of the last `begin`, in any order, perhaps not for all requests."""
 
     def release(self, seq_id: int) -> None:
-        """Forgets a sequence; one that it never saw is no error."""
+        """Drop the state of a sequence; an unknown one is no error."""
+
+
+class SynchronousProposer(ABC):
+    """Base of proposers that draft synchronously, in microseconds."""
+
+    def __init__(self) -> None:
+        self._proposals: list[Proposal] = []
+
+    def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
+        """Look the drafts up; see Proposer."""
+        self._proposals = [self._propose(request) for request in requests]
+
+    def collect(self) -> list[Proposal]:
+        """Return what `begin` found, perhaps with empty drafts."""
+        return self._proposals
+
+    @abstractmethod
+    def release(self, seq_id: int) -> None:
+        """Drop the state of a sequence; an unknown one is no error."""
+
+    @abstractmethod
+    def _propose(self, request: DraftRequest) -> Proposal:
+        """Return the draft for one sequence."""
+
+
+@dataclass(frozen=True)
+class ProposerMemory:
+    """Most memory of a proposer in the engine's process, KV aside.
+
+    fixed_bytes: independent of the load. bytes_per_sequence: for each running sequence.
+    bytes_per_token: for each token, prompt and output, of the running sequences.
+    """
+
+    fixed_bytes: int = 0
+    bytes_per_sequence: int = 0
+    bytes_per_token: int = 0
+
+    def __add__(self, other: ProposerMemory) -> ProposerMemory:
+        return ProposerMemory(
+            self.fixed_bytes + other.fixed_bytes,
+            self.bytes_per_sequence + other.bytes_per_sequence,
+            self.bytes_per_token + other.bytes_per_token,
+        )

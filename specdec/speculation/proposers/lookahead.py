@@ -1,49 +1,60 @@
 """Lookahead decoding (Fu et al. 2024, arXiv 2402.02057): n-grams from the target's own guesses.
 
-Jacobi iteration guesses many tokens at once, has the target say what follows each of them, and
-takes that for the next guesses. Few guesses come true where they stand, but what the target says
-after them is how it writes: its n-grams are pooled, and drafted wherever they fit (section 3).
+Jacobi iteration guesses several tokens at once, runs the target on them, and takes the target's
+next token after each as the next guess. Few guesses are right at their position, but the n-grams of
+guesses and answers are typical for the target: they are pooled, and drafted where their context
+matches (section 3).
 
-Here the guesses of one sequence, its *window*, run behind its drafts in the same row, each seeing
-all before it. The paper gives every trail of guesses a row of its own, under a mask, and verifies
-several n-grams at a time; this verifies one.
+Here the guesses of one sequence, its *window*, run behind its drafts in the same row, each
+attending to all before it. The paper gives every trail of guesses its own row under a mask and
+verifies several n-grams at a time; this implementation verifies one.
 """
 
 from __future__ import annotations
 
 import collections.abc
 
+from specdec.config.methods import LookaheadConfig
 from specdec.sequences.sequence import Lookahead, Sequence
-from specdec.speculation.proposers.base import DraftRequest, Proposal
-from specdec.speculation.proposers.ngram_pool import NgramPool
+from specdec.speculation.proposers.base import (
+    DraftRequest,
+    Proposal,
+    ProposerMemory,
+    SynchronousProposer,
+)
+from specdec.speculation.proposers.ngram_pool import NGRAM_BYTES, NgramPool
 
 Trail = tuple[int, ...]
-"""A guess, last, and the tokens it came of: each is what the target said after the one before."""
+"""A guess, last, and the tokens it derives from: each is the target's answer to the one before."""
 
 _STRIDE = 7919
-"""A prime; tokens this far apart in a text have nothing to do with each other."""
+"""A prime; tokens this far apart in a text are unrelated."""
 
 
-class LookaheadProposer:
-    """Drafts n-grams that the target wrote itself, in the text or in guesses ahead of it."""
+class LookaheadProposer(SynchronousProposer):
+    """Proposer of n-grams that the target generated, in the text or after guesses ahead of it.
+
+    Its proposals also have guesses to run behind the drafts.
+    """
 
     def __init__(self, ngram_size: int, pool_size: int) -> None:
-        """Keeps `pool_size` n-grams of 2 to `ngram_size` tokens for each sequence."""
+        """Keep `pool_size` n-grams of 2 to `ngram_size` tokens for each sequence."""
+        super().__init__()
         self._ngram_size = ngram_size
         self._pool_size = pool_size
         self._windows: dict[int, _Window] = {}
-        self._proposals: list[Proposal] = []
+
+    @classmethod
+    def from_config(cls, config: LookaheadConfig) -> LookaheadProposer:
+        """Return the proposer of a configuration."""
+        return cls(config.lookahead_ngram_size, config.lookahead_pool_size)
 
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
-        """Takes in what the last step has shown, and looks the drafts up at once."""
-        self._proposals = [self._propose(request) for request in requests if request.max_tokens]
-
-    def collect(self) -> list[Proposal]:
-        """Drafts, perhaps empty, and the guesses to run behind them."""
-        return self._proposals
+        """Pool the results of the last step, and look the drafts up where some are wanted."""
+        super().begin([request for request in requests if request.max_tokens])
 
     def release(self, seq_id: int) -> None:
-        """Drops a sequence's guesses and n-grams."""
+        """Drop a sequence's guesses and n-grams."""
         self._windows.pop(seq_id, None)
 
     def _propose(self, request: DraftRequest) -> Proposal:
@@ -64,41 +75,47 @@ class LookaheadProposer:
         )
 
 
+def memory(config: LookaheadConfig) -> ProposerMemory:
+    """Return the memory of the pools of n-grams."""
+    return ProposerMemory(bytes_per_sequence=config.lookahead_pool_size * NGRAM_BYTES)
+
+
 class _Window:
-    """The guesses of one sequence, and the n-grams of its text and of earlier guesses."""
+    """Guesses of one sequence, and the n-grams of its text and of earlier guesses."""
 
     def __init__(self, pool: NgramPool) -> None:
         self.pool = pool
         self._num_pooled = 0  # tokens of the text
-        self._asked: list[Trail] = []  # of the guesses that the last proposal had behind its drafts
-        self._coming: list[Trail] = []  # of what the target said of the tokens that are to come
+        self._guessed: list[Trail] = []  # behind the drafts of the last proposal
+        self._answered: list[Trail] = []  # the target's answers about tokens yet to come
 
     def follow(self, seq: Sequence) -> None:
-        """Pools the new text, then what the last step has shown beyond it."""
+        """Pool the new text, then the target's answers beyond it from the last step."""
         text, reach = seq.token_ids, self.pool.max_context
-        # Of a text that is longer than the pool, only the end could stay.
+        # Of a text that is longer than the pool, only the end would remain.
         for position in range(max(self._num_pooled, len(text) - self.pool.max_ngrams), len(text)):
             self.pool.add(text[max(0, position - reach) : position], text[position])
         self._num_pooled = len(text)
-        self._coming = []
+        self._answered = []
         if seq.lookahead is not None:
-            shown = self._shown(seq, seq.lookahead)
+            trails = self._pool_answers(seq, seq.lookahead)
             # The first of them is about the token behind the first guess.
-            self._coming = shown[seq.num_tokens - seq.lookahead.base_length - 1 :]
+            self._answered = trails[seq.num_tokens - seq.lookahead.base_length - 1 :]
 
     def guess(self, seq: Sequence, num_drafts: int, count: int) -> tuple[int, ...]:
-        """`count` guesses at the tokens that come `num_drafts` tokens later.
+        """Return `count` guesses at the tokens that follow `num_drafts` drafts.
 
-        Where nothing is known of one, it is some token of the text, as in the authors' code.
+        A position without an answer of the target gets some token of the text, as in the authors'
+        code.
         """
-        self._asked = self._coming[num_drafts : num_drafts + count]
-        first, end = seq.num_tokens + num_drafts + len(self._asked), seq.num_tokens + num_drafts
+        self._guessed = self._answered[num_drafts : num_drafts + count]
+        first, end = seq.num_tokens + num_drafts + len(self._guessed), seq.num_tokens + num_drafts
         for position in range(first, end + count):
-            self._asked.append((seq.token_ids[position * _STRIDE % seq.num_tokens],))
-        return tuple(trail[-1] for trail in self._asked)
+            self._guessed.append((seq.token_ids[position * _STRIDE % seq.num_tokens],))
+        return tuple(trail[-1] for trail in self._guessed)
 
-    def _shown(self, seq: Sequence, seen: Lookahead) -> list[Trail]:
-        """Pools what the target said after each guess, and returns the trails that end in it."""
+    def _pool_answers(self, seq: Sequence, seen: Lookahead) -> list[Trail]:
+        """Pool the target's answer after each guess, and return the trails that end in it."""
         trails = []
         for trail, token in zip(self._trails(seq, seen), seen.next_token_ids, strict=True):
             self.pool.add(trail, token)
@@ -106,10 +123,10 @@ class _Window:
         return trails
 
     def _trails(self, seq: Sequence, seen: Lookahead) -> list[Trail]:
-        """Of the guesses that were run; a draft came of the text and the drafts before it."""
+        """Return the trails of the guesses that were run; a draft derives from all before it."""
         reach = self.pool.max_context
         text = (*seq.token_ids[: seen.base_length][-reach:], *seen.draft_token_ids)
         num_known = len(text) - len(seen.draft_token_ids)
         ends = range(num_known + 1, len(text) + 1)
         drafted = [text[max(0, end - reach) : end] for end in ends]
-        return drafted + self._asked[: len(seen.lookahead_token_ids)]
+        return drafted + self._guessed[: len(seen.lookahead_token_ids)]

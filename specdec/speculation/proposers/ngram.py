@@ -1,28 +1,35 @@
-"""Prompt lookup (Saxena 2023): what followed the last few tokens when they last occurred."""
+"""Prompt lookup (Saxena 2023): drafts what followed the last tokens where they occurred before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec.speculation.proposers.base import DraftRequest, Proposal, ReadingBudget
+from specdec.config.methods import NgramConfig
+from specdec.speculation.proposers.base import (
+    DraftRequest,
+    IngestBudget,
+    Proposal,
+    ProposerMemory,
+    SynchronousProposer,
+)
 
 _MAX_NEW_ENTRIES = 16_384
-"""To add to indices in one step, over all sequences: a few milliseconds' work. A token makes one
-of each length that is looked up."""
+"""Most index entries to add in one step, over all sequences, which takes a few milliseconds. A
+token adds one entry for each n-gram length."""
 
 
 class NgramIndex:
-    """Where each n-gram of one growing text was last followed by something."""
+    """Index from each n-gram of a growing text to the position after its last occurrence."""
 
     def __init__(self, min_n: int, max_n: int) -> None:
         self._sizes = range(max_n, min_n - 1, -1)
         self._followers: dict[tuple[int, ...], int] = {}
         self._num_indexed = 0
 
-    def update(self, token_ids: Sequence[int], budget: ReadingBudget) -> bool:
-        """Indexes tokens that are new since the last call; each is visited once.
+    def update(self, token_ids: Sequence[int], budget: IngestBudget) -> bool:
+        """Index tokens that are new since the last call, each once, as far as the budget allows.
 
-        Returns whether none is left.
+        Return whether all are indexed.
         """
         end = self._num_indexed + budget.grant(len(token_ids) - self._num_indexed)
         for position in range(self._num_indexed, end):
@@ -33,7 +40,7 @@ class NgramIndex:
         return end == len(token_ids)
 
     def follower(self, token_ids: Sequence[int]) -> int | None:
-        """Position that followed the last occurrence of the longest n-gram that ends the text."""
+        """Return the position after the last occurrence of the text's longest final n-gram."""
         for size in self._sizes:
             found = self._followers.get(tuple(token_ids[-size:]))
             if found is not None:
@@ -41,45 +48,52 @@ class NgramIndex:
         return None
 
 
-class NgramProposer:
-    """Drafts by lookup in the sequence's own prompt and output."""
+class NgramProposer(SynchronousProposer):
+    """Proposer that looks n-grams up in the sequence's own prompt and output."""
 
     def __init__(self, min_n: int, max_n: int) -> None:
-        """Looks up n-grams of `max_n` tokens first, then shorter ones down to `min_n`."""
+        """Look up n-grams of `max_n` tokens first, then shorter ones down to `min_n`."""
+        super().__init__()
         self._min_n = min_n
         self._max_n = max_n
         self._indices: dict[int, NgramIndex] = {}
-        self._reading = ReadingBudget(0)
-        self._proposals: list[Proposal] = []
+        self._budget = IngestBudget(0)
+
+    @classmethod
+    def from_config(cls, config: NgramConfig) -> NgramProposer:
+        """Return the proposer of a configuration."""
+        return cls(config.prompt_lookup_min, config.prompt_lookup_max)
 
     def begin(self, requests: Sequence[DraftRequest]) -> None:
-        """Looks the drafts up at once."""
-        self._reading = ReadingBudget(_MAX_NEW_ENTRIES // (self._max_n - self._min_n + 1))
-        self._proposals = [self._propose(request) for request in requests]
-
-    def collect(self) -> list[Proposal]:
-        """What `begin` found; a sequence without a match, or not read yet, has an empty draft."""
-        return self._proposals
+        """Look the drafts up; text beyond the budget is indexed in later steps."""
+        self._budget = IngestBudget(_MAX_NEW_ENTRIES // (self._max_n - self._min_n + 1))
+        super().begin(requests)
 
     def release(self, seq_id: int) -> None:
-        """Drops the index of a sequence."""
+        """Drop the index of a sequence."""
         self._indices.pop(seq_id, None)
 
     def _propose(self, request: DraftRequest) -> Proposal:
         seq = request.seq
         index = self._indices.setdefault(seq.seq_id, NgramIndex(self._min_n, self._max_n))
-        is_whole = index.update(seq.token_ids, self._reading)
+        is_whole = index.update(seq.token_ids, self._budget)
         follower = index.follower(seq.token_ids) if is_whole else None
         drafts = () if follower is None else copy_from(seq.token_ids, follower, request.max_tokens)
         return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], drafts)
 
 
+def memory(config: NgramConfig) -> ProposerMemory:
+    """Return the memory of the indices."""
+    lengths = config.prompt_lookup_min, config.prompt_lookup_max
+    return ProposerMemory(bytes_per_token=index_bytes_per_token(*lengths))
+
+
 def index_bytes_per_token(min_n: int, max_n: int) -> int:
-    """The most that an index takes; of each length 100 to 124 and 8 a token were measured."""
+    """Return the most memory of an index; for each length 100 to 124 + 8n bytes were measured."""
     return sum(128 + 8 * size for size in range(min_n, max_n + 1))
 
 
 def copy_from(token_ids: Sequence[int], start: int, count: int) -> tuple[int, ...]:
-    """`count` tokens from `start` on; past the end the copy goes on with itself, as in LZ77."""
+    """Return `count` tokens from `start` on; past the end the copy repeats, as in LZ77."""
     period = len(token_ids) - start
     return tuple(token_ids[start + offset % period] for offset in range(count))

@@ -1,4 +1,4 @@
-"""A bounded pool of n-grams: which token came last after each few tokens."""
+"""Bounded pool of n-grams: for each short context, the token that followed it last."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 NGRAM_BYTES = 200
-"""What an n-gram takes; 172 to 194 were measured, for 2 to 16 tokens."""
+"""Memory of an n-gram; 172 to 194 bytes were measured for 2 to 16 tokens."""
 
 
 class NgramPool:
-    """N-grams of 2 to `ngram_size` tokens, the last of which is drafted after the others.
+    """N-grams of 2 to `ngram_size` tokens; the last token of each is drafted after the others.
 
-    Of n-grams that differ in their last token alone, the latest is kept.
+    Of n-grams that differ only in their last token, the latest is kept.
     """
 
     def __init__(self, ngram_size: int, max_ngrams: int) -> None:
-        """Keeps the latest `max_ngrams`, counting each length."""
+        """Keep the latest `max_ngrams` n-grams of all lengths together."""
         self.max_context = ngram_size - 1
         self.max_ngrams = max_ngrams
         self._followers: OrderedDict[tuple[int, ...], int] = OrderedDict()
@@ -25,7 +25,7 @@ class NgramPool:
         return len(self._followers)
 
     def add(self, context: Sequence[int], token: int) -> None:
-        """Takes in the n-grams that end in `token` and begin within `context`, before it."""
+        """Add the n-grams that end in `token` and begin within `context`, the tokens before it."""
         for size in range(1, min(self.max_context, len(context)) + 1):
             key = tuple(context[-size:])
             self._followers[key] = token
@@ -34,7 +34,7 @@ class NgramPool:
             self._followers.popitem(last=False)
 
     def draft(self, text: Sequence[int], max_tokens: int) -> tuple[int, ...]:
-        """Continues `text`, token by token, by the longest n-gram that fits while there is one."""
+        """Continue `text` token by token, by the longest matching n-gram, while one matches."""
         tokens = list(text[-self.max_context :])
         num_before = len(tokens)
         while len(tokens) < num_before + max_tokens:

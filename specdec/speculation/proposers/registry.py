@@ -1,47 +1,78 @@
-"""From a configuration to the proposer that it asks for."""
+"""Registry of drafting methods: from a configuration to its proposer and the proposer's memory.
+
+To add a method, write a configuration class (`specdec.config.methods`) and a module with a proposer
+and its memory, and add an entry to `_ENTRIES`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from operator import add
+from typing import Any
+
+from specdec.config.methods import (
+    DraftModelConfig,
+    DraftPlace,
+    LookaheadConfig,
+    MethodConfig,
+    NgramConfig,
+    SuffixConfig,
+)
 from specdec.config.speculative import SpeculativeConfig
-from specdec.speculation.proposers.base import Proposer
-from specdec.speculation.proposers.cascade import CombinedProposer, Lookup
-from specdec.speculation.proposers.lookahead import LookaheadProposer
-from specdec.speculation.proposers.ngram import NgramProposer
-from specdec.speculation.proposers.suffix import SuffixLimits, SuffixProposer
-from specdec.types.sampling_params import LookupMethod
+from specdec.speculation.proposers import draft_model, lookahead, ngram, suffix
+from specdec.speculation.proposers.base import Proposer, ProposerMemory
+from specdec.speculation.proposers.cascade import CascadeProposer, Stage
+
+
+@dataclass(frozen=True)
+class _Entry:
+    """One drafting method. Both functions take an instance of `config_class`.
+
+    make: returns a proposer; None for a method that drafts on a worker, whose owner makes the
+        proposer.
+    memory: returns the memory of that proposer.
+    """
+
+    config_class: type[MethodConfig]
+    make: Callable[[Any], Proposer] | None
+    memory: Callable[[Any], ProposerMemory]
+
+
+_ENTRIES = {
+    entry.config_class.name: entry
+    for entry in (
+        _Entry(NgramConfig, ngram.NgramProposer.from_config, ngram.memory),
+        _Entry(SuffixConfig, suffix.SuffixProposer, suffix.memory),
+        _Entry(LookaheadConfig, lookahead.LookaheadProposer.from_config, lookahead.memory),
+        _Entry(DraftModelConfig, None, draft_model.memory),
+    )
+}
 
 
 def make_proposer(
     config: SpeculativeConfig | None, draft_model: Proposer | None = None
 ) -> Proposer | None:
-    """What drafts as configured, or None if nothing does.
+    """Return the proposer of a configuration; None if nothing drafts.
 
-    A draft model needs a worker, so whoever has one makes its proposer.
+    draft_model: the proposer of the method that drafts on a worker, where one is configured.
     """
     if config is None:
         return None
-    if config.method == "lookahead":
-        return LookaheadProposer(config.lookahead_ngram_size, config.lookahead_pool_size)
-    if config.method != "draft_model":
-        return _make_lookup(config, config.method).proposer
-    assert draft_model is not None, "no proposer was given for draft_model"
-    if config.first is None and config.fallback is None:
-        return draft_model
-    first, fallback = (
-        None if method is None else _make_lookup(config, method)
-        for method in (config.first, config.fallback)
-    )
-    return CombinedProposer(draft_model, first, fallback)
+    stages = [_make_stage(each, draft_model) for each in config.drafters]
+    return stages[0].proposer if len(stages) == 1 else CascadeProposer(stages)
 
 
-def _make_lookup(config: SpeculativeConfig, method: LookupMethod) -> Lookup:
-    if method == "ngram":
-        ngram = NgramProposer(config.prompt_lookup_min, config.prompt_lookup_max)
-        return Lookup(method, ngram)
-    limits = SuffixLimits(
-        max_tree_depth=config.suffix_decoding_max_tree_depth,
-        max_cached_requests=config.suffix_decoding_max_cached_requests,
-        max_spec_factor=config.suffix_decoding_max_spec_factor,
-        min_token_prob=config.suffix_decoding_min_token_prob,
-    )
-    return Lookup(method, SuffixProposer(limits))
+def _make_stage(config: MethodConfig, of_worker: Proposer | None) -> Stage:
+    make = _ENTRIES[config.name].make
+    proposer = of_worker if make is None else make(config)
+    assert proposer is not None, f"method {config.name} needs the proposer of its worker"
+    return Stage(config.name, proposer, waits=config.place is not DraftPlace.ENGINE)
+
+
+def proposer_memory(config: SpeculativeConfig | None) -> ProposerMemory:
+    """Return the memory of all proposers that `config` loads."""
+    drafters = () if config is None else config.drafters
+    memories = (_ENTRIES[each.name].memory(each) for each in drafters)
+    return reduce(add, memories, ProposerMemory())

@@ -1,8 +1,8 @@
-"""Suffix decoding (Oliaro et al. 2024, SuffixDecoding, arXiv 2411.04975): what mostly followed.
+"""Suffix decoding (Oliaro et al. 2024, SuffixDecoding, arXiv 2411.04975).
 
 The end of a sequence is looked up in two suffix trees: of its own prompt and output, and of earlier
-outputs of the same cache_salt. The longer the match, the more tokens are drafted; a draft follows
-the most frequent token, as long as that is frequent enough.
+outputs with the same cache_salt. The longer the match, the more tokens are drafted; each draft
+token is the most frequent continuation, as long as that is frequent enough.
 """
 
 from __future__ import annotations
@@ -12,118 +12,114 @@ from bisect import bisect_left
 from dataclasses import dataclass
 from functools import lru_cache
 
+from specdec.config.methods import SuffixConfig
 from specdec.sequences.sequence import Sequence, SequenceStatus
-from specdec.speculation.proposers.base import DraftRequest, Proposal, ReadingBudget
-from specdec.speculation.proposers.output_cache import OutputCache
+from specdec.speculation.proposers.base import (
+    DraftRequest,
+    IngestBudget,
+    Proposal,
+    ProposerMemory,
+    SynchronousProposer,
+)
+from specdec.speculation.proposers.output_cache import MAX_CACHE_BYTES, OutputCache
 from specdec.speculation.proposers.suffix_tree import (
+    BYTES_PER_TOKEN,
     NO_CONTINUATION,
     Continuation,
-    GrowingText,
+    OnlineSuffixTree,
     SuffixTree,
     Tokens,
 )
 
 _MAX_NEW_TOKENS = 1024
-"""To take in in one step, of all sequences together, and as many of outputs that have ended. Each
-costs some 10 µs, and a prompt of 30,000 at once would hold up everybody for a third of a second."""
-
-
-@dataclass(frozen=True)
-class SuffixLimits:
-    """How far to look back and ahead; the names are vLLM's.
-
-    max_tree_depth: most tokens of a match and its draft together.
-    max_cached_requests: how many earlier outputs are kept; the oldest goes first, 0 keeps none.
-    max_spec_factor: most tokens drafted for each token of the match.
-    min_token_prob: least probability of a draft, by the counts, at which it goes on.
-    """
-
-    max_tree_depth: int
-    max_cached_requests: int
-    max_spec_factor: float
-    min_token_prob: float
+"""Most tokens to ingest in one step, of all running sequences together, and as many of finished
+outputs. Each costs some 10 µs; a prompt of 30,000 at once would delay all requests by a third of a
+second."""
 
 
 @dataclass
-class _Known:
-    """A sequence that was asked about, and its text once something was to be drafted."""
+class _State:
+    """A sequence, and its suffix tree since the first request for a draft."""
 
     seq: Sequence
-    text: GrowingText | None = None
+    tree: OnlineSuffixTree | None = None
 
 
-class SuffixProposer:
-    """Drafts what mostly followed the sequence's last tokens, in itself or in earlier outputs."""
+class SuffixProposer(SynchronousProposer):
+    """Proposer of the most frequent continuations, from the sequence itself and earlier outputs."""
 
-    def __init__(self, limits: SuffixLimits) -> None:
-        self._limits = limits
-        self._known: dict[int, _Known] = {}
-        self._proposals: list[Proposal] = []
-        self._reading = ReadingBudget(0)
-        self.cache = OutputCache(limits.max_tree_depth, limits.max_cached_requests)
+    def __init__(self, config: SuffixConfig) -> None:
+        super().__init__()
+        self._max_depth = config.suffix_decoding_max_tree_depth
+        self._max_factor = config.suffix_decoding_max_spec_factor
+        self._min_prob = config.suffix_decoding_min_token_prob
+        self._states: dict[int, _State] = {}
+        self._budget = IngestBudget(0)
+        self.cache = OutputCache(self._max_depth, config.suffix_decoding_max_cached_requests)
 
     def begin(self, requests: collections.abc.Sequence[DraftRequest]) -> None:
-        """Looks the drafts up at once."""
-        self.cache.tend(_MAX_NEW_TOKENS)
-        self._reading = ReadingBudget(_MAX_NEW_TOKENS)
-        self._proposals = [self._propose(request) for request in requests]
-
-    def collect(self) -> list[Proposal]:
-        """What `begin` found; a sequence without a match, or not read yet, has an empty draft."""
-        return self._proposals
+        """Look the drafts up; text beyond the budget is ingested in later steps."""
+        self.cache.maintain(_MAX_NEW_TOKENS)
+        self._budget = IngestBudget(_MAX_NEW_TOKENS)
+        super().begin(requests)
 
     def release(self, seq_id: int) -> None:
-        """Drops a sequence's tree; keeps the output of one that has ended."""
-        known = self._known.pop(seq_id, None)
-        if known is not None and known.seq.status is SequenceStatus.FINISHED:
-            seq = known.seq
+        """Drop a sequence's tree, and cache its output if it is finished."""
+        state = self._states.pop(seq_id, None)
+        if state is not None and state.seq.status is SequenceStatus.FINISHED:
+            seq = state.seq
             self.cache.add(seq.request.cache_salt, seq.token_ids[seq.num_prompt_tokens :])
 
     def _propose(self, request: DraftRequest) -> Proposal:
         seq = request.seq
-        known = self._known.setdefault(seq.seq_id, _Known(seq))
-        draft = self._draft(known, request.max_tokens) if request.max_tokens else NO_CONTINUATION
+        state = self._states.setdefault(seq.seq_id, _State(seq))
+        draft = self._draft(state, request.max_tokens) if request.max_tokens else NO_CONTINUATION
         return Proposal(seq.seq_id, seq.num_tokens, seq.token_ids[-1], tuple(draft.token_ids))
 
-    def _draft(self, known: _Known, max_tokens: int) -> Continuation:
-        text = known.text = known.text or GrowingText(self._limits.max_tree_depth)
-        if not self._read(known.seq, text):
+    def _draft(self, state: _State, max_tokens: int) -> Continuation:
+        own = state.tree = state.tree or OnlineSuffixTree(self._max_depth)
+        if not self._ingest(state.seq, own):
             return NO_CONTINUATION
-        context = text.token_ids[-self._limits.max_tree_depth :]
-        own = self._best(text.tree, context, text.num_matched, max_tokens)
-        tree = self.cache.tree(known.seq.request.cache_salt)
-        if tree is None:
-            return own
-        others = self._best(tree, context, _num_matched(tree, context), max_tokens)
-        return max(own, others, key=lambda draft: draft.score)
+        context = own.token_ids[-self._max_depth :]
+        draft = self._best(own.tree, context, own.num_matched, max_tokens)
+        cached = self.cache.tree(state.seq.request.cache_salt)
+        if cached is None:
+            return draft
+        other = self._best(cached, context, _num_matched(cached, context), max_tokens)
+        return max(draft, other, key=lambda each: each.score)
 
-    def _read(self, seq: Sequence, text: GrowingText) -> bool:
-        """Takes in what is new of a sequence, as far as may be; whether that is all of it."""
-        start = len(text.token_ids)
-        end = start + self._reading.grant(seq.num_tokens - start)
+    def _ingest(self, seq: Sequence, tree: OnlineSuffixTree) -> bool:
+        """Append a sequence's new tokens, within the budget; return whether the tree has all."""
+        start = len(tree.token_ids)
+        end = start + self._budget.grant(seq.num_tokens - start)
         for token in seq.token_ids[start:end]:
-            text.append(token)
+            tree.append(token)
         return end == seq.num_tokens
 
     def _best(
         self, tree: SuffixTree, context: Tokens, num_matched: int, max_tokens: int
     ) -> Continuation:
-        """The draft with the highest score, of matches of up to `num_matched` tokens."""
-        best, limits = NO_CONTINUATION, self._limits
-        depth, factor = limits.max_tree_depth, limits.max_spec_factor
-        for length, count in _lengths(depth, factor, max_tokens, num_matched):
+        """Return the draft with the highest score, of matches of up to `num_matched` tokens."""
+        best = NO_CONTINUATION
+        for length, count in _lengths(self._max_depth, self._max_factor, max_tokens, num_matched):
             if count <= best.score:
-                break  # no token counts more than 1
+                break  # no token scores more than 1
             place = tree.find(context[-length:])
-            assert place is not None, "a match that is none"
-            draft = tree.continuation(place, count, limits.min_token_prob)
+            assert place is not None, "the tree has no such match"
+            draft = tree.continuation(place, count, self._min_prob)
             if draft.score > best.score:
                 best = draft
         return best
 
 
+def memory(config: SuffixConfig) -> ProposerMemory:
+    """Return the memory of the cache of outputs and of the sequences' trees."""
+    fixed_bytes = MAX_CACHE_BYTES if config.suffix_decoding_max_cached_requests else 0
+    return ProposerMemory(fixed_bytes=fixed_bytes, bytes_per_token=BYTES_PER_TOKEN)
+
+
 def _num_matched(tree: SuffixTree, context: Tokens) -> int:
-    """How many of the last tokens the tree has; with them it has every shorter end."""
+    """Return the length of the longest suffix of `context` in the tree; it has all shorter ones."""
     lengths = range(1, min(len(context), tree.max_depth - 1) + 1)
     return bisect_left(lengths, True, key=lambda length: tree.find(context[-length:]) is None)
 
@@ -132,12 +128,12 @@ def _num_matched(tree: SuffixTree, context: Tokens) -> int:
 def _lengths(
     max_depth: int, max_factor: float, max_tokens: int, num_matched: int
 ) -> tuple[tuple[int, int], ...]:
-    """Each number of tokens that may be drafted, the most first, with the longest match for it.
+    """Return (match length, number of draft tokens), the most draft tokens first.
 
-    Shorter matches for as many tokens were never better (docs/benchmarks/README.md), and to
-    try them too took most of the time.
+    For each number only the longest match is tried: shorter ones were never better
+    (docs/benchmarks/README.md), and trying them too took most of the time.
     """
-    tolerance = 1e-6  # of a factor such as 0.1 that is a little less as a float
+    tolerance = 1e-6  # a factor such as 0.1 may be slightly less as a float
     longest = {
         min(max_tokens, int(length * max_factor + tolerance), max_depth - length): length
         for length in range(1, min(num_matched, max_depth - 1) + 1)

@@ -1,12 +1,12 @@
-"""A suffix tree of bounded depth: how often each short piece of some texts occurs, what follows it.
+"""Suffix tree of bounded depth: counts each short piece of some texts, and its continuations.
 
-Each position of a text begins a suffix, cut to `max_depth` tokens; a path from the root that spells
-a piece has the number of suffixes that begin with it. Paths without branches are one node, whose
-label is a slice of a text, so there are at most two nodes for each position (Weiner 1973; with
-counts: Oliaro et al. 2024, SuffixDecoding, section 4).
+Each position of a text begins a suffix, cut to `max_depth` tokens. A path from the root spells a
+piece, and its count is the number of suffixes that begin with the piece. Paths without branches are
+one node, whose label is a slice of a text, so there are at most two nodes for each position (Weiner
+1973; with counts: Oliaro et al. 2024, SuffixDecoding, section 4).
 
 Nodes are rows of flat arrays: a million objects would take several times the memory, and the
-garbage collector would hold up the service to look at each of them.
+garbage collector would stall the service to traverse them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
 BYTES_PER_TOKEN = 300
-"""Of a text with its tree; 200 to 280 were measured."""
+"""Memory of a token with its share of the tree; 200 to 280 bytes were measured."""
 
 
-class GrowingText:
-    """A text and its suffix tree, which is kept up as tokens are appended.
+class OnlineSuffixTree:
+    """Text and its suffix tree, which is extended with every appended token.
 
-    A suffix enters the tree once it differs from every earlier one, or has the tree's full depth;
-    until then it is an earlier piece that comes again, and `num_matched` is the length of the
-    longest such one: how many of the last tokens have occurred before (as in Ukkonen 1995). Each
-    token costs O(max_depth), and mostly far less.
+    A suffix enters the tree once it differs from every earlier one, or has the tree's full depth.
+    Until then it repeats an earlier piece; `num_matched` is the length of the longest such suffix,
+    the active point of Ukkonen 1995. Each token costs O(max_depth), and mostly far less.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -36,11 +35,11 @@ class GrowingText:
 
     @property
     def num_matched(self) -> int:
-        """How many of the last tokens, less than max_depth, have occurred in the same order."""
+        """Number of the last tokens, below max_depth, that have occurred before in this order."""
         return len(self.token_ids) - self._num_added
 
     def append(self, token: int) -> None:
-        """Adds the text's next token."""
+        """Append the text's next token."""
         text, tree = self.token_ids, self.tree
         text.append(token)
         while self._num_added < len(text) and (
@@ -59,17 +58,17 @@ _NOTHING: Tokens = array("i")
 
 
 class Place(NamedTuple):
-    """Where a path ends: behind the first `offset` tokens of a node's label."""
+    """End of a path: behind the first `offset` tokens of a node's label."""
 
     node: int
     offset: int
 
 
 class Continuation(NamedTuple):
-    """What most often follows a place, token by token.
+    """Most frequent continuation of a place, token by token.
 
-    score: the sum over its tokens of the share of texts that came so far, by the counts; so many of
-        them are expected to be right.
+    score: the sum over its tokens of the share of suffixes that continue to there, which is the
+        expected number of correct tokens.
     """
 
     token_ids: Tokens
@@ -80,9 +79,9 @@ NO_CONTINUATION = Continuation(_NOTHING, 0.0)
 
 
 class SuffixTree:
-    """Counts the suffixes that were added and not removed, each of `max_depth` tokens at most.
+    """Counts of the suffixes that were added and not removed, each cut to `max_depth` tokens.
 
-    A text handed to `add` may grow afterwards, but never change.
+    A text that was passed to `add` may grow afterwards, but never change.
     """
 
     def __init__(self, max_depth: int) -> None:
@@ -101,7 +100,7 @@ class SuffixTree:
         return len(self._counts) - len(self._unused) - 1
 
     def add(self, text: Tokens, start: int) -> None:
-        """Counts the suffix that begins at `start`; one that is cut short may go on as text grows.
+        """Count the suffix that begins at `start`; it grows with the text up to the full depth.
 
         As long as the text may grow, that suffix must differ from all others before the text ends,
         or have its full depth.
@@ -117,14 +116,14 @@ class SuffixTree:
             common = self._num_common(child, text, at, stop)
             if common < self._label_length(child):
                 child = self._split(node, child, common)
-            # The label moves to the newest text, so that none keeps an old one in memory.
+            # The label refers to the newest text, so that old ones can be freed.
             self._texts[child], self._starts[child], self._ends[child] = text, at, at + common
             self._counts[child] += 1
             self._prefer(node, child)
             node, at = child, at + common
 
     def remove(self, text: Tokens, start: int) -> None:
-        """Takes back what `add` did, once the text does not grow any more."""
+        """Undo `add`, once the text no longer grows."""
         path = list(self._path(text, start))
         for parent, node in pairwise([_ROOT, *path]):
             self._counts[node] -= 1
@@ -140,7 +139,7 @@ class SuffixTree:
             self._merge_only_child(path[num_left - 1])
 
     def find(self, tokens: Tokens) -> Place | None:
-        """Where the path that spells `tokens` ends, if there is one."""
+        """Return the end of the path that spells `tokens`, if there is one."""
         node, at, length = _ROOT, 0, 0
         while at < len(tokens):
             child = self._child(node, tokens[at])
@@ -156,7 +155,7 @@ class SuffixTree:
         return Place(node, length)
 
     def continuation(self, place: Place, max_tokens: int, min_prob: float) -> Continuation:
-        """Follows the most frequent tokens while their path has at least `min_prob`."""
+        """Follow the most frequent tokens while their path has at least `min_prob`."""
         node, offset = place
         token_ids, score, prob = array("i"), 0.0, 1.0
         while True:
@@ -174,7 +173,7 @@ class SuffixTree:
             node, offset = child, 0
 
     def pieces(self) -> Iterator[tuple[tuple[int, ...], int]]:
-        """Every path that ends with a node, and its count: all that the tree knows."""
+        """Yield every path that ends with a node, and its count: the whole content of the tree."""
         paths: list[tuple[int, tuple[int, ...]]] = [(_ROOT, ())]
         while paths:
             node, prefix = paths.pop()
@@ -185,7 +184,7 @@ class SuffixTree:
                 yield prefix + tuple(label), self._counts[child]
 
     def check_integrity(self) -> None:
-        """Asserts that counts add up, and that no node is lost, empty or superfluous."""
+        """Assert that counts add up, and that no node is lost, empty or redundant."""
         num_seen, nodes = 0, [_ROOT]
         while nodes:
             node = nodes.pop()
@@ -194,8 +193,8 @@ class SuffixTree:
             assert sum(counts) <= self._counts[node], "more suffixes below than above"
             assert all(count > 0 for count in counts), "a node without a suffix"
             is_only = counts == [self._counts[node]]
-            assert node == _ROOT or not is_only, "a node that is one with its child"
-            assert self._best[node] in (_UNKNOWN, *children.values()), "a stranger as best child"
+            assert node == _ROOT or not is_only, "a node that should be merged with its child"
+            assert self._best[node] in (_UNKNOWN, *children.values()), "best child is not a child"
             if self._best[node] != _UNKNOWN:
                 assert self._counts[self._best[node]] == max(counts), "not the best child"
             num_seen += len(children)
@@ -215,7 +214,7 @@ class SuffixTree:
         return self._best[node]
 
     def _prefer(self, node: int, child: int) -> None:
-        """Takes note that a child has become more frequent."""
+        """Update the best child after a child has become more frequent."""
         best = self._best[node]
         if best != _UNKNOWN and self._counts[child] >= self._counts[best]:
             self._best[node] = child
@@ -224,7 +223,7 @@ class SuffixTree:
         return min(self._ends[node], len(self._texts[node])) - self._starts[node]
 
     def _num_common(self, node: int, text: Tokens, at: int, stop: int) -> int:
-        """How many tokens of a node's label are those of the text from `at` to `stop`."""
+        """Return the length of the common prefix of a node's label and text[at:stop]."""
         start = self._starts[node]
         mine = text[at:stop]
         label = self._texts[node][start : min(self._ends[node], start + len(mine))]
@@ -234,7 +233,7 @@ class SuffixTree:
         return next(index for index, (left, right) in pairs if left != right)
 
     def _path(self, text: Tokens, start: int) -> Iterator[int]:
-        """The nodes of a suffix that was added."""
+        """Yield the nodes of a suffix that was added."""
         node, at, stop = _ROOT, start, min(start + self.max_depth, len(text))
         while at < stop:
             child = self._child(node, text[at])
@@ -251,7 +250,7 @@ class SuffixTree:
         return node
 
     def _grow(self) -> None:
-        """Makes room for half as many nodes again."""
+        """Extend the arrays by half of their size."""
         size = len(self._counts)
         count = size // 2 + 8
         for column in (self._counts, self._starts, self._ends):
@@ -282,7 +281,7 @@ class SuffixTree:
             self._children[node] = None
 
     def _split(self, parent: int, node: int, length: int) -> int:
-        """Gives the first tokens of a node's label a node of their own, and returns that."""
+        """Split the first tokens of a node's label off into a new parent node, and return that."""
         text, start = self._texts[node], self._starts[node]
         upper = self._new_node(text, start, start + length, self._counts[node])
         siblings = self._children[parent]
@@ -295,7 +294,7 @@ class SuffixTree:
         return upper
 
     def _merge_only_child(self, node: int) -> None:
-        """Makes a node one with its child where all its suffixes go on there."""
+        """Merge a node with its only child where all its suffixes continue there."""
         children = self._children[node] or {}
         if len(children) != 1:
             return

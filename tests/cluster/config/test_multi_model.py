@@ -62,8 +62,8 @@ models:
     big, small = read(text, speculative_config={"method": "ngram"})
     assert (big.dtype, small.dtype) == ("float16", "float32")
     assert big.http_port == small.http_port == 8800
-    assert big.speculative_config == SpeculativeConfig("ngram", num_speculative_tokens=5)
-    assert small.speculative_config == SpeculativeConfig("ngram")
+    assert big.speculative_config == SpeculativeConfig.of("ngram", num_speculative_tokens=5)
+    assert small.speculative_config == SpeculativeConfig.of("ngram")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ models:
         ("ingress: serve\nmodels: [{model: a}, {model: x/V1}]", "/v1 is a path of its API"),
         ("models: [{model: a, http_port: 1}]", "left out of models"),
         ("models: [{model: a, port: 1}]", "port is 1; it must be left out of models"),
-        ("models: [{model: a, max-logprobs: 1}]", "max-logprobs"),
+        ("models: [{model: a, max-logprobs: 1}]", "max_logprobs"),
         ("models: [{model: a, ray_address: auto}]", "left out of models"),
         ("models: [{modle: a}]", "did you mean model"),
     ],

@@ -9,7 +9,7 @@ from cluster.config.serve_config import ServeConfig, settings
 from specdec.config.engine import DTYPE_BYTES, EngineConfig
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
-from specdec.config.speculative_keys import read_speculation
+from specdec.config.speculative_keys import read_value
 from specdec.types.errors import InvalidValueError
 
 
@@ -23,12 +23,12 @@ def tls_files(tmp_path):
 def test_defaults():
     config = ServeConfig()
     assert config.model == config.served_model_name == "smollm2-135m-instruct"
-    assert config.speculative_config == SpeculativeConfig("draft_model", 3, quantization="int8")
+    assert config.speculative_config == SpeculativeConfig.of("draft_model", 3, quantization="int8")
     assert config.warnings == ()
 
 
 def test_auto_drafts_by_lookup_for_a_model_without_a_draft(monkeypatch):
-    ngram = SpeculativeConfig("ngram", 3)
+    ngram = SpeculativeConfig.of("ngram", 3)
     assert ServeConfig(model="/models/tiny").speculative_config == ngram
     assert ServeConfig.from_mapping({"speculative_config": "auto", "model": "tiny"}) == (
         ServeConfig(model="tiny")
@@ -157,28 +157,21 @@ def test_speculation_is_checked_too(value, field):
     assert caught.value.field == field
 
 
-@dataclasses.dataclass(frozen=True)
-class OtherSpeculation:
-    """Fields of kinds that SpeculativeConfig may come to have."""
-
-    names: tuple[typing.Literal["a", "b"], ...] = ()
-    threshold: float | typing.Literal["auto"] = "auto"
-    share: float = 0.5
-
-
-def test_fields_of_speculation_are_read_by_their_kind(monkeypatch):
-    monkeypatch.setattr("specdec.config.speculative.SpeculativeConfig", OtherSpeculation)
-    given = {"names": ["a", "b"], "threshold": 0.5, "share": 1}
-    assert read_speculation(given) == OtherSpeculation(("a", "b"), 0.5, 1)
-    assert read_speculation({"names": ("a",), "threshold": "auto"}).names == ("a",)
-    for wrong, message in (
-        ({"names": "a"}, "names is 'a'; it must be a list"),
-        ({"names": ["a", 3]}, r"names\[1\] is 3; it must be a text"),
-        ({"threshold": True}, "threshold is True; it must be a number or a text"),
-        ({"share": "1"}, "share is '1'; it must be a number"),
+def test_values_of_speculation_are_read_by_their_type():
+    names, threshold = tuple[typing.Literal["a", "b"], ...], float | typing.Literal["auto"]
+    assert read_value("names", ["a", "b"], names) == ("a", "b")
+    assert read_value("names", ("a",), names) == ("a",)
+    assert read_value("threshold", 0.5, threshold) == 0.5
+    assert read_value("threshold", "auto", threshold) == "auto"
+    assert read_value("share", 1, float) == 1
+    for name, wrong, expected, message in (
+        ("names", "a", names, "names is 'a'; it must be a list"),
+        ("names", ["a", 3], names, r"names\[1\] is 3; it must be a text"),
+        ("threshold", True, threshold, "threshold is True; it must be a number or a text"),
+        ("share", "1", float, "share is '1'; it must be a number"),
     ):
-        with pytest.raises(InvalidValueError, match=rf"^speculative_config\.{message}$"):
-            read_speculation(wrong)
+        with pytest.raises(InvalidValueError, match=rf"^{message}$"):
+            read_value(name, wrong, expected)
 
 
 @pytest.mark.parametrize("none", [None, "none"])
@@ -190,7 +183,7 @@ def test_speculation_may_be_json():
     mapping = {"method": "ngram", "num_speculative_tokens": 5}
     config = ServeConfig.from_mapping({"speculative_config": json.dumps(mapping)})
     assert config == ServeConfig.from_mapping({"speculative_config": mapping})
-    assert config.speculative_config == SpeculativeConfig(num_speculative_tokens=5)
+    assert config.speculative_config == SpeculativeConfig.of(num_speculative_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +259,7 @@ def test_round_trip(tls_files):
         model="/models/tiny",
         max_model_len=512,
         kv_cache_memory_gib=0.5,
-        speculative_config=SpeculativeConfig(num_speculative_tokens=7, speculation_threshold=6),
+        speculative_config=SpeculativeConfig.of(num_speculative_tokens=7, speculation_threshold=6),
         state_dir=Path("/var/lib/specdec"),
         **tls_files,
     )
@@ -313,15 +306,15 @@ def test_native_kernels_are_for_cpus():
 
 @pytest.mark.parametrize("method", QUANTIZATION_METHODS)
 def test_quantization_is_for_cpus(method):
-    speculation = SpeculativeConfig("draft_model", quantization=method)
+    speculation = SpeculativeConfig.of("draft_model", quantization=method)
     for changes in ({"quantization": method}, {"speculative_config": speculation}):
         with pytest.raises(InvalidValueError, match="it must be left out where device is cuda"):
             ServeConfig(model="tiny", device="cuda", **changes)
-    assert ServeConfig(device="cuda").speculative_config == SpeculativeConfig("ngram")
+    assert ServeConfig(device="cuda").speculative_config == SpeculativeConfig.of("ngram")
 
 
 def test_rows_of_8_bits_are_for_native_kernels():
-    speculation = SpeculativeConfig("draft_model", quantization="w8a8")
+    speculation = SpeculativeConfig.of("draft_model", quantization="w8a8")
     for changes in ({"quantization": "w8a8"}, {"speculative_config": speculation}):
         with pytest.raises(InvalidValueError, match="left out or int8 where kernels is torch"):
             ServeConfig(model="tiny", kernels="torch", **changes)

@@ -198,7 +198,6 @@ async def test_replicas_that_fall_silent_or_fail_count_as_lost(plane, clock):
         ({"reset": True, "reason": "x" * 257}, "reason"),
         ({"reset": True, "reason": "two\nlines"}, "reason"),
         ({"reset": True, "updated_by": "x" * 129}, "updated_by"),
-        ({"method": "luck"}, "method"),
         ({"allow_request_override": 1}, "allow_request_override"),
         ({"allowed_verifiers": ()}, "allowed_verifiers"),
         ({"allowed_verifiers": ("coupled", "luck")}, "allowed_verifiers[1]"),

@@ -93,7 +93,7 @@ def models_of(directory, speculation, **settings):
 
 @pytest.fixture
 def models(tiny_model_dir, started):
-    speculation = SpeculativeConfig("draft_model", 3, quantization="int8")
+    speculation = SpeculativeConfig.of("draft_model", 3, quantization="int8")
     return models_of(tiny_model_dir, speculation, quantization="int8", transport="tcp")
 
 
@@ -154,7 +154,7 @@ async def test_a_target_that_died_between_steps_is_reported_to_the_loop(models, 
 async def test_without_its_draft_model_a_replica_drafts_by_lookup_or_not_at_all(
     tiny_model_dir, started, monkeypatch, fallback
 ):
-    speculation = SpeculativeConfig("draft_model", 3, quantization="int8", fallback=fallback)
+    speculation = SpeculativeConfig.of("draft_model", 3, quantization="int8", fallback=fallback)
     models = models_of(tiny_model_dir, speculation)
     models.load(PLACEMENT)
     assert (models.is_draft_up, models.can_draft) == (True, True)
@@ -167,7 +167,7 @@ async def test_without_its_draft_model_a_replica_drafts_by_lookup_or_not_at_all(
 
 
 @pytest.mark.parametrize(
-    ("speculation", "drafts"), [(None, False), (SpeculativeConfig("ngram"), True)]
+    ("speculation", "drafts"), [(None, False), (SpeculativeConfig.of("ngram"), True)]
 )
 def test_a_replica_without_a_draft_model(tiny_model_dir, started, speculation, drafts):
     models = models_of(tiny_model_dir, speculation)

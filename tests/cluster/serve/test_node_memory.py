@@ -50,7 +50,7 @@ def placed(monkeypatch):
 
 
 def config_of(device="cpu", **settings):
-    speculation = SpeculativeConfig("draft_model")
+    speculation = SpeculativeConfig.of("draft_model")
     return ServeConfig(model="tiny", device=device, speculative_config=speculation, **settings)
 
 

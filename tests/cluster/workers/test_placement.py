@@ -11,7 +11,7 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.types.errors import InvalidValueError
 
 ANYWHERE = {"model": "tiny", "ingress": "serve"}
-DRAFTING = {**ANYWHERE, "speculative_config": SpeculativeConfig("draft_model")}
+DRAFTING = {**ANYWHERE, "speculative_config": SpeculativeConfig.of("draft_model")}
 
 
 _ids = itertools.count()
@@ -83,7 +83,7 @@ def test_nodes_with_labels_have_to_hold_all_that_wants_them():
 
 
 def test_the_error_for_a_draft_model_that_fits_nowhere_names_its_ranks():
-    speculation = SpeculativeConfig("draft_model", draft_tensor_parallel_size=8)
+    speculation = SpeculativeConfig.of("draft_model", draft_tensor_parallel_size=8)
     config = ServeConfig(**{**ANYWHERE, "speculative_config": speculation})
     field = r"speculative_config\.draft_tensor_parallel_size is 8; it must be fewer"
     with pytest.raises(InvalidValueError, match=field):

@@ -51,7 +51,7 @@ def test_replicas_share_the_memory(monkeypatch):
 
 
 def test_two_replicas_fit_two_cores_each_with_a_draft(model):
-    speculation = SpeculativeConfig("draft_model")
+    speculation = SpeculativeConfig.of("draft_model")
     config = ServeConfig(ingress="serve", num_replicas=2, speculative_config=speculation)
     check_ranks(config, Models(model, model), 2)
 
@@ -76,7 +76,9 @@ def test_the_error_for_a_replica_that_never_fits_names_its_ranks(model):
 
 @pytest.fixture
 def drafting():
-    speculation = SpeculativeConfig("draft_model", draft_tensor_parallel_size=2, max_model_len=100)
+    speculation = SpeculativeConfig.of(
+        "draft_model", draft_tensor_parallel_size=2, max_model_len=100
+    )
     return ServeConfig(speculative_config=speculation)
 
 

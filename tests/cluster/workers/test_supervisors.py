@@ -125,7 +125,7 @@ def test_catch_up_tokens_are_counted_across_restarts(start, workers):
 
 def test_a_lookup_drafts_while_the_worker_restarts(start, workers):
     supervisor = DraftSupervisor(start, LIMITS, DraftVocabulary())
-    proposer = make_proposer(SpeculativeConfig("draft_model", fallback="ngram"), supervisor)
+    proposer = make_proposer(SpeculativeConfig.of("draft_model", fallback="ngram"), supervisor)
     seq = Sequence(0, request("r", [1, 2, 3, 1, 2]), SamplingRules(), detokenizer=None)
     assert drafts(proposer, seq) == [(7, 7, 7)]
     supervisor._backoff.base_s = 60.0

@@ -2,10 +2,10 @@
 
 import pytest
 
-from specdec.config.length_schedule import BatchSizeTable
+from specdec.config.length_schedule import LengthSchedule
 from specdec.types.errors import InvalidValueError
 
-TABLE = BatchSizeTable(((1, 4, 5), (5, 16, 2), (17, 32, 0)))
+TABLE = LengthSchedule(((1, 4, 5), (5, 16, 2), (17, 32, 0)))
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,6 @@ def test_both_ends_of_a_row_belong_to_it_and_the_last_goes_on(num_decoding, coun
 )
 def test_a_row_that_cannot_be_is_named(rows, index, limit):
     with pytest.raises(InvalidValueError) as caught:
-        BatchSizeTable(rows)
+        LengthSchedule(rows)
     assert caught.value.field.endswith(f"num_speculative_tokens_per_batch_size[{index}]")
     assert caught.value.limit.startswith(limit)

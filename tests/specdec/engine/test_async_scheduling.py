@@ -8,7 +8,7 @@ import pytest
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.config import ModelConfig
-from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.text.grammar import GrammarCompiler
@@ -26,12 +26,12 @@ class SpiedChooser(GoodputChooser):
     """Keeps the seconds of the steps that it observes."""
 
     def __init__(self):
-        super().__init__(StepCosts(CostTable((1,), (0, 3), ((1.0, 2.0),))))
+        super().__init__(CostModel(CostTable.of_chains((1,), (0, 3), ((1.0, 2.0),))))
         self.seconds = []
 
-    def observe_step(self, num_decoding, num_draft_tokens, seconds, now_s):
+    def observe_step(self, num_decoding, shape, seconds, now_s):
         self.seconds.append(seconds)
-        super().observe_step(num_decoding, num_draft_tokens, seconds, now_s)
+        super().observe_step(num_decoding, shape, seconds, now_s)
 
 
 PROMPTS = ([1, 2, 3, 4, 5, 6, 7], [9, 8, 7], [5] * 21, [3, 1, 4, 1, 5, 9, 2, 6])

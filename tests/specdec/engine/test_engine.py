@@ -9,7 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from specdec.engine.engine import Engine
 from specdec.engine.scheduler import require_room
-from specdec.speculation.proposers.cascade import CombinedProposer, Lookup
+from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.responses import FinishReason
@@ -103,7 +103,7 @@ def test_drafts_are_counted_for_the_method_that_made_them(tiny_model_dir, target
     def is_new(tokens):
         return len(tokens) == len(PROMPT) + 1
 
-    proposer = CombinedProposer(model, Lookup("ngram", ngram))
+    proposer = CascadeProposer([Stage("ngram", ngram), Stage("draft_model", model, waits=True)])
     engine = make_engine(tiny_model_dir, engine_config(3), target, proposer)
     run(engine, [request("r", PROMPT, max_tokens=8)])
     # A token of the prompt, 4 of a good draft, then one of each bad draft of 2 and 1 tokens.

@@ -45,7 +45,7 @@ def check(logprobs: Logprobs, token_ids, expected, num_best):
 
 def engine_for(directory, drafts, group=None, **changes):
     if drafts == "draft_model":
-        config = engine_config(speculation=SpeculativeConfig("draft_model", 3), **changes)
+        config = engine_config(speculation=SpeculativeConfig.of("draft_model", 3), **changes)
         return local_engine(directory, config, group, draft_model(directory, group))
     return local_engine(directory, engine_config(drafts, **changes), group)
 

@@ -37,7 +37,7 @@ SHAPED = [
 
 def lookahead(k=3, **keys):
     keys = {"lookahead_window_size": WINDOW, **keys}
-    return SpeculativeConfig("lookahead", num_speculative_tokens=k, **keys)
+    return SpeculativeConfig.of("lookahead", num_speculative_tokens=k, **keys)
 
 
 class Successor(HashTarget):
@@ -55,7 +55,7 @@ def engine_on(directory, target, speculation, policy=None, **changes):
 def test_text_that_never_repeats_takes_fewer_steps(tiny_model_dir):
     """Which no lookup in the text could do: only what was seen ahead can be drafted."""
     num_steps = {}
-    for speculation in (SpeculativeConfig("ngram"), lookahead()):
+    for speculation in (SpeculativeConfig.of("ngram"), lookahead()):
         engine = engine_on(tiny_model_dir, Successor(4, 383), speculation)
         said = run(engine, [request("r", [3, 30, 50], max_tokens=60)])["r"].token_ids
         assert said == [(51 + index) % 70 for index in range(60)]

@@ -23,7 +23,9 @@ def model(tiny_model_dir):
 
 @pytest.fixture
 def drafting():
-    speculation = SpeculativeConfig("draft_model", draft_tensor_parallel_size=2, max_model_len=100)
+    speculation = SpeculativeConfig.of(
+        "draft_model", draft_tensor_parallel_size=2, max_model_len=100
+    )
     return LLMConfig(speculative_config=speculation)
 
 
@@ -109,7 +111,7 @@ def test_target_and_draft_share_the_memory_block_for_block(model, drafting):
 @pytest.mark.parametrize("gib", [None, 0.05])
 def test_a_draft_of_short_sequences_leaves_the_target_what_it_cannot_use(model, gib):
     def plan(max_model_len):
-        speculation = SpeculativeConfig("draft_model", max_model_len=max_model_len)
+        speculation = SpeculativeConfig.of("draft_model", max_model_len=max_model_len)
         config = LLMConfig(
             max_num_seqs=256, kv_cache_memory_gib=gib, speculative_config=speculation
         )
@@ -137,7 +139,7 @@ SPECULATIONS = [
 @pytest.mark.parametrize("speculation", SPECULATIONS, ids=str)
 @pytest.mark.parametrize("available", [1.6 * GIB, 2.5 * GIB, 200 * GIB])
 def test_neither_model_nor_proposers_run_out_on_one_host(model, speculation, available):
-    speculation = SpeculativeConfig(**speculation)
+    speculation = SpeculativeConfig.of(**speculation)
     config = LLMConfig(max_num_seqs=512, max_num_batched_tokens=512, speculative_config=speculation)
     draft = model if speculation.method == "draft_model" else None
     plan = memory_plan(config, Models(model, draft), int(available))
@@ -146,7 +148,7 @@ def test_neither_model_nor_proposers_run_out_on_one_host(model, speculation, ava
     taken += memory.fixed_bytes + 512 * memory.bytes_per_sequence
     taken += num_slots * memory.bytes_per_token
     if draft is not None:
-        num_ranks = speculation.draft_tensor_parallel_size
+        num_ranks = speculation.drafter.draft_tensor_parallel_size
         taken += kv_bytes(draft, plan.draft, num_ranks) + draft.weight_bytes("float32")
         assert 1 <= plan.draft.num_blocks <= 512 * -(-plan.draft.max_model_len // 16)
     assert taken < available
@@ -154,7 +156,7 @@ def test_neither_model_nor_proposers_run_out_on_one_host(model, speculation, ava
 
 
 def test_the_draft_model_is_told_when_to_end_a_draft(model):
-    speculation = SpeculativeConfig("draft_model", draft_confidence_threshold=0.4)
+    speculation = SpeculativeConfig.of("draft_model", draft_confidence_threshold=0.4)
     config = LLMConfig(speculative_config=speculation)
     plan = memory_plan(config, Models(model, model), 4 * GIB)
     assert plan.draft.confidence_threshold == 0.4
@@ -162,7 +164,7 @@ def test_the_draft_model_is_told_when_to_end_a_draft(model):
 
 def test_what_lookups_keep_is_left_free(model):
     def num_blocks(**keys):
-        speculation = SpeculativeConfig(**keys)
+        speculation = SpeculativeConfig.of(**keys)
         config = LLMConfig(
             max_num_seqs=4096, max_num_batched_tokens=4096, speculative_config=speculation
         )
@@ -183,7 +185,7 @@ def on_gpus(**speculation):
         device="cuda",
         max_num_seqs=4096,
         max_num_batched_tokens=4096,
-        speculative_config=SpeculativeConfig("draft_model", **speculation),
+        speculative_config=SpeculativeConfig.of("draft_model", **speculation),
     )
 
 

@@ -52,7 +52,7 @@ def requests(**params):
 
 
 def engine_for(directory, draft_dirs, method, k, group=None, **changes):
-    speculation = SpeculativeConfig(num_speculative_tokens=k, **METHODS[method])
+    speculation = SpeculativeConfig.of(num_speculative_tokens=k, **METHODS[method])
     model = None
     if speculation.method == "draft_model":
         draft_dir = draft_dirs.get(method, draft_dirs["other"])

@@ -12,7 +12,7 @@ from tests.specdec.tiny import renamed_dtype_dir, tiny_llama_dir
 def resolved(target, draft):
     config = LLMConfig(
         model=str(target),
-        speculative_config=SpeculativeConfig("draft_model", model=draft and str(draft)),
+        speculative_config=SpeculativeConfig.of("draft_model", model=draft and str(draft)),
     )
     return resolve_models(config, lambda line: None)
 

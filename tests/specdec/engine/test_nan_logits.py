@@ -173,7 +173,7 @@ def test_a_draft_model_of_no_numbers_drafts_something(untied_dir, undisturbed, v
     runner = load_draft_runner(untied_dir, "float32", limits, TensorParallelGroup())
     weights_of(runner.model).embed_tokens.weight[:] = value
     proposer = DraftModelProposer(LocalDraftWorker(runner), limits)
-    config = SpeculativeConfig("draft_model", 3)
+    config = SpeculativeConfig.of("draft_model", 3)
     engine = engine_for(untied_dir, None, proposer=proposer, speculation=config)
     assert texts(run(engine, sound())) == undisturbed
     assert engine.stats().counts.speculation.num_drafts > 0

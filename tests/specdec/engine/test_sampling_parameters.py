@@ -125,7 +125,7 @@ def definition(tiny_model_dir):
 
 def engine_with(directory, method, num_draft_tokens, group=None, **changes):
     if method == "draft_model":
-        speculation = SpeculativeConfig("draft_model", num_draft_tokens)
+        speculation = SpeculativeConfig.of("draft_model", num_draft_tokens)
         config = engine_config(speculation=speculation, **changes)
         return local_engine(directory, config, group, draft_model(directory, group))
     return local_engine(directory, engine_config(num_draft_tokens, **changes), group)

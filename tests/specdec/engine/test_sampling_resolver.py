@@ -30,7 +30,7 @@ def test_without_a_service_or_a_wish_it_is_coupled(settle):
 
 
 def test_what_a_request_leaves_open_is_the_services(settle):
-    service = SpeculativeConfig(
+    service = SpeculativeConfig.of(
         verifier="typical",
         typical_epsilon=0.2,
         typical_delta=0.5,
@@ -63,7 +63,7 @@ def test_auto_goes_by_what_is_asked_for(settle, prompt, structured_output, thres
 
 
 def test_a_verifier_that_is_not_allowed_is_refused(settle):
-    service = SpeculativeConfig(verifier="block", allowed_verifiers=("block",))
+    service = SpeculativeConfig.of(verifier="block", allowed_verifiers=("block",))
     assert settle({}, service).verifier.name == "block"
     with pytest.raises(InvalidValueError, match=r"speculation\.verifier is 'coupled'"):
         settle({"verifier": "coupled"}, service)
@@ -98,7 +98,7 @@ def test_allowed_tokens_are_at_most_the_vocabulary_each_once(settle, tiny_model_
 )
 def test_the_services_verifiers_are_checked(changes, field):
     with pytest.raises(InvalidValueError) as error:
-        SpeculativeConfig(**changes)
+        SpeculativeConfig.of(**changes)
     assert error.value.field == f"speculative_config.{field}"
 
 

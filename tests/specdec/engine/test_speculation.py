@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason
+from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SpeculationOptions
 from tests.clock import Clock
@@ -201,14 +201,16 @@ def test_decisions_and_their_changes_are_in_the_stats(make):
     assert engine.stats().counts.decisions == {DecisionReason.OPERATOR: num_steps}
     [change] = engine.stats().decision_changes
     assert (change.num_draft_tokens, change.num_decoding) == (3, 1)
-    assert engine.stats().decision == Decision(3, DecisionReason.OPERATOR)
+    assert engine.stats().decision == Decision(chain(3), DecisionReason.OPERATOR)
 
 
 def test_goodput_bounds_lengths_that_follow_acceptance(tiny_model_dir, target, proposer):
     """Costs under which one draft token pays and two do not, whatever comes of them."""
-    table = CostTable((1, 8), (0, 1, 2, 8), ((1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0)))
-    chooser = GoodputChooser(StepCosts(table))
-    speculation = SpeculativeConfig(num_speculative_tokens=3, adaptive_length=True)
+    table = CostTable.of_chains(
+        (1, 8), (0, 1, 2, 8), ((1.0, 1.1, 9.0, 99.0), (1.0, 1.1, 9.0, 99.0))
+    )
+    chooser = GoodputChooser(CostModel(table))
+    speculation = SpeculativeConfig.of(num_speculative_tokens=3, adaptive_length=True)
     config = engine_config(speculation=speculation)
     control = SpeculationControl("auto", 8, 3)
     policy = SpeculationPolicy(
@@ -224,7 +226,7 @@ def test_two_hundred_toggles_under_load_change_no_token(tiny_model_dir, target, 
     """An operator in turn with mode, number, threshold and goodput's probes."""
     table = CostTable((1, 8), (0, 1, 3), ((1.0, 1.1, 1.3), (1.0, 1.9, 3.3)))
     clock = Clock()
-    chooser = GoodputChooser(StepCosts(table))
+    chooser = GoodputChooser(CostModel(table))
     config = engine_config(3, max_num_seqs=8)
     policy = SpeculationPolicy(AUTO, clock, dwell_s=0.0, choosers={None: chooser})
     engine = make_engine(tiny_model_dir, config, target, proposer, policy)

@@ -280,7 +280,7 @@ def test_the_drafts_temperature_changes_what_is_accepted_and_never_what_is_said(
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
 def test_the_services_verifier_is_taken_where_a_request_names_none(tiny_model_dir, verifier):
-    speculation = SpeculativeConfig(prompt_lookup_min=1, verifier=verifier)
+    speculation = SpeculativeConfig.of(prompt_lookup_min=1, verifier=verifier)
     engine = local_engine(tiny_model_dir, engine_config(speculation=speculation))
     asked = [request("r", [5, 6, 5, 6]), request("s", [5], speculation=options("block"))]
     said = run(engine, asked)
@@ -290,7 +290,7 @@ def test_the_services_verifier_is_taken_where_a_request_names_none(tiny_model_di
 
 def test_a_verifier_that_the_service_does_not_allow_is_refused(tiny_model_dir):
     allowed = ("coupled", "block")
-    speculation = SpeculativeConfig(allowed_verifiers=allowed)
+    speculation = SpeculativeConfig.of(allowed_verifiers=allowed)
     engine = local_engine(tiny_model_dir, engine_config(speculation=speculation))
     for name, is_enabled in product(VERIFIERS, (None, False)):
         asked = request("r", [5], speculation=SpeculationOptions(is_enabled, verifier=name))

@@ -225,8 +225,3 @@ async def test_a_stream_that_is_open_at_shutdown_ends_with_an_error(tiny_model_d
         await asyncio.to_thread(llm.shutdown)
         with pytest.raises(NotReadyError):
             [each async for each in stream]
-
-
-def test_names_of_other_texts_are_told(llm):
-    with pytest.raises(AttributeError, match="'AsyncLLM' has no attribute 'agenerate'; it is"):
-        llm.agenerate("a")

@@ -261,12 +261,6 @@ async def test_it_runs_where_an_event_loop_runs(llm, plain):
     assert tokens(outputs) == tokens(plain.generate(PROMPTS, GREEDY, use_tqdm=False))
 
 
-def test_names_of_other_texts_are_told(llm):
-    with pytest.raises(AttributeError, match="'LLM' has no attribute 'agenerate'; it is AsyncLLM"):
-        llm.agenerate("a")
-    assert not hasattr(llm, "no_such_thing")
-
-
 def num_threads():
     return sum(thread.name in ("llm", "engine") for thread in threading.enumerate())
 

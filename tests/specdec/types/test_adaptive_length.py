@@ -100,7 +100,7 @@ def test_what_cannot_be_divided_goes_to_the_first():
 )
 def test_bad_configurations_are_refused(values, field):
     with pytest.raises(InvalidValueError, match=field):
-        SpeculativeConfig("ngram", num_speculative_tokens=3, **values)
+        SpeculativeConfig.of("ngram", num_speculative_tokens=3, **values)
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def target():
 
 
 def adaptive_engine(tiny_model_dir, target, drafts, **changes):
-    speculation = SpeculativeConfig(num_speculative_tokens=3, adaptive_length=True)
+    speculation = SpeculativeConfig.of(num_speculative_tokens=3, adaptive_length=True)
     config = engine_config(speculation=speculation, **changes)
     return make_engine(tiny_model_dir, config, target, ScriptedProposer(drafts))
 

@@ -99,7 +99,6 @@ OPTIONS_INSIDE = [
 OPTIONS_OUTSIDE = [
     ("num_speculative_tokens", -1),
     ("num_speculative_tokens", 33),
-    ("method", "telepathy"),
     ("verifier", "dice"),
     ("typical_epsilon", 1.1),
     ("typical_delta", math.nan),

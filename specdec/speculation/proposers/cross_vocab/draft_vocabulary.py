@@ -1,15 +1,15 @@
-"""What lies between a draft model's vocabulary and the target's, found once a service."""
+"""Relation of a draft model's vocabulary to the target's, found once a service."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from specdec.speculation.proposers.cross_vocab.proposer import OtherVocabulary
+from specdec.speculation.proposers.cross_vocab.proposer import CrossVocabAdapter
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
     EqualIds,
     SameVocabulary,
-    Translation,
+    VocabAdapter,
 )
 from specdec.speculation.proposers.vocab_mapping import ModelVocabulary, map_vocabularies
 from specdec.text.vocab_bytes import Spelling
@@ -18,9 +18,10 @@ from specdec.text.vocab_map import VocabularyMap
 
 @dataclass(frozen=True)
 class DraftVocabulary:
-    """shared: the tokens that both models have; None where the vocabularies are the same.
+    """Relation of two vocabularies, from which adapters are made.
 
-    draft, target: how their tokenizers spell; None where no text needs to be encoded anew.
+    shared: the tokens that both models have; None for equal vocabularies.
+    draft, target: spellings of their tokenizers; None where no text needs retokenization.
     """
 
     shared: VocabularyMap | None = None
@@ -29,9 +30,9 @@ class DraftVocabulary:
 
     @classmethod
     def between(cls, draft: Path, target: Path) -> DraftVocabulary:
-        """Of the models in two directories.
+        """Compare the vocabularies of the models in two directories.
 
-        Raises UnsupportedModelError for tokenizers that differ and cannot be compared.
+        Raise UnsupportedModelError for tokenizers that differ and cannot be compared.
         """
         if draft == target:
             return cls()
@@ -43,10 +44,10 @@ class DraftVocabulary:
             return cls(shared)
         return cls(shared, *(each.spelling for each in models))
 
-    def new_translation(self) -> Translation:
-        """One that knows of no sequence yet."""
+    def new_adapter(self) -> VocabAdapter:
+        """Return an adapter without sequences."""
         if self.shared is None:
             return SameVocabulary()
         if self.draft is None or self.target is None:
             return EqualIds(self.shared)
-        return OtherVocabulary(self.shared, self.draft, self.target)
+        return CrossVocabAdapter(self.shared, self.draft, self.target)

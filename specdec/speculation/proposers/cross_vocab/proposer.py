@@ -1,14 +1,15 @@
-"""Drafting with a model whose tokenizer is not the target's.
+"""Drafting with a model whose tokenizer differs from the target's.
 
-The draft model reads the text so far as its own tokenizer writes it. What it drafts becomes the
-target's tokens in one of two ways of Timor et al., arXiv 2502.05202:
+The draft model's own tokenizer encodes the text so far. Its drafts are converted to the target's
+tokens in one of two ways of Timor et al., arXiv 2502.05202:
 
-- At a temperature above 0 it draws from the tokens that both have, which are translated one by one
-  (token-level intersection, TLI): so it can be coupled, by the noise of the target's token ids.
-- At temperature 0 it writes what it likes, and the target's tokenizer reads the text
+- At a temperature above 0 it samples from the tokens that both vocabularies have, which are mapped
+  one by one (token-level intersection, TLI). Sampling can be coupled, with the noise of the
+  target's token ids.
+- At temperature 0 it drafts freely, and the target's tokenizer encodes the drafted text
   (string-level exact match, SLEM).
 
-Any draft is lossless, as verification decides; the two differ in how often they are right.
+Both are lossless, since the target verifies; they differ in acceptance.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ import collections.abc
 from dataclasses import dataclass
 
 from specdec.sequences.sequence import Sequence
-from specdec.speculation.proposers.cross_vocab.retokenizer import DraftText
+from specdec.speculation.proposers.cross_vocab.retokenizer import Retokenizer
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
-    Reading,
+    DraftView,
     known_prefix,
     plain_admission,
 )
@@ -28,21 +29,21 @@ from specdec.text.vocab_map import VocabularyMap, drafts_text
 from specdec.types.messages import SequenceAdmission
 
 _MAX_READ_TOKENS = 2048
-"""Tokens of the target to encode in one call: a long prompt must not hold up the other requests."""
+"""Most tokens to encode in one call, so that a long prompt does not delay other requests."""
 
 _MAX_DRAFT_PER_TARGET_TOKEN = 2.0
 
 
 @dataclass
 class _State:
-    """text: what has been read of the sequence's first `num_read` tokens."""
+    """text: the sequence's first `num_read` tokens in the draft's vocabulary."""
 
-    text: DraftText
+    text: Retokenizer
     num_read: int
 
 
-class OtherVocabulary:
-    """Translates by text between two tokenizers."""
+class CrossVocabAdapter:
+    """Adapter between two tokenizers, by text."""
 
     def __init__(self, vocabulary: VocabularyMap, draft: Spelling, target: Spelling) -> None:
         self._to_target = vocabulary.draft_to_target
@@ -50,44 +51,44 @@ class OtherVocabulary:
         self._target = target
         self._states: dict[int, _State] = {}
 
-    def read(self, seq: Sequence) -> Reading:
-        """The text in the draft's tokens."""
+    def view(self, seq: Sequence) -> DraftView:
+        """Return the text in the draft's tokens."""
         state = self._states.get(seq.seq_id)
         if state is None:
-            state = _State(DraftText(self._draft), self._num_prefix(seq))
+            state = _State(Retokenizer(self._draft), self._num_prefix(seq))
             self._states[seq.seq_id] = state
         end = min(seq.num_tokens, state.num_read + _MAX_READ_TOKENS)
         state.text.extend(self._text(seq, state.num_read, end))
         state.num_read = end
         text = state.text
         is_whole = end == seq.num_tokens and bool(text.token_ids)
-        return Reading(text.token_ids, text.num_kept, text.num_settled, is_whole)
+        return DraftView(text.token_ids, text.num_kept, text.num_settled, is_whole)
 
     def num_draft_tokens(self, seq: Sequence, max_tokens: int) -> int:
-        """As many as such a text has had so far, where what counts is the text."""
+        """Return the number that the same length of text has had so far; for TLI, `max_tokens`."""
         if not drafts_text(seq.rules):
             return max_tokens
         ratio = len(self._states[seq.seq_id].text.token_ids) / seq.num_tokens
         return max(1, round(max_tokens * min(ratio, _MAX_DRAFT_PER_TARGET_TOKEN)))
 
-    def write(
+    def to_target(
         self, seq: Sequence, token_ids: collections.abc.Sequence[int], max_tokens: int
     ) -> tuple[int, ...]:
-        """The target's tokens of the drafted text, or those that stand for the drafted ones."""
+        """Return the target's tokens of the drafted text, or for TLI of the drafted tokens."""
         if not drafts_text(seq.rules):
             return known_prefix(self._to_target[list(token_ids)].tolist())
-        return tuple(self._written(token_ids)[:max_tokens])
+        return tuple(self._encoded(token_ids)[:max_tokens])
 
     def admission(self, seq: Sequence) -> SequenceAdmission:
-        """What does not name tokens."""
+        """Return an admission without token ids."""
         return plain_admission(seq)
 
     def release(self, seq_id: int) -> None:
-        """Forgets a sequence's text."""
+        """Drop a sequence's text."""
         self._states.pop(seq_id, None)
 
     def _num_prefix(self, seq: Sequence) -> int:
-        """What the target's tokenizer puts before every text; the draft's has its own."""
+        """Return the length of the target's prefix; the draft's tokenizer adds its own."""
         prefix = self._target.prefix
         return len(prefix) if tuple(seq.token_ids[: len(prefix)]) == prefix else 0
 
@@ -96,14 +97,14 @@ class OtherVocabulary:
         is_first = start == self._num_prefix(seq)
         return text.removeprefix(b" ") if is_first and self._target.adds_space else text
 
-    def _written(self, token_ids: collections.abc.Sequence[int]) -> list[int]:
-        """The text up to the first token that is none, then that one if the target has it too."""
+    def _encoded(self, token_ids: collections.abc.Sequence[int]) -> list[int]:
+        """Return the text up to the first special token, then that one if the target has it too."""
         is_text = [self._draft.is_text(token) for token in token_ids]
         num_text = is_text.index(False) if False in is_text else len(token_ids)
         pieces, rest = split_text(self._draft.text(token_ids[:num_text]))
-        written = [token for piece in (*pieces, rest) for token in self._encode(piece)]
+        encoded = [token for piece in (*pieces, rest) for token in self._encode(piece)]
         end = self._to_target[list(token_ids[num_text : num_text + 1])]
-        return [*written, *known_prefix(end.tolist())]
+        return [*encoded, *known_prefix(end.tolist())]
 
     def _encode(self, piece: str | bytes) -> list[int]:
         if isinstance(piece, str):

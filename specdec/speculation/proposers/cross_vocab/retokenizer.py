@@ -1,7 +1,7 @@
-"""A growing text in the tokens of a draft model that has a tokenizer of its own.
+"""Incremental retokenization: a growing text in the tokens of a draft model's tokenizer.
 
-What a tokenizer makes of a text's end depends on what follows it, so each time the text grows its
-last tokens are encoded again, together with what is new. Tokens further back stay as they are.
+The tokens at a text's end depend on the text that follows, so each time the text grows its last
+tokens are encoded again, together with the new text. Tokens further back stay as they are.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from specdec.text.vocab_bytes import Spelling, split_text
 
 _MAX_WINDOW_TOKENS = 24
 _MIN_WINDOW_TOKENS = 12
-_CONTEXT_TOKENS = 2  # the first of a window, whose left neighbours the tokenizer does not see
+_CONTEXT_TOKENS = 2  # first tokens of a window, encoded without their left context
 
 
-class DraftText:
-    """The text so far, as the draft model reads it.
+class Retokenizer:
+    """The text so far in the draft model's tokens.
 
-    token_ids: joined, they are the text, unless the tokenizer alters texts or cannot spell some
-        bytes. num_kept: how many of the first were there, and the same, before the last `extend`.
+    token_ids: decode to the text, unless the tokenizer normalizes text or lacks some bytes.
+    num_kept: number of leading tokens that the last `extend` did not change.
     """
 
     def __init__(self, spelling: Spelling) -> None:
@@ -28,18 +28,18 @@ class DraftText:
         self.token_ids = list(spelling.prefix)
         self.num_kept = len(self.token_ids)
         self._num_whole = len(self.token_ids)  # tokens of whole characters
-        self._rest = b""  # what may be the beginning of a character
-        # The last tokens, to be encoded again; of these the first are only for the others' sake.
+        self._rest = b""  # perhaps the beginning of a character
+        # The last tokens are encoded again; the first of them are context for the others only.
         self._window_start = len(self.token_ids)
         self._num_context = 0
 
     @property
     def num_settled(self) -> int:
-        """How many of the first tokens will never change."""
+        """Number of leading tokens that will never change."""
         return self._window_start + self._num_context
 
     def extend(self, data: bytes) -> None:
-        """Adds text, which may begin and end within a character."""
+        """Append text, which may begin and end within a character."""
         num_settled, old = self.num_settled, self.token_ids[self.num_settled :]
         del self.token_ids[self._num_whole :]
         pieces, self._rest = split_text(self._rest + data)
@@ -60,31 +60,31 @@ class DraftText:
         else:
             before = before.removeprefix(" ") if self._spelling.adds_space else before
             encoded = self._spelling.encode_first(before + text)
-        num_known, num_encoded = self._meeting(known, encoded, (before + text).encode())
+        num_known, num_encoded = self._alignment(known, encoded, (before + text).encode())
         if num_encoded is None:
             num_known, num_encoded, encoded = len(known), 0, self._spelling.encode_inside(text)
         self.token_ids[start + num_known :] = encoded[num_encoded:]
         self._advance_window()
 
     def _add_broken(self, data: bytes) -> None:
-        """Bytes that no text can hold; what comes after them is encoded without them."""
+        """Append bytes that are invalid UTF-8; the text after them is encoded without them."""
         self.token_ids += self._spelling.encode_bytes(data)
         self._window_start, self._num_context = len(self.token_ids), 0
 
-    def _meeting(
+    def _alignment(
         self, known: Sequence[int], encoded: Sequence[int], text: bytes
     ) -> tuple[int, int | None]:
-        """How many tokens to keep of `known`, and to leave out of `encoded`, which has the rest.
+        """Return how many tokens to keep of `known`, and how many to skip of `encoded`.
 
-        The first place behind the context where both have a token end; None where there is none, as
-        when the tokenizer alters the text.
+        They meet at the first place behind the context where both have a token boundary. The second
+        number is None without one, for example if the tokenizer normalizes the text.
         """
         if self._num_context == 0:
             return 0, 0
         ends = list(accumulate(map(self._spelling.length, encoded), initial=0))
         if not self._spelling.text(encoded).endswith(text):
             return 0, None
-        surplus = ends[-1] - len(text)  # a space that the tokenizer has put first
+        surplus = ends[-1] - len(text)  # a space that the tokenizer prepends
         places = {end - surplus: index for index, end in enumerate(ends)}
         known_ends = list(accumulate(map(self._spelling.length, known), initial=0))
         for num_known in range(self._num_context, len(known_ends)):
@@ -93,7 +93,7 @@ class DraftText:
         return 0, None
 
     def _advance_window(self) -> None:
-        """Begins it at a word, as far as there is one, once it has become long."""
+        """Move a window that has become long to the beginning of a word, or else of a character."""
         if len(self.token_ids) - self._window_start <= _MAX_WINDOW_TOKENS:
             return
         latest, earliest = len(self.token_ids) - _MIN_WINDOW_TOKENS, self._window_start + 1
@@ -110,6 +110,6 @@ class DraftText:
 
 
 def num_equal(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the longest common prefix."""
+    """Return the length of the longest common prefix."""
     pairs = zip(left, right, strict=False)
     return next((index for index, (a, b) in enumerate(pairs) if a != b), min(len(left), len(right)))

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.cost_model import CostModel, CostTable
+from specdec.types.draft_decision import chain
 from specdec.types.errors import InvalidValueError
 
-TABLE = CostTable((1, 4, 16), (0, 2), ((0.01, 0.02), (0.02, 0.03), (0.08, 0.15)))
+TABLE = CostTable.of_chains((1, 4, 16), (0, 2), ((0.01, 0.02), (0.02, 0.03), (0.08, 0.15)))
 
 
 @pytest.mark.parametrize(
@@ -19,7 +20,7 @@ TABLE = CostTable((1, 4, 16), (0, 2), ((0.01, 0.02), (0.02, 0.03), (0.08, 0.15))
 def test_on_lines_between_what_was_measured_and_by_rows_beyond(
     num_decoding, num_draft_tokens, expected_s
 ):
-    assert TABLE.step_s(num_decoding, num_draft_tokens) == pytest.approx(expected_s)
+    assert TABLE.step_s(num_decoding, chain(num_draft_tokens)) == pytest.approx(expected_s)
 
 
 SECONDS = st.floats(1e-4, 1.0)
@@ -27,11 +28,15 @@ SECONDS = st.floats(1e-4, 1.0)
 
 @given(st.lists(st.lists(SECONDS, min_size=3, max_size=3), min_size=3, max_size=3))
 def test_a_larger_step_is_never_cheaper(seconds):
-    table = CostTable((1, 3, 9), (0, 1, 4), tuple(map(tuple, seconds)))
+    table = CostTable.of_chains((1, 3, 9), (0, 1, 4), tuple(map(tuple, seconds)))
     for size in range(1, 13):
         for count in range(6):
-            assert table.step_s(size + 1, count) >= table.step_s(size, count) * (1 - 1e-9)
-            assert table.step_s(size, count + 1) >= table.step_s(size, count) * (1 - 1e-9)
+            assert table.step_s(size + 1, chain(count)) >= table.step_s(size, chain(count)) * (
+                1 - 1e-9
+            )
+            assert table.step_s(size, chain(count + 1)) >= table.step_s(size, chain(count)) * (
+                1 - 1e-9
+            )
 
 
 @pytest.mark.parametrize(
@@ -46,39 +51,39 @@ def test_a_larger_step_is_never_cheaper(seconds):
 )
 def test_a_table_that_cannot_be_is_named(values, field):
     with pytest.raises(InvalidValueError) as caught:
-        CostTable(*values)
+        CostTable.of_chains(*values)
     assert caught.value.field == field
 
 
 def test_measured_steps_correct_the_table():
-    costs = StepCosts(TABLE)
+    costs = CostModel(TABLE)
     for _ in range(25):
-        costs.observe(4, 2, 0.06, 0.0)
-    assert costs.step_s(4, 2, 0.0) == pytest.approx(0.06)
-    assert costs.step_s(16, 2, 0.0) == pytest.approx(0.30), "the nearest range that was run"
+        costs.observe(4, chain(2), 0.06, 0.0)
+    assert costs.step_s(4, chain(2), 0.0) == pytest.approx(0.06)
+    assert costs.step_s(16, chain(2), 0.0) == pytest.approx(0.30), "the nearest range that was run"
 
 
 def test_one_slow_step_does_not_matter_and_a_few_matter_little():
-    costs = StepCosts(TABLE)
+    costs = CostModel(TABLE)
     for slow in (1, 5, 9, 14):  # one in each median
         for index in range(slow - 4, slow + 1):
-            costs.observe(1, 0, 10.0 if index == slow else 0.01, 0.0)
-    assert costs.step_s(1, 0, 0.0) == pytest.approx(0.01)
+            costs.observe(1, chain(0), 10.0 if index == slow else 0.01, 0.0)
+    assert costs.step_s(1, chain(0), 0.0) == pytest.approx(0.01)
     for _ in range(5):
-        costs.observe(1, 0, 10.0, 0.0)
-    assert costs.step_s(1, 0, 0.0) < 0.01 * 4
+        costs.observe(1, chain(0), 10.0, 0.0)
+    assert costs.step_s(1, chain(0), 0.0) < 0.01 * 4
 
 
 def test_a_slower_machine_is_slower_for_what_did_not_run():
-    costs = StepCosts(TABLE)
+    costs = CostModel(TABLE)
     for _ in range(5):
-        costs.observe(4, 2, 0.06, 0.0)
-    assert costs.step_s(4, 0, 0.0) == pytest.approx(0.04)
+        costs.observe(4, chain(2), 0.06, 0.0)
+    assert costs.step_s(4, chain(0), 0.0) == pytest.approx(0.04)
 
 
 def test_corrections_fade():
-    costs = StepCosts(TABLE)
+    costs = CostModel(TABLE)
     for _ in range(5):
-        costs.observe(4, 2, 0.12, 0.0)
-    assert costs.step_s(4, 2, 120.0) == pytest.approx(0.06)
-    assert costs.step_s(4, 2, 3600.0) == pytest.approx(0.03)
+        costs.observe(4, chain(2), 0.12, 0.0)
+    assert costs.step_s(4, chain(2), 120.0) == pytest.approx(0.06)
+    assert costs.step_s(4, chain(2), 3600.0) == pytest.approx(0.03)

@@ -17,7 +17,7 @@ def make(tiny_model_dir, monkeypatch):
     def make(speculation):
         config = engine_config(speculation=speculation)
         target = LocalTarget(load_runner(tiny_model_dir, "float32", config, TensorParallelGroup()))
-        control = SpeculativeConfig().control if speculation is None else speculation.control
+        control = SpeculativeConfig.of().control if speculation is None else speculation.control
         return make_policy(control, config, target, None, None, lambda: True, full_batch=4)
 
     return make
@@ -32,7 +32,7 @@ def make(tiny_model_dir, monkeypatch):
     ],
 )
 def test_each_policy_decides(make, changes, reason):
-    policy = make(SpeculativeConfig("ngram", **changes))
+    policy = make(SpeculativeConfig.of("ngram", **changes))
     assert policy.decide(2).reason is reason
     assert (policy.capacity_tokens_per_s is not None) == (reason is DecisionReason.GOODPUT)
 

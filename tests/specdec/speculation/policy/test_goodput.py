@@ -8,9 +8,9 @@ from itertools import pairwise
 import pytest
 
 from benchmarks.synthetic_service import CostCurve, SyntheticService, auto_policy, fixed_policy
-from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import GoodputChooser, GoodputSettings
-from specdec.types.draft_decision import DecisionReason
+from specdec.types.draft_decision import DecisionReason, chain, chains
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 
@@ -39,40 +39,44 @@ def fixed_goodputs(curve, acceptance, num_decoding, seconds=20):
 
 def test_a_hand_worked_choice():
     """One draft token: yields 1.7 for 1.5 times the time. Two: 2.19 for twice."""
-    table = CostTable((1,), (0, 1, 2), ((0.10, 0.15, 0.20),))
-    chooser = GoodputChooser(StepCosts(table))
-    assert chooser.goodputs(0.0, 1, 2) == pytest.approx([10, 1.7 / 0.15, 2.19 / 0.20])
-    assert chooser.choose(0.0, 1, 2).num_draft_tokens == 1
-    assert chooser.choose(0.0, 1, 0).num_draft_tokens == 0, "no more than there is room for"
+    table = CostTable.of_chains((1,), (0, 1, 2), ((0.10, 0.15, 0.20),))
+    chooser = GoodputChooser(CostModel(table))
+    assert chooser.goodputs(0.0, 1, chains(2)) == pytest.approx([10, 1.7 / 0.15, 2.19 / 0.20])
+    assert chooser.choose(0.0, 1, chains(2)).shape.num_draft_tokens == 1
+    assert chooser.choose(0.0, 1, chains(0)).shape.num_draft_tokens == 0, (
+        "no more than there is room for"
+    )
 
 
 def test_a_hand_worked_estimate_of_a_batch():
     """Three sequences, of which each is to yield 1.7 tokens in 0.15 s."""
-    chooser = GoodputChooser(StepCosts(CostTable((3,), (0, 1), ((0.10, 0.15),))))
-    estimate = chooser.estimate(0.0, 3, 1)
+    chooser = GoodputChooser(CostModel(CostTable.of_chains((3,), (0, 1), ((0.10, 0.15),))))
+    estimate = chooser.estimate(0.0, 3, chain(1))
     assert estimate.tokens_per_s == pytest.approx(3 * 1.7 / 0.15)
     assert estimate.speedup == pytest.approx(1.7 * 0.10 / 0.15)
 
 
 def test_a_hand_worked_speedup_which_holds_for_half_a_second():
-    chooser = GoodputChooser(StepCosts(CostTable((1,), (0, 1), ((0.10, 0.15),))))
-    assert chooser.estimate(0.0, 1, 1).speedup == pytest.approx(1.7 * 0.10 / 0.15)
+    chooser = GoodputChooser(CostModel(CostTable.of_chains((1,), (0, 1), ((0.10, 0.15),))))
+    assert chooser.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
     for _ in range(5):
-        chooser.observe_step(1, 0, seconds=0.10, now_s=0.4)
-        chooser.observe_step(1, 1, seconds=0.01, now_s=0.4)
-    assert chooser.estimate(0.4, 1, 1).speedup == pytest.approx(1.7 * 0.10 / 0.15)
-    assert chooser.estimate(0.5, 1, 1).speedup == pytest.approx(1.7), (
+        chooser.observe_step(1, chain(0), seconds=0.10, now_s=0.4)
+        chooser.observe_step(1, chain(1), seconds=0.01, now_s=0.4)
+    assert chooser.estimate(0.4, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
+    assert chooser.estimate(0.5, 1, chain(1)).speedup == pytest.approx(1.7), (
         "cheaper than no drafts: noise"
     )
 
 
 def test_an_estimate_is_of_the_steps_that_are_asked_about():
-    table = CostTable((1, 3), (0, 1), ((0.10, 0.15), (0.12, 0.20)))
-    chooser = GoodputChooser(StepCosts(table))
-    assert chooser.estimate(0.0, 1, 1).speedup == pytest.approx(1.7 * 0.10 / 0.15)
-    assert chooser.estimate(0.1, 1, 0).speedup == 1.0, "without drafts there is nothing to gain"
-    assert chooser.estimate(0.2, 3, 0).tokens_per_s == pytest.approx(3 / 0.12)
-    assert chooser.estimate(0.3, 3, 1).speedup == pytest.approx(1.7 * 0.12 / 0.20)
+    table = CostTable.of_chains((1, 3), (0, 1), ((0.10, 0.15), (0.12, 0.20)))
+    chooser = GoodputChooser(CostModel(table))
+    assert chooser.estimate(0.0, 1, chain(1)).speedup == pytest.approx(1.7 * 0.10 / 0.15)
+    assert chooser.estimate(0.1, 1, chain(0)).speedup == 1.0, (
+        "without drafts there is nothing to gain"
+    )
+    assert chooser.estimate(0.2, 3, chain(0)).tokens_per_s == pytest.approx(3 / 0.12)
+    assert chooser.estimate(0.3, 3, chain(1)).speedup == pytest.approx(1.7 * 0.12 / 0.20)
 
 
 @pytest.mark.parametrize("curve", [GPU, SMALL], ids=["gpu", "small"])

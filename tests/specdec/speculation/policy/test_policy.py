@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.config.length_schedule import BatchSizeTable
-from specdec.speculation.policy.cost_model import CostTable, StepCosts
+from specdec.config.length_schedule import LengthSchedule
+from specdec.speculation.policy.cost_model import CostModel, CostTable
 from specdec.speculation.policy.goodput import Choice, GoodputChooser
 from specdec.speculation.policy.policy import SpeculationPolicy, StepDrafts
 from specdec.types.control import SpeculationControl
-from specdec.types.draft_decision import Decision, DecisionReason
+from specdec.types.draft_decision import Decision, DecisionReason, chain
 from specdec.types.errors import InvalidValueError
 from tests.clock import Clock
 
@@ -206,11 +206,11 @@ def test_a_policy_checks_its_settings(clock, changes):
     assert caught.value.field == next(iter(changes))
 
 
-ROWS = BatchSizeTable(((1, 2, 5), (3, 4, 1), (5, 9, 0)))
+ROWS = LengthSchedule(((1, 2, 5), (3, 4, 1), (5, 9, 0)))
 
 
 def test_a_table_decides_below_the_threshold_and_within_the_operators_number(clock):
-    policy = SpeculationPolicy(AUTO, clock, table=ROWS)
+    policy = SpeculationPolicy(AUTO, clock, schedule=ROWS)
     decided = [policy.decide(load) for load in (2, 3, 5, 7)]
     assert [each.num_draft_tokens for each in decided] == [3, 1, 0, 0]
     reasons = [DecisionReason.TABLE_ROW] * 3 + [DecisionReason.THRESHOLD]
@@ -234,11 +234,11 @@ def test_a_decision_says_why(clock, control, reason):
 def test_nothing_is_drafted_where_nobody_wants_it_or_nothing_can(clock):
     is_available = True
     policy = SpeculationPolicy(AUTO, clock, is_drafter_available=lambda: is_available)
-    assert policy.decide(2, num_willing=0) == Decision(0, DecisionReason.REQUEST)
+    assert policy.decide(2, num_eligible=0) == Decision(chain(0), DecisionReason.REQUEST)
     is_available = False
-    assert policy.decide(2) == Decision(0, DecisionReason.DRAFTER_AWAY)
+    assert policy.decide(2) == Decision(chain(0), DecisionReason.DRAFTER_AWAY)
     policy.update(ON)
-    assert policy.decide(2) == Decision(0, DecisionReason.DRAFTER_AWAY)
+    assert policy.decide(2) == Decision(chain(0), DecisionReason.DRAFTER_AWAY)
     is_available = True
     assert policy.decide(2).num_draft_tokens == 3
 
@@ -255,18 +255,18 @@ class RecordingChooser(GoodputChooser):
     """Chooses two tokens, and keeps what it is told."""
 
     def __init__(self):
-        super().__init__(StepCosts(CostTable((1,), (0,), ((1.0,),))))
+        super().__init__(CostModel(CostTable.of_chains((1,), (0,), ((1.0,),))))
         self.drafts, self.steps, self.asked_most = [], [], []
 
-    def choose(self, now_s, num_decoding, most):
-        self.asked_most.append(most)
-        return Choice(min(most, 2), DecisionReason.GOODPUT)
+    def choose(self, now_s, num_decoding, shapes):
+        self.asked_most.append(shapes[-1].num_draft_tokens)
+        return Choice(shapes[min(len(shapes) - 1, 2)], DecisionReason.GOODPUT)
 
     def observe_drafts(self, num_asked, num_accepted, now_s):
         self.drafts.append((num_asked, num_accepted))
 
-    def observe_step(self, num_decoding, num_draft_tokens, seconds, now_s):
-        self.steps.append((num_decoding, num_draft_tokens, round(seconds, 3)))
+    def observe_step(self, num_decoding, shape, seconds, now_s):
+        self.steps.append((num_decoding, shape.num_draft_tokens, round(seconds, 3)))
 
 
 def one_step(policy, clock, rows, has_prefill=False):
@@ -320,7 +320,7 @@ def test_goodput_is_bounded_by_threshold_number_and_budget(clock):
 
 def test_a_speedup_is_told_where_costs_are_known_and_something_decodes(clock):
     assert SpeculationPolicy(AUTO, clock).estimate is None
-    chooser = GoodputChooser(StepCosts(CostTable((1,), (0, 2), ((0.1, 0.1),))))
+    chooser = GoodputChooser(CostModel(CostTable.of_chains((1,), (0, 2), ((0.1, 0.1),))))
     policy = SpeculationPolicy(AUTO, clock, choosers={None: chooser})
     assert policy.estimate is None
     policy.decide(1)

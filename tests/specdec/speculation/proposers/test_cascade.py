@@ -4,7 +4,7 @@ import pytest
 
 from specdec.config.speculative import SpeculativeConfig
 from specdec.speculation.proposers import DraftRequest, Proposal, make_proposer
-from specdec.speculation.proposers.cascade import CombinedProposer, Lookup
+from specdec.speculation.proposers.cascade import CascadeProposer, Stage
 from specdec.speculation.proposers.draft_model import MAX_PENDING_TOKENS
 from tests.specdec.engines import draft_model
 from tests.specdec.speculation.proposers.sequences import drafts, sequence
@@ -56,7 +56,9 @@ def fallback():
 
 @pytest.fixture
 def combined(first, model, fallback):
-    return CombinedProposer(model, Lookup("ngram", first), Lookup("suffix", fallback))
+    return CascadeProposer(
+        [Stage("ngram", first), Stage("draft_model", model, waits=True), Stage("suffix", fallback)]
+    )
 
 
 def test_each_is_asked_about_what_is_left(combined, first, model, fallback):
@@ -92,7 +94,11 @@ def test_a_short_draft_of_the_model_is_enough(combined, model, fallback):
 
 def test_without_a_lookup_the_draft_model_is_alone(model):
     seqs = [sequence(seq_id, [5, 6]) for seq_id in (10, 20, 30)]
-    assert drafts(CombinedProposer(model), *seqs, count=1) == [(2,), (2,), ()]
+    assert drafts(CascadeProposer([Stage("draft_model", model, waits=True)]), *seqs, count=1) == [
+        (2,),
+        (2,),
+        (),
+    ]
 
 
 def test_a_request_that_names_a_method_gets_that_one_alone(combined, first, model, fallback):
@@ -120,7 +126,7 @@ def test_a_draft_of_one_step_is_not_taken_for_the_next(combined, first):
 def test_a_draft_model_keeps_up_with_what_lookups_draft(tiny_model_dir):
     """So it can take over at once where the lookup has nothing any more."""
     model = draft_model(tiny_model_dir, max_model_len=400, max_catch_up_tokens=64)
-    combined = make_proposer(SpeculativeConfig("draft_model", first="ngram"), model)
+    combined = make_proposer(SpeculativeConfig.of("draft_model", first="ngram"), model)
     seq = sequence(1, [7, 8, 9, 10] * 20)
     for _ in range(40):
         assert drafts(combined, seq, count=3) == [tuple(seq.token_ids[-4:-1])]

@@ -26,7 +26,7 @@ def requests(count=6, **params):
 
 
 def adaptive(k=3):
-    speculation = SpeculativeConfig(num_speculative_tokens=k, adaptive_length=True)
+    speculation = SpeculativeConfig.of(num_speculative_tokens=k, adaptive_length=True)
     return engine_config(speculation=speculation)
 
 

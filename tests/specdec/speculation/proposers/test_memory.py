@@ -6,22 +6,22 @@ import tracemalloc
 import pytest
 
 from specdec.config.speculative import SpeculativeConfig
-from specdec.speculation.proposers.base import ReadingBudget
-from specdec.speculation.proposers.memory import ProposerMemory, proposer_memory
+from specdec.speculation.proposers import ProposerMemory, proposer_memory
+from specdec.speculation.proposers.base import IngestBudget
 from specdec.speculation.proposers.ngram import NgramIndex
 from specdec.speculation.proposers.ngram_pool import NGRAM_BYTES
 from specdec.speculation.proposers.output_cache import MAX_CACHE_BYTES
-from specdec.speculation.proposers.suffix_tree import GrowingText
+from specdec.speculation.proposers.suffix_tree import OnlineSuffixTree
 
 
 def indexed(text, config):
-    index = NgramIndex(config.prompt_lookup_min, config.prompt_lookup_max)
-    index.update(text, ReadingBudget(len(text)))
+    index = NgramIndex(config.drafter.prompt_lookup_min, config.drafter.prompt_lookup_max)
+    index.update(text, IngestBudget(len(text)))
     return index
 
 
 def treed(text, config):
-    grown = GrowingText(config.suffix_decoding_max_tree_depth)
+    grown = OnlineSuffixTree(config.drafter.suffix_decoding_max_tree_depth)
     for token in text:
         grown.append(token)
     return grown
@@ -32,10 +32,10 @@ def treed(text, config):
 @pytest.mark.parametrize(
     ("make", "config"),
     [
-        (indexed, SpeculativeConfig("ngram")),
-        (indexed, SpeculativeConfig("ngram", prompt_lookup_min=1, prompt_lookup_max=1)),
-        (indexed, SpeculativeConfig("ngram", prompt_lookup_min=1, prompt_lookup_max=16)),
-        (treed, SpeculativeConfig("suffix")),
+        (indexed, SpeculativeConfig.of("ngram")),
+        (indexed, SpeculativeConfig.of("ngram", prompt_lookup_min=1, prompt_lookup_max=1)),
+        (indexed, SpeculativeConfig.of("ngram", prompt_lookup_min=1, prompt_lookup_max=16)),
+        (treed, SpeculativeConfig.of("suffix")),
     ],
 )
 def test_no_text_takes_more_than_is_left_free_for_it(make, config, num_tokens, num_kinds):
@@ -55,15 +55,15 @@ def test_no_text_takes_more_than_is_left_free_for_it(make, config, num_tokens, n
 
 
 def test_what_is_loaded_adds_up():
-    first = SpeculativeConfig("draft_model", first="ngram")
-    both = SpeculativeConfig("draft_model", first="ngram", fallback="suffix")
-    ngram, suffix = (proposer_memory(SpeculativeConfig(name)) for name in ("ngram", "suffix"))
+    first = SpeculativeConfig.of("draft_model", first="ngram")
+    both = SpeculativeConfig.of("draft_model", first="ngram", fallback="suffix")
+    ngram, suffix = (proposer_memory(SpeculativeConfig.of(name)) for name in ("ngram", "suffix"))
     assert proposer_memory(first) == ngram
     assert proposer_memory(both) == ProposerMemory(
         MAX_CACHE_BYTES, 0, ngram.bytes_per_token + suffix.bytes_per_token
     )
-    other = SpeculativeConfig("draft_model", model="./other")
+    other = SpeculativeConfig.of("draft_model", model="./other")
     assert proposer_memory(other).bytes_per_token > 0
-    lookahead = SpeculativeConfig("lookahead", lookahead_pool_size=7)
+    lookahead = SpeculativeConfig.of("lookahead", lookahead_pool_size=7)
     assert proposer_memory(lookahead) == ProposerMemory(bytes_per_sequence=7 * NGRAM_BYTES)
     assert proposer_memory(None) == ProposerMemory()

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.speculation.proposers.base import ReadingBudget
+from specdec.speculation.proposers.base import IngestBudget
 from specdec.speculation.proposers.ngram import (
     _MAX_NEW_ENTRIES,
     NgramIndex,
@@ -27,8 +27,8 @@ def test_index_finds_what_a_scan_finds(
     tokens: list[int], min_n: int, extra: int, split: int
 ) -> None:
     index = NgramIndex(min_n, min_n + extra)
-    assert index.update(tokens[:split], ReadingBudget(100))
-    assert index.update(tokens, ReadingBudget(100))
+    assert index.update(tokens[:split], IngestBudget(100))
+    assert index.update(tokens, IngestBudget(100))
     assert index.follower(tokens) == scanned_follower(tokens, min_n, min_n + extra)
 
 

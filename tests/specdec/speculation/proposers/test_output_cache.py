@@ -20,11 +20,11 @@ def test_it_is_as_if_the_dropped_ones_had_never_been(outputs, max_outputs, max_n
     for tenant, output in outputs:
         cache.add(tenant, output)
         kept = [*kept, (tenant, output)] if output else kept
-        cache.tend(at_once)
+        cache.maintain(at_once)
         cache.check_integrity()
         assert cache.num_outputs <= max_outputs + 1
         assert cache.num_nodes <= max_nodes + 2, "more than one token beyond the bound"
-    cache.tend(ALL)
+    cache.maintain(ALL)
     cache.check_integrity()
     assert cache.num_outputs <= max_outputs
     assert cache.num_nodes <= max_nodes
@@ -33,7 +33,7 @@ def test_it_is_as_if_the_dropped_ones_had_never_been(outputs, max_outputs, max_n
     fresh = OutputCache(5, max_outputs)
     for tenant, output in kept[-max_outputs:]:
         fresh.add(tenant, output)
-    fresh.tend(ALL)
+    fresh.maintain(ALL)
     for tenant in ("", "a", "b"):
         mine, new = cache.tree(tenant), fresh.tree(tenant)
         assert (mine is None) == (new is None)
@@ -44,7 +44,7 @@ def test_the_oldest_goes_first_whosever_it_is():
     cache = OutputCache(4, max_outputs=2)
     for tenant, token in (("a", 1), ("b", 2), ("b", 3)):
         cache.add(tenant, [token, token])
-    cache.tend(ALL)
+    cache.maintain(ALL)
     assert cache.tree("a") is None
     assert cache.tree("b").find(array("i", [2, 2])) is not None
 
@@ -53,7 +53,7 @@ def test_an_output_that_could_not_stay_costs_no_other_its_place():
     cache = OutputCache(4, max_outputs=9, max_nodes=20)
     cache.add("a", [1, 2, 3])
     cache.add("a", list(range(11)))
-    cache.tend(ALL)
+    cache.maintain(ALL)
     assert cache.num_outputs == 1
 
 
@@ -61,7 +61,7 @@ def test_no_text_is_kept_in_memory_after_it_was_dropped():
     cache = OutputCache(4, max_outputs=1)
     for _ in range(3):
         cache.add("a", [1, 2, 3, 4, 5])
-        cache.tend(ALL)
+        cache.maintain(ALL)
         texts = {id(text) for text in cache.tree("a")._texts if len(text)}
         assert texts == {id(output.token_ids) for output in cache._outputs}
 
@@ -69,15 +69,15 @@ def test_no_text_is_kept_in_memory_after_it_was_dropped():
 def test_a_step_takes_in_no_more_than_it_is_told():
     cache = OutputCache(4, max_outputs=1)
     cache.add("a", list(range(10)))
-    cache.tend(4)
+    cache.maintain(4)
     assert (cache.num_nodes, cache.num_outputs) == (4, 0)
     assert cache.tree("a").find(array("i", [3, 4, 5, 6])) is not None
     assert cache.tree("a").find(array("i", [4])) is None
-    cache.tend(6)
+    cache.maintain(6)
     assert cache.num_outputs == 1
     cache.add("b", [20])
-    cache.tend(5)  # one in, then four of the ten out
+    cache.maintain(5)  # one in, then four of the ten out
     assert cache.tree("b") is not None
     assert cache.num_nodes == 7
-    cache.tend(6)
+    cache.maintain(6)
     assert cache.tree("a") is None

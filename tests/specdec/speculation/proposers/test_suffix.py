@@ -4,14 +4,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.speculation.proposers.suffix import _MAX_NEW_TOKENS, SuffixLimits, SuffixProposer
+from specdec.config.methods import SuffixConfig
+from specdec.speculation.proposers.suffix import _MAX_NEW_TOKENS, SuffixProposer
 from tests.specdec.speculation.proposers.sequences import drafts, end, sequence
 
 STORY = [5, 6, 7, 8, 9, 10, 11, 12, 13, 14]
 
 
 def proposer(depth=24, cached=100, factor=1.0, prob=0.1):
-    return SuffixProposer(SuffixLimits(depth, cached, factor, prob))
+    return SuffixProposer(SuffixConfig(depth, cached, factor, prob))
 
 
 @pytest.mark.parametrize("num_matched", [1, 2, 4])

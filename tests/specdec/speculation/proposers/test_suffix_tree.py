@@ -6,7 +6,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.speculation.proposers.suffix_tree import GrowingText, SuffixTree
+from specdec.speculation.proposers.suffix_tree import OnlineSuffixTree, SuffixTree
 
 DEPTHS = st.integers(1, 6)
 TEXTS = st.lists(st.integers(0, 2), min_size=1, max_size=14).map(lambda ids: array("i", ids))
@@ -63,7 +63,7 @@ def test_counts_after_additions_and_removals(depth, steps):
 
 @given(DEPTHS, st.lists(st.integers(0, 2), max_size=40))
 def test_a_text_that_grows(depth, tokens):
-    text = GrowingText(depth)
+    text = OnlineSuffixTree(depth)
     for length, token in enumerate(tokens, start=1):
         text.append(token)
         assert text.num_matched == longest_that_came_before(tokens[:length], depth)
@@ -115,7 +115,7 @@ def test_of_equally_frequent_followers_the_latest_is_taken():
 
 
 def test_memory_is_at_most_two_nodes_a_token():
-    text = GrowingText(24)
+    text = OnlineSuffixTree(24)
     for token in [7] * 300 + [5, 6] * 200 + list(range(300)):
         text.append(token)
     assert text.tree.num_nodes <= 2 * len(text.token_ids)

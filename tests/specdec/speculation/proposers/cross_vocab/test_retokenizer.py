@@ -1,10 +1,10 @@
-"""A draft's reading of a text that grows in pieces: always the same text, in the usual tokens."""
+"""A draft's view of a text that grows in pieces: always the same text, in the usual tokens."""
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from specdec.speculation.proposers.cross_vocab.retokenizer import DraftText
+from specdec.speculation.proposers.cross_vocab.retokenizer import Retokenizer
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_bytes import Spelling
 from tests.specdec.tiny import TEXT
@@ -32,7 +32,7 @@ def written(spelling, text):
 
 def extended(spelling, pieces):
     """The text after all pieces; what is said of settled and kept tokens is checked at each."""
-    text = DraftText(spelling)
+    text = Retokenizer(spelling)
     for piece in pieces:
         old, num_settled = list(text.token_ids), text.num_settled
         text.extend(piece)
@@ -83,7 +83,7 @@ def test_any_bytes_in_any_pieces_are_the_same_bytes(spellings, pieces):
 
 def test_half_a_character_is_there_at_once_and_whole_later(spellings):
     for spelling in spellings:
-        text = DraftText(spelling)
+        text = Retokenizer(spelling)
         snowman = "\N{SNOWMAN}".encode()
         text.extend(b"the " + snowman[:2])
         assert written(spelling, text) == b"the " + snowman[:2]
@@ -93,7 +93,7 @@ def test_half_a_character_is_there_at_once_and_whole_later(spellings):
 
 def test_what_is_encoded_again_stays_short(spellings):
     for spelling in spellings:
-        text = DraftText(spelling)
+        text = Retokenizer(spelling)
         for word in WORDS * 4:
             text.extend(f" {word}".encode())
             assert len(text.token_ids) - text.num_settled <= 40
@@ -101,7 +101,7 @@ def test_what_is_encoded_again_stays_short(spellings):
 
 def test_a_word_that_goes_on_takes_its_tokens_back(spellings):
     byte = spellings[0]
-    text = DraftText(byte)
+    text = Retokenizer(byte)
     text.extend(b"the wat")
     before = list(text.token_ids)
     text.extend(b"er")

@@ -5,7 +5,7 @@ import pytest
 
 from specdec.sequences.sequence import Sequence
 from specdec.speculation.proposers.cross_vocab.draft_vocabulary import DraftVocabulary
-from specdec.speculation.proposers.cross_vocab.proposer import _MAX_READ_TOKENS, OtherVocabulary
+from specdec.speculation.proposers.cross_vocab.proposer import _MAX_READ_TOKENS, CrossVocabAdapter
 from specdec.speculation.proposers.cross_vocab.vocab_adapter import EqualIds, SameVocabulary
 from specdec.speculation.proposers.vocab_mapping import ModelVocabulary, map_vocabularies
 from specdec.text.tokenizer import Tokenizer
@@ -41,7 +41,7 @@ def translate(models):
     def translate(draft, target):
         draft, target = models[draft], models[target]
         shared = map_vocabularies(draft, target)
-        return OtherVocabulary(shared, draft.spelling, target.spelling)
+        return CrossVocabAdapter(shared, draft.spelling, target.spelling)
 
     return translate
 
@@ -59,84 +59,84 @@ def test_the_draft_reads_the_text_as_its_own_tokenizer_writes_it(models, transla
     """What the target puts before a text is not text; the draft puts its own."""
     text = TEXT[1:600]
     seq = sequence(models[target].tokenizer.encode(text))
-    reading = translate(draft, target).read(seq)
-    assert reading.is_whole
-    assert reading.token_ids == models[draft].tokenizer.encode(text)
+    view = translate(draft, target).view(seq)
+    assert view.is_whole
+    assert view.token_ids == models[draft].tokenizer.encode(text)
 
 
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
 def test_greedy_drafts_are_read_by_the_targets_tokenizer(models, translate, draft, target):
-    translation, context, text = translate(draft, target), "The river", " begins as a thread"
+    adapter, context, text = translate(draft, target), "The river", " begins as a thread"
     seq = sequence(models[target].tokenizer.encode(context))
-    translation.read(seq)
+    adapter.view(seq)
     drafted = models[draft].spelling.encode_inside(text)
     expected = tuple(models[target].spelling.encode_inside(text))
-    assert translation.write(seq, drafted, 99) == expected
-    assert translation.write(seq, drafted, 2) == expected[:2]
-    assert 1 <= translation.num_draft_tokens(seq, 2) <= 4
+    assert adapter.to_target(seq, drafted, 99) == expected
+    assert adapter.to_target(seq, drafted, 2) == expected[:2]
+    assert 1 <= adapter.num_draft_tokens(seq, 2) <= 4
 
 
 @pytest.mark.parametrize(("draft", "target"), PAIRS)
 def test_sampled_drafts_are_translated_one_by_one(models, translate, draft, target):
-    translation, seq = translate(draft, target), sequence([5], temperature=0.8)
+    adapter, seq = translate(draft, target), sequence([5], temperature=0.8)
     shared = map_vocabularies(models[draft], models[target])
     drafted = np.flatnonzero(shared.draft_to_target >= 0)[[3, 70, 200]].tolist()
-    assert translation.num_draft_tokens(seq, 3) == 3
-    assert translation.write(seq, drafted, 3) == tuple(shared.draft_to_target[drafted].tolist())
+    assert adapter.num_draft_tokens(seq, 3) == 3
+    assert adapter.to_target(seq, drafted, 3) == tuple(shared.draft_to_target[drafted].tolist())
     missing = int(np.flatnonzero(shared.draft_to_target < 0)[0])
-    assert len(translation.write(seq, [drafted[0], missing, drafted[1]], 3)) == 1
+    assert len(adapter.to_target(seq, [drafted[0], missing, drafted[1]], 3)) == 1
 
 
 def test_a_draft_that_ends_the_text_ends_it_for_the_target_too(models, translate):
-    translation = translate("sentencepiece", "chat")
+    adapter = translate("sentencepiece", "chat")
     draft, target = models["sentencepiece"], models["chat"]
     seq = sequence(target.tokenizer.encode("The river"))
-    translation.read(seq)
+    adapter.view(seq)
     drafted = [*draft.spelling.encode_inside(" is"), draft.tokenizer.end_token_id, 300, 301]
     expected = (*target.spelling.encode_inside(" is"), target.tokenizer.end_token_id)
-    assert translation.write(seq, drafted, 9) == expected
+    assert adapter.to_target(seq, drafted, 9) == expected
 
 
 def test_a_chat_is_read_as_the_template_wrote_it(models, translate):
     assert "<|im_start|>" in CHAT_TEMPLATE
     text = "<|im_start|>user\nAsk the baker<|im_end|>\n<|im_start|>assistant\n"
     seq = sequence(models["chat"].tokenizer.encode(text))
-    reading = translate("byte-level", "chat").read(seq)
-    assert models["byte-level"].spelling.text(reading.token_ids) == text.encode()
+    view = translate("byte-level", "chat").view(seq)
+    assert models["byte-level"].spelling.text(view.token_ids) == text.encode()
 
 
 def test_a_long_prompt_is_read_in_parts(models, translate):
-    translation = translate("byte-level", "chat")
+    adapter = translate("byte-level", "chat")
     token_ids = models["chat"].tokenizer.encode(TEXT * 12)
     seq = sequence(token_ids)
     num_calls = -(-len(token_ids) // _MAX_READ_TOKENS)
     assert num_calls > 1
-    readings = [translation.read(seq) for _ in range(num_calls)]
-    assert [reading.is_whole for reading in readings] == [False] * (num_calls - 1) + [True]
-    assert readings[-1].token_ids == models["byte-level"].tokenizer.encode(TEXT * 12)
-    translation.release(seq.seq_id)
-    assert not translation.read(seq).is_whole
+    views = [adapter.view(seq) for _ in range(num_calls)]
+    assert [view.is_whole for view in views] == [False] * (num_calls - 1) + [True]
+    assert views[-1].token_ids == models["byte-level"].tokenizer.encode(TEXT * 12)
+    adapter.release(seq.seq_id)
+    assert not adapter.view(seq).is_whole
 
 
 def test_tokens_that_only_one_model_has_are_stood_in_for():
     to_draft = np.array([0, 1, 2, -1, -1], dtype=np.int32)
     to_target = np.array([0, 1, 2, -1], dtype=np.int32)
-    translation = EqualIds(VocabularyMap(to_target, to_draft, has_equal_ids=True))
+    adapter = EqualIds(VocabularyMap(to_target, to_draft, has_equal_ids=True))
     seq = sequence([2, 4, 1])
-    assert translation.read(seq).token_ids == [2, 0, 1]
+    assert adapter.view(seq).token_ids == [2, 0, 1]
     seq.token_ids += [3, 2]
-    reading = translation.read(seq)
-    assert (reading.token_ids, reading.num_kept) == ([2, 0, 1, 0, 2], 3)
-    assert translation.write(seq, [1, 2, 3, 1], 4) == (1, 2)
+    view = adapter.view(seq)
+    assert (view.token_ids, view.num_kept) == ([2, 0, 1, 0, 2], 3)
+    assert adapter.to_target(seq, [1, 2, 3, 1], 4) == (1, 2)
 
 
 def test_a_draft_worker_is_told_of_tokens_by_its_own_ids():
     """Special ones may have others, with all tokens of text equal."""
     to_draft = np.array([0, 1, 2, 4, 3], dtype=np.int32)
-    translation = EqualIds(VocabularyMap(to_draft, to_draft, has_equal_ids=True))
+    adapter = EqualIds(VocabularyMap(to_draft, to_draft, has_equal_ids=True))
     seq = sequence([2, 4, 1], repetition_penalty=1.1)
-    assert translation.admission(seq).token_ids == (2, 3, 1)
-    assert translation.admission(sequence([2, 4, 1])).token_ids == ()
+    assert adapter.admission(seq).token_ids == (2, 3, 1)
+    assert adapter.admission(sequence([2, 4, 1])).token_ids == ()
 
 
 def test_the_least_that_is_needed_lies_between(tmp_path):
@@ -152,12 +152,12 @@ def test_the_least_that_is_needed_lies_between(tmp_path):
 
     def kind(draft):
         found = DraftVocabulary.between(draft, directories["same"])
-        return type(found.new_translation()), found.shared is None
+        return type(found.new_adapter()), found.shared is None
 
     assert kind(directories["same"]) == (SameVocabulary, True)
     assert kind(directories["twin"]) == (SameVocabulary, True)
     assert kind(padded) == (EqualIds, False)
-    assert kind(directories["other"]) == (OtherVocabulary, False)
+    assert kind(directories["other"]) == (CrossVocabAdapter, False)
 
 
 def config_json(vocab_size):

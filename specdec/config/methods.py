@@ -1,0 +1,163 @@
+"""Configuration of each drafting method: one frozen dataclass a method, with its own keys.
+
+A new method is a subclass of `MethodConfig` that is listed in `METHODS`, a proposer that is listed
+in `specdec.speculation.proposers.registry`, and a page of documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+from specdec.config.quantization import QuantizationMethod, require_quantization
+from specdec.types.validation import require_range
+
+
+class DraftPlace(Enum):
+    """The process that drafts.
+
+    ENGINE: the process of the engine, within the call of the proposer, in microseconds.
+    DRAFT_WORKER: a worker with a model of its own, whose time adds to that of a step.
+    """
+
+    ENGINE = "engine"
+    DRAFT_WORKER = "draft_worker"
+
+
+def _within(default: Any, low: float, high: float) -> Any:
+    """Return a field with a range that `MethodConfig` checks."""
+    return field(default=default, metadata={"range": (low, high)})
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """Base of the configurations of drafting methods; each field is a key of speculative_config.
+
+    name: the method in configurations, requests, metrics and protos.
+    place: the process that drafts.
+    is_lookup: whether the method may be `first` or `fallback` beside another one, since it needs no
+        forward pass.
+    takes_lookups: whether lookups may be beside it.
+    """
+
+    name: ClassVar[str]
+    place: ClassVar[DraftPlace] = DraftPlace.ENGINE
+    is_lookup: ClassVar[bool] = False
+    takes_lookups: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            if "range" in each.metadata:
+                key, bounds = f"speculative_config.{each.name}", each.metadata["range"]
+                require_range(key, getattr(self, each.name), *bounds)
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Guesses that the target runs in each step behind a sequence's drafts."""
+        return 0
+
+
+@dataclass(frozen=True)
+class NgramConfig(MethodConfig):
+    """Prompt lookup in the sequence's own text.
+
+    prompt_lookup_min, prompt_lookup_max: lengths of the n-grams to look up, longest first.
+    """
+
+    name = "ngram"
+    is_lookup = True
+
+    prompt_lookup_min: int = _within(2, 1, 16)
+    prompt_lookup_max: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        key, value = "speculative_config.prompt_lookup_max", self.prompt_lookup_max
+        require_range(key, value, self.prompt_lookup_min, 16)
+
+
+@dataclass(frozen=True)
+class DraftModelConfig(MethodConfig):
+    """A small model on a draft worker.
+
+    model: the draft model, named as the target is; None runs the target itself, which then should
+        be quantized. Its vocabulary may differ from the target's (`specdec.text.vocab_map`).
+    quantization: how the draft model's matrices are held; None keeps the model's dtype.
+    draft_tensor_parallel_size: ranks that share the draft model.
+    max_model_len: longest sequence to draft for, in tokens; None takes the draft model's own limit.
+    draft_confidence_threshold: a draft ends where no token has this probability of being the next
+        one; 0 disables the check.
+    """
+
+    name = "draft_model"
+    place = DraftPlace.DRAFT_WORKER
+    takes_lookups = True
+
+    model: str | None = None
+    quantization: QuantizationMethod | None = None
+    draft_tensor_parallel_size: int = _within(1, 1, 1024)
+    max_model_len: int | None = _within(None, 2, 2**24)
+    draft_confidence_threshold: float = _within(0.0, 0, 1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_quantization(self.quantization, "speculative_config.quantization")
+
+
+@dataclass(frozen=True)
+class SuffixConfig(MethodConfig):
+    """Suffix decoding: lookup in the sequence's own text and in earlier outputs.
+
+    suffix_decoding_max_tree_depth: most tokens of a match and its draft together.
+    suffix_decoding_max_cached_requests: number of earlier outputs to keep; the oldest is evicted
+        first, 0 keeps none.
+    suffix_decoding_max_spec_factor: most tokens to draft for each token of the match.
+    suffix_decoding_min_token_prob: least probability of a draft, by token counts, at which it is
+        extended.
+    """
+
+    name = "suffix"
+    is_lookup = True
+
+    suffix_decoding_max_tree_depth: int = _within(24, 2, 256)
+    suffix_decoding_max_cached_requests: int = _within(10_000, 0, 10_000_000)
+    suffix_decoding_max_spec_factor: float = _within(1.0, 0.01, 32)
+    suffix_decoding_min_token_prob: float = _within(0.1, 0, 1)
+
+
+@dataclass(frozen=True)
+class LookaheadConfig(MethodConfig):
+    """Lookahead decoding: n-grams from guesses that the target runs behind the drafts.
+
+    lookahead_window_size: guesses that the target runs in each step behind a sequence's drafts.
+    lookahead_ngram_size: tokens of an n-gram, the drafted one included.
+    lookahead_pool_size: n-grams to keep of a sequence; the oldest is evicted first.
+    """
+
+    name = "lookahead"
+
+    lookahead_window_size: int = _within(3, 1, 64)
+    lookahead_ngram_size: int = _within(4, 2, 16)
+    lookahead_pool_size: int = _within(2048, 1, 65_536)
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """The window."""
+        return self.lookahead_window_size
+
+
+METHODS: Mapping[str, type[MethodConfig]] = MappingProxyType(
+    {each.name: each for each in (NgramConfig, DraftModelConfig, SuffixConfig, LookaheadConfig)}
+)
+"""Configuration class by name of the method."""
+
+METHOD_NAMES = tuple(METHODS)
+LOOKUP_NAMES = tuple(name for name, each in METHODS.items() if each.is_lookup)
+
+
+def keys_of(config_class: type[MethodConfig]) -> tuple[str, ...]:
+    """Return the keys of speculative_config that belong to a method."""
+    return tuple(each.name for each in fields(config_class))

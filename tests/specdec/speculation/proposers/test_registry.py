@@ -1,0 +1,27 @@
+"""Every configured method has a registration, and a name in the protos."""
+
+import pytest
+
+from protos.specdec.v1 import inference_pb2 as pb
+from specdec.config.methods import METHOD_NAMES, METHODS, DraftPlace
+from specdec.config.speculative import SpeculativeConfig
+from specdec.speculation.proposers import make_proposer, proposer_memory
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_each_method_makes_a_proposer_and_has_a_memory(name):
+    config, of_worker = SpeculativeConfig.of(name), object()
+    proposer = make_proposer(config, of_worker)
+    assert (proposer is of_worker) == (METHODS[name].place is DraftPlace.DRAFT_WORKER)
+    assert proposer_memory(config).bytes_per_token >= 0
+
+
+@pytest.mark.parametrize("name", METHOD_NAMES)
+def test_each_method_has_a_name_in_the_protos(name):
+    assert f"SPECULATION_METHOD_{name.upper()}" in pb.SpeculationMethod.keys()  # noqa: SIM118
+
+
+def test_flat_keys_are_read_again_as_they_were_written():
+    for name in METHOD_NAMES:
+        config = SpeculativeConfig.of(name, 5, adaptive_length=True)
+        assert SpeculativeConfig.of(**config.to_mapping()) == config
