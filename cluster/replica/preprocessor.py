@@ -13,12 +13,12 @@ from typing import Any, TypeVar
 
 from cluster.replica.encode_limiter import EncodingRoom
 from specdec.models.config import ModelConfig
-from specdec.text.chat_template import ChatTemplate, Conversation
+from specdec.text.chat_template import ChatTemplate
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import BUSY, COMPILE_TIMEOUT_S, Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer, check_token_ids
 from specdec.text.vocab_bytes import TokenBytes
-from specdec.types.chat import ChatMessage
+from specdec.types.chat import ChatMessage, Conversation
 from specdec.types.errors import OverloadedError
 from specdec.types.request import Prompt
 from specdec.types.sampling_params import StructuredOutput

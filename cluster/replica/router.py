@@ -30,11 +30,11 @@ from cluster.workers.resources import ReplicaMemory
 from specdec.engine.core import EngineCore
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
-from specdec.engine.outputs import RequestOutput
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control_changes import SpeculationState
 from specdec.types.errors import NotReadyError, TargetFailedError, UnknownModelError
 from specdec.types.fleet import ReplicaReport
+from specdec.types.outputs import RequestOutput
 from specdec.types.profile import ProfileOrder, ProfileReport
 from specdec.types.request import DetokenizeRequest, GenerateRequest, TokenizeRequest
 from specdec.types.responses import ModelInfo

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from specdec.engine.metrics import Metrics
-from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import LEFT, RequestMetrics, reason_of
 from specdec.sequences.sequence import EngineRequest
+from specdec.types.outputs import RequestOutput
 
 if TYPE_CHECKING:  # the packages that make traces are optional
     from cluster.replica.tracing import RequestTrace

@@ -22,8 +22,8 @@ from opentelemetry.trace import SpanKind, StatusCode, Tracer, set_span_in_contex
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cluster.observability.request_context import text_headers
-from specdec.engine.outputs import RequestOutput
 from specdec.sequences.sequence import EngineRequest
+from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams
 

@@ -16,8 +16,7 @@ from specdec.config.engine import EngineConfig
 from specdec.engine.async_scheduling import next_rows
 from specdec.engine.input_processor import InputProcessor, has_allowed_token
 from specdec.engine.metrics import Metrics, StepRecorder
-from specdec.engine.output_builder import output_of
-from specdec.engine.outputs import RequestOutput
+from specdec.engine.outputs import output_of
 from specdec.engine.scheduler import ScheduledRow, Scheduler
 from specdec.engine.speculator import Speculator
 from specdec.engine.stop_checker import Stop, check_stop
@@ -41,6 +40,7 @@ from specdec.types.errors import (
     SpecdecError,
 )
 from specdec.types.messages import StepInput, StepRow, VerifiedRow, VerifyOutput
+from specdec.types.outputs import RequestOutput
 from specdec.types.worker import Target
 
 _Rows = list[tuple[Sequence, StepRow]]

@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 
 from specdec.engine.engine import Engine
 from specdec.engine.output_streams import OutputStreams
-from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import RequestMetrics
 from specdec.engine.scheduler import require_room
 from specdec.sequences.sequence import EngineRequest
 from specdec.types.control import SpeculationControl
 from specdec.types.engine_stats import EngineStats
 from specdec.types.errors import NotReadyError, TargetFailedError
+from specdec.types.outputs import RequestOutput
 from specdec.types.worker import Target
 
 logger = logging.getLogger(__name__)

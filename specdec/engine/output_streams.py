@@ -8,9 +8,9 @@ import logging
 import time
 from dataclasses import dataclass, field
 
-from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import AbortedError, RequestMetrics
 from specdec.types.errors import OverloadedError
+from specdec.types.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
 

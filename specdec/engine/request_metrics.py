@@ -20,8 +20,8 @@ from specdec.engine.metrics import (
     QUEUE_TIME,
     Metrics,
 )
-from specdec.engine.outputs import RequestOutput
 from specdec.sequences.sequence import EngineRequest
+from specdec.types.outputs import RequestOutput
 
 logger = logging.getLogger(__name__)
 

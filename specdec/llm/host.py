@@ -25,9 +25,9 @@ from specdec.llm.prompts import PromptParts
 from specdec.llm.stats_log import StatsLog
 from specdec.models.resolve import print_progress
 from specdec.sequences.sequence import EngineRequest
-from specdec.text.chat_template import Conversation
 from specdec.text.grammar import Grammar, GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
+from specdec.types.chat import Conversation
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError, NotReadyError
 from specdec.types.sampling_params import SEED_LIMIT, SamplingParams, StructuredOutput

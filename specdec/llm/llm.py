@@ -17,7 +17,7 @@ from specdec.llm.hosted import HostedModel
 from specdec.llm.outputs import RequestOutput
 from specdec.llm.progress import Progress
 from specdec.llm.prompts import Message, Prompt, PromptParts, read_conversations, read_prompts
-from specdec.text.chat_template import Conversation
+from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingParams
 

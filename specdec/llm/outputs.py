@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from specdec.engine.outputs import RequestOutput as StepOutput
 from specdec.engine.request_metrics import RequestTimes
 from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import Logprobs
+from specdec.types.outputs import RequestOutput as StepOutput
 from specdec.types.sampling_params import VerifierName
 from specdec.types.stats import SpeculationStats
 

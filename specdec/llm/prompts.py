@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, TypeGuard, cast
 
 from specdec.config.fields import refuse_unknown
-from specdec.text.chat_template import Conversation, decoded_arguments
+from specdec.text.chat_template import decoded_arguments
+from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
 
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
 
 _GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
@@ -22,24 +21,6 @@ _SUPPLIED = frozenset({"raise_exception", "strftime_now", "continue_final_messag
 
 _TRANSFORMERS_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Marks of the assistant's words, which concern training alone and Jinja does not know."""
-
-
-@dataclass(frozen=True)
-class Conversation:
-    """What a template renders. Messages and tools have the keys that templates ask for.
-
-    messages: each with `role` and `content`; perhaps `tool_calls`, whose arguments are objects.
-    tools: functions as the OpenAI API describes them.
-    add_generation_prompt: whether the assistant's turn is opened at the end.
-    continue_final_message: whether the last message is left open, to be gone on with.
-    template_kwargs: further variables of the template, such as `enable_thinking`.
-    """
-
-    messages: tuple[Mapping[str, Any], ...]
-    tools: tuple[Mapping[str, Any], ...] = ()
-    add_generation_prompt: bool = True
-    continue_final_message: bool = False
-    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 class ChatTemplate:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from specdec.text.chat_template import ChatTemplate, Conversation
+from specdec.text.chat_template import ChatTemplate
+from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 
 if TYPE_CHECKING:

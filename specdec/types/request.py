@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from specdec.text.chat_template import Conversation
-from specdec.types.chat import ChatMessage
+from specdec.types.chat import ChatMessage, Conversation
 from specdec.types.sampling_params import SamplingParams
 
 Chat = tuple[ChatMessage, ...]

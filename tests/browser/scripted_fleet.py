@@ -30,10 +30,10 @@ from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.router import Generation
 from specdec.client import Counts, DecisionNews, HistogramCounts, ReplicaReport, SpeculationState
 from specdec.engine.metrics import FIRST_TOKEN, INTER_TOKEN
-from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
 from specdec.types.control import SpeculationControl
 from specdec.types.errors import InvalidValueError
+from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 from tests.cluster.admin_service import LocalHandle, take_profile

@@ -25,9 +25,9 @@ from protos.specdec.v1 import inference_pb2 as pb
 from specdec.config.speculative import SpeculativeConfig
 from specdec.engine.engine_thread import EngineThread
 from specdec.engine.model_resolution import ModelDirectories
-from specdec.engine.outputs import RequestOutput
 from specdec.speculation.policy.policy import SpeculationPolicy
 from specdec.types.control import SpeculationControl
+from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 from tests.cluster.admin_service import LocalHandle

@@ -13,7 +13,6 @@ from specdec.config.speculative import SpeculativeConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.engine.engine import Engine
 from specdec.engine.metrics import StepRecorder
-from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
 from specdec.sequences.sequence import EngineRequest
 from specdec.speculation.policy.policy import SpeculationPolicy
@@ -33,6 +32,7 @@ from specdec.types.messages import (
     VerifiedRow,
     VerifyOutput,
 )
+from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.worker import Target

@@ -15,10 +15,10 @@ from cluster.api.errors import status_of
 from cluster.api.sse import event
 from cluster.replica.router import Generation, Router
 from specdec.config.fields import refuse_unknown
-from specdec.engine.outputs import RequestOutput
 from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.types.chat import ChatMessage
 from specdec.types.errors import InvalidValueError
+from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest, Prompt
 from specdec.types.sampling_params import LOSSY_VERIFIERS, SamplingParams, SpeculationOptions
 

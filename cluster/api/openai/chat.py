@@ -27,7 +27,8 @@ from cluster.api.openai.tool_use import ToolUse, tool_use
 from cluster.api.openai.usage import UsageMeter
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.router import Router
-from specdec.text.chat_template import ChatTemplate, Conversation
+from specdec.text.chat_template import ChatTemplate
+from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams

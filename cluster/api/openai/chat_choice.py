@@ -18,8 +18,8 @@ from cluster.api.openai.chat_schema import (
 from cluster.api.openai.logprobs import ChoiceLogprobs, TokenNames, chat_logprobs
 from cluster.api.openai.schema import FinishReason
 from cluster.api.openai.tool_parser import CallBegun, Content, Piece, ToolCallParser
-from specdec.engine.outputs import RequestOutput
 from specdec.types import responses
+from specdec.types.outputs import RequestOutput
 
 
 class ChoiceWriter:

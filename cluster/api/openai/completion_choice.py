@@ -13,8 +13,8 @@ from cluster.api.openai.logprobs import (
     joined,
     prompt_logprobs,
 )
-from specdec.engine.outputs import RequestOutput
 from specdec.types.messages import Logprobs
+from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
 
 

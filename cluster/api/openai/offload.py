@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from cluster.api.openai.logprobs import TokenNames
-from specdec.engine.outputs import RequestOutput
+from specdec.types.outputs import RequestOutput
 
 T = TypeVar("T")
 

@@ -14,7 +14,7 @@ from cluster.api.openai.sampling_fields import SamplingFields
 from cluster.replica.router import Router
 from specdec.config.engine import MAX_STREAM_INTERVAL
 from specdec.engine.input_processor import check_answer_in_one_message
-from specdec.text.chat_template import Conversation
+from specdec.types.chat import Conversation
 from specdec.types.request import GenerateRequest, TokenizeRequest
 from specdec.types.sampling_params import SamplingParams
 

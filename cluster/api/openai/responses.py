@@ -34,8 +34,8 @@ from cluster.api.openai.streams import Said, ToldError, answering, event
 from cluster.api.openai.structure import JsonSchemaFormat, ResponseFormat
 from cluster.api.openai.usage import UsageMeter
 from cluster.replica.router import Router
-from specdec.engine.outputs import RequestOutput
 from specdec.types.errors import InvalidValueError
+from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
 
 _COPIED = (

@@ -29,8 +29,8 @@ from cluster.api.openai.tool_use import tool_use
 from cluster.control.peers import Applications
 from cluster.replica.limits import check_model
 from cluster.replica.router import Router
-from specdec.text.chat_template import Conversation
 from specdec.types import request as service_requests
+from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
 from specdec.types.responses import ModelInfo
 

@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.api.api_keys import Lease
 from cluster.api.openai.deadline import Deadline
 from cluster.replica.router import Router
-from specdec.engine.outputs import RequestOutput
+from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest
 
 logger = logging.getLogger(__name__)

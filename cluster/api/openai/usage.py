@@ -8,7 +8,7 @@ from cluster.api.openai.schema import (
     SpeculationUsage,
     Usage,
 )
-from specdec.engine.outputs import RequestOutput
+from specdec.types.outputs import RequestOutput
 from specdec.types.sampling_params import LOSSY_VERIFIERS, VerifierName
 from specdec.types.stats import SpeculationStats
 

@@ -23,8 +23,8 @@ from specdec.types.sampling_params import LOSSY_VERIFIERS
 from specdec.types.stats import SpeculationStats
 
 if TYPE_CHECKING:  # numpy comes with them, and the client does without it
-    from specdec.engine.outputs import RequestOutput
     from specdec.types.messages import Logprobs
+    from specdec.types.outputs import RequestOutput
 
 Spell = Callable[[Sequence[int]], list[str]]
 """Returns the spelling of each token in the vocabulary."""

@@ -15,8 +15,8 @@ from cluster.observability.logs import (
     current_request_id,
 )
 from specdec.engine.metrics import Metrics
-from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import RequestMetrics
+from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 

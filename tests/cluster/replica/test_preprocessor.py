@@ -9,8 +9,7 @@ import pytest
 from cluster.replica.encode_limiter import EncodingRoom
 from cluster.replica.preprocessor import Preprocessor
 from specdec.models.config import ModelConfig
-from specdec.text.chat_template import Conversation
-from specdec.types.chat import ChatMessage
+from specdec.types.chat import ChatMessage, Conversation
 from specdec.types.errors import InvalidValueError, OverloadedError
 from specdec.types.sampling_params import StructuredOutput
 

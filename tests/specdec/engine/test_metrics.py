@@ -8,8 +8,8 @@ from grpc import StatusCode
 from specdec.client import HistogramCounts
 from specdec.engine import metrics as names
 from specdec.engine.metrics import Histogram, Metrics
-from specdec.engine.outputs import RequestOutput
 from specdec.engine.request_metrics import RequestMetrics
+from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 

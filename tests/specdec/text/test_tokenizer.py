@@ -4,9 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from specdec.text.chat_template import Conversation
 from specdec.text.tokenizer import MAX_RENDERED_CHARS, Tokenizer, check_token_ids
-from specdec.types.chat import ChatMessage
+from specdec.types.chat import ChatMessage, Conversation
 from specdec.types.errors import InvalidValueError, UnsupportedModelError
 from tests.specdec.tiny import TURN_END, TURN_START, tiny_llama_dir
 

@@ -7,10 +7,10 @@ import pytest
 from cluster.api.dashboard import try_it
 from cluster.replica.preprocessor import Preprocessor
 from cluster.replica.router import Generation
-from specdec.engine.outputs import RequestOutput
 from specdec.models.config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import InvalidValueError, TargetFailedError
+from specdec.types.outputs import RequestOutput
 from specdec.types.responses import FinishReason
 from specdec.types.stats import SpeculationStats
 

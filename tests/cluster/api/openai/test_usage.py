@@ -3,7 +3,7 @@
 import pytest
 
 from cluster.api.openai.usage import UsageMeter
-from specdec.engine.outputs import RequestOutput
+from specdec.types.outputs import RequestOutput
 from specdec.types.stats import SpeculationStats
 
 
