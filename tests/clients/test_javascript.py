@@ -60,4 +60,4 @@ def test_javascript_streams_what_python_gets(script, tiny_model_dir, tmp_path):
     assert (said.returncode, said.stdout) == (0, expected.text), said.stderr
     assert re.search(r"\d+ of \d+ draft tokens accepted", said.stderr)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith("UNAUTHENTICATED: an API key is needed")
+    assert refused.stderr.startswith("UNAUTHENTICATED: the API key is missing or unknown")

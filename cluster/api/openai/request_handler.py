@@ -14,7 +14,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from cluster.api.api_keys import ApiKeys, Lease
-from cluster.api.http.csrf import require_own_page
+from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 from cluster.api.openai import field_names
 from cluster.api.openai.deadline import Deadline
@@ -74,7 +74,7 @@ class Gate:
             self._identify(request)
             lease = self._admit(request)
             if request.method == "POST":
-                require_own_page(request)
+                require_same_origin(request)
             response = await self._answered(limited, handle, lease)
         except ClientGoneError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
