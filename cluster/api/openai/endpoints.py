@@ -1,4 +1,4 @@
-"""The three ways to have text generated, as one: planned, and then answered at once or streamed."""
+"""Chat, completions and responses as one: plan a request, then return or stream its answer."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from cluster.api.openai.completion import (
 )
 from cluster.api.openai.completion_schema import CompletionRequest
 from cluster.api.openai.errors import failure_of
-from cluster.api.openai.offload import off_loop
-from cluster.api.openai.request_builder import Terms
-from cluster.api.openai.request_handler import Gate
+from cluster.api.openai.offload import offload
+from cluster.api.openai.request_builder import RequestContext
+from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.responses import (
     ResponsePlan,
     complete_response,
@@ -30,17 +30,17 @@ from cluster.api.openai.responses import (
     stream_response,
 )
 from cluster.api.openai.responses_schema import ResponsesRequest
-from cluster.api.openai.schema import AnswerModel
+from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import (
     DONE,
     EventStream,
-    Said,
-    ToldError,
-    answering,
+    PromptOutput,
+    ReportedError,
+    cancel_on_disconnect,
     chained,
-    event,
-    unless_disconnected,
+    generate_outputs,
 )
+from cluster.api.sse import event
 from cluster.replica.requests import GenerateCall
 from cluster.replica.router import Router
 
@@ -49,69 +49,77 @@ Plan = TypeVar("Plan", ChatPlan, CompletionPlan, ResponsePlan)
 
 
 @dataclass(frozen=True)
-class Interface(Generic[Body, Plan]):
-    """plan: decides all that can be before the first token. calls: what is asked of the Router.
+class Endpoint(Generic[Body, Plan]):
+    """One path of the API that generates text.
 
-    whole, events: the answer, at once and as it comes. tells_logprobs: whether that may be large.
-    names: what it calls fields.
+    plan: resolves a request before the first token. calls: the requests for the Router.
+    whole, events: build the complete answer, or its stream. has_logprobs: whether the answer may
+    be large. names: names of fields in this API, by the engine's names.
     """
 
-    plan: Callable[[Router, Body, Terms], Awaitable[Plan]]
+    plan: Callable[[Router, Body, RequestContext], Awaitable[Plan]]
     calls: Callable[[Plan], Sequence[GenerateCall]]
-    whole: Callable[[Router, Plan], Awaitable[AnswerModel]]
-    events: Callable[[Plan, AsyncGenerator[Said, None]], AsyncGenerator[bytes, None]]
-    tells_logprobs: Callable[[Plan], bool]
+    whole: Callable[[Router, Plan], Awaitable[ResponseModel]]
+    events: Callable[[Plan, AsyncGenerator[PromptOutput, None]], AsyncGenerator[bytes, None]]
+    has_logprobs: Callable[[Plan], bool]
     names: Mapping[str, str]
 
-    async def answer(self, gate: Gate, body: Body, request: Request, terms: Terms) -> Response:
-        """The answer; when the client goes, the request is aborted before the next step.
+    async def answer(
+        self, handler: RequestHandler, body: Body, request: Request, context: RequestContext
+    ) -> Response:
+        """Answer a request; abort it before the next step when the client disconnects.
 
-        What the engine has against a request is known before a stream begins, and raised.
+        Raise the engine's error for an invalid request, also before a stream starts.
         """
-        router, names = gate.get_router(), {**self.names, **body.sent_names()}
+        router, names = handler.get_router(), {**self.names, **body.sent_names()}
         request.state.field_names = names
         if body.stream:
-            answer = self._stream(gate, router, body, terms, names)
-            return await unless_disconnected(request, answer)
-        return await unless_disconnected(request, self._whole(router, body, terms))
+            answer = self._stream(handler, router, body, context, names)
+            return await cancel_on_disconnect(request, answer)
+        return await cancel_on_disconnect(request, self._whole(router, body, context))
 
-    async def _whole(self, router: Router, body: Body, terms: Terms) -> Response:
-        plan = await self._plan(router, body, terms)
+    async def _whole(self, router: Router, body: Body, context: RequestContext) -> Response:
+        plan = await self._plan(router, body, context)
         answer = await self.whole(router, plan)
-        text = await off_loop(answer.to_json, is_large=self.tells_logprobs(plan))
+        text = await offload(answer.to_json, is_large=self.has_logprobs(plan))
         return Response(text, media_type="application/json")
 
     async def _stream(
-        self, gate: Gate, router: Router, body: Body, terms: Terms, names: Mapping[str, str]
+        self,
+        handler: RequestHandler,
+        router: Router,
+        body: Body,
+        context: RequestContext,
+        names: Mapping[str, str],
     ) -> Response:
-        plan = await self._plan(router, body, terms)
-        said = answering(router, self.calls(plan), terms.deadline)
-        first = await anext(said)
-        events = self.events(plan, chained(first, said))
-        return EventStream(self._with_errors(gate, events, names), said, terms.deadline)
+        plan = await self._plan(router, body, context)
+        outputs = generate_outputs(router, self.calls(plan), context.deadline)
+        first = await anext(outputs)
+        events = self.events(plan, chained(first, outputs))
+        return EventStream(self._with_errors(handler, events, names), outputs, context.deadline)
 
-    async def _plan(self, router: Router, body: Body, terms: Terms) -> Plan:
-        async with terms.deadline.held():
-            return await self.plan(router, body, terms)
+    async def _plan(self, router: Router, body: Body, context: RequestContext) -> Plan:
+        async with context.deadline.enforce():
+            return await self.plan(router, body, context)
 
     async def _with_errors(
-        self, gate: Gate, events: AsyncGenerator[bytes, None], names: Mapping[str, str]
+        self, handler: RequestHandler, events: AsyncGenerator[bytes, None], names: Mapping[str, str]
     ) -> AsyncGenerator[bytes, None]:
-        """The status has been sent: an error is an event, as the openai client expects it."""
+        """Send an error as an event, as the openai client expects: the status has been sent."""
         async with aclosing(events):
             try:
                 async for each in events:
                     yield each
-            except ToldError as told:
-                gate.count(failure_of(told.error, names=names))
+            except ReportedError as reported:
+                handler.count(failure_of(reported.error, names=names))
             except Exception as error:
                 failure = failure_of(error, names=names)
-                gate.count(failure)
+                handler.count(failure)
                 yield event(failure.body.model_dump_json())
                 yield DONE
 
 
-CHAT: Interface[ChatRequest, ChatPlan] = Interface(
+CHAT: Endpoint[ChatRequest, ChatPlan] = Endpoint(
     plan_chat,
     lambda plan: [plan.call],
     complete_chat,
@@ -119,7 +127,7 @@ CHAT: Interface[ChatRequest, ChatPlan] = Interface(
     lambda plan: plan.names is not None,
     field_names.CHAT,
 )
-COMPLETIONS: Interface[CompletionRequest, CompletionPlan] = Interface(
+COMPLETIONS: Endpoint[CompletionRequest, CompletionPlan] = Endpoint(
     plan_completion,
     lambda plan: plan.calls,
     complete,
@@ -127,7 +135,7 @@ COMPLETIONS: Interface[CompletionRequest, CompletionPlan] = Interface(
     lambda plan: plan.names is not None,
     field_names.COMPLETIONS,
 )
-RESPONSES: Interface[ResponsesRequest, ResponsePlan] = Interface(
+RESPONSES: Endpoint[ResponsesRequest, ResponsePlan] = Endpoint(
     plan_response,
     lambda plan: [plan.chat.call],
     complete_response,

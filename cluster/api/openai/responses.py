@@ -1,4 +1,4 @@
-"""`/v1/responses`: a chat in the newer of OpenAI's two shapes, text only, nothing stored."""
+"""`/v1/responses`: a chat in OpenAI's newer format, text only, without stored state."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cluster.api.openai.chat import ChatPlan, plan_chat
 from cluster.api.openai.chat_schema import ChatRequest, ContentPart, Message
 from cluster.api.openai.errors import failure_of
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.api.openai.offload import off_loop, tells_many
-from cluster.api.openai.request_builder import Terms
+from cluster.api.openai.offload import has_many_logprobs, offload
+from cluster.api.openai.request_builder import RequestContext
 from cluster.api.openai.responses_schema import (
     IncompleteDetails,
     InputMessage,
@@ -30,9 +30,10 @@ from cluster.api.openai.responses_schema import (
     ResponseUsage,
 )
 from cluster.api.openai.schema import ErrorDetails, Usage
-from cluster.api.openai.streams import Said, ToldError, answering, event
+from cluster.api.openai.streams import PromptOutput, ReportedError, generate_outputs
 from cluster.api.openai.structure import JsonSchemaFormat, ResponseFormat
 from cluster.api.openai.usage import UsageMeter
+from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.engine.outputs import RequestOutput
 from specdec.types.errors import InvalidValueError
@@ -56,32 +57,34 @@ _COPIED = (
 
 @dataclass(frozen=True)
 class ResponsePlan:
-    """A request, and the chat that it comes to."""
+    """A request with its equivalent chat."""
 
     request: ResponsesRequest
     chat: ChatPlan
 
     @property
     def id(self) -> str:
-        """Of the response."""
-        return f"resp_{self.chat.terms.request_id}"
+        """Id of the response."""
+        return f"resp_{self.chat.context.request_id}"
 
     @property
     def message_id(self) -> str:
-        """Of its one message."""
-        return f"msg_{self.chat.terms.request_id}"
+        """Id of its only message."""
+        return f"msg_{self.chat.context.request_id}"
 
 
-async def plan_response(router: Router, request: ResponsesRequest, terms: Terms) -> ResponsePlan:
-    """Decides everything. Raises what is wrong with the request."""
+async def plan_response(
+    router: Router, request: ResponsesRequest, context: RequestContext
+) -> ResponsePlan:
+    """Validate and tokenize a request. Raise the errors of its fields."""
     if request.top_logprobs is not None and not request.include:
-        limit = "left out unless include has message.output_text.logprobs"
+        limit = "left out unless include contains message.output_text.logprobs"
         raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
-    return ResponsePlan(request, await plan_chat(router, as_chat(request), terms))
+    return ResponsePlan(request, await plan_chat(router, as_chat(request), context))
 
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
-    """The same request in the older shape."""
+    """Convert a request to the equivalent chat."""
     copied = {name: getattr(request, name) for name in _COPIED}
     return ChatRequest(
         messages=list(_messages(request)),
@@ -110,98 +113,129 @@ def _content(message: InputMessage) -> str | list[ContentPart]:
 
 
 def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
-    wanted = request.text.format if request.text else None
-    if wanted is None:
+    form = request.text.format if request.text else None
+    if form is None:
         return None
-    if wanted.type != "json_schema":
-        return ResponseFormat(type=wanted.type)
-    if wanted.json_schema is None:
+    if form.type != "json_schema":
+        return ResponseFormat(type=form.type)
+    if form.json_schema is None:
         raise InvalidValueError("text.format.schema", None, "given with type json_schema")
-    schema = JsonSchemaFormat(name=wanted.name or "schema", schema=wanted.json_schema)
+    schema = JsonSchemaFormat(name=form.name or "schema", schema=form.json_schema)
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
 async def complete_response(router: Router, plan: ResponsePlan) -> ResponseBody:
-    """The whole answer."""
+    """Run a planned request and return the complete answer."""
     answer = _Answer(plan)
-    said = answering(router, [plan.chat.call], plan.chat.terms.deadline)
-    async with aclosing(said):
-        async for each in said:
-            large = tells_many(each.output, plan.chat.names)
-            await off_loop(partial(answer.add, each.output), is_large=large)
+    outputs = generate_outputs(router, [plan.chat.call], plan.chat.context.deadline)
+    async with aclosing(outputs):
+        async for each in outputs:
+            large = has_many_logprobs(each.output, plan.chat.names)
+            await offload(partial(answer.add, each.output), is_large=large)
     return answer.body()
 
 
 async def stream_response(
-    plan: ResponsePlan, said: AsyncGenerator[Said, None]
+    plan: ResponsePlan, outputs: AsyncGenerator[PromptOutput, None]
 ) -> AsyncGenerator[bytes, None]:
-    """The events of an answer. One that fails ends with `response.failed`, and then ToldError."""
-    answer, numbers = _Answer(plan), itertools.count()
+    """Yield the events of an answer.
 
-    def tell(kind: str, **told: Any) -> bytes:
-        data = {"type": kind, "sequence_number": next(numbers), **told}
-        return event(json.dumps(data), kind)
-
-    for kind in ("response.created", "response.in_progress"):
-        yield tell(kind, response=answer.body().told())
-    place = {"item_id": plan.message_id, "output_index": 0}
-    yield tell("response.output_item.added", output_index=0, item=answer.message().told())
-    part = {**place, "content_index": 0}
-    yield tell("response.content_part.added", **part, part=_part("", []).told())
+    A failure is reported by an event `response.failed`, and then raised as ReportedError.
+    """
+    answer = _Answer(plan)
+    events = _EventEncoder(answer, plan.message_id)
+    for data in events.opening():
+        yield data
     try:
-        async for each in said:
-            large = tells_many(each.output, plan.chat.names)
-            logprobs = await off_loop(partial(answer.add, each.output), is_large=large)
+        async for each in outputs:
+            large = has_many_logprobs(each.output, plan.chat.names)
+            logprobs = await offload(partial(answer.add, each.output), is_large=large)
             if each.output.text or logprobs:
-                told = {"delta": each.output.text, "logprobs": _told(logprobs)}
-                delta = partial(tell, "response.output_text.delta", **part, **told)
-                yield await off_loop(delta, is_large=large)
+                delta = partial(events.delta, each.output.text, logprobs)
+                yield await offload(delta, is_large=large)
     except Exception as error:
         answer.error = failure_of(error, names=field_names.RESPONSES).details
-        yield tell("response.failed", response=answer.body().told())
-        raise ToldError(error) from error
+        yield events.status("failed")
+        raise ReportedError(error) from error
+    for data in await offload(events.closing, is_large=plan.chat.names is not None):
+        yield data
 
-    def closing() -> list[bytes]:
-        done = {"text": answer.text, "logprobs": _told(answer.logprobs)}
+
+class _EventEncoder:
+    """Encoder of the events of a stream, with their sequence numbers."""
+
+    def __init__(self, answer: _Answer, message_id: str) -> None:
+        self._answer = answer
+        self._part = {"item_id": message_id, "output_index": 0, "content_index": 0}
+        self._numbers = itertools.count()
+
+    def opening(self) -> list[bytes]:
+        """Encode the events before the first output."""
         return [
-            tell("response.output_text.done", **part, **done),
-            tell("response.content_part.done", **part, part=answer.part().told()),
-            tell("response.output_item.done", output_index=0, item=answer.message().told()),
-            tell(f"response.{answer.status}", response=answer.body().told()),
+            self.status("created"),
+            self.status("in_progress"),
+            self._item("added"),
+            self._encode("content_part.added", **self._part, part=_part("", []).to_dict()),
         ]
 
-    for each_event in await off_loop(closing, is_large=plan.chat.names is not None):
-        yield each_event
+    def delta(self, text: str, logprobs: list[TokenLogprob]) -> bytes:
+        """Encode an output."""
+        content = {"delta": text, "logprobs": _dicts(logprobs)}
+        return self._encode("output_text.delta", **self._part, **content)
+
+    def closing(self) -> list[bytes]:
+        """Encode the events after the last output."""
+        answer = self._answer
+        content = {"text": answer.text, "logprobs": _dicts(answer.logprobs)}
+        return [
+            self._encode("output_text.done", **self._part, **content),
+            self._encode("content_part.done", **self._part, part=answer.part().to_dict()),
+            self._item("done"),
+            self.status(answer.status),
+        ]
+
+    def status(self, kind: str) -> bytes:
+        """Encode an event with the whole response."""
+        return self._encode(kind, response=self._answer.body().to_dict())
+
+    def _item(self, kind: str) -> bytes:
+        item = self._answer.message().to_dict()
+        return self._encode(f"output_item.{kind}", output_index=0, item=item)
+
+    def _encode(self, kind: str, **fields: Any) -> bytes:
+        kind = f"response.{kind}"
+        data = {"type": kind, "sequence_number": next(self._numbers), **fields}
+        return event(json.dumps(data), kind)
 
 
 class _Answer:
-    """What has been said so far."""
+    """The answer so far."""
 
     def __init__(self, plan: ResponsePlan) -> None:
         self._plan = plan
         self._meter = UsageMeter()
-        self._ended: FinishReason | None = None
+        self._finish_reason: FinishReason | None = None
         self.text = ""
         self.logprobs: list[TokenLogprob] = []
         self.error: ErrorDetails | None = None
 
     def add(self, output: RequestOutput) -> list[TokenLogprob]:
-        """Takes in an output; its log-probabilities, where they are asked for."""
+        """Append an output and return its log-probabilities, [] if not requested."""
         self._meter.add(0, output)
         self.text += output.text
-        self._ended = output.finish_reason
+        self._finish_reason = output.finish_reason
         names = self._plan.chat.names
         if output.logprobs is None or names is None:
             return []
-        told = chat_logprobs(output.logprobs, names).content
-        self.logprobs += told
-        return told
+        logprobs = chat_logprobs(output.logprobs, names).content
+        self.logprobs += logprobs
+        return logprobs
 
     @property
     def status(self) -> Literal["in_progress", "completed", "incomplete", "failed"]:
         if self.error is not None:
             return "failed"
-        match self._ended:
+        match self._finish_reason:
             case None:
                 return "in_progress"
             case FinishReason.LENGTH:
@@ -219,29 +253,30 @@ class _Answer:
             id=self._plan.message_id,
             role="assistant",
             status="incomplete" if status == "failed" else status,
-            content=[self.part()] if self._meter.has_begun else [],
+            content=[self.part()] if self._meter.has_output else [],
         )
 
     def body(self) -> ResponseBody:
         plan, request, status = self._plan, self._plan.request, self.status
-        is_cut = status == "incomplete"
-        error = self.error
+        is_truncated = status == "incomplete"
         return ResponseBody(
             id=plan.id,
             object="response",
-            created_at=plan.chat.origin.created,
+            created_at=plan.chat.info.created,
             status=status,
-            model=plan.chat.origin.model,
+            model=plan.chat.info.model,
             seed=plan.chat.seed,
             instructions=request.instructions,
             max_output_tokens=request.max_output_tokens,
             temperature=request.temperature,
             top_p=request.top_p,
             metadata=request.metadata or {},
-            output=[self.message()] if self._meter.has_begun else [],
-            incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
-            error=None if error is None else _error(error),
-            usage=_usage(self._meter.usage()) if self._ended else None,
+            output=[self.message()] if self._meter.has_output else [],
+            incomplete_details=IncompleteDetails(reason="max_output_tokens")
+            if is_truncated
+            else None,
+            error=_error(self.error) if self.error else None,
+            usage=_usage(self._meter.usage()) if self._finish_reason else None,
             tools=[],
             tool_choice="none",
             parallel_tool_calls=False,
@@ -257,8 +292,8 @@ def _error(error: ErrorDetails) -> ResponseError:
     return ResponseError(code=error.code or error.type, message=error.message)
 
 
-def _told(logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:
-    return [each.told() for each in logprobs]
+def _dicts(logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:
+    return [each.to_dict() for each in logprobs]
 
 
 def _usage(usage: Usage) -> ResponseUsage:
