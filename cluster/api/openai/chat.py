@@ -1,17 +1,11 @@
-"""`/v1/chat/completions`: plans a chat, and returns or streams its answer."""
+"""`/v1/chat/completions`: prepares a chat and builds its response."""
 
 from __future__ import annotations
-
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
-from functools import partial
 
 from cluster.api.openai.chat_choice import ChoiceWriter
 from cluster.api.openai.chat_schema import ChatChunk, ChatChunkChoice, ChatCompletion, ChatRequest
 from cluster.api.openai.conversation import render_tools_as_text, turns
 from cluster.api.openai.logprobs import TokenNames, prompt_logprobs
-from cluster.api.openai.offload import has_many_logprobs, offload
 from cluster.api.openai.request_builder import (
     RequestContext,
     ResponseInfo,
@@ -20,45 +14,24 @@ from cluster.api.openai.request_builder import (
     token_names,
     with_seed,
 )
+from cluster.api.openai.response_builder import ResponseBuilder
 from cluster.api.openai.sampling_fields import requested_structure, sampling_params
-from cluster.api.openai.streams import DONE, PromptOutput, generate_outputs
+from cluster.api.openai.streams import DONE, PromptOutput
 from cluster.api.openai.tool_format import TOOL_FORMATS, ToolFormat, format_of_template
 from cluster.api.openai.tool_use import ToolUse, tool_use
-from cluster.api.openai.usage import UsageMeter
 from cluster.api.sse import event
 from cluster.config.serve_config import ServeConfig
 from cluster.replica.requests import GenerateCall
 from cluster.replica.router import Router
+from specdec.engine.outputs import RequestOutput
 from specdec.text.chat_template import ChatTemplate, Conversation
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True)
-class ChatPlan:
-    """A request with everything that is resolved before the first token.
-
-    prompt: its token ids. tools: None without tools. names: None without log-probabilities.
-    prefix: text before each answer (`echo`).
-    """
-
-    request: ChatRequest
-    prompt: tuple[int, ...]
-    call: GenerateCall
-    info: ResponseInfo
-    context: RequestContext
-    tools: ToolUse | None
-    names: TokenNames | None
-    prefix: str
-
-    @property
-    def seed(self) -> int:
-        """Seed of the request, given or chosen."""
-        assert self.call.params.seed is not None, "plan_chat has set the seed"
-        return self.call.params.seed
-
-
-async def plan_chat(router: Router, request: ChatRequest, context: RequestContext) -> ChatPlan:
+async def prepare_chat(
+    router: Router, request: ChatRequest, context: RequestContext
+) -> ChatBuilder:
     """Validate and tokenize a request. Raise the errors of its fields."""
     request.check_together()
     _check_together(request)
@@ -71,16 +44,107 @@ async def plan_chat(router: Router, request: ChatRequest, context: RequestContex
     conversation = make_conversation(request, tools, template, form)
     prompt = await prompt_token_ids(router, request, conversation, add_special_tokens=False)
     needs_names = request.logprobs or request.prompt_logprobs is not None
-    return ChatPlan(
+    return ChatBuilder(
         request=request,
         prompt=prompt,
         call=generate_call(router, request, prompt, params, context.request_id),
-        info=ResponseInfo(f"chatcmpl-{context.request_id}", router.config.served_model_name),
-        context=context,
+        info=ResponseInfo.of(f"chatcmpl-{context.request_id}", router, params),
         tools=tools,
         names=await token_names(router, request) if needs_names else None,
-        prefix=_prefix(request),
     )
+
+
+class ChatBuilder(ResponseBuilder):
+    """Builder of the response to a chat."""
+
+    def __init__(
+        self,
+        request: ChatRequest,
+        prompt: tuple[int, ...],
+        call: GenerateCall,
+        info: ResponseInfo,
+        tools: ToolUse | None,
+        names: TokenNames | None,
+    ) -> None:
+        """Make a builder. prompt: its token ids. tools: None without tools."""
+        super().__init__([call], names)
+        self.info = info
+        self._request = request
+        self._prompt = prompt
+        self._first: RequestOutput | None = None
+        self._writers = [
+            ChoiceWriter(
+                index,
+                parser=tools.parser() if tools else None,
+                names=names if request.logprobs else None,
+                returns_token_ids=request.return_token_ids,
+                prefix=_prefix(request),
+            )
+            for index in range(call.params.n)
+        ]
+
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the complete response."""
+        self.meter.add(0, each.output)
+        self._writers[each.output.choice].add(each.output)
+        self._first = self._first or each.output
+
+    def body(self) -> ChatCompletion:
+        """Build the complete response."""
+        completion = ChatCompletion(
+            id=self.info.id,
+            object="chat.completion",
+            created=self.info.created,
+            model=self.info.model,
+            seed=self.info.seed,
+            choices=[writer.choice() for writer in self._writers],
+            usage=self.meter.usage(),
+        )
+        assert self._first is not None, "a request has at least one output"
+        self._add_prompt_fields(self._first, completion)
+        return completion
+
+    def events(self, each: PromptOutput) -> list[bytes]:
+        """Encode an output as at most two events: the first starts with the roles."""
+        chunks, output = list[ChatChunk](), each.output
+        if not self.meter.has_output:
+            chunks.append(self._chunk([writer.opening() for writer in self._writers]))
+            self._add_prompt_fields(output, chunks[0])
+        self.meter.add(0, output)
+        choice = self._writers[output.choice].chunk(output)
+        if choice is not None:
+            chunks.append(self._chunk([choice]))
+            if self._request.has_continuous_usage:
+                chunks[-1].usage = self.meter.usage()
+        return [event(chunk.to_json()) for chunk in chunks]
+
+    def closing(self) -> list[bytes]:
+        """Encode the usage, if requested, and the end."""
+        if not self._request.includes_usage:
+            return [DONE]
+        chunk = self._chunk([])
+        chunk.usage = self.meter.usage()
+        return [event(chunk.to_json()), DONE]
+
+    def _chunk(self, choices: list[ChatChunkChoice]) -> ChatChunk:
+        chunk = ChatChunk(
+            id=self.info.id,
+            object="chat.completion.chunk",
+            created=self.info.created,
+            model=self.info.model,
+            seed=self.info.seed,
+            choices=choices,
+        )
+        if self._request.includes_usage:
+            chunk.usage = None  # set, and thus serialized as null
+        return chunk
+
+    def _add_prompt_fields(self, first: RequestOutput, answer: ChatCompletion | ChatChunk) -> None:
+        """Set the requested fields of the prompt; a field that is not set is not serialized."""
+        if first.prompt_logprobs is not None and self.names is not None:
+            answer.prompt_logprobs = prompt_logprobs(first.prompt_logprobs, self.names)
+        if self._request.return_token_ids:
+            answer.prompt_token_ids = list(self._prompt)
 
 
 def configured_tool_format(config: ServeConfig, template: ChatTemplate) -> ToolFormat:
@@ -125,115 +189,6 @@ def make_conversation(
         continue_final_message=request.continue_final_message,
         template_kwargs=options,
     )
-
-
-async def complete_chat(router: Router, plan: ChatPlan) -> ChatCompletion:
-    """Run a planned chat and return the complete answer."""
-    writers, meter = _writers(plan), UsageMeter()
-    first: PromptOutput | None = None
-    async with aclosing(generate_outputs(router, [plan.call], plan.context.deadline)) as outputs:
-        async for each in outputs:
-            meter.add(0, each.output)
-            writers[each.output.choice].add(each.output)
-            first = first or each
-    assert first is not None, "a request has at least one output"
-    build = partial(_completion, plan, writers, meter, first)
-    return await offload(build, is_large=plan.names is not None)
-
-
-def _completion(
-    plan: ChatPlan, writers: Iterable[ChoiceWriter], meter: UsageMeter, first: PromptOutput
-) -> ChatCompletion:
-    completion = ChatCompletion(
-        id=plan.info.id,
-        object="chat.completion",
-        created=plan.info.created,
-        model=plan.info.model,
-        seed=plan.seed,
-        choices=[writer.choice() for writer in writers],
-        usage=meter.usage(),
-    )
-    _add_prompt_fields(plan, first, completion)
-    return completion
-
-
-async def stream_chat(
-    plan: ChatPlan, outputs: AsyncGenerator[PromptOutput, None]
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of an answer: the roles, a delta for each output, and the usage."""
-    writers, meter = _writers(plan), UsageMeter()
-    async for each in outputs:
-        encode = partial(_events, plan, writers, meter, each)
-        for data in await offload(encode, is_large=has_many_logprobs(each.output, plan.names)):
-            yield data
-    if plan.request.includes_usage:
-        chunk = _chunk(plan, choices=[])
-        chunk.usage = meter.usage()
-        yield event(chunk.to_json())
-    yield DONE
-
-
-def _events(
-    plan: ChatPlan, writers: Sequence[ChoiceWriter], meter: UsageMeter, prompt_output: PromptOutput
-) -> list[bytes]:
-    """Encode an output as at most two events; none if it adds no visible text."""
-    events, output = list[bytes](), prompt_output.output
-    if not meter.has_output:
-        events.append(event(_opening(plan, writers, prompt_output).to_json()))
-    meter.add(0, output)
-    choice = writers[output.choice].chunk(output)
-    if choice is not None:
-        chunk = _chunk(plan, choices=[choice])
-        if plan.request.has_continuous_usage:
-            chunk.usage = meter.usage()
-        events.append(event(chunk.to_json()))
-    return events
-
-
-def _opening(plan: ChatPlan, writers: Iterable[ChoiceWriter], first: PromptOutput) -> ChatChunk:
-    chunk = _chunk(plan, choices=[writer.opening() for writer in writers])
-    _add_prompt_fields(plan, first, chunk)
-    return chunk
-
-
-def _chunk(plan: ChatPlan, choices: list[ChatChunkChoice]) -> ChatChunk:
-    chunk = ChatChunk(
-        id=plan.info.id,
-        object="chat.completion.chunk",
-        created=plan.info.created,
-        model=plan.info.model,
-        seed=plan.seed,
-        choices=choices,
-    )
-    if plan.request.includes_usage:
-        chunk.usage = None  # set, and thus serialized as null
-    return chunk
-
-
-def _writers(plan: ChatPlan) -> list[ChoiceWriter]:
-    request = plan.request
-    names = plan.names if request.logprobs else None
-    return [
-        ChoiceWriter(
-            index,
-            parser=plan.tools.parser() if plan.tools else None,
-            names=names,
-            returns_token_ids=request.return_token_ids,
-            prefix=plan.prefix,
-        )
-        for index in range(plan.call.params.n)
-    ]
-
-
-def _add_prompt_fields(
-    plan: ChatPlan, first: PromptOutput, answer: ChatCompletion | ChatChunk
-) -> None:
-    """Set the requested fields of the prompt; a field that is not set is not serialized."""
-    logprobs = first.output.prompt_logprobs
-    if logprobs is not None and plan.names is not None:
-        answer.prompt_logprobs = prompt_logprobs(logprobs, plan.names)
-    if plan.request.return_token_ids:
-        answer.prompt_token_ids = list(plan.prompt)
 
 
 def _prefix(request: ChatRequest) -> str:

@@ -1,11 +1,8 @@
-"""`/v1/completions`: plans completions of texts, and returns or streams their answer."""
+"""`/v1/completions`: prepares completions of texts and builds their response."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Sequence
 
 from cluster.api.openai.completion_choice import CompletionWriter, Echo
 from cluster.api.openai.completion_schema import (
@@ -16,7 +13,6 @@ from cluster.api.openai.completion_schema import (
     CompletionRequest,
 )
 from cluster.api.openai.logprobs import TokenNames
-from cluster.api.openai.offload import has_many_logprobs, offload
 from cluster.api.openai.request_builder import (
     RequestContext,
     ResponseInfo,
@@ -26,79 +22,120 @@ from cluster.api.openai.request_builder import (
     token_names,
     with_seed,
 )
+from cluster.api.openai.response_builder import ResponseBuilder
 from cluster.api.openai.sampling_fields import requested_structure, sampling_params
 from cluster.api.openai.schema import Usage
-from cluster.api.openai.streams import DONE, PromptOutput, generate_outputs
-from cluster.api.openai.usage import UsageMeter
+from cluster.api.openai.streams import DONE, PromptOutput
 from cluster.api.sse import event
 from cluster.replica.limits import MAX_TEXT_CHARS, MAX_TOKEN_IDS, require_length
 from cluster.replica.requests import DetokenizeCall, GenerateCall
 from cluster.replica.router import Router
 from specdec.engine.input_processor import MAX_ANSWER_LOGPROBS
+from specdec.engine.outputs import RequestOutput
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SamplingParams
 
 
-@dataclass(frozen=True)
-class PromptPlan:
-    """One prompt of a request. text: precedes its choices (`echo`); empty without `echo`."""
-
-    call: GenerateCall
-    token_ids: tuple[int, ...]
-    text: str
-
-
-@dataclass(frozen=True)
-class CompletionPlan:
-    """A request with everything that is resolved before the first token.
-
-    names: None without log-probabilities.
-    """
-
-    request: CompletionRequest
-    prompts: tuple[PromptPlan, ...]
-    params: SamplingParams
-    info: ResponseInfo
-    context: RequestContext
-    names: TokenNames | None
-
-    @property
-    def hides_output(self) -> bool:
-        """Whether the generated token is not returned: the engine generates at least one."""
-        return self.request.max_tokens == 0
-
-    @property
-    def calls(self) -> list[GenerateCall]:
-        """The calls, one for each prompt."""
-        return [each.call for each in self.prompts]
-
-
-async def plan_completion(
+async def prepare_completion(
     router: Router, request: CompletionRequest, context: RequestContext
-) -> CompletionPlan:
+) -> CompletionBuilder:
     """Validate and tokenize a request. Raise the errors of its fields."""
     request.check_together()
     if request.max_tokens == 0 and not request.echo:
         raise InvalidValueError("max_tokens", 0, "at least 1 unless echo is true")
     router.check_admission(request.model or "", 1)
     params = with_seed(completion_params(request))
-    given = _prompts(request)
-    router.check_admission(request.model or "", params.n * len(given))
-    is_seed_given = request.seed is not None
-    prompts = []
-    for index, prompt in enumerate(given):
-        prompt_params = params_for_prompt(params, index, is_seed_given=is_seed_given)
-        prompts.append(await _plan_prompt(router, request, prompt, prompt_params, context))
-    _check_num_logprobs(request, params, prompts, router.max_tokens(params))
+    prompts = _prompts(request)
+    router.check_admission(request.model or "", params.n * len(prompts))
+    calls, echoes = list[GenerateCall](), list[Echo]()
+    for index, prompt in enumerate(prompts):
+        token_ids = await prompt_token_ids(
+            router, request, prompt, add_special_tokens=request.add_special_tokens
+        )
+        echoes.append(Echo(token_ids, await _echoed_text(router, request, prompt, token_ids)))
+        own = params_for_prompt(params, index, is_seed_given=request.seed is not None)
+        calls.append(generate_call(router, request, token_ids, own, context.request_id))
+    _check_num_logprobs(request, params, echoes, router.max_tokens(params))
     needs_names = request.logprobs is not None or request.prompt_logprobs is not None
-    return CompletionPlan(
-        request=request,
-        prompts=tuple(prompts),
-        params=params,
-        info=ResponseInfo(f"cmpl-{context.request_id}", router.config.served_model_name),
-        context=context,
-        names=await token_names(router, request) if needs_names else None,
-    )
+    info = ResponseInfo.of(f"cmpl-{context.request_id}", router, params)
+    names = await token_names(router, request) if needs_names else None
+    return CompletionBuilder(request, calls, echoes, info, names)
+
+
+class CompletionBuilder(ResponseBuilder):
+    """Builder of the response to a completion of one or several prompts."""
+
+    def __init__(
+        self,
+        request: CompletionRequest,
+        calls: Sequence[GenerateCall],
+        echoes: Sequence[Echo],
+        info: ResponseInfo,
+        names: TokenNames | None,
+    ) -> None:
+        """Make a builder for calls of the prompts in `echoes`."""
+        super().__init__(calls, names)
+        self._request = request
+        self._info = info
+        self._num_choices = calls[0].params.n  # of each prompt
+        self._writers = [
+            CompletionWriter(index, names, echoes[index // self._num_choices], request)
+            for index in range(len(echoes) * self._num_choices)
+        ]
+
+    def is_large(self, output: RequestOutput) -> bool:
+        """Return whether an output is worth converting on a thread, as a scored echo is."""
+        return (self._request.echo and self.names is not None) or super().is_large(output)
+
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the complete response."""
+        self.meter.add(each.prompt, each.output)
+        self._writer(each).add(each.output)
+
+    def body(self) -> Completion:
+        """Build the complete response."""
+        completion = self._completion([writer.choice() for writer in self._writers])
+        completion.usage = self._usage()
+        return completion
+
+    def events(self, each: PromptOutput) -> list[bytes]:
+        """Encode an output; the first event of each choice has the echo."""
+        self.meter.add(each.prompt, each.output)
+        choice = self._writer(each).chunk(each.output)
+        if choice is None:
+            return []
+        chunk = self._completion([choice])
+        if self._request.has_continuous_usage:
+            chunk.usage = self._usage()
+        return [event(chunk.to_json())]
+
+    def closing(self) -> list[bytes]:
+        """Encode the usage, if requested, and the end."""
+        if not self._request.includes_usage:
+            return [DONE]
+        chunk = self._completion([])
+        chunk.usage = self._usage()
+        return [event(chunk.to_json()), DONE]
+
+    def _writer(self, each: PromptOutput) -> CompletionWriter:
+        return self._writers[each.prompt * self._num_choices + each.output.choice]
+
+    def _completion(self, choices: list[CompletionChoice]) -> Completion:
+        completion = Completion(
+            id=self._info.id,
+            object="text_completion",
+            created=self._info.created,
+            model=self._info.model,
+            seed=self._info.seed,
+            choices=choices,
+        )
+        if self._request.includes_usage:
+            completion.usage = None  # set, and thus serialized as null
+        return completion
+
+    def _usage(self) -> Usage:
+        hides_output = self._request.max_tokens == 0  # the engine generates at least one token
+        return self.meter.usage(self.meter.num_output_tokens if hides_output else 0)
 
 
 def completion_params(request: CompletionRequest) -> SamplingParams:
@@ -115,109 +152,14 @@ def completion_params(request: CompletionRequest) -> SamplingParams:
     )
 
 
-async def complete(router: Router, plan: CompletionPlan) -> Completion:
-    """Run a planned request and return the complete answer."""
-    writers, meter = _writers(plan), UsageMeter()
-    async with aclosing(generate_outputs(router, plan.calls, plan.context.deadline)) as outputs:
-        async for each in outputs:
-            meter.add(each.prompt, each.output)
-            writers[_index(plan, each)].add(each.output)
-    build = partial(_whole, plan, writers, meter)
-    return await offload(build, is_large=plan.names is not None)
-
-
-async def stream_completion(
-    plan: CompletionPlan, outputs: AsyncGenerator[PromptOutput, None]
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of an answer; the first event of each choice has the echo."""
-    writers, meter = _writers(plan), UsageMeter()
-    echoes = plan.names is not None and plan.request.echo
-    async for each in outputs:
-        encode = partial(_events, plan, writers, meter, each)
-        is_large = echoes or has_many_logprobs(each.output, plan.names)
-        for data in await offload(encode, is_large=is_large):
-            yield data
-    if plan.request.includes_usage:
-        chunk = _completion(plan, [])
-        chunk.usage = _usage(plan, meter)
-        yield event(chunk.to_json())
-    yield DONE
-
-
-def _whole(
-    plan: CompletionPlan, writers: Sequence[CompletionWriter], meter: UsageMeter
-) -> Completion:
-    completion = _completion(plan, [writer.choice() for writer in writers])
-    completion.usage = _usage(plan, meter)
-    return completion
-
-
-def _events(
-    plan: CompletionPlan,
-    writers: Sequence[CompletionWriter],
-    meter: UsageMeter,
-    prompt_output: PromptOutput,
-) -> list[bytes]:
-    """Encode an output as one event; none if it adds nothing visible."""
-    meter.add(prompt_output.prompt, prompt_output.output)
-    choice = writers[_index(plan, prompt_output)].chunk(prompt_output.output)
-    if choice is None:
-        return []
-    chunk = _completion(plan, [choice])
-    if plan.request.has_continuous_usage:
-        chunk.usage = _usage(plan, meter)
-    return [event(chunk.to_json())]
-
-
-def _index(plan: CompletionPlan, prompt_output: PromptOutput) -> int:
-    return prompt_output.prompt * plan.params.n + prompt_output.output.choice
-
-
-def _completion(plan: CompletionPlan, choices: list[CompletionChoice]) -> Completion:
-    assert plan.params.seed is not None, "plan_completion has set the seed"
-    completion = Completion(
-        id=plan.info.id,
-        object="text_completion",
-        created=plan.info.created,
-        model=plan.info.model,
-        seed=plan.params.seed,
-        choices=choices,
-    )
-    if plan.request.includes_usage:
-        completion.usage = None  # set, and thus serialized as null
-    return completion
-
-
-def _usage(plan: CompletionPlan, meter: UsageMeter) -> Usage:
-    return meter.usage(meter.num_output_tokens if plan.hides_output else 0)
-
-
-def _writers(plan: CompletionPlan) -> list[CompletionWriter]:
-    echoes = [Echo(prompt.token_ids, prompt.text) for prompt in plan.prompts]
-    return [
-        CompletionWriter(index * plan.params.n + choice, plan.names, echo, plan.request)
-        for index, echo in enumerate(echoes)
-        for choice in range(plan.params.n)
-    ]
-
-
-async def _plan_prompt(
-    router: Router,
-    request: CompletionRequest,
-    given: str | list[int],
-    params: SamplingParams,
-    context: RequestContext,
-) -> PromptPlan:
-    token_ids = await prompt_token_ids(
-        router, request, given, add_special_tokens=request.add_special_tokens
-    )
-    is_unchanged = isinstance(given, str) and request.truncate_prompt_tokens is None
-    text = ""
-    if request.echo:
-        decode = DetokenizeCall(request.model or "", token_ids)
-        text = str(given) if is_unchanged else await router.detokenize(decode)
-    call = generate_call(router, request, token_ids, params, context.request_id)
-    return PromptPlan(call, token_ids, text)
+async def _echoed_text(
+    router: Router, request: CompletionRequest, given: str | list[int], token_ids: tuple[int, ...]
+) -> str:
+    if not request.echo:
+        return ""
+    if isinstance(given, str) and request.truncate_prompt_tokens is None:
+        return given
+    return await router.detokenize(DetokenizeCall(request.model or "", token_ids))
 
 
 def _prompts(request: CompletionRequest) -> list[str | list[int]]:
@@ -247,17 +189,17 @@ def _check_prompt(name: str, prompt: str | list[int]) -> None:
 def _check_num_logprobs(
     request: CompletionRequest,
     params: SamplingParams,
-    prompts: Sequence[PromptPlan],
+    echoes: Sequence[Echo],
     max_tokens: int,
 ) -> None:
     """Limit the log-probabilities of one response: of all prompts, choices and echoes together.
 
     max_tokens: most tokens of a choice. A stream sends those of the answer in parts, uncounted.
     """
-    num_prompt_tokens = sum(len(each.token_ids) for each in prompts)
+    num_prompt_tokens = sum(len(each.token_ids) for each in echoes)
     num_positions = params.n * num_prompt_tokens if request.echo else 0
     if not (request.stream or request.max_tokens == 0):
-        num_positions += len(prompts) * params.n * max_tokens
+        num_positions += len(echoes) * params.n * max_tokens
     num_in_choices = 0 if request.logprobs is None else (1 + request.logprobs) * num_positions
     per_prompt_token = 0 if request.prompt_logprobs is None else 1 + request.prompt_logprobs
     num_logprobs = num_in_choices + per_prompt_token * num_prompt_tokens

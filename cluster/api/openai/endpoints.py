@@ -1,67 +1,48 @@
-"""Chat, completions and responses as one: plan a request, then return or stream its answer."""
+"""The endpoints that generate text: prepare a request, then return or stream its response."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from fastapi import Request, Response
 
 from cluster.api.openai import field_names
-from cluster.api.openai.chat import ChatPlan, complete_chat, plan_chat, stream_chat
+from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.chat_schema import ChatRequest
-from cluster.api.openai.completion import (
-    CompletionPlan,
-    complete,
-    plan_completion,
-    stream_completion,
-)
+from cluster.api.openai.completion import prepare_completion
 from cluster.api.openai.completion_schema import CompletionRequest
 from cluster.api.openai.errors import failure_of
 from cluster.api.openai.offload import offload
 from cluster.api.openai.request_builder import RequestContext
 from cluster.api.openai.request_handler import RequestHandler
-from cluster.api.openai.responses import (
-    ResponsePlan,
-    complete_response,
-    plan_response,
-    stream_response,
-)
+from cluster.api.openai.response_builder import ResponseBuilder
+from cluster.api.openai.responses import prepare_response
 from cluster.api.openai.responses_schema import ResponsesRequest
-from cluster.api.openai.schema import ResponseModel
 from cluster.api.openai.streams import (
-    DONE,
     EventStream,
     PromptOutput,
-    ReportedError,
     cancel_on_disconnect,
     chained,
     generate_outputs,
 )
-from cluster.api.sse import event
-from cluster.replica.requests import GenerateCall
 from cluster.replica.router import Router
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest, ResponsesRequest)
-Plan = TypeVar("Plan", ChatPlan, CompletionPlan, ResponsePlan)
 
 
 @dataclass(frozen=True)
-class Endpoint(Generic[Body, Plan]):
+class Endpoint(Generic[Body]):
     """One path of the API that generates text.
 
-    plan: resolves a request before the first token. calls: the requests for the Router.
-    whole, events: build the complete answer, or its stream. has_logprobs: whether the answer may
-    be large. names: names of fields in this API, by the engine's names.
+    prepare: validates a request and resolves everything before the first token. names: names of
+    fields in this API, by the engine's names.
     """
 
-    plan: Callable[[Router, Body, RequestContext], Awaitable[Plan]]
-    calls: Callable[[Plan], Sequence[GenerateCall]]
-    whole: Callable[[Router, Plan], Awaitable[ResponseModel]]
-    events: Callable[[Plan, AsyncGenerator[PromptOutput, None]], AsyncGenerator[bytes, None]]
-    has_logprobs: Callable[[Plan], bool]
+    prepare: Callable[[Router, Body, RequestContext], Awaitable[ResponseBuilder]]
     names: Mapping[str, str]
 
     async def answer(
@@ -71,75 +52,57 @@ class Endpoint(Generic[Body, Plan]):
 
         Raise the engine's error for an invalid request, also before a stream starts.
         """
-        router, names = handler.get_router(), {**self.names, **body.sent_names()}
+        names = {**self.names, **body.sent_names()}
         request.state.field_names = names
-        if body.stream:
-            answer = self._stream(handler, router, body, context, names)
-            return await cancel_on_disconnect(request, answer)
-        return await cancel_on_disconnect(request, self._whole(router, body, context))
+        return await cancel_on_disconnect(request, self._answer(handler, body, context, names))
 
-    async def _whole(self, router: Router, body: Body, context: RequestContext) -> Response:
-        plan = await self._plan(router, body, context)
-        answer = await self.whole(router, plan)
-        text = await offload(answer.to_json, is_large=self.has_logprobs(plan))
-        return Response(text, media_type="application/json")
-
-    async def _stream(
-        self,
-        handler: RequestHandler,
-        router: Router,
-        body: Body,
-        context: RequestContext,
-        names: Mapping[str, str],
+    async def _answer(
+        self, handler: RequestHandler, body: Body, context: RequestContext, names: Mapping[str, str]
     ) -> Response:
-        plan = await self._plan(router, body, context)
-        outputs = generate_outputs(router, self.calls(plan), context.deadline)
-        first = await anext(outputs)
-        events = self.events(plan, chained(first, outputs))
-        return EventStream(self._with_errors(handler, events, names), outputs, context.deadline)
-
-    async def _plan(self, router: Router, body: Body, context: RequestContext) -> Plan:
+        router = handler.get_router()
         async with context.deadline.enforce():
-            return await self.plan(router, body, context)
-
-    async def _with_errors(
-        self, handler: RequestHandler, events: AsyncGenerator[bytes, None], names: Mapping[str, str]
-    ) -> AsyncGenerator[bytes, None]:
-        """Send an error as an event, as the openai client expects: the status has been sent."""
-        async with aclosing(events):
-            try:
-                async for each in events:
-                    yield each
-            except ReportedError as reported:
-                handler.count(failure_of(reported.error, names=names))
-            except Exception as error:
-                failure = failure_of(error, names=names)
-                handler.count(failure)
-                yield event(failure.body.model_dump_json())
-                yield DONE
+            builder = await self.prepare(router, body, context)
+        outputs = generate_outputs(router, builder.calls, context.deadline)
+        if not body.stream:
+            return await _complete(builder, outputs)
+        first = await anext(outputs)
+        events = _events(handler, builder, chained(first, outputs), names)
+        return EventStream(events, outputs, context.deadline)
 
 
-CHAT: Endpoint[ChatRequest, ChatPlan] = Endpoint(
-    plan_chat,
-    lambda plan: [plan.call],
-    complete_chat,
-    stream_chat,
-    lambda plan: plan.names is not None,
-    field_names.CHAT,
-)
-COMPLETIONS: Endpoint[CompletionRequest, CompletionPlan] = Endpoint(
-    plan_completion,
-    lambda plan: plan.calls,
-    complete,
-    stream_completion,
-    lambda plan: plan.names is not None,
-    field_names.COMPLETIONS,
-)
-RESPONSES: Endpoint[ResponsesRequest, ResponsePlan] = Endpoint(
-    plan_response,
-    lambda plan: [plan.chat.call],
-    complete_response,
-    stream_response,
-    lambda plan: plan.chat.names is not None,
-    field_names.RESPONSES,
-)
+async def _complete(
+    builder: ResponseBuilder, outputs: AsyncGenerator[PromptOutput, None]
+) -> Response:
+    async with aclosing(outputs):
+        async for each in outputs:
+            await offload(partial(builder.add, each), is_large=builder.is_large(each.output))
+    text = await offload(lambda: builder.body().to_json(), is_large=builder.names is not None)
+    return Response(text, media_type="application/json")
+
+
+async def _events(
+    handler: RequestHandler,
+    builder: ResponseBuilder,
+    outputs: AsyncGenerator[PromptOutput, None],
+    names: Mapping[str, str],
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(outputs):
+        try:
+            for data in builder.opening():
+                yield data
+            async for each in outputs:
+                encode = partial(builder.events, each)
+                for data in await offload(encode, is_large=builder.is_large(each.output)):
+                    yield data
+            for data in await offload(builder.closing, is_large=builder.names is not None):
+                yield data
+        except Exception as error:
+            failure = failure_of(error, names=names)
+            handler.count(failure)
+            for data in builder.failed(failure):
+                yield data
+
+
+CHAT: Endpoint[ChatRequest] = Endpoint(prepare_chat, field_names.CHAT)
+COMPLETIONS: Endpoint[CompletionRequest] = Endpoint(prepare_completion, field_names.COMPLETIONS)
+RESPONSES: Endpoint[ResponsesRequest] = Endpoint(prepare_response, field_names.RESPONSES)

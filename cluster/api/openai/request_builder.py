@@ -22,20 +22,27 @@ _NUM_SEEDS = 2**63
 
 
 @dataclass(frozen=True)
-class ResponseInfo:
-    """The fields that every response and every chunk repeats."""
-
-    id: str
-    model: str
-    created: int = field(default_factory=lambda: int(time.time()))
-
-
-@dataclass(frozen=True)
 class RequestContext:
     """The id and the deadline of a request."""
 
     request_id: str
     deadline: Deadline
+
+
+@dataclass(frozen=True)
+class ResponseInfo:
+    """The fields that every response and every chunk repeats."""
+
+    id: str
+    model: str
+    seed: int
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, id: str, router: Router, params: SamplingParams) -> ResponseInfo:
+        """Make the fields for a request whose seed is set."""
+        assert params.seed is not None, "with_seed has set the seed"
+        return cls(id, router.config.served_model_name, params.seed)
 
 
 async def prompt_token_ids(

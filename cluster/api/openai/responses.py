@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from cluster.api.openai import field_names
-from cluster.api.openai.chat import ChatPlan, plan_chat
+from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.chat_schema import ChatRequest, ContentPart, Message
-from cluster.api.openai.errors import failure_of
+from cluster.api.openai.errors import Failure
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.api.openai.offload import has_many_logprobs, offload
 from cluster.api.openai.request_builder import RequestContext
+from cluster.api.openai.response_builder import ResponseBuilder
 from cluster.api.openai.responses_schema import (
     IncompleteDetails,
     InputMessage,
@@ -30,9 +26,8 @@ from cluster.api.openai.responses_schema import (
     ResponseUsage,
 )
 from cluster.api.openai.schema import ErrorDetails, Usage
-from cluster.api.openai.streams import PromptOutput, ReportedError, generate_outputs
+from cluster.api.openai.streams import PromptOutput
 from cluster.api.openai.structure import JsonSchemaFormat, ResponseFormat
-from cluster.api.openai.usage import UsageMeter
 from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.engine.outputs import RequestOutput
@@ -55,32 +50,15 @@ _COPIED = (
 )
 
 
-@dataclass(frozen=True)
-class ResponsePlan:
-    """A request with its equivalent chat."""
-
-    request: ResponsesRequest
-    chat: ChatPlan
-
-    @property
-    def id(self) -> str:
-        """Id of the response."""
-        return f"resp_{self.chat.context.request_id}"
-
-    @property
-    def message_id(self) -> str:
-        """Id of its only message."""
-        return f"msg_{self.chat.context.request_id}"
-
-
-async def plan_response(
+async def prepare_response(
     router: Router, request: ResponsesRequest, context: RequestContext
-) -> ResponsePlan:
+) -> ResponsesBuilder:
     """Validate and tokenize a request. Raise the errors of its fields."""
     if request.top_logprobs is not None and not request.include:
         limit = "left out unless include contains message.output_text.logprobs"
         raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
-    return ResponsePlan(request, await plan_chat(router, as_chat(request), context))
+    chat = await prepare_chat(router, as_chat(request), context)
+    return ResponsesBuilder(request, chat, context.request_id)
 
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
@@ -124,116 +102,99 @@ def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
-async def complete_response(router: Router, plan: ResponsePlan) -> ResponseBody:
-    """Run a planned request and return the complete answer."""
-    answer = _Answer(plan)
-    outputs = generate_outputs(router, [plan.chat.call], plan.chat.context.deadline)
-    async with aclosing(outputs):
-        async for each in outputs:
-            large = has_many_logprobs(each.output, plan.chat.names)
-            await offload(partial(answer.add, each.output), is_large=large)
-    return answer.body()
+class ResponsesBuilder(ResponseBuilder):
+    """Builder of the response to a request of `/v1/responses`."""
 
+    def __init__(self, request: ResponsesRequest, chat: ChatBuilder, request_id: str) -> None:
+        """Make a builder. chat: the equivalent chat."""
+        super().__init__(chat.calls, chat.names)
+        self._request = request
+        self._info = chat.info
+        self._id, self._message_id = f"resp_{request_id}", f"msg_{request_id}"
+        self._part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._numbers = itertools.count()  # of the events
+        self._finish_reason: FinishReason | None = None
+        self._text = ""
+        self._logprobs: list[TokenLogprob] = []
+        self._error: ErrorDetails | None = None
 
-async def stream_response(
-    plan: ResponsePlan, outputs: AsyncGenerator[PromptOutput, None]
-) -> AsyncGenerator[bytes, None]:
-    """Yield the events of an answer.
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the complete response."""
+        self._append(each.output)
 
-    A failure is reported by an event `response.failed`, and then raised as ReportedError.
-    """
-    answer = _Answer(plan)
-    events = _EventEncoder(answer, plan.message_id)
-    for data in events.opening():
-        yield data
-    try:
-        async for each in outputs:
-            large = has_many_logprobs(each.output, plan.chat.names)
-            logprobs = await offload(partial(answer.add, each.output), is_large=large)
-            if each.output.text or logprobs:
-                delta = partial(events.delta, each.output.text, logprobs)
-                yield await offload(delta, is_large=large)
-    except Exception as error:
-        answer.error = failure_of(error, names=field_names.RESPONSES).details
-        yield events.status("failed")
-        raise ReportedError(error) from error
-    for data in await offload(events.closing, is_large=plan.chat.names is not None):
-        yield data
-
-
-class _EventEncoder:
-    """Encoder of the events of a stream, with their sequence numbers."""
-
-    def __init__(self, answer: _Answer, message_id: str) -> None:
-        self._answer = answer
-        self._part = {"item_id": message_id, "output_index": 0, "content_index": 0}
-        self._numbers = itertools.count()
+    def body(self) -> ResponseBody:
+        """Build the response so far."""
+        request, status = self._request, self._status
+        truncated = IncompleteDetails(reason="max_output_tokens")
+        return ResponseBody(
+            id=self._id,
+            object="response",
+            created_at=self._info.created,
+            status=status,
+            model=self._info.model,
+            seed=self._info.seed,
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            metadata=request.metadata or {},
+            output=[self._message()] if self.meter.has_output else [],
+            incomplete_details=truncated if status == "incomplete" else None,
+            error=_error(self._error) if self._error else None,
+            usage=_usage(self.meter.usage()) if self._finish_reason else None,
+            tools=[],
+            tool_choice="none",
+            parallel_tool_calls=False,
+            store=False,
+        )
 
     def opening(self) -> list[bytes]:
         """Encode the events before the first output."""
         return [
-            self.status("created"),
-            self.status("in_progress"),
-            self._item("added"),
-            self._encode("content_part.added", **self._part, part=_part("", []).to_dict()),
+            self._body_event("created"),
+            self._body_event("in_progress"),
+            self._item_event("added"),
+            self._event("content_part.added", **self._part, part=_part("", []).to_dict()),
         ]
 
-    def delta(self, text: str, logprobs: list[TokenLogprob]) -> bytes:
-        """Encode an output."""
+    def events(self, each: PromptOutput) -> list[bytes]:
+        """Encode an output as a delta, unless it adds no text."""
+        text, logprobs = each.output.text, self._append(each.output)
+        if not (text or logprobs):
+            return []
         content = {"delta": text, "logprobs": _dicts(logprobs)}
-        return self._encode("output_text.delta", **self._part, **content)
+        return [self._event("output_text.delta", **self._part, **content)]
 
     def closing(self) -> list[bytes]:
         """Encode the events after the last output."""
-        answer = self._answer
-        content = {"text": answer.text, "logprobs": _dicts(answer.logprobs)}
+        content = {"text": self._text, "logprobs": _dicts(self._logprobs)}
+        part = _part(self._text, self._logprobs).to_dict()
         return [
-            self._encode("output_text.done", **self._part, **content),
-            self._encode("content_part.done", **self._part, part=answer.part().to_dict()),
-            self._item("done"),
-            self.status(answer.status),
+            self._event("output_text.done", **self._part, **content),
+            self._event("content_part.done", **self._part, part=part),
+            self._item_event("done"),
+            self._body_event(self._status),
         ]
 
-    def status(self, kind: str) -> bytes:
-        """Encode an event with the whole response."""
-        return self._encode(kind, response=self._answer.body().to_dict())
+    def failed(self, failure: Failure) -> list[bytes]:
+        """Encode an error as the last event."""
+        self._error = failure.details
+        return [self._body_event("failed")]
 
-    def _item(self, kind: str) -> bytes:
-        item = self._answer.message().to_dict()
-        return self._encode(f"output_item.{kind}", output_index=0, item=item)
-
-    def _encode(self, kind: str, **fields: Any) -> bytes:
-        kind = f"response.{kind}"
-        data = {"type": kind, "sequence_number": next(self._numbers), **fields}
-        return event(json.dumps(data), kind)
-
-
-class _Answer:
-    """The answer so far."""
-
-    def __init__(self, plan: ResponsePlan) -> None:
-        self._plan = plan
-        self._meter = UsageMeter()
-        self._finish_reason: FinishReason | None = None
-        self.text = ""
-        self.logprobs: list[TokenLogprob] = []
-        self.error: ErrorDetails | None = None
-
-    def add(self, output: RequestOutput) -> list[TokenLogprob]:
+    def _append(self, output: RequestOutput) -> list[TokenLogprob]:
         """Append an output and return its log-probabilities, [] if not requested."""
-        self._meter.add(0, output)
-        self.text += output.text
+        self.meter.add(0, output)
+        self._text += output.text
         self._finish_reason = output.finish_reason
-        names = self._plan.chat.names
-        if output.logprobs is None or names is None:
+        if output.logprobs is None or self.names is None:
             return []
-        logprobs = chat_logprobs(output.logprobs, names).content
-        self.logprobs += logprobs
+        logprobs = chat_logprobs(output.logprobs, self.names).content
+        self._logprobs += logprobs
         return logprobs
 
     @property
-    def status(self) -> Literal["in_progress", "completed", "incomplete", "failed"]:
-        if self.error is not None:
+    def _status(self) -> Literal["in_progress", "completed", "incomplete", "failed"]:
+        if self._error is not None:
             return "failed"
         match self._finish_reason:
             case None:
@@ -243,45 +204,27 @@ class _Answer:
             case FinishReason.STOP:
                 return "completed"
 
-    def part(self) -> OutputText:
-        return _part(self.text, self.logprobs)
-
-    def message(self) -> OutputMessage:
-        status = self.status
+    def _message(self) -> OutputMessage:
+        status = self._status
         return OutputMessage(
             type="message",
-            id=self._plan.message_id,
+            id=self._message_id,
             role="assistant",
             status="incomplete" if status == "failed" else status,
-            content=[self.part()] if self._meter.has_output else [],
+            content=[_part(self._text, self._logprobs)] if self.meter.has_output else [],
         )
 
-    def body(self) -> ResponseBody:
-        plan, request, status = self._plan, self._plan.request, self.status
-        is_truncated = status == "incomplete"
-        return ResponseBody(
-            id=plan.id,
-            object="response",
-            created_at=plan.chat.info.created,
-            status=status,
-            model=plan.chat.info.model,
-            seed=plan.chat.seed,
-            instructions=request.instructions,
-            max_output_tokens=request.max_output_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            metadata=request.metadata or {},
-            output=[self.message()] if self._meter.has_output else [],
-            incomplete_details=IncompleteDetails(reason="max_output_tokens")
-            if is_truncated
-            else None,
-            error=_error(self.error) if self.error else None,
-            usage=_usage(self._meter.usage()) if self._finish_reason else None,
-            tools=[],
-            tool_choice="none",
-            parallel_tool_calls=False,
-            store=False,
-        )
+    def _body_event(self, kind: str) -> bytes:
+        return self._event(kind, response=self.body().to_dict())
+
+    def _item_event(self, kind: str) -> bytes:
+        item = self._message().to_dict()
+        return self._event(f"output_item.{kind}", output_index=0, item=item)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        kind = f"response.{kind}"
+        data = {"type": kind, "sequence_number": next(self._numbers), **fields}
+        return event(json.dumps(data), kind)
 
 
 def _part(text: str, logprobs: list[TokenLogprob]) -> OutputText:

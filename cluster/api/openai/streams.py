@@ -35,14 +35,6 @@ class PromptOutput:
     output: RequestOutput
 
 
-class ReportedError(Exception):
-    """An error that the last event of the stream has already reported."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        super().__init__(error)
-
-
 class ClientDisconnectedError(Exception):
     """The client closed the connection before the response was complete."""
 
