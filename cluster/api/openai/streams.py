@@ -1,4 +1,4 @@
-"""Streams of outputs: several prompts as one stream, deadlines, disconnects, sent events."""
+"""Streams of outputs: several prompts as one stream, deadlines, disconnects, event streams."""
 
 from __future__ import annotations
 
