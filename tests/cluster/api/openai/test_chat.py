@@ -143,15 +143,15 @@ async def test_logprobs_have_each_token_and_the_most_likely(http):
     body = await ask(http, logprobs=True, top_logprobs=3, prompt_logprobs=1, return_token_ids=True)
     positions = body["choices"][0]["logprobs"]["content"]
     assert len(positions) == 12
-    for place in positions:
-        assert place["logprob"] == place["top_logprobs"][0]["logprob"] < 0  # greedy
-        assert len(place["top_logprobs"]) == 3
-        assert bytes(place["bytes"]).decode(errors="replace") == place["token"]
+    for position in positions:
+        assert position["logprob"] == position["top_logprobs"][0]["logprob"] < 0  # greedy
+        assert len(position["top_logprobs"]) == 3
+        assert bytes(position["bytes"]).decode(errors="replace") == position["token"]
     assert b"".join(bytes(each["bytes"]) for each in positions).decode(errors="replace")
     prompt = body["prompt_logprobs"]
     assert prompt[0] is None
     later = zip(body["prompt_token_ids"][1:], prompt[1:], strict=True)
-    assert all(str(token) in place for token, place in later)
+    assert all(str(token) in position for token, position in later)
     plain = await ask(http, logprobs=True)
     assert [each["token"] for each in plain["choices"][0]["logprobs"]["content"]] == [
         each["token"] for each in positions
@@ -329,7 +329,11 @@ async def test_a_prompt_is_truncated_on_request(http):
         ({"max_tokens": 1000}, "max_tokens", "at most"),
         ({"max_tokens": None, "max_completion_tokens": 1000}, "max_completion_tokens", "at most"),
         ({"tools": [BROKEN_TOOL], "tool_choice": "required"}, "tools", "can be enforced"),
-        ({"guided_regex": "a", "guided_choice": ["b"]}, "structured_outputs", "one of response_format"),
+        (
+            {"guided_regex": "a", "guided_choice": ["b"]},
+            "structured_outputs",
+            "one of response_format",
+        ),
         (
             {"speculation": {"num_speculative_tokens": 33}},
             "speculation.num_speculative_tokens",
@@ -372,7 +376,7 @@ async def test_more_choices_than_the_queue_can_hold(http):
 
 
 async def test_more_choices_than_free_places_in_the_queue(http):
-    """Of three requests of 12 choices, where 8 may run and 8 wait."""
+    """Send three requests of 12 choices where 8 may run and 8 wait."""
     body = {**CHAT, "n": 12, "max_tokens": 60}
     client = openai.AsyncOpenAI(
         base_url="http://test/v1", api_key="unused", max_retries=0, http_client=http

@@ -1,4 +1,4 @@
-"""Time that is up, and errors that only look so."""
+"""Deadlines, and timeouts that are not theirs."""
 
 import asyncio
 

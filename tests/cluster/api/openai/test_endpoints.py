@@ -21,7 +21,7 @@ ALL = pytest.mark.parametrize(
 
 @pytest.fixture
 def breaking(router, monkeypatch):
-    """The model is lost after its first output."""
+    """Lose the model after its first output."""
 
     async def generate(call):
         generation = await Router.generate(router, call)

@@ -1,4 +1,4 @@
-"""The newer of OpenAI's two shapes."""
+"""Requests of the Responses API over HTTP, down to the engine."""
 
 import json
 

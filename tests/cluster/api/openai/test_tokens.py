@@ -43,7 +43,7 @@ async def test_a_chat_is_tokenized_like_a_prompt(http):
 )
 async def test_requests_are_rejected_while_the_model_loads(http, router, monkeypatch, path, body):
     monkeypatch.setattr(router, "_loop", None)
-    # It is read on the event loop where it is asked for.
+    # The property would read it on the event loop.
     monkeypatch.delattr(ReplicaText, "tokenizer")
     assert (await http.post(path, json=body)).status_code == 503
 

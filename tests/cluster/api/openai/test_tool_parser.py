@@ -1,4 +1,4 @@
-"""Calls in a text: the same ones, however the text comes."""
+"""Parsing of tool calls, independent of how the text is split."""
 
 import pytest
 
@@ -26,7 +26,7 @@ def read(form, text, size):
 
 
 def joined(pieces):
-    """Content, and the calls with their arguments."""
+    """Return the content, and the calls with their arguments."""
     calls = [(piece.name, "") for piece in pieces if isinstance(piece, CallStart)]
     for piece in pieces:
         if isinstance(piece, CallArguments):
