@@ -1,4 +1,4 @@
-"""Everything that a caller reaches over the network, and what the interfaces share.
+"""The network interfaces (gRPC, HTTP, OpenAI API, dashboard) and what they share.
 
-Errors, API keys, the admin token, server-sent events. Requests run in `replica`.
+Shared: error codes, API keys, the admin token, server-sent events. Requests run in `replica`.
 """

@@ -1,4 +1,4 @@
-"""Who may call AdminService: everyone, or who has the operators' token."""
+"""Authentication of AdminService calls by the operators' token."""
 
 from __future__ import annotations
 
@@ -15,29 +15,34 @@ _SCHEME = "bearer "
 
 
 class AdminAccess:
-    """Compares what callers present with the token, in a time that tells nothing of it."""
+    """Check of the operators' token in constant time."""
 
     def __init__(self, token: str | None = None) -> None:
-        """None: everyone may call."""
+        """Keep the token; None accepts every call."""
         self._token = None if token is None else token.encode()
 
     def __repr__(self) -> str:
         return f"AdminAccess({'open' if self._token is None else 'by token'})"
 
     def check(self, authorization: str | None) -> None:
-        """Raises UnauthenticatedError unless the header `authorization` holds the token."""
+        """Raise UnauthenticatedError unless the header `authorization` holds the token."""
         if self._token is None:
             return
-        given = authorization or ""
-        presented = given[len(_SCHEME) :] if given.lower().startswith(_SCHEME) else ""
-        if not hmac.compare_digest(presented.strip().encode(), self._token):
+        if not hmac.compare_digest(bearer_credentials(authorization).encode(), self._token):
             raise UnauthenticatedError
 
 
-def read_token(field: str, path: Path | None) -> str | None:
-    """The token in a file, else in the environment; None for none. Raises InvalidValueError.
+def bearer_credentials(authorization: str | None) -> str:
+    """Return the credentials of a header `Authorization: Bearer ...`; empty if there are none."""
+    given = authorization or ""
+    return given[len(_SCHEME) :].strip() if given.lower().startswith(_SCHEME) else ""
 
-    No message ever quotes it. field: what the file is called where it was given.
+
+def read_token(field: str, path: Path | None) -> str | None:
+    """Read the token from a file, else from the environment; return None without either.
+
+    Raise InvalidValueError for an unusable token, without quoting it. field: the name of the
+    option that gave the path, for errors.
     """
     if path is None:
         text = os.environ.get(TOKEN_VARIABLE, "")
@@ -45,7 +50,7 @@ def read_token(field: str, path: Path | None) -> str | None:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        limit = "a file with a token that can be read"
+        limit = "a readable file with a token"
         raise InvalidValueError(field, str(path), limit) from error
     return _checked(field, str(path), text)
 

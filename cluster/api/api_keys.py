@@ -1,4 +1,4 @@
-"""Who may have the model generate, over HTTP or gRPC, and how much of it."""
+"""API keys of the HTTP and gRPC interfaces, with a rate and a concurrency limit for each key."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from typing import Any, Self
 
 import yaml
 
+from cluster.api.admin_token import bearer_credentials
 from specdec.types.errors import InvalidValueError, OverloadedError, UnauthenticatedError
 
 KEYS_VARIABLE = "SPECDEC_API_KEYS"
 
-_SCHEME = "bearer "
 _MIN_CHARS = 8
 _BURST_S = 1.0
-"""A key's requests of so many seconds may come at once."""
+"""Seconds of a key's rate that may arrive as one burst."""
 
 
 @dataclass(frozen=True)
 class ApiKey:
-    """A key and what its holder may take of one replica; None is no limit of its own.
+    """An API key with its limits for each replica; None is no limit.
 
-    name: what logs and errors call it. key: never shown.
+    name: identifies the key in logs and errors. key: never shown.
     """
 
     name: str
@@ -41,32 +41,32 @@ class ApiKey:
         if len(self.key) < _MIN_CHARS or not is_plain:
             limit = f"{_MIN_CHARS} printable ASCII characters or more, without spaces"
             raise InvalidValueError(f"key of {self.name}", "not shown", limit)
-        rate, most = self.requests_per_s, self.max_concurrent_requests
+        rate, max_concurrent = self.requests_per_s, self.max_concurrent_requests
         if rate is not None and not (_is_number(rate) and 0 < rate < math.inf):
             raise InvalidValueError(f"requests_per_s of {self.name}", rate, "a number above 0")
-        if most is not None and not (type(most) is int and most > 0):
+        if max_concurrent is not None and not (type(max_concurrent) is int and max_concurrent > 0):
             name = f"max_concurrent_requests of {self.name}"
-            raise InvalidValueError(name, most, "a whole number above 0")
+            raise InvalidValueError(name, max_concurrent, "a whole number above 0")
 
 
 class NoApiKeyError(UnauthenticatedError):
-    """A call presented no API key, or one that nobody has."""
+    """A call presented no API key, or an unknown one."""
 
     def __str__(self) -> str:
-        return "an API key is needed, as Authorization: Bearer KEY; this is none"
+        return "the API key is missing or unknown; send one as Authorization: Bearer KEY"
 
 
 class Lease:
-    """A request's place among those that its key may have at once; to be given back once."""
+    """A concurrency slot of an API key, held by one request and released once."""
 
     def __init__(
         self,
-        give_back: Callable[[], None] = lambda: None,
-        uncount: Callable[[], None] = lambda: None,
+        release: Callable[[], None] = lambda: None,
+        refund: Callable[[], None] = lambda: None,
     ) -> None:
-        """uncount: has the request not count towards the rate of its key."""
-        self._give_back: Callable[[], None] | None = give_back
-        self._uncount = uncount
+        """refund: returns the request to the rate limit of the key."""
+        self._release: Callable[[], None] | None = release
+        self._refund = refund
 
     def __enter__(self) -> Self:
         return self
@@ -75,113 +75,112 @@ class Lease:
         self.release()
 
     def release(self) -> None:
-        """Gives the place back; a second time does nothing."""
-        if self._give_back is not None:
-            self._give_back()
-        self._give_back = None
+        """Release the slot; a second call does nothing."""
+        if self._release is not None:
+            self._release()
+        self._release = None
 
     def undo(self) -> None:
-        """Gives it back as if it had not been taken: somebody else is to count the request."""
-        if self._give_back is not None:
-            self._uncount()
+        """Release the slot and refund the rate: another application counts the request."""
+        if self._release is not None:
+            self._refund()
         self.release()
 
 
-class _Allowance:
-    """What is left of a key's limits: a bucket of requests that fills with time."""
+class _KeyLimiter:
+    """Token bucket and concurrency limit of one key."""
 
     def __init__(self, key: ApiKey, clock: Callable[[], float]) -> None:
         self._key = key
         self._clock = clock
         self._capacity = max(1.0, (key.requests_per_s or 1.0) * _BURST_S)
-        self._left = self._capacity
+        self._remaining = self._capacity  # requests
         self._filled_at_s = clock()
-        self.num_open = 0
+        self._num_running = 0
 
     def take(self) -> Lease:
-        most = self._key.max_concurrent_requests
-        if most is not None and self.num_open >= most:
-            message = f"{self.num_open} requests of this key run; at most {most} may at once"
+        limit = self._key.max_concurrent_requests
+        if limit is not None and self._num_running >= limit:
+            message = f"too many concurrent requests of this API key (limit {limit})"
             raise OverloadedError(message)
         self._take_from_bucket()
-        self.num_open += 1
-        return Lease(self._give_back, self._refill)
+        self._num_running += 1
+        return Lease(self._release, self._refund)
 
     def _take_from_bucket(self) -> None:
         rate = self._key.requests_per_s
         if rate is None:
             return
         now_s = self._clock()
-        self._left = min(self._capacity, self._left + (now_s - self._filled_at_s) * rate)
+        refill = (now_s - self._filled_at_s) * rate
+        self._remaining = min(self._capacity, self._remaining + refill)
         self._filled_at_s = now_s
-        if self._left < 1:
-            wait_s = math.ceil((1 - self._left) / rate)
-            message = f"this key may send {rate:g} requests a second"
+        if self._remaining < 1:
+            wait_s = math.ceil((1 - self._remaining) / rate)
+            message = f"this API key is limited to {rate:g} requests per second"
             raise OverloadedError(message, retry_after_s=wait_s)
-        self._left -= 1
+        self._remaining -= 1
 
-    def _give_back(self) -> None:
-        self.num_open -= 1
+    def _release(self) -> None:
+        self._num_running -= 1
 
-    def _refill(self) -> None:
-        self._left = min(self._capacity, self._left + 1)
+    def _refund(self) -> None:
+        self._remaining = min(self._capacity, self._remaining + 1)
 
 
 class ApiKeys:
-    """Compares what callers present with every key, in a time that tells nothing of them.
+    """The known API keys; compares in constant time and enforces the limits of each key.
 
-    Limits hold for each replica by itself, and are kept by the event loop's thread alone.
+    Limits hold for each replica separately. Used on the event loop's thread only.
     """
 
     def __init__(
         self, keys: Sequence[ApiKey] = (), clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """No keys: everyone may call, without limits."""
-        self._known = [(_digest(key.key), key, _Allowance(key, clock)) for key in keys]
+        """Keep the keys; without any, every call is accepted, without limits."""
+        self._known = [(_digest(key.key), key, _KeyLimiter(key, clock)) for key in keys]
 
     def __repr__(self) -> str:
         return f"ApiKeys({[key.name for _, key, _ in self._known]})"
 
     def admit(self, authorization: str | None) -> Lease:
-        """A place for a request with this header or metadata.
+        """Take a slot for a request with this `authorization` header or metadata.
 
-        Raises NoApiKeyError, and OverloadedError where the key is over a limit of its own.
+        Raise NoApiKeyError, or OverloadedError if the key is over one of its limits.
         """
         return self._find(authorization).take() if self._known else Lease()
 
     def check(self, authorization: str | None) -> None:
-        """The same for what takes nothing of the model."""
+        """Raise NoApiKeyError without a known key; for requests that are not limited."""
         if self._known:
             self._find(authorization)
 
-    def _find(self, authorization: str | None) -> _Allowance:
-        given = authorization or ""
-        presented = given[len(_SCHEME) :] if given.lower().startswith(_SCHEME) else ""
-        digest, found = _digest(presented.strip()), None
-        for known, _, allowance in self._known:  # to the end, whichever it is
+    def _find(self, authorization: str | None) -> _KeyLimiter:
+        digest, found = _digest(bearer_credentials(authorization)), None
+        for known, _, limiter in self._known:  # no early exit: constant time
             if hmac.compare_digest(known, digest):
-                found = allowance
+                found = limiter
         if found is None:
             raise NoApiKeyError
         return found
 
 
 def read_keys(setting: str, path: Path | None) -> tuple[ApiKey, ...]:
-    """The keys in a YAML file, else those in the environment; none for none.
+    """Read the keys from a YAML file, else from the environment; return () without either.
 
-    The file has a list of mappings with the fields of ApiKey; the variable has bare keys with
-    commas or spaces between them. `setting`: what the file is called where it was given. Raises
-    InvalidValueError, which never quotes a key.
+    The file holds a list of mappings with the fields of ApiKey; the variable holds bare keys,
+    separated by commas or spaces. setting: the name of the option that gave the path, for errors.
+    Raise InvalidValueError, which never quotes a key.
     """
     if path is None:
         bare = os.environ.get(KEYS_VARIABLE, "").replace(",", " ").split()
         keys = [ApiKey(f"key {number}", key) for number, key in enumerate(bare, 1)]
     else:
         keys = [_read_entry(setting, entry) for entry in _entries(setting, path)]
-    for what in ("name", "key"):
-        if len({getattr(each, what) for each in keys}) < len(keys):
+    for name in ("name", "key"):
+        if len({getattr(each, name) for each in keys}) < len(keys):
             where = KEYS_VARIABLE if path is None else setting
-            raise InvalidValueError(where, f"a list with one {what} twice", "without repetitions")
+            raise InvalidValueError(where, f"a list with a repeated {name}", "without duplicates")
     return tuple(keys)
 
 
@@ -189,7 +188,7 @@ def _entries(setting: str, path: Path) -> list[Any]:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        content = None  # what a parser says may quote the file
+        content = None  # a parser's message may quote the file
     if not isinstance(content, list) or not content:
         raise InvalidValueError(setting, str(path), "a YAML file with a list of keys")
     return content
@@ -203,7 +202,7 @@ def _read_entry(setting: str, entry: Any) -> ApiKey:
         raise InvalidValueError(f"a field of {setting}", "not shown", f"one of {', '.join(known)}")
     for name in ("name", "key"):
         if not isinstance(entry.get(name), str) or not entry[name]:
-            raise InvalidValueError(f"{name} in {setting}", "not shown", "a text in every entry")
+            raise InvalidValueError(f"{name} in {setting}", "not shown", "a string in every entry")
     return ApiKey(**entry)
 
 

@@ -1,4 +1,4 @@
-"""The one map from errors to gRPC and HTTP status codes, and to the words that a client reads."""
+"""The one map from errors to gRPC and HTTP status codes and to messages for clients."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from specdec.types.errors import (
 logger = logging.getLogger(__name__)
 
 OVERLOAD_RETRY_AFTER_S = 1
-"""How long a refused client should wait: a full queue moves on within a step or two."""
+"""Retry hint for a rejected client: a full queue moves within a step or two."""
 
 INTERNAL_MESSAGE = "internal error; the service's log has the details"
-TARGET_FAILED_MESSAGE = "the model stopped answering and this request is lost; send it again later"
+TARGET_FAILED_MESSAGE = "the model stopped responding and this request is lost; retry later"
 
 
 @dataclass(frozen=True)
 class _Rule:
-    """`message` replaces the error's own text where that was not written for clients."""
+    """The codes of an error; `message` replaces a text that was not written for clients."""
 
     grpc_code: StatusCode
     http_code: int
@@ -46,9 +46,8 @@ class _Rule:
     retry_after_s: int | None = None
 
 
-# An error that a request runs into because of how the service was set up, or of what its fields
-# come to together, is in no field; 400 is the HTTP code that Google's API guide gives to
-# FAILED_PRECONDITION.
+# An error that comes from the configuration of the service, or from a combination of fields, is in
+# no single field. Google's API guide maps FAILED_PRECONDITION to HTTP 400.
 _SETUP = _Rule(StatusCode.FAILED_PRECONDITION, 400)
 
 _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
@@ -65,7 +64,7 @@ _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
         NotReadyError: _Rule(StatusCode.UNAVAILABLE, 503),
         NoTokenLeftError: _SETUP,
         BadLogitsError: _Rule(StatusCode.INTERNAL, 500),
-        # Its text quotes what a shard raised.
+        # Its text quotes the exception of a worker.
         TargetFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
         DraftFailedError: _Rule(StatusCode.UNAVAILABLE, 503, TARGET_FAILED_MESSAGE),
         OutOfMemoryError: _SETUP,
@@ -78,7 +77,7 @@ _RULES: Mapping[type[BaseException], _Rule] = MappingProxyType(
 
 @dataclass(frozen=True)
 class ErrorStatus:
-    """How an error is reported to a client. `retry_after_s` is None where waiting gains nothing."""
+    """How an error is reported to a client. `retry_after_s` is None if retrying does not help."""
 
     grpc_code: StatusCode
     http_code: int
@@ -97,7 +96,7 @@ class ErrorStatus:
 
 
 def status_of(error: Exception) -> ErrorStatus:
-    """The status of an error. One whose text clients must not see is logged with its traceback."""
+    """Return the status of an error. Log an error whose text clients must not see."""
     rule = next(_RULES[kind] for kind in type(error).__mro__ if kind in _RULES)
     if rule.message is not None:
         logger.error("reported as %s", rule.grpc_code.name, exc_info=error)

@@ -1,14 +1,31 @@
-"""Events as the page reads them: text/event-stream of the HTML standard, section 9.2."""
+"""Server-sent events: text/event-stream of the HTML standard, section 9.2."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
+from fastapi.responses import StreamingResponse
 
-def event(name: str, data: Mapping[str, Any]) -> bytes:
-    """One event. JSON has no line breaks of its own, so one line of data holds it."""
-    text = json.dumps(data, ensure_ascii=False, default=datetime.isoformat)
-    return f"event: {name}\ndata: {text}\n\n".encode()
+STREAM_HEADERS: Mapping[str, str] = MappingProxyType(
+    {"cache-control": "no-store", "x-accel-buffering": "no"}
+)
+
+
+def event(data: str, name: str | None = None) -> bytes:
+    """Encode one event. data: JSON on one line."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {data}\n\n".encode()
+
+
+def json_event(name: str, data: Mapping[str, Any]) -> bytes:
+    """Encode one event with JSON data; datetimes become ISO 8601 strings."""
+    return event(json.dumps(data, ensure_ascii=False, default=datetime.isoformat), name)
+
+
+def event_response(events: AsyncIterable[bytes]) -> StreamingResponse:
+    """Return a response that streams the events."""
+    return StreamingResponse(events, media_type="text/event-stream", headers=STREAM_HEADERS)

@@ -60,4 +60,4 @@ def test_javascript_streams_the_same_text_as_python(script, tiny_model_dir, tmp_
     assert (streamed.returncode, streamed.stdout) == (0, expected.text), streamed.stderr
     assert re.search(r"\d+ of \d+ draft tokens accepted", streamed.stderr)
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.startswith("UNAUTHENTICATED: an API key is needed")
+    assert refused.stderr.startswith("UNAUTHENTICATED: the API key is missing or unknown")

@@ -90,7 +90,7 @@ def test_a_request_counts_once_and_where_it_is_answered(service):
         for model in ("Second.Model", "first"):
             assert client.generate("The river", SHORT, model=model).usage.completion_tokens == 8
         for model in ("Second.Model", "first"):
-            with pytest.raises(ClientError, match="this key may send"):
+            with pytest.raises(ClientError, match="this API key is limited to"):
                 client.generate("The river", SHORT, model=model)
 
 

@@ -1,7 +1,7 @@
-"""The operators' page at /dashboard, and its data feed.
+"""The dashboard at /dashboard and its event stream.
 
-The files under `static` are served as they are; there is no build. Changes go through the admin
-interface in `api.http`.
+The files under `static` are served without a build step. Changes go through the admin interface
+in `api.http`.
 """
 
 from cluster.api.dashboard.routes import make_dashboard

@@ -1,4 +1,4 @@
-"""The files of the page, read once from the package, and the headers that they are served with."""
+"""The static files of the dashboard, read once from the package, and their HTTP headers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONTENT_TYPES = {
 
 SECURITY_HEADERS: Mapping[str, str] = MappingProxyType(
     {
-        # Nothing but what this service itself serves: no other host, no inline script or style.
+        # Same origin only: no other host, no inline script or style.
         "content-security-policy": (
             "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
             "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -40,14 +40,14 @@ SECURITY_HEADERS: Mapping[str, str] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Asset:
-    """One file. etag: in quotes, as the header has it."""
+    """One static file. etag: with the quotes of the header."""
 
     body: bytes
     content_type: str
     etag: str
 
     def respond(self, request: Request) -> Response:
-        """The file, or 304 where the browser has this very one; it asks each time."""
+        """Return the file, or 304 if the browser has this version; it revalidates each time."""
         headers = {**SECURITY_HEADERS, "cache-control": "no-cache", "etag": self.etag}
         if self.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
@@ -55,7 +55,7 @@ class Asset:
 
 
 def load_assets() -> Mapping[str, Asset]:
-    """Every file by its path below static/. A path that is no key names no file."""
+    """Read every file, by its path below static/."""
     root = resources.files("cluster.api.dashboard").joinpath("static")
     return MappingProxyType(dict(_files_below(root, "")))
 

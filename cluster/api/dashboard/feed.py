@@ -1,4 +1,4 @@
-"""What the page is told each second: how the fleet is, and the points of its charts."""
+"""The event stream of the dashboard: fleet status and chart points, each second."""
 
 from __future__ import annotations
 
@@ -7,17 +7,16 @@ from contextlib import aclosing
 from dataclasses import asdict
 
 from cluster.api.grpc.servicers import AdminServicer
-from cluster.api.sse import event
+from cluster.api.sse import json_event
 from cluster.control.timeseries import Figures
 from specdec.types.errors import NotReadyError
 from specdec.types.fleet import FleetStatistics
 
 
 async def begin(admin: AdminServicer, model: str) -> AsyncGenerator[bytes, None]:
-    """The events of a page that opens: `hello`, then `now` each second, and `end` for a drain.
+    """Return the events of a page: `hello`, then `now` each second, and `end` on a drain.
 
-    Raises what the first look at the fleet raises, while there is still a status code to say it
-    with.
+    Raise what the first query of the fleet raises, before the response has a status code.
     """
     moments = admin.watches.watch(0)
     first = await anext(moments)
@@ -30,20 +29,20 @@ async def _events(
     first: FleetStatistics,
     moments: AsyncGenerator[FleetStatistics, None],
 ) -> AsyncGenerator[bytes, None]:
-    told_s = 0.0
+    sent_until_s = 0.0
     async with aclosing(moments):
-        yield event("hello", {"model": model})
+        yield json_event("hello", {"model": model})
         try:
             figures = await admin.control.history(0.0)
             yield _now(first, figures)
             async for fleet in moments:
-                told_s = figures[-1].time_s if figures else told_s
-                figures = await admin.control.history(told_s)
+                sent_until_s = figures[-1].time_s if figures else sent_until_s
+                figures = await admin.control.history(sent_until_s)
                 yield _now(fleet, figures)
         except NotReadyError as error:
-            yield event("end", {"message": str(error)})
+            yield json_event("end", {"message": str(error)})
 
 
 def _now(fleet: FleetStatistics, figures: tuple[Figures, ...]) -> bytes:
     points = [asdict(each) for each in figures]
-    return event("now", {"status": asdict(fleet.status), "figures": points})
+    return json_event("now", {"status": asdict(fleet.status), "figures": points})

@@ -1,7 +1,7 @@
-"""The try-it box: one answer, token by token, with the origin of each token.
+"""The try-it box: streams the tokens of one answer, each marked as drafted or sampled.
 
 The page sends JSON and reads server-sent events: `start`, then `tokens` for each step, then `end`,
-or `error` where it ends before its time.
+or `error` if the request fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from cluster.api.errors import status_of
-from cluster.api.sse import event
+from cluster.api.sse import json_event
 from cluster.replica.router import Generation, Router
 from specdec.config.fields import refuse_unknown
 from specdec.text.detokenizer import IncrementalDetokenizer
@@ -30,7 +30,7 @@ _SPECULATION_KEYS = ("enabled", "num_speculative_tokens")
 
 
 def decode_try_it(body: Any) -> GenerateRequest:
-    """Return the request in the JSON that the page sends. Raises InvalidValueError."""
+    """Convert the page's JSON to a request. Raise InvalidValueError."""
     _require_object("body", body)
     refuse_unknown("field", body, _KEYS)
     max_tokens = body.get("max_tokens")
@@ -43,24 +43,24 @@ def decode_try_it(body: Any) -> GenerateRequest:
         speculation=_decode_speculation(body.get("speculation", {})),
     )
     prompt = _decode_prompt(body)
-    # The page shows every step, regardless of the service's own interval.
+    # The page shows each step, whatever the service's stream interval is.
     return GenerateRequest(prompt, params, stream_interval=1)
 
 
 def _decode_prompt(body: Mapping[str, Any]) -> Prompt:
     text, as_chat = body.get("prompt"), body.get("as_chat", True)
     if not isinstance(text, str) or not 1 <= len(text) <= MAX_PROMPT_CHARS:
-        limit = f"a text of 1 to {MAX_PROMPT_CHARS} characters"
+        limit = f"a string of 1 to {MAX_PROMPT_CHARS} characters"
         raise InvalidValueError("prompt", text if not isinstance(text, str) else len(text), limit)
     if not isinstance(as_chat, bool):
         raise InvalidValueError("as_chat", as_chat, "true or false")
     return (ChatMessage("user", text),) if as_chat else text
 
 
-def _decode_speculation(wanted: Any) -> SpeculationOptions:
-    _require_object("speculation", wanted)
-    refuse_unknown("speculation", wanted, _SPECULATION_KEYS)
-    return SpeculationOptions(**wanted)
+def _decode_speculation(options: Any) -> SpeculationOptions:
+    _require_object("speculation", options)
+    refuse_unknown("speculation", options, _SPECULATION_KEYS)
+    return SpeculationOptions(**options)
 
 
 def _require_object(name: str, value: Any) -> None:
@@ -69,9 +69,9 @@ def _require_object(name: str, value: Any) -> None:
 
 
 async def begin(router: Router, call: GenerateRequest) -> AsyncGenerator[bytes, None]:
-    """Return the events of an answer after its first step; closing them aborts the request.
+    """Wait for the first step and return the events; closing them aborts the request.
 
-    Raises the engine's errors while the response can still have a status code.
+    Raise the engine's error for an invalid request, before the response has a status code.
     """
     generation = await router.generate(call)
     outputs = generation.outputs
@@ -83,20 +83,20 @@ async def _events(
     generation: Generation, first: RequestOutput, detokenizer: IncrementalDetokenizer
 ) -> AsyncGenerator[bytes, None]:
     async with aclosing(generation.outputs) as outputs:
-        yield event("start", {"request_id": first.request_id, "seed": generation.seed})
+        yield json_event("start", {"request_id": first.request_id, "seed": generation.seed})
         try:
             yield _tokens(first, detokenizer)
             last = first
             async for last in outputs:
                 yield _tokens(last, detokenizer)
         except Exception as error:
-            yield event("error", {"message": status_of(error).message})
+            yield json_event("error", {"message": status_of(error).message})
         else:
-            yield event("end", _ending(last))
+            yield json_event("end", _summary(last))
 
 
 def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes:
-    """Return the text of each token of a step, empty while a character is incomplete."""
+    """Encode the tokens of a step; the text of an incomplete character is empty."""
     texts = []
     for token_id in output.token_ids:
         detokenizer.append(token_id)
@@ -107,19 +107,16 @@ def _tokens(output: RequestOutput, detokenizer: IncrementalDetokenizer) -> bytes
         {"text": text, "accepted": is_drafted}
         for text, is_drafted in zip(texts, output.is_drafted, strict=True)
     ]
-    return event("tokens", {"tokens": tokens, "usage": _usage(output)})
-
-
-def _usage(output: RequestOutput) -> dict[str, Any]:
-    return {
+    usage = {
         "prompt_tokens": output.num_prompt_tokens,
         "completion_tokens": output.num_output_tokens,
         **asdict(output.speculation),
     }
+    return json_event("tokens", {"tokens": tokens, "usage": usage})
 
 
-def _ending(last: RequestOutput) -> dict[str, Any]:
-    assert last.finish_reason is not None, "an answer without its end"
+def _summary(last: RequestOutput) -> dict[str, Any]:
+    assert last.finish_reason is not None, "the last output has a finish reason"
     return {
         "finish_reason": last.finish_reason.value,
         "verifier": last.verifier,

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from fastapi.responses import StreamingResponse
 
 from cluster.api.errors import status_of
 from cluster.api.grpc.servicers import AdminServicer
 from cluster.api.http.admin_json import read_change, read_profile_order, to_json
-from cluster.api.http.csrf import require_own_page
+from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
+from cluster.api.sse import event, event_response, json_event
 from cluster.control.peers import Fellow
 from cluster.replica.limits import check_model
 from specdec.types.control_changes import SpeculationState
@@ -25,16 +25,16 @@ MAX_BODY_BYTES = 64 * 1024
 _JSON = "application/json"
 _PRECONDITION_FAILED = 412
 
-_Handler = Callable[[Request], Awaitable[Response]]
+_Handler = Callable[[AdminServicer, Request], Awaitable[Response]]
 
 
 def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
-    """The routes; `get_admin` is asked at each request, after start-up.
+    """Return the routes; `get_admin` is called for each request.
 
-    `?model=` says which model they are about, where another than that of whoever answers.
+    `?model=` selects the model; without it, the one of the application that receives the request.
     """
     router = APIRouter(prefix="/v1/admin")
-    routes: tuple[tuple[str, str, Callable[[AdminServicer, Request], Awaitable[Response]]], ...] = (
+    routes: tuple[tuple[str, str, _Handler], ...] = (
         ("GET", "/speculation", _get_speculation),
         ("PUT", "/speculation", _put_speculation),
         ("POST", "/speculation/preview", _preview),
@@ -50,17 +50,16 @@ def admin_routes(get_admin: Callable[[], AdminServicer]) -> APIRouter:
 
 
 def _guarded(
-    get_admin: Callable[[], AdminServicer],
-    handle: Callable[[AdminServicer, Request], Awaitable[Response]],
-) -> _Handler:
-    """Asks for the operators' token first, then whose page it is; turns errors into JSON."""
+    get_admin: Callable[[], AdminServicer], handle: _Handler
+) -> Callable[[Request], Awaitable[Response]]:
+    """Check the operators' token, then the origin; return errors as JSON."""
 
     async def respond(request: Request) -> Response:
         admin = get_admin()
         try:
             admin.access.check(request.headers.get("authorization"))
             if request.method != "GET":
-                require_own_page(request)
+                require_same_origin(request)
             if (fellow := await _elsewhere(request, admin)) is not None:
                 return await forward(fellow, ForwardedRequest.of(request, await _body(request)))
             return await handle(admin, request)
@@ -71,7 +70,10 @@ def _guarded(
 
 
 async def _elsewhere(request: Request, admin: AdminServicer) -> Fellow | None:
-    """Who serves the model that is named, if not this application. Raises UnknownModelError."""
+    """Return the application that serves the model, None if it is this one.
+
+    Raise UnknownModelError.
+    """
     model = check_model(request.query_params.get("model", ""))
     if admin.applications is None or is_forwarded(request):
         return None
@@ -79,14 +81,14 @@ async def _elsewhere(request: Request, admin: AdminServicer) -> Fellow | None:
 
 
 def error_response(error: Exception) -> Response:
-    """{"error": {"message", and where it is about a field, "field", "value" and "limit"}}."""
+    """Return {"error": {"message"}}, with "field", "value" and "limit" for an invalid field."""
     status = status_of(error)
-    told: dict[str, Any] = {"message": status.message}
+    details: dict[str, Any] = {"message": status.message}
     if isinstance(error, InvalidValueError):
-        told |= {"field": error.field, "value": error.value, "limit": error.limit}
+        details |= {"field": error.field, "value": error.value, "limit": error.limit}
     elif isinstance(error, VersionConflictError):
-        told |= {"field": "expected_version", "value": error.expected, "limit": error.present}
-    body = json.dumps({"error": told}, ensure_ascii=False, default=str)
+        details |= {"field": "expected_version", "value": error.expected, "limit": error.present}
+    body = json.dumps({"error": details}, ensure_ascii=False, default=str)
     headers = dict(status.headers)
     if status.http_code == 401:
         headers["www-authenticate"] = "Bearer"
@@ -98,13 +100,13 @@ async def _get_speculation(admin: AdminServicer, request: Request) -> Response:
 
 
 async def _put_speculation(admin: AdminServicer, request: Request) -> Response:
-    """If-Match holds the ETag of the state that the change was made for; 412 if it is another."""
+    """Change the state. Respond 412 if If-Match is not the ETag of the present state."""
     change = read_change(await _body(request))
     matched = _version_of(request.headers.get("if-match"))
     if matched is None:
         return _state_response(await admin.control.set_speculation(change))
     if change.expected_version not in (None, matched):
-        limit = f"left out, or that of If-Match ({matched})"
+        limit = f"left out, or the version in If-Match ({matched})"
         raise InvalidValueError("expected_version", change.expected_version, limit)
     try:
         change = replace(change, expected_version=matched)
@@ -116,7 +118,7 @@ async def _put_speculation(admin: AdminServicer, request: Request) -> Response:
 
 
 async def _preview(admin: AdminServicer, request: Request) -> Response:
-    """What a change would mean now; an empty one, what holds."""
+    """Return the effect that a change would have now; for an empty change, the present state."""
     body = await _body(request)
     change = None if body.strip() == b"{}" else read_change(body)
     return Response(to_json(await admin.control.preview(change)), media_type=_JSON)
@@ -140,36 +142,29 @@ async def _audit_log(admin: AdminServicer, request: Request) -> Response:
 
 
 async def _watch(admin: AdminServicer, request: Request) -> Response:
-    """Server-sent events: `stats` at each interval; a last `end` when the replica drains."""
+    """Stream server-sent events: `stats` at each interval, and `end` when the replica drains."""
     moments = admin.watches.watch(_number(request, "interval_s", float))
-    first = await anext(moments)  # so that what is wrong gets a status of its own
-    headers = {"cache-control": "no-store", "x-accel-buffering": "no"}
-    return StreamingResponse(
-        _events(first, moments), headers=headers, media_type="text/event-stream"
-    )
+    first = await anext(moments)  # an error here still sets the status code
+    return event_response(_events(first, moments))
 
 
 async def _profile(admin: AdminServicer, request: Request) -> Response:
-    """Answers when the traces are written."""
+    """Take a profile and respond when the traces are written."""
     report = await admin.take_profile(read_profile_order(await _body(request)))
     return Response(to_json(report), media_type=_JSON)
 
 
 async def _events(
     first: FleetStatistics, moments: AsyncGenerator[FleetStatistics, None]
-) -> AsyncIterator[str]:
+) -> AsyncGenerator[bytes, None]:
     try:
-        yield _event("stats", to_json(first))
+        yield event(to_json(first), "stats")
         async for fleet in moments:
-            yield _event("stats", to_json(fleet))
+            yield event(to_json(fleet), "stats")
     except NotReadyError as error:
-        yield _event("end", json.dumps({"message": str(error)}))
+        yield json_event("end", {"message": str(error)})
     finally:
         await moments.aclose()
-
-
-def _event(name: str, data: str) -> str:
-    return f"event: {name}\ndata: {data}\n\n"
 
 
 def _state_response(state: SpeculationState) -> Response:
@@ -181,12 +176,12 @@ async def _body(request: Request) -> bytes:
     async for part in request.stream():
         body += part
         if len(body) > MAX_BODY_BYTES:
-            raise InvalidValueError("body", "longer", f"at most {MAX_BODY_BYTES} bytes")
+            raise InvalidValueError("body", "too large", f"at most {MAX_BODY_BYTES} bytes")
     return body
 
 
 def _version_of(if_match: str | None) -> int | None:
-    """The version in an ETag as it is given out; None where any will do."""
+    """Parse the version in an ETag of this service; return None if any version matches."""
     if if_match is None or if_match.strip() == "*":
         return None
     tag = if_match.strip()
@@ -197,7 +192,7 @@ def _version_of(if_match: str | None) -> int | None:
 
 
 def _number(request: Request, name: str, kind: type[int] | type[float]) -> Any:
-    """A number of the query; 0 where it is left out."""
+    """Parse a number of the query string; return 0 if it is left out."""
     text = request.query_params.get(name, "0")
     try:
         return kind(text)

@@ -14,7 +14,7 @@ from specdec.types.control_changes import SpeculationChange
 from specdec.types.errors import InvalidValueError
 from specdec.types.profile import ProfileOrder
 
-_WORDS: Mapping[type, str] = {str: "a text", bool: "true or false", int: "a whole number"}
+_TYPE_LIMITS: Mapping[type, str] = {str: "a string", bool: "true or false", int: "a whole number"}
 _TYPES: Mapping[str, type] = {
     "mode": str,
     "threshold": int,
@@ -30,24 +30,24 @@ _NEVER_NULL = ("reset", "updated_by", "reason")
 
 
 def to_json(value: Any) -> str:
-    """A dataclass as one JSON object; moments as ISO 8601 texts."""
+    """Serialize a dataclass as one JSON object; datetimes become ISO 8601 strings."""
     return json.dumps(asdict(value), ensure_ascii=False, default=datetime.isoformat)
 
 
 def read_change(body: bytes) -> SpeculationChange:
-    """Reads a change by the names of its fields. Raises InvalidValueError."""
+    """Parse a change. Raise InvalidValueError."""
     mapping = _read_object(body, SpeculationChange)
     values = {name: _read_value(name, value) for name, value in mapping.items()}
     return SpeculationChange(**values)
 
 
 def read_profile_order(body: bytes) -> ProfileOrder:
-    """Reads what to profile; what is left out has its default. Raises InvalidValueError."""
+    """Parse an order for a profile; omitted fields have their defaults. Raise InvalidValueError."""
     return ProfileOrder(**_read_object(body, ProfileOrder))
 
 
 def _read_object(body: bytes, kind: type[SpeculationChange | ProfileOrder]) -> dict[str, Any]:
-    """The values of a JSON object whose names are fields of `kind`."""
+    """Parse a JSON object whose names are fields of `kind`."""
     try:
         mapping = json.loads(body)
     except (ValueError, RecursionError) as error:
@@ -59,7 +59,7 @@ def _read_object(body: bytes, kind: type[SpeculationChange | ProfileOrder]) -> d
 
 
 def read_rules(value: object) -> tuple[SpeculationRule, ...]:
-    """Rules from plain data: a list of objects. Raises InvalidValueError."""
+    """Convert a list of objects to rules. Raise InvalidValueError."""
     if not isinstance(value, list):
         raise InvalidValueError("rules", value, "a list of objects")
     return tuple(_read_rule(f"rules[{index}]", each) for index, each in enumerate(value))
@@ -72,18 +72,18 @@ def _read_value(name: str, value: Any) -> Any:
         return read_rules(value)
     if name == "allowed_verifiers":
         if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
-            raise InvalidValueError(name, value, "a list of texts")
+            raise InvalidValueError(name, value, "a list of strings")
         return tuple(value)
     expected = _TYPES.get(name)
-    if expected is not None and type(value) is not expected:  # to isinstance, True is an int
-        raise InvalidValueError(name, value, _WORDS[expected])
+    if expected is not None and type(value) is not expected:  # isinstance(True, int) is true
+        raise InvalidValueError(name, value, _TYPE_LIMITS[expected])
     return value
 
 
 def _read_rule(name: str, value: object) -> SpeculationRule:
     known = [each.name for each in fields(SpeculationRule)]
     if not isinstance(value, dict) or "min_requests_per_s" not in value:
-        limit = f"an object of {', '.join(known)}, the first of which must be there"
+        limit = f"an object with {', '.join(known)}; the first is required"
         raise InvalidValueError(name, value, limit)
     refuse_unknown(f"field of {name}", value, known)
     return SpeculationRule(**value)

@@ -25,13 +25,13 @@ def make_app(
     get_admin: Callable[[], AdminServicer],
     get_keys: Callable[[], ApiKeys] = ApiKeys,
 ) -> FastAPI:
-    """The ASGI application; what it is given is asked at each request, after start-up.
+    """Build the ASGI application; the arguments are called for each request.
 
-    /openapi.json describes what clients call; the rest is for operators, and described in docs/.
+    /openapi.json describes the routes for clients; docs/ describes those for operators.
     """
     app = FastAPI(
         title="specdec",
-        summary="Text generation with speculative decoding, as the OpenAI API has it",
+        summary="Text generation with speculative decoding, compatible with the OpenAI API",
         version=version("specdec"),
         docs_url=None,
         redoc_url=None,
@@ -45,19 +45,19 @@ def make_app(
 
     @app.exception_handler(HTTPException)
     async def no_route(request: Request, error: HTTPException) -> Response:
-        """A path or a method that there is none of, in the shape of all other errors."""
+        """Report an unknown path or method in the same format as all other errors."""
         return failure_of(error).respond()
 
     @app.get("/health", include_in_schema=False)
     async def health() -> JSONResponse:
-        """Liveness: 200 while the process serves, loading or not; 503 once the engine is lost."""
+        """Report liveness: 200 while the process serves or loads, 503 once the engine is lost."""
         is_lost = get_router().failure is not None
         status = "failed" if is_lost else "ok"
         return JSONResponse({"status": status}, status_code=503 if is_lost else 200)
 
     @app.get("/ready", include_in_schema=False)
     async def ready() -> JSONResponse:
-        """Readiness: 200 once the model is warm, 503 before that and while the engine is lost."""
+        """Report readiness: 200 once the model is warm, 503 before and while the engine is lost."""
         is_ready = get_router().is_ready
         status = "ready" if is_ready else "not ready"
         return JSONResponse({"status": status}, status_code=200 if is_ready else 503)

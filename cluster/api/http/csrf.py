@@ -1,8 +1,8 @@
-"""Refuses what another site's page sends through a visitor's browser.
+"""Protection against cross-site request forgery (CSRF).
 
-A page anywhere can have a browser send a form to this service. Here only JSON is taken, which a
-browser does not send elsewhere without asking first; and where a browser says which page it sends
-for, that has to be one of ours. Programs other than browsers say nothing of it.
+A page of any site can make a browser post a form to this service. Only JSON is accepted: a browser
+sends it to another origin only after a CORS preflight. If a browser sends `Sec-Fetch-Site` or
+`Origin`, the page must be of this service; programs other than browsers send neither.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from fastapi import Request
 from specdec.types.errors import ForeignPageError, InvalidValueError
 
 _JSON = "application/json"
-_OURS = ("same-origin", "none")  # none: no page has sent it
+_ALLOWED_SITES = ("same-origin", "none")  # none: the user, not a page, made the request
 
 
-def require_own_page(request: Request) -> None:
-    """To be called where something changes. Raises ForeignPageError and InvalidValueError."""
-    if not _is_own(request):
+def require_same_origin(request: Request) -> None:
+    """Raise ForeignPageError for another site's page, InvalidValueError unless the body is JSON."""
+    if not _is_same_origin(request):
         raise ForeignPageError
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != _JSON:
         raise InvalidValueError("content-type", content_type, _JSON)
 
 
-def _is_own(request: Request) -> bool:
+def _is_same_origin(request: Request) -> bool:
     site = request.headers.get("sec-fetch-site")
     if site is not None:
-        return site in _OURS
+        return site in _ALLOWED_SITES
     origin = request.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host")

@@ -1,4 +1,4 @@
-"""What Prometheus scrapes: the whole fleet on any Router, or the Router's own replica."""
+"""The Prometheus endpoints: the metrics of the whole fleet, or of one replica."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ from cluster.replica.router import Router
 from specdec.types.errors import NotReadyError
 from specdec.types.fleet import FleetStatistics
 
-_SHARED_S = 1.0
-"""How long an answer of the ControlPlane serves; replicas report to it no more often."""
+_CACHED_S = 1.0
+"""How long a reply of the ControlPlane is reused; replicas report to it no more often."""
 
 _DEADLINE_S = 4.0
-"""Of both calls together: less than Prometheus waits, which is 5 s as it is configured here."""
+"""For both calls together: less than the scrape timeout of Prometheus, configured as 5 s."""
 
 
 @dataclass(frozen=True)
 class _Fleets:
-    """The replicas of this application, and those of the others that answer."""
+    """The replicas of this application, and of each other application that responded."""
 
     own: FleetStatistics
     others: dict[str, FleetView]  # by the model's name
 
 
-class _SharedFleets:
-    """Asks each ControlPlane once for all scrapes within a second, however many there are."""
+class _FleetCache:
+    """Queries each ControlPlane at most once a second, however many scrapes there are."""
 
     def __init__(self) -> None:
-        self._asking: asyncio.Task[_Fleets] | None = None
-        self._asked_at_s = 0.0  # by the event loop's clock
+        self._query: asyncio.Task[_Fleets] | None = None
+        self._queried_at_s = 0.0  # by the event loop's clock
 
     async def get(self, admin: AdminServicer) -> _Fleets:
-        """All replicas, at most a second ago. Raises NotReadyError while nobody answers."""
+        """Return all replicas, at most a second old. Raise NotReadyError on a timeout."""
         now_s = asyncio.get_running_loop().time()
-        if self._asking is None or now_s - self._asked_at_s >= _SHARED_S:
-            self._asking, self._asked_at_s = asyncio.create_task(_ask(admin)), now_s
-        return await asyncio.shield(self._asking)  # whoever leaves, others may wait
+        if self._query is None or now_s - self._queried_at_s >= _CACHED_S:
+            self._query, self._queried_at_s = asyncio.create_task(_query(admin)), now_s
+        return await asyncio.shield(self._query)  # other scrapes may wait for it too
 
 
-async def _ask(admin: AdminServicer) -> _Fleets:
+async def _query(admin: AdminServicer) -> _Fleets:
     try:
         async with asyncio.timeout(_DEADLINE_S):
             own, others = await asyncio.gather(
@@ -57,12 +57,12 @@ async def _ask(admin: AdminServicer) -> _Fleets:
             )
             return _Fleets(own, others)
     except TimeoutError as error:
-        limit = f"the control plane did not answer within {_DEADLINE_S:g} s; try again later"
-        raise NotReadyError(limit) from error
+        message = f"the control plane did not answer within {_DEADLINE_S:g} s; try again later"
+        raise NotReadyError(message) from error
 
 
 async def _fleets_of_others(applications: Applications | None) -> dict[str, FleetView]:
-    """Those whose ControlPlane is away are left out: one of them must not blind the others."""
+    """Query the other applications; omit those whose ControlPlane does not respond."""
     fellows = () if applications is None else await applications.fellows()
     fleets = await asyncio.gather(*(each.fleet() for each in fellows))
     return {
@@ -75,22 +75,22 @@ async def _fleets_of_others(applications: Applications | None) -> dict[str, Flee
 def metric_routes(
     get_router: Callable[[], Router], get_admin: Callable[[], AdminServicer]
 ) -> APIRouter:
-    """The routes; what they are given is asked at each request, after start-up."""
+    """Return the routes; the arguments are called for each request."""
     routes = APIRouter()
-    shared = _SharedFleets()
+    cache = _FleetCache()
 
     @routes.get("/metrics")
     async def metrics(request: Request) -> Response:
-        """Every replica of every model as it last reported; 503 while our ControlPlane is away."""
+        """Report every replica of every model; 503 while our ControlPlane does not respond."""
         try:
-            fleets = await shared.get(get_admin())
+            fleets = await cache.get(get_admin())
         except NotReadyError as error:
             return error_response(error)
         return await _respond(_of_fleets(get_router(), fleets), request)
 
     @routes.get("/metrics/replica")
     async def own_metrics(request: Request) -> Response:
-        """The replica that answers, whether the ControlPlane is away or not."""
+        """Report this replica, whether the ControlPlane responds or not."""
         return await _respond(_of_replica(get_router(), get_admin().control), request)
 
     return routes
@@ -107,7 +107,7 @@ def _of_replica(router: Router, link: ControlClient) -> list[Metric]:
 
 
 async def _respond(families: Sequence[Metric], request: Request) -> Response:
-    """On a thread: writing a large fleet down must not hold up the streams."""
+    """Serialize on a thread: a large fleet must not block the event loop."""
     accept = request.headers.get("accept", "")
     exposition = await asyncio.to_thread(expose, families, accept)
     return Response(exposition.body, headers={"content-type": exposition.content_type})

@@ -1,5 +1,5 @@
 """The OpenAI HTTP API.
 
-Chats, completions, responses, models and tokens; `routes` is what is mounted. Conversion to the
-engine's requests happens here, running them in `replica`.
+Chats, completions, responses, models and tokens; the application mounts `routes`. This package
+converts bodies to requests of the engine; `replica` runs them.
 """

@@ -1,4 +1,4 @@
-"""One choice of a chat's answer: text, tool calls and log-probabilities, whole or as they come."""
+"""One choice of a chat's answer: text, tool calls and log-probabilities, complete or streamed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cluster.api.openai.chat_schema import (
 )
 from cluster.api.openai.logprobs import ChoiceLogprobs, TokenNames, chat_logprobs
 from cluster.api.openai.schema import FinishReason
-from cluster.api.openai.tool_parser import CallBegun, Content, Piece, ToolCallParser
+from cluster.api.openai.tool_parser import CallStart, Content, Piece, ToolCallParser
 from specdec.types import responses
 from specdec.types.outputs import RequestOutput
 
 
 class ChoiceWriter:
-    """Takes the outputs of one choice, and tells them in either way; use one of the two."""
+    """Builder of one choice: `chunk` for a stream, `add` and `choice` for a complete answer."""
 
     def __init__(
         self,
@@ -31,27 +31,27 @@ class ChoiceWriter:
         parser: ToolCallParser | None,
         names: TokenNames | None,
         *,
-        tells_token_ids: bool,
+        returns_token_ids: bool,
         prefix: str = "",
     ) -> None:
-        """`parser`: None without tools. `names`: None without log-probabilities."""
+        """Make a builder; `parser` is None without tools, `names` without log-probabilities."""
         self._index = index
         self._parser = parser
         self._names = names
-        self._tells_token_ids = tells_token_ids
+        self._returns_token_ids = returns_token_ids
         self._prefix = prefix
         self._outputs: list[RequestOutput] = []
 
     def opening(self) -> ChatChunkChoice:
-        """What a stream begins with, before anything is said."""
+        """Return the first chunk of a stream, which has the role and no text."""
         delta = Delta(role="assistant", content=self._prefix)
         return ChatChunkChoice(index=self._index, delta=delta, logprobs=None, finish_reason=None)
 
     def chunk(self, output: RequestOutput) -> ChatChunkChoice | None:
-        """What an output adds; None where it is nothing that shows yet."""
+        """Convert an output to a chunk; return None if it adds nothing visible."""
         pieces = self._pieces(output)
         logprobs = self._logprobs([output])
-        if not (pieces or logprobs or output.finish_reason or self._tells_token_ids):
+        if not (pieces or logprobs or output.finish_reason or self._returns_token_ids):
             return None
         choice = ChatChunkChoice(
             index=self._index,
@@ -61,20 +61,20 @@ class ChoiceWriter:
         )
         if output.finish_reason is not None:
             choice.stop_reason = output.stop_reason
-        if self._tells_token_ids:
+        if self._returns_token_ids:
             choice.token_ids = list(output.token_ids)
         return choice
 
     def add(self, output: RequestOutput) -> None:
-        """Keeps an output for `choice`."""
+        """Keep an output for `choice`."""
         self._outputs.append(output)
 
     def choice(self) -> ChatChoice:
-        """The whole choice, of the outputs that were added."""
+        """Build the complete choice from the outputs that were added."""
         pieces = [piece for output in self._outputs for piece in self._pieces(output)]
         last = self._outputs[-1]
         reason = self._finish_reason(last)
-        assert reason is not None, "a choice without its end"
+        assert reason is not None, "the last output has a finish reason"
         choice = ChatChoice(
             index=self._index,
             message=self._message(pieces),
@@ -82,7 +82,7 @@ class ChoiceWriter:
             finish_reason=reason,
             stop_reason=last.stop_reason,
         )
-        if self._tells_token_ids:
+        if self._returns_token_ids:
             choice.token_ids = [each for output in self._outputs for each in output.token_ids]
         return choice
 
@@ -100,12 +100,12 @@ class ChoiceWriter:
             match piece:
                 case Content():
                     text += piece.text
-                case CallBegun():
+                case CallStart():
                     calls.append(_call(piece.name))
                 case _:
                     calls[-1].function.arguments += piece.text
         message = AnswerMessage(role="assistant", content=text if text or not calls else None)
-        message.refusal = None  # set, so that it is told
+        message.refusal = None  # set, and thus serialized as null
         if calls:
             message.tool_calls = calls
         return message
@@ -113,8 +113,8 @@ class ChoiceWriter:
     def _logprobs(self, outputs: Iterable[RequestOutput]) -> ChoiceLogprobs | None:
         if self._names is None:
             return None
-        told = [each.logprobs for each in outputs if each.logprobs is not None]
-        content = [place for part in told for place in chat_logprobs(part, self._names).content]
+        parts = [each.logprobs for each in outputs if each.logprobs is not None]
+        content = [each for part in parts for each in chat_logprobs(part, self._names).content]
         return ChoiceLogprobs(content=content, refusal=None)
 
     def _finish_reason(self, output: RequestOutput) -> FinishReason | None:
@@ -122,8 +122,8 @@ class ChoiceWriter:
             return None
         if output.finish_reason is responses.FinishReason.LENGTH:
             return "length"
-        has_called = self._parser is not None and self._parser.num_calls > 0
-        return "tool_calls" if has_called else "stop"
+        has_calls = self._parser is not None and self._parser.num_calls > 0
+        return "tool_calls" if has_calls else "stop"
 
 
 def _call(name: str) -> AnsweredToolCall:
@@ -136,14 +136,14 @@ def _call_id() -> str:
 
 
 def _delta(pieces: Iterable[Piece]) -> Delta:
-    """All pieces of one output together."""
+    """Merge the pieces of one output."""
     delta = Delta()
     calls: dict[int, ToolCallDelta] = {}
     for piece in pieces:
         match piece:
             case Content():
                 delta.content = (delta.content or "") + piece.text
-            case CallBegun():
+            case CallStart():
                 function = FunctionDelta(name=piece.name, arguments="")
                 calls[piece.index] = ToolCallDelta(
                     index=piece.index, id=_call_id(), type="function", function=function

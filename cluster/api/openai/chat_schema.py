@@ -1,4 +1,4 @@
-"""The bodies of `/v1/chat/completions`, in both directions."""
+"""Requests and responses of `/v1/chat/completions`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pydantic import Field
 from cluster.api.openai.logprobs import ChoiceLogprobs, PromptLogprobs
 from cluster.api.openai.sampling_fields import SamplingFields
 from cluster.api.openai.schema import (
-    AnswerModel,
     FinishReason,
     Metadata,
     RequestModel,
+    ResponseModel,
     Usage,
     at_most,
     number,
@@ -24,14 +24,14 @@ from cluster.replica.limits import MAX_CHAT_MESSAGES
 
 _ROLES = Literal["system", "developer", "user", "assistant", "tool"]
 MAX_PARTS = 1_000
-"""Of one message."""
+"""Limit for the content parts of one message."""
 MAX_TOOLS = 128
 
 _TEXT_ONLY = "left out: the models read and write text only"
 
 
 class ContentPart(RequestModel):
-    """A piece of a message's text; the models read nothing else."""
+    """A part of a message's content; only text is supported."""
 
     type: Literal["text", "refusal"]
     text: str | None = option("with type `text`")
@@ -39,14 +39,14 @@ class ContentPart(RequestModel):
 
 
 class CalledFunction(RequestModel):
-    """A function as an earlier answer called it."""
+    """A function call of an earlier answer."""
 
     name: str
-    arguments: str = Field(description="JSON, as the answer had it")
+    arguments: str = Field(description="JSON text of the earlier answer")
 
 
 class ToolCall(RequestModel):
-    """A call in an assistant's message."""
+    """A tool call in an assistant message."""
 
     id: str
     type: Literal["function"] = "function"
@@ -54,21 +54,21 @@ class ToolCall(RequestModel):
 
 
 class Message(RequestModel):
-    """One turn of the conversation. An assistant's may be an answer of this API as it came."""
+    """One message of the chat. An answer of this API is accepted unchanged."""
 
     refused = MappingProxyType({"audio": _TEXT_ONLY, "function_call": "tool_calls"})
 
-    role: _ROLES = Field(description="`developer` is `system`")
+    role: _ROLES = Field(description="`developer` means `system`")
     content: str | Annotated[list[ContentPart], at_most(MAX_PARTS)] | None = option(
-        "the text; parts, at most 1000, are put on lines of their own"
+        "the text, or at most 1000 parts, joined by line breaks"
     )
     name: str | None = option("accepted; not shown to the model")
     tool_calls: Annotated[list[ToolCall], at_most(MAX_TOOLS)] | None = option(
-        "of an assistant's message; at most 128"
+        "in an assistant message; at most 128"
     )
-    tool_call_id: str | None = option("of a tool's message: the call that this is the result of")
+    tool_call_id: str | None = option("in a tool message: id of the call with this result")
     refusal: str | None = option("accepted; not shown to the model")
-    reasoning_content: str | None = option("for templates that show it to the model")
+    reasoning_content: str | None = option("passed to the chat template")
     annotations: Annotated[list[Any], at_most(MAX_PARTS)] | None = option(
         "accepted; not shown to the model"
     )
@@ -78,13 +78,13 @@ class FunctionDefinition(RequestModel):
     """A function that the model may call."""
 
     name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$", description="at most 64 characters")
-    description: str | None = option("told to the model")
+    description: str | None = option("shown to the model")
     parameters: dict[str, Any] | None = option("JSON schema of the arguments, an object")
-    strict: bool | None = option("holds arguments to the schema where the model may choose to call")
+    strict: bool | None = option("enforces the schema also with tool_choice `auto`")
 
 
 class ToolDefinition(RequestModel):
-    """A tool; there are no others than functions."""
+    """A tool; functions are the only kind."""
 
     type: Literal["function"]
     function: FunctionDefinition
@@ -97,62 +97,66 @@ class NamedFunction(RequestModel):
 
 
 class NamedTool(RequestModel):
-    """The function that has to be called."""
+    """The function that the model must call."""
 
     type: Literal["function"]
     function: NamedFunction
 
 
 class ChatRequest(SamplingFields):
-    """A conversation to go on with."""
+    """A chat to answer."""
 
     refused = MappingProxyType(
         {
             **SamplingFields.refused,
-            "functions": "left out: give them as tools",
-            "function_call": "left out: say it as tool_choice",
+            "functions": "left out: use tools",
+            "function_call": "left out: use tool_choice",
             "modalities": _TEXT_ONLY,
             "audio": _TEXT_ONLY,
-            "prediction": "left out: say how to draft in speculation",
-            "web_search_options": "left out: there is no search",
-            "verbosity": "left out: say in a message how long the answer shall be",
+            "prediction": "left out: use speculation",
+            "web_search_options": "left out: search is not supported",
+            "verbosity": "left out: request the length of the answer in a message",
             "documents": "left out: put them into a message",
-            "chat_template": "left out: a request brings no program; the model's template is used",
-            "add_special_tokens": "left out: the template brings them",
-            "best_of": "left out: ask for n choices and choose",
+            "chat_template": "left out: only the model's own template is used",
+            "add_special_tokens": "left out: the chat template adds them",
+            "best_of": "left out: use n and select a choice",
         }
     )
 
     messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] = Field(
-        description="the conversation, oldest first; at most 1000"
+        description="the chat, oldest message first; at most 1000"
     )
-    max_tokens: int | None = number("as max_completion_tokens, which is newer", 1)
-    max_completion_tokens: int | None = number("most tokens of each choice; left out: what fits", 1)
-    logprobs: bool = option("tells log-probabilities of the answer's tokens", False)
-    top_logprobs: int | None = number("the likeliest tokens to tell of; with logprobs", 0, 20)
-    response_format: ResponseFormat | None = option("what the whole text has to be")
+    max_tokens: int | None = number("older name of max_completion_tokens", 1)
+    max_completion_tokens: int | None = number(
+        "maximum number of tokens of each choice; default: up to the context length", 1
+    )
+    logprobs: bool = option("returns log-probabilities of the answer's tokens", False)
+    top_logprobs: int | None = number(
+        "number of most likely tokens to return at each position; needs logprobs", 0, 20
+    )
+    response_format: ResponseFormat | None = option("required format of the text")
     tools: Annotated[list[ToolDefinition], at_most(MAX_TOOLS)] | None = option(
-        "functions that may be called; at most 128"
+        "functions that the model may call; at most 128"
     )
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = option(
-        "whether to call: `auto` with tools, unless given; a named one has to be called"
+        "whether the model calls tools; default `auto`; or the function that it must call"
     )
-    parallel_tool_calls: bool = option("false allows one call in an answer", True)
-    add_generation_prompt: bool | None = option("false leaves the assistant's turn unopened")
-    continue_final_message: bool = option("goes on with the last message instead", False)
-    echo: bool = option("puts the last message, if an assistant's, before the answer", False)
+    parallel_tool_calls: bool = option("false limits an answer to one call", True)
+    add_generation_prompt: bool | None = option("false omits the start of the assistant message")
+    continue_final_message: bool = option("continues the last message", False)
+    echo: bool = option("puts a last message of the assistant before the answer", False)
     chat_template_kwargs: dict[str, Any] | None = option(
-        "variables that the model's template knows, such as `enable_thinking`"
+        "variables of the chat template, such as `enable_thinking`"
     )
-    reasoning_effort: str | None = option("for templates that know it")
-    metadata: Metadata | None = option("accepted and not used; at most 16")
+    reasoning_effort: str | None = option("passed to the chat template")
+    metadata: Metadata | None = option("accepted and ignored; at most 16 entries")
     store: bool | None = option("accepted; nothing is stored")
     service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
-    safety_identifier: str | None = option("accepted and not used")
-    prompt_cache_key: str | None = option("accepted; the cache needs no hint")
+    safety_identifier: str | None = option("accepted and ignored")
+    prompt_cache_key: str | None = option("accepted; prefix caching needs no key")
 
     def sent_names(self) -> dict[str, str]:
-        """Also which limit of tokens was given, and whether tools make the grammar."""
+        """Return the names that the client used for fields with several spellings."""
         names = {"structured_output.grammar": "tools"} if self.tools else {}
         if self.max_completion_tokens is None and self.max_tokens is not None:
             names["max_tokens"] = "max_tokens"
@@ -161,31 +165,31 @@ class ChatRequest(SamplingFields):
         return names | super().sent_names()
 
 
-class AnsweredFunction(AnswerModel):
+class AnsweredFunction(ResponseModel):
     """A function that the model calls."""
 
     name: str
     arguments: str = Field(description="JSON")
 
 
-class AnsweredToolCall(AnswerModel):
-    """A call, to be answered with a message of role `tool`."""
+class AnsweredToolCall(ResponseModel):
+    """A tool call; the client returns its result in a message of role `tool`."""
 
     id: str
     type: Literal["function"]
     function: AnsweredFunction
 
 
-class AnswerMessage(AnswerModel):
-    """The assistant's turn."""
+class AnswerMessage(ResponseModel):
+    """The message of the assistant."""
 
     role: Literal["assistant"]
     content: str | None
     refusal: None = None
-    tool_calls: list[AnsweredToolCall] = Field(default=[], description="where there are some")
+    tool_calls: list[AnsweredToolCall] = Field(default=[], description="if the model calls tools")
 
 
-class ChatChoice(AnswerModel):
+class ChatChoice(ResponseModel):
     """One answer."""
 
     index: int
@@ -193,32 +197,32 @@ class ChatChoice(AnswerModel):
     logprobs: ChoiceLogprobs | None
     finish_reason: FinishReason
     stop_reason: str | int | None = Field(description="the stop string or token that ended it")
-    token_ids: list[int] = Field(default=[], description="where asked for")
+    token_ids: list[int] = Field(default=[], description="if requested")
 
 
-class ChatCompletion(AnswerModel):
-    """The answer to a request that is not streamed."""
+class ChatCompletion(ResponseModel):
+    """The response without streaming."""
 
     id: str
     object: Literal["chat.completion"]
     created: int
     model: str
-    seed: int = Field(description="the request's, or the one that was chosen")
+    seed: int = Field(description="seed of the request, or the chosen one")
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="where asked for")
-    prompt_token_ids: list[int] = Field(default=[], description="where asked for")
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if requested")
+    prompt_token_ids: list[int] = Field(default=[], description="if requested")
 
 
-class FunctionDelta(AnswerModel):
-    """What is added to a call."""
+class FunctionDelta(ResponseModel):
+    """An increment of a function call."""
 
     name: str | None = None
     arguments: str
 
 
-class ToolCallDelta(AnswerModel):
-    """A call that begins, with its id and name, or goes on."""
+class ToolCallDelta(ResponseModel):
+    """An increment of a tool call; the first one has its id and name."""
 
     index: int
     id: str | None = None
@@ -226,16 +230,16 @@ class ToolCallDelta(AnswerModel):
     function: FunctionDelta
 
 
-class Delta(AnswerModel):
-    """What is added to an answer."""
+class Delta(ResponseModel):
+    """An increment of a message."""
 
     role: Literal["assistant"] | None = None
     content: str | None = None
     tool_calls: list[ToolCallDelta] = Field(default_factory=list)
 
 
-class ChatChunkChoice(AnswerModel):
-    """What is added to one choice."""
+class ChatChunkChoice(ResponseModel):
+    """An increment of one choice."""
 
     index: int
     delta: Delta
@@ -245,7 +249,7 @@ class ChatChunkChoice(AnswerModel):
     token_ids: list[int] = Field(default_factory=list)
 
 
-class ChatChunk(AnswerModel):
+class ChatChunk(ResponseModel):
     """One event of a stream."""
 
     id: str

@@ -1,4 +1,4 @@
-"""The bodies of `/v1/completions`, in both directions."""
+"""Requests and responses of `/v1/completions`."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from pydantic import Discriminator, Field, Tag
 
 from cluster.api.openai.logprobs import CompletionLogprobs, PromptLogprobs
 from cluster.api.openai.sampling_fields import SamplingFields
-from cluster.api.openai.schema import AnswerModel, Usage, at_most, number, option
+from cluster.api.openai.schema import ResponseModel, Usage, at_most, number, option
 from cluster.api.openai.structure import ResponseFormat
 from cluster.replica.limits import MAX_TOKEN_IDS
 
 MAX_PROMPTS = 128
 DEFAULT_MAX_TOKENS = 16
-"""As OpenAI has it, whose clients rely on short answers."""
+"""OpenAI's default, which clients rely on."""
 
 TokenIds = Annotated[list[int], at_most(MAX_TOKEN_IDS)]
 
 
 def _kind(prompt: Any) -> str:
-    """What a prompt is, by its first item: it is checked as that alone."""
+    """Return the kind of a prompt, by its first item; only this kind is validated."""
     if not isinstance(prompt, list):
         return "text"
     match prompt:
@@ -43,48 +43,52 @@ Prompts = Annotated[
 
 
 class CompletionRequest(SamplingFields):
-    """Texts to go on with, as they are."""
+    """Texts to complete."""
 
     refused = MappingProxyType(
         {
             **SamplingFields.refused,
-            "suffix": "left out: the models do not fill in",
-            "best_of": "left out: ask for n choices and choose",
-            "tools": "left out: only chats have them",
-            "messages": "left out: chats go to /v1/chat/completions",
+            "suffix": "left out: infilling is not supported",
+            "best_of": "left out: use n and select a choice",
+            "tools": "left out: use /v1/chat/completions",
+            "messages": "left out: use /v1/chat/completions",
         }
     )
 
     prompt: Prompts = Field(description="a text or token ids, or at most 128 of either; not empty")
     max_tokens: int | None = number(
-        f"most tokens of each choice; 0 with `echo` only; left out: {DEFAULT_MAX_TOKENS}", 0
+        f"maximum number of tokens of each choice; default {DEFAULT_MAX_TOKENS}; 0 needs `echo`", 0
     )
-    logprobs: int | None = number("the likeliest tokens to tell of, beside the text's own", 0, 20)
-    echo: bool = option("puts the prompt before each choice, in logprobs too", False)
-    add_special_tokens: bool = option("whether a text gets the special tokens that begin one", True)
-    response_format: ResponseFormat | None = option("what the whole text has to be")
+    logprobs: int | None = number(
+        "number of most likely tokens to return at each position, beside the sampled one", 0, 20
+    )
+    echo: bool = option("puts the prompt before each choice, also in logprobs", False)
+    add_special_tokens: bool = option("adds the special tokens that start a text", True)
+    response_format: ResponseFormat | None = option("required format of the text")
 
 
-class CompletionChoice(AnswerModel):
-    """One completion. index: choices of the first prompt come first."""
+class CompletionChoice(ResponseModel):
+    """One completion. index: counts the choices of the first prompt first."""
 
     index: int
     text: str
     logprobs: CompletionLogprobs | None
     finish_reason: Literal["stop", "length"] | None = Field(description="null in a stream only")
-    stop_reason: str | int | None = Field(default=None, description="what ended it")
-    token_ids: list[int] = Field(default=[], description="where asked for")
-    prompt_token_ids: list[int] = Field(default=[], description="where asked for")
-    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="where asked for")
+    stop_reason: str | int | None = Field(
+        default=None, description="the stop string or token that ended it"
+    )
+    token_ids: list[int] = Field(default=[], description="if requested")
+    prompt_token_ids: list[int] = Field(default=[], description="if requested")
+    prompt_logprobs: PromptLogprobs | None = Field(default=None, description="if requested")
 
 
-class Completion(AnswerModel):
-    """The answer; streamed, each event is one with what is added."""
+class Completion(ResponseModel):
+    """The response; in a stream, each event is one, with an increment."""
 
     id: str
     object: Literal["text_completion"]
     created: int
     model: str
-    seed: int = Field(description="the request's, or the one that was chosen")
+    seed: int = Field(description="seed of the request, or the chosen one")
     choices: list[CompletionChoice]
-    usage: Usage | None = Field(default=None, description="null in a stream, but where asked for")
+    usage: Usage | None = Field(default=None, description="null in a stream unless requested")

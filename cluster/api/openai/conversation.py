@@ -1,4 +1,4 @@
-"""From the messages of a request to what a chat template renders."""
+"""Converts the messages of a request to the input of a chat template."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from specdec.text.chat_template import decoded_arguments
 from specdec.types.errors import InvalidValueError
 
 Turn = dict[str, Any]
-"""A message as templates take it."""
+"""A message in the format of chat templates."""
 
 
 def turns(messages: Sequence[Message], field: str = "messages") -> list[Turn]:
-    """The messages for a template that knows of tools. Raises InvalidValueError."""
-    made = [_turn(message, f"{field}[{index}]") for index, message in enumerate(messages)]
-    num_chars = sum(len(each["content"]) for each in made)
+    """Convert messages for a template with tool support. Raise InvalidValueError."""
+    converted = [_turn(message, f"{field}[{index}]") for index, message in enumerate(messages)]
+    num_chars = sum(len(each["content"]) for each in converted)
     require_length(f"{field} content", num_chars, 0, MAX_TEXT_CHARS, "characters in all")
-    return made
+    return converted
 
 
 def _turn(message: Message, where: str) -> Turn:
@@ -28,7 +28,8 @@ def _turn(message: Message, where: str) -> Turn:
     turn: Turn = {"role": role, "content": _text(message, where)}
     if message.tool_calls:
         if role != "assistant":
-            raise InvalidValueError(f"{where}.tool_calls", "given", "an assistant's")
+            limit = "left out unless role is assistant"
+            raise InvalidValueError(f"{where}.tool_calls", "given", limit)
         turn["tool_calls"] = [_call(each) for each in message.tool_calls]
     if message.reasoning_content is not None:
         turn["reasoning_content"] = message.reasoning_content
@@ -46,7 +47,7 @@ def _call(call: ToolCall) -> dict[str, Any]:
 def _text(message: Message, where: str) -> str:
     content = message.content
     if content is None:
-        if message.role == "assistant":  # it may have called tools, and said nothing
+        if message.role == "assistant":  # a message with tool calls needs no content
             return ""
         raise InvalidValueError(f"{where}.content", None, "given")
     if isinstance(content, str):
@@ -60,12 +61,15 @@ def _text(message: Message, where: str) -> str:
     return "\n".join(texts)
 
 
-def told_in_words(made: Sequence[Turn], tools: Sequence[Tool], form: ToolFormat) -> list[Turn]:
-    """The messages for a template that passes over tools: they are told as a system message.
+def render_tools_as_text(
+    messages: Sequence[Turn], tools: Sequence[Tool], form: ToolFormat
+) -> list[Turn]:
+    """Convert messages for a template without tool support.
 
-    Calls become what the model would have written, and results a user's message.
+    A system message describes the tools, calls become the text that the model would have written,
+    and results become user messages.
     """
-    rewritten = list(_joined_results(_worded(each, form) for each in made))
+    rewritten = list(_merged_results(_as_text(each, form) for each in messages))
     if not tools:
         return rewritten
     prompt = tool_prompt(tools, form)
@@ -75,7 +79,7 @@ def told_in_words(made: Sequence[Turn], tools: Sequence[Tool], form: ToolFormat)
     return [{"role": "system", "content": prompt}, *rewritten]
 
 
-def _worded(turn: Turn, form: ToolFormat) -> Turn:
+def _as_text(turn: Turn, form: ToolFormat) -> Turn:
     if turn["role"] == "tool":
         content = f"<tool_response>\n{turn['content']}\n</tool_response>"
         return {"role": "user", "content": content, "is_result": True}
@@ -87,10 +91,10 @@ def _worded(turn: Turn, form: ToolFormat) -> Turn:
     return {"role": "assistant", "content": content}
 
 
-def _joined_results(made: Iterator[Turn]) -> Iterator[Turn]:
-    """Results that follow one another are one message: templates want roles to alternate."""
+def _merged_results(turns: Iterator[Turn]) -> Iterator[Turn]:
+    """Merge consecutive results into one message: templates require alternating roles."""
     pending: Turn | None = None
-    for turn in made:
+    for turn in turns:
         is_result = turn.pop("is_result", False)
         if pending is not None and is_result:
             pending["content"] += f"\n{turn['content']}"

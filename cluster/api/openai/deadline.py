@@ -1,4 +1,4 @@
-"""When an answer has to be complete: from the moment that its request came in."""
+"""Deadline of a request, measured from its arrival."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from cluster.api.openai.errors import ApiError
 
 @dataclass(frozen=True)
 class Deadline:
-    """timeout_s: seconds that there were in all. at_s: when they end, by `time.monotonic`."""
+    """Time limit of a request. timeout_s: the whole limit. at_s: its end, by `time.monotonic`."""
 
     timeout_s: float
     at_s: float
 
     @classmethod
     def after(cls, timeout_s: float) -> Deadline:
-        """So many seconds from now."""
+        """Return the deadline `timeout_s` seconds from now."""
         return cls(timeout_s, time.monotonic() + timeout_s)
 
     @property
-    def left_s(self) -> float:
-        """Seconds from now, 0 when the time is up."""
+    def remaining_s(self) -> float:
+        """Seconds from now; 0 after the deadline."""
         return max(0.0, self.at_s - time.monotonic())
 
     @asynccontextmanager
-    async def held(self) -> AsyncGenerator[None, None]:
-        """Cancels what runs within when the time is up. Raises ApiError 504 then."""
-        scope = asyncio.timeout(self.left_s)
+    async def enforce(self) -> AsyncGenerator[None, None]:
+        """Cancel the body of the `async with` at the deadline and raise ApiError 504."""
+        scope = asyncio.timeout(self.remaining_s)
         try:
             async with scope:
                 yield

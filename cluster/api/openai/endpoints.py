@@ -1,137 +1,108 @@
-"""The three ways to have text generated, as one: planned, and then answered at once or streamed."""
+"""The endpoints that generate text: prepare a request, then return or stream its response."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from fastapi import Request, Response
 
 from cluster.api.openai import field_names
-from cluster.api.openai.chat import ChatPlan, complete_chat, plan_chat, stream_chat
+from cluster.api.openai.chat import prepare_chat
 from cluster.api.openai.chat_schema import ChatRequest
-from cluster.api.openai.completion import (
-    CompletionPlan,
-    complete,
-    plan_completion,
-    stream_completion,
-)
+from cluster.api.openai.completion import prepare_completion
 from cluster.api.openai.completion_schema import CompletionRequest
 from cluster.api.openai.errors import failure_of
-from cluster.api.openai.offload import off_loop
-from cluster.api.openai.request_builder import Terms
-from cluster.api.openai.request_handler import Gate
-from cluster.api.openai.responses import (
-    ResponsePlan,
-    complete_response,
-    plan_response,
-    stream_response,
-)
+from cluster.api.openai.offload import offload
+from cluster.api.openai.request_builder import RequestContext
+from cluster.api.openai.request_handler import RequestHandler
+from cluster.api.openai.response_builder import ResponseBuilder
+from cluster.api.openai.responses import prepare_response
 from cluster.api.openai.responses_schema import ResponsesRequest
-from cluster.api.openai.schema import AnswerModel
 from cluster.api.openai.streams import (
-    DONE,
     EventStream,
-    Said,
-    ToldError,
-    answering,
+    PromptOutput,
+    cancel_on_disconnect,
     chained,
-    event,
-    unless_disconnected,
+    generate_outputs,
 )
 from cluster.replica.router import Router
-from specdec.types.request import GenerateRequest
 
 Body = TypeVar("Body", ChatRequest, CompletionRequest, ResponsesRequest)
-Plan = TypeVar("Plan", ChatPlan, CompletionPlan, ResponsePlan)
 
 
 @dataclass(frozen=True)
-class Interface(Generic[Body, Plan]):
-    """plan: decides all that can be before the first token. calls: what is asked of the Router.
+class Endpoint(Generic[Body]):
+    """One path of the API that generates text.
 
-    whole, events: the answer, at once and as it comes. tells_logprobs: whether that may be large.
-    names: what it calls fields.
+    prepare: validates a request and resolves everything before the first token. names: names of
+    fields in this API, by the engine's names.
     """
 
-    plan: Callable[[Router, Body, Terms], Awaitable[Plan]]
-    calls: Callable[[Plan], Sequence[GenerateRequest]]
-    whole: Callable[[Router, Plan], Awaitable[AnswerModel]]
-    events: Callable[[Plan, AsyncGenerator[Said, None]], AsyncGenerator[bytes, None]]
-    tells_logprobs: Callable[[Plan], bool]
+    prepare: Callable[[Router, Body, RequestContext], Awaitable[ResponseBuilder]]
     names: Mapping[str, str]
 
-    async def answer(self, gate: Gate, body: Body, request: Request, terms: Terms) -> Response:
-        """The answer; when the client goes, the request is aborted before the next step.
-
-        What the engine has against a request is known before a stream begins, and raised.
-        """
-        router, names = gate.get_router(), {**self.names, **body.sent_names()}
-        request.state.field_names = names
-        if body.stream:
-            answer = self._stream(gate, router, body, terms, names)
-            return await unless_disconnected(request, answer)
-        return await unless_disconnected(request, self._whole(router, body, terms))
-
-    async def _whole(self, router: Router, body: Body, terms: Terms) -> Response:
-        plan = await self._plan(router, body, terms)
-        answer = await self.whole(router, plan)
-        text = await off_loop(answer.to_json, is_large=self.tells_logprobs(plan))
-        return Response(text, media_type="application/json")
-
-    async def _stream(
-        self, gate: Gate, router: Router, body: Body, terms: Terms, names: Mapping[str, str]
+    async def answer(
+        self, handler: RequestHandler, body: Body, request: Request, context: RequestContext
     ) -> Response:
-        plan = await self._plan(router, body, terms)
-        said = answering(router, self.calls(plan), terms.deadline)
-        first = await anext(said)
-        events = self.events(plan, chained(first, said))
-        return EventStream(self._with_errors(gate, events, names), said, terms.deadline)
+        """Answer a request; abort it before the next step when the client disconnects.
 
-    async def _plan(self, router: Router, body: Body, terms: Terms) -> Plan:
-        async with terms.deadline.held():
-            return await self.plan(router, body, terms)
+        Raise the engine's error for an invalid request, also before a stream starts.
+        """
+        names = {**self.names, **body.sent_names()}
+        request.state.field_names = names
+        return await cancel_on_disconnect(request, self._answer(handler, body, context, names))
 
-    async def _with_errors(
-        self, gate: Gate, events: AsyncGenerator[bytes, None], names: Mapping[str, str]
-    ) -> AsyncGenerator[bytes, None]:
-        """The status has been sent: an error is an event, as the openai client expects it."""
-        async with aclosing(events):
-            try:
-                async for each in events:
-                    yield each
-            except ToldError as told:
-                gate.count(failure_of(told.error, names=names))
-            except Exception as error:
-                failure = failure_of(error, names=names)
-                gate.count(failure)
-                yield event(failure.body.model_dump_json())
-                yield DONE
+    async def _answer(
+        self, handler: RequestHandler, body: Body, context: RequestContext, names: Mapping[str, str]
+    ) -> Response:
+        router = handler.get_router()
+        async with context.deadline.enforce():
+            builder = await self.prepare(router, body, context)
+        outputs = generate_outputs(router, builder.calls, context.deadline)
+        if not body.stream:
+            return await _complete(builder, outputs)
+        first = await anext(outputs)
+        events = _events(handler, builder, chained(first, outputs), names)
+        return EventStream(events, outputs, context.deadline)
 
 
-CHAT: Interface[ChatRequest, ChatPlan] = Interface(
-    plan_chat,
-    lambda plan: [plan.call],
-    complete_chat,
-    stream_chat,
-    lambda plan: plan.names is not None,
-    field_names.CHAT,
-)
-COMPLETIONS: Interface[CompletionRequest, CompletionPlan] = Interface(
-    plan_completion,
-    lambda plan: plan.calls,
-    complete,
-    stream_completion,
-    lambda plan: plan.names is not None,
-    field_names.COMPLETIONS,
-)
-RESPONSES: Interface[ResponsesRequest, ResponsePlan] = Interface(
-    plan_response,
-    lambda plan: [plan.chat.call],
-    complete_response,
-    stream_response,
-    lambda plan: plan.chat.names is not None,
-    field_names.RESPONSES,
-)
+async def _complete(
+    builder: ResponseBuilder, outputs: AsyncGenerator[PromptOutput, None]
+) -> Response:
+    async with aclosing(outputs):
+        async for each in outputs:
+            await offload(partial(builder.add, each), is_large=builder.is_large(each.output))
+    text = await offload(lambda: builder.body().to_json(), is_large=builder.names is not None)
+    return Response(text, media_type="application/json")
+
+
+async def _events(
+    handler: RequestHandler,
+    builder: ResponseBuilder,
+    outputs: AsyncGenerator[PromptOutput, None],
+    names: Mapping[str, str],
+) -> AsyncGenerator[bytes, None]:
+    async with aclosing(outputs):
+        try:
+            for data in builder.opening():
+                yield data
+            async for each in outputs:
+                encode = partial(builder.events, each)
+                for data in await offload(encode, is_large=builder.is_large(each.output)):
+                    yield data
+            for data in await offload(builder.closing, is_large=builder.names is not None):
+                yield data
+        except Exception as error:
+            failure = failure_of(error, names=names)
+            handler.count(failure)
+            for data in builder.failed(failure):
+                yield data
+
+
+CHAT: Endpoint[ChatRequest] = Endpoint(prepare_chat, field_names.CHAT)
+COMPLETIONS: Endpoint[CompletionRequest] = Endpoint(prepare_completion, field_names.COMPLETIONS)
+RESPONSES: Endpoint[ResponsesRequest] = Endpoint(prepare_response, field_names.RESPONSES)

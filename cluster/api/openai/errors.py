@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape: {"error": {"message", "type", "param", "code"}}."""
+"""Errors in OpenAI's format: {"error": {"message", "type", "param", "code"}}."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from specdec.types.errors import InvalidValueError, SpecdecError
 
 INVALID_REQUEST = "invalid_request_error"
 RETRY_AFTER_S = 1
-"""When to come back to a service that is starting, stopping or full: its state changes by then."""
+"""Retry hint of a service that is starting, stopping or full."""
 
 _TYPES: Mapping[int, str] = MappingProxyType(
     {
@@ -44,18 +44,18 @@ _CODES: Mapping[int, str] = MappingProxyType(
 )
 _GRPC_CODES: Mapping[int, StatusCode] = MappingProxyType({504: StatusCode.DEADLINE_EXCEEDED})
 _SHOULD = re.compile(r"(\w+) should (be|have|match) (.*)", re.DOTALL)
-_SAYS = {"have": "has", "match": "matches"}
+_THIRD_PERSON = {"have": "has", "match": "matches"}
 _ASIDE = re.compile(r" after validation, not .*")
 _MAX_NAME_CHARS = 100
-"""Of a name that a client made up: it is compared with all others, and told."""
+"""Limit for the name of an unknown field, which is compared with all known names."""
 _CONTEXT_FIELDS = ("prompt length", "max_tokens")
 
 
 class ApiError(SpecdecError):
-    """A request that is refused before anything of it is run."""
+    """An error of this API itself, not of the engine."""
 
     def __init__(self, status: int, message: str, code: str) -> None:
-        """`status`: of HTTP. `code`: for programs."""
+        """Make an error; `status` is the HTTP status, `code` OpenAI's error code."""
         self.status = status
         self.code = code
         super().__init__(message)
@@ -63,7 +63,7 @@ class ApiError(SpecdecError):
 
 @dataclass(frozen=True)
 class Failure:
-    """An error as a client is told of it. grpc_code: what it counts as in the metrics."""
+    """An error as it is reported to a client. grpc_code: its label in the metrics."""
 
     status: int
     details: ErrorDetails
@@ -76,7 +76,7 @@ class Failure:
         return ErrorBody(error=self.details)
 
     def respond(self) -> Response:
-        """The answer to a request of which nothing has been answered yet."""
+        """Return the response of a request that has sent no status yet."""
         return JSONResponse(self.body.model_dump(), self.status, dict(self.headers))
 
 
@@ -85,9 +85,9 @@ def failure_of(
     model: type[RequestModel] | None = None,
     names: Mapping[str, str] = MappingProxyType({}),
 ) -> Failure:
-    """What a client is told of an error. What it must not see goes to the log.
+    """Convert an error to what the client sees; log a text that it must not see.
 
-    model: of the request's body. names: what the API calls fields that are named otherwise here.
+    model: of the request's body. names: names of fields in the API, by the engine's names.
     """
     match error:
         case ApiError():
@@ -100,10 +100,10 @@ def failure_of(
             details = _details(error.status_code, str(error.detail), None, None)
             headers = error.headers or {}
             return Failure(error.status_code, details, StatusCode.INVALID_ARGUMENT, headers)
-    return _failure_of_ours(error, names)
+    return _engine_failure(error, names)
 
 
-def _failure_of_ours(error: Exception, names: Mapping[str, str]) -> Failure:
+def _engine_failure(error: Exception, names: Mapping[str, str]) -> Failure:
     status = status_of(error)
     headers = dict(status.headers)
     if status.http_code == 503:
@@ -116,8 +116,8 @@ def _failure_of_ours(error: Exception, names: Mapping[str, str]) -> Failure:
     is_too_long = error.field in _CONTEXT_FIELDS and "max_model_len" in error.limit
     code = "context_length_exceeded" if is_too_long else None
     param = _renamed(error.field, names)
-    told = InvalidValueError(param, error.value, error.limit)
-    details = _details(status.http_code, str(told), param, code)
+    renamed = InvalidValueError(param, error.value, error.limit)
+    details = _details(status.http_code, str(renamed), param, code)
     return Failure(status.http_code, details, status.grpc_code, headers)
 
 
@@ -127,7 +127,7 @@ def _details(status: int, message: str, param: str | None, code: str | None) -> 
 
 
 def _renamed(name: str, names: Mapping[str, str]) -> str:
-    """The longest known beginning of a field's name replaced by the API's."""
+    """Replace the longest known prefix of a field's name by its name in the API."""
     known = [each for each in names if name == each or name.startswith((f"{each}[", f"{each}."))]
     if not known:
         return name
@@ -138,43 +138,42 @@ def _renamed(name: str, names: Mapping[str, str]) -> str:
 def _validation_error(
     error: RequestValidationError, model: type[RequestModel] | None
 ) -> InvalidValueError:
-    """The one of pydantic's findings that is told: of several for a union, the one furthest in."""
+    """Convert one of pydantic's errors: for the members of a union, the most deeply nested."""
     body = error.body
     findings = [(_path(each["loc"][1:], body, each["type"]), each) for each in error.errors()]
     path, finding = max(findings, key=lambda each: len(each[0]))
-    name = _spelled(path)
+    name = _field_path(path)
     match finding["type"]:
         case "missing" if not path:
             return InvalidValueError("body", None, "a JSON object")
         case "missing":
             return InvalidValueError(name, None, "given")
         case "json_invalid":
-            return InvalidValueError("body", "what was sent", "JSON")
+            return InvalidValueError("body", "malformed", "JSON")
         case "extra_forbidden":
-            return InvalidValueError(name, finding["input"], _why_unknown(path, model))
+            return InvalidValueError(name, finding["input"], _unknown_field_limit(path, model))
         case _:
-            return InvalidValueError(
-                name or "body", _told(finding["input"]), _limit(finding["msg"])
-            )
+            value = _abbreviated(finding["input"])
+            return InvalidValueError(name or "body", value, _limit(finding["msg"]))
 
 
-def _told(value: Any) -> Any:
-    """What was sent, or how much where spelling it would take long."""
+def _abbreviated(value: Any) -> Any:
+    """Replace a long list or mapping by its length."""
     is_long = isinstance(value, list | dict) and len(value) > _MAX_NAME_CHARS
     return f"{len(value)} entries" if is_long else value
 
 
 def _limit(message: str) -> str:
-    """What completes "it must be ...", of pydantic's "Input should be ...", for instance."""
-    said = _SHOULD.fullmatch(_ASIDE.sub("", message))
-    if said is None:
+    """Convert pydantic's "Input should be ..." to the end of "it must be ..."."""
+    match = _SHOULD.fullmatch(_ASIDE.sub("", message))
+    if match is None:
         return message
-    what, verb, rest = said.groups()
-    return rest if verb == "be" else f"a {what.lower()} that {_SAYS[verb]} {rest}"
+    subject, verb, rest = match.groups()
+    return rest if verb == "be" else f"a {subject.lower()} that {_THIRD_PERSON[verb]} {rest}"
 
 
 def _path(loc: Sequence[Any], body: Any, kind: str) -> tuple[Any, ...]:
-    """Where in the body an error is: pydantic's path without the names of a union's members."""
+    """Return the place of an error in the body: pydantic's path without union member names."""
     path: list[Any] = []
     for index, step in enumerate(loc):
         if _has(body, step):
@@ -191,8 +190,8 @@ def _has(body: Any, step: Any) -> bool:
     return isinstance(body, list) and isinstance(step, int) and step < len(body)
 
 
-def _spelled(path: Iterable[Any]) -> str:
-    """`messages[0].content` for ("messages", 0, "content")."""
+def _field_path(path: Iterable[Any]) -> str:
+    """Format a path: `messages[0].content` for ("messages", 0, "content")."""
     text = ""
     for step in path:
         name = str(step)[:_MAX_NAME_CHARS]
@@ -200,7 +199,7 @@ def _spelled(path: Iterable[Any]) -> str:
     return text
 
 
-def _why_unknown(path: Sequence[Any], model: type[RequestModel] | None) -> str:
+def _unknown_field_limit(path: Sequence[Any], model: type[RequestModel] | None) -> str:
     name = str(path[-1])[:_MAX_NAME_CHARS]
     models = [*_models_below(model)] if model is not None else []
     for each in models:
@@ -209,11 +208,11 @@ def _why_unknown(path: Sequence[Any], model: type[RequestModel] | None) -> str:
     fields = [field for each in models for field in each.model_fields]
     nearest = difflib.get_close_matches(name, fields, n=1, cutoff=0.6)
     hint = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"left out: there is no such field{hint}"
+    return f"left out: the field is unknown{hint}"
 
 
 def _models_below(model: type[BaseModel]) -> list[type[RequestModel]]:
-    """A model and those of its fields, itself first."""
+    """Return a model and the models of its fields, itself first."""
     found = [model] if issubclass(model, RequestModel) else []
     for each in model.model_fields.values():
         for kind in _classes_in(each.annotation):

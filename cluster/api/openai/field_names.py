@@ -1,7 +1,7 @@
-"""What the API calls fields that are named otherwise within, for errors to be told in its words.
+"""Names of fields in the API by their names in the engine, for error messages.
 
-A field that can be sent in several ways is here by the newest; `sent_names` of a body has the way
-that was taken.
+A field with several spellings has its newest one here; `sent_names` of a body has the one that the
+client sent.
 """
 
 from __future__ import annotations
@@ -56,4 +56,4 @@ BY_PATH: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "/detokenize": TOKENS,
     }
 )
-"""By the path of the interface."""
+"""The names by path of the endpoint."""

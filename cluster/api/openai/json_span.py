@@ -1,10 +1,10 @@
-"""Finds where a JSON value ends, in text that comes in pieces."""
+"""Incremental search for the end of a JSON value."""
 
 from __future__ import annotations
 
 
 class JsonSpan:
-    """Follows one object, array or string. It counts brackets and does not check what is inside."""
+    """Scanner of one object, array or string. It counts brackets and does not validate."""
 
     def __init__(self) -> None:
         self._depth = 0
@@ -13,7 +13,7 @@ class JsonSpan:
         self.is_complete = False
 
     def feed(self, text: str) -> int:
-        """Goes on through `text`; how much of it belongs to the value."""
+        """Scan `text` and return how many of its characters belong to the value."""
         for index, char in enumerate(text):
             if self.is_complete:
                 return index

@@ -1,6 +1,6 @@
-"""Log-probabilities in the two shapes that the API has for them.
+"""Log-probabilities in the formats of chats, completions and prompts.
 
-They are the model's own, taken before anything in the request shapes the logits.
+They are of the unmodified logits, before any sampling parameter applies.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from cluster.api.openai.schema import AnswerModel
+from cluster.api.openai.schema import ResponseModel
 from specdec.text.vocab_bytes import TokenBytes
 from specdec.types.messages import Logprobs
 
 LOWEST_LOGPROB = -9999.0
-"""JSON has no minus infinity; it is what OpenAI says for a token that cannot come."""
+"""OpenAI's value for an impossible token: JSON has no minus infinity."""
 
 
-class TopLogprob(AnswerModel):
-    """One of the likeliest tokens at a place."""
+class TopLogprob(ResponseModel):
+    """One of the most likely tokens at a position."""
 
     token: str
     logprob: float
@@ -28,50 +28,50 @@ class TopLogprob(AnswerModel):
 
 
 class TokenLogprob(TopLogprob):
-    """The token at a place, and the likeliest ones there."""
+    """The token at a position, and the most likely ones there."""
 
     top_logprobs: list[TopLogprob]
 
 
-class ChoiceLogprobs(AnswerModel):
-    """Of the tokens of a chat's answer."""
+class ChoiceLogprobs(ResponseModel):
+    """Log-probabilities of the tokens of a chat's answer."""
 
     content: list[TokenLogprob]
     refusal: None = None
 
 
-class CompletionLogprobs(AnswerModel):
-    """Of the tokens of a plain completion, one entry in each list for each token."""
+class CompletionLogprobs(ResponseModel):
+    """Log-probabilities of a plain completion, one entry in each list for each token."""
 
     text_offset: list[int] = Field(
-        description="characters of the text that are complete before the token"
+        description="number of complete characters of the text before the token"
     )
     token_logprobs: list[float | None]
     tokens: list[str]
     top_logprobs: list[dict[str, float] | None]
 
 
-class PromptLogprob(AnswerModel):
-    """One token that could stand at a place of the prompt."""
+class PromptLogprob(ResponseModel):
+    """A candidate token at a position of the prompt."""
 
     logprob: float
-    rank: int | None = Field(description="1 for the likeliest; null where it is not known")
+    rank: int | None = Field(description="1 for the most likely; null if unknown")
     decoded_token: str
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""For each token of the prompt, tokens by id; null for the first, which nothing goes before."""
+"""For each token of the prompt, candidates by token id; null for the first token."""
 
 
 @dataclass(frozen=True)
 class TokenNames:
-    """How tokens are called: by their text, or where `as_ids` by their id."""
+    """Names of tokens: their text, or with `as_ids` their id."""
 
     token_bytes: TokenBytes
     as_ids: bool = False
 
     def of(self, token_ids: Sequence[int]) -> list[str]:
-        """One for one; what is no UTF-8 by itself has U+FFFD in it."""
+        """Return the name of each token; bytes that are not UTF-8 become U+FFFD."""
         if self.as_ids:
             return [f"token_id:{each}" for each in token_ids]
         return [each.decode(errors="replace") for each in self.token_bytes.of(token_ids)]
@@ -86,9 +86,9 @@ class _Entry:
 
 
 def chat_logprobs(logprobs: Logprobs, names: TokenNames) -> ChoiceLogprobs:
-    """A place's own token first, then the likeliest ones."""
-    places = _places(logprobs, names)
-    return ChoiceLogprobs(content=[_token_logprob(own, best) for own, *best in places])
+    """Convert to the format of a chat."""
+    positions = _positions(logprobs, names)
+    return ChoiceLogprobs(content=[_token_logprob(own, best) for own, *best in positions])
 
 
 def _token_logprob(own: _Entry, best: Sequence[_Entry]) -> TokenLogprob:
@@ -103,7 +103,7 @@ def _token_logprob(own: _Entry, best: Sequence[_Entry]) -> TokenLogprob:
 
 
 class CompletionLogprobsWriter:
-    """Of one choice, whose tokens come bit by bit."""
+    """Converter to the format of a completion, for one choice whose tokens arrive in parts."""
 
     def __init__(self, names: TokenNames) -> None:
         self._names = names
@@ -111,34 +111,33 @@ class CompletionLogprobsWriter:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def skip(self, token_ids: Sequence[int]) -> CompletionLogprobs:
-        """A first token, of which there is nothing to tell."""
+        """Add the first token of a prompt, which has no log-probability."""
         [name] = self._names.of(token_ids)
-        told = CompletionLogprobs(
+        result = CompletionLogprobs(
             text_offset=[self._offset], token_logprobs=[None], tokens=[name], top_logprobs=[None]
         )
         [raw] = self._names.token_bytes.of(token_ids)
-        self._pass(raw)
-        return told
+        self._advance(raw)
+        return result
 
     def write(self, logprobs: Logprobs) -> CompletionLogprobs:
-        """The next places. A token that is not among the likeliest is told besides them."""
-        told = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
-        for own, *best in _places(logprobs, self._names):
-            told.text_offset.append(self._offset)
-            told.tokens.append(own.name)
-            told.token_logprobs.append(own.logprob)
-            listed = {each.name: each.logprob for each in (*best, own)}
-            told.top_logprobs.append(listed)
-            self._pass(own.raw)
-        return told
+        """Add the next tokens. `top_logprobs` lists each token too if it is not among the best."""
+        result = CompletionLogprobs(text_offset=[], token_logprobs=[], tokens=[], top_logprobs=[])
+        for own, *best in _positions(logprobs, self._names):
+            result.text_offset.append(self._offset)
+            result.tokens.append(own.name)
+            result.token_logprobs.append(own.logprob)
+            result.top_logprobs.append({each.name: each.logprob for each in (*best, own)})
+            self._advance(own.raw)
+        return result
 
-    def _pass(self, raw: bytes) -> None:
-        """Goes on by the characters that a token completes, however it is called."""
+    def _advance(self, raw: bytes) -> None:
+        """Advance the offset by the characters that a token completes."""
         self._offset += len(self._decoder.decode(raw))
 
 
-def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
-    """All of them behind one another."""
+def concatenate(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
+    """Concatenate parts of one choice."""
     return CompletionLogprobs(
         text_offset=[each for part in parts for each in part.text_offset],
         token_logprobs=[each for part in parts for each in part.token_logprobs],
@@ -148,22 +147,22 @@ def joined(parts: Sequence[CompletionLogprobs]) -> CompletionLogprobs:
 
 
 def prompt_logprobs(logprobs: Logprobs, names: TokenNames) -> PromptLogprobs:
-    """The same in vLLM's shape."""
-    told: PromptLogprobs = [None]
+    """Convert to vLLM's format for the tokens of a prompt."""
+    result: PromptLogprobs = [None]
     ranks = logprobs.ranks.tolist()
-    for (own, *best), rank in zip(_places(logprobs, names), ranks, strict=True):
-        listed = {str(each.token_id): _prompt_logprob(each, i) for i, each in enumerate(best, 1)}
-        listed[str(own.token_id)] = _prompt_logprob(own, rank)
-        told.append(listed)
-    return told
+    for (own, *best), rank in zip(_positions(logprobs, names), ranks, strict=True):
+        entries = {str(each.token_id): _prompt_logprob(each, i) for i, each in enumerate(best, 1)}
+        entries[str(own.token_id)] = _prompt_logprob(own, rank)
+        result.append(entries)
+    return result
 
 
 def _prompt_logprob(entry: _Entry, rank: int | None) -> PromptLogprob:
     return PromptLogprob(logprob=entry.logprob, rank=rank, decoded_token=entry.name)
 
 
-def _places(logprobs: Logprobs, names: TokenNames) -> Iterator[list[_Entry]]:
-    """For each position, its own token and then the likeliest ones."""
+def _positions(logprobs: Logprobs, names: TokenNames) -> Iterator[list[_Entry]]:
+    """Yield the entries of each position: its own token, then the most likely ones."""
     for token_ids, values in zip(
         logprobs.token_ids.tolist(), logprobs.logprobs.tolist(), strict=True
     ):

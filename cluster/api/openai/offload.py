@@ -1,4 +1,4 @@
-"""Building what is large on a thread, so that other streams go on meanwhile."""
+"""Builds large responses on a thread, so that the event loop is not blocked."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from specdec.types.outputs import RequestOutput
 T = TypeVar("T")
 
 MANY_TOKENS = 64
-"""With log-probabilities, as many are worth the way to a thread and back."""
+"""With log-probabilities, more tokens than this are worth the switch to a thread."""
 
 
-async def off_loop(work: Callable[[], T], *, is_large: bool) -> T:
-    """What `work` returns. Where it is not large, it is done at once."""
+async def offload(work: Callable[[], T], *, is_large: bool) -> T:
+    """Run `work`, on a thread if it is large, and return its result."""
     return await asyncio.to_thread(work) if is_large else work()
 
 
-def tells_many(output: RequestOutput, names: TokenNames | None) -> bool:
-    """Whether an output has many log-probabilities. `names`: None where none are told."""
+def has_many_logprobs(output: RequestOutput, names: TokenNames | None) -> bool:
+    """Return whether an output has many log-probabilities. names: None if none are returned."""
     has_prompts = output.prompt_logprobs is not None
     return names is not None and (has_prompts or len(output.token_ids) > MANY_TOKENS)

@@ -1,4 +1,4 @@
-"""From the fields of a request to the calls that a Router takes."""
+"""Builds the Router's calls from the fields of a request."""
 
 from __future__ import annotations
 
@@ -22,20 +22,27 @@ _NUM_SEEDS = 2**63
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Fields that every answer has."""
-
-    id: str
-    model: str
-    created: int = field(default_factory=lambda: int(time.time()))
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What a request is called, and when its answer has to be complete."""
+class RequestContext:
+    """The id and the deadline of a request."""
 
     request_id: str
     deadline: Deadline
+
+
+@dataclass(frozen=True)
+class ResponseInfo:
+    """The fields that every response and every chunk repeats."""
+
+    id: str
+    model: str
+    seed: int
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def of(cls, id: str, router: Router, params: SamplingParams) -> ResponseInfo:
+        """Make the fields for a request whose seed is set."""
+        assert params.seed is not None, "with_seed has set the seed"
+        return cls(id, router.config.served_model_name, params.seed)
 
 
 async def prompt_token_ids(
@@ -45,29 +52,29 @@ async def prompt_token_ids(
     *,
     add_special_tokens: bool = True,
 ) -> tuple[int, ...]:
-    """The tokens of a prompt, cut to the last ones where the request wants that.
+    """Encode a prompt, truncated to its last tokens if the request asks for that.
 
-    Raises OverloadedError where too many prompts wait to be encoded.
+    Raise OverloadedError if too many prompts wait to be encoded.
     """
     if isinstance(prompt, str | Conversation):
         call = TokenizeRequest(prompt, request.model or "", add_special_tokens)
         prompt = await router.tokenize(call)
-    most = request.truncate_prompt_tokens
-    return tuple(prompt if most is None else prompt[-most:])
+    max_tokens = request.truncate_prompt_tokens
+    return tuple(prompt if max_tokens is None else prompt[-max_tokens:])
 
 
-def settle_seed(params: SamplingParams) -> SamplingParams:
-    """With a seed, the one that is answered with."""
+def with_seed(params: SamplingParams) -> SamplingParams:
+    """Choose a random seed unless the request has one."""
     return params if params.seed is not None else replace(params, seed=secrets.randbits(63))
 
 
-def for_prompt(params: SamplingParams, index: int, *, is_seed_given: bool) -> SamplingParams:
-    """What is asked for one of several prompts.
+def params_for_prompt(params: SamplingParams, index: int, *, is_seed_given: bool) -> SamplingParams:
+    """Return the parameters of one of several prompts.
 
-    A seed that the client gave holds for all of them. One that was chosen is counted up, so that
-    equal prompts have different answers; noise is keyed by the seed, and no two keys are alike.
+    A seed from the client applies to all prompts. A chosen seed is incremented for each prompt, so
+    that equal prompts have different answers: the random numbers are keyed by the seed.
     """
-    assert params.seed is not None, "the seed is settled before prompts are planned"
+    assert params.seed is not None, "with_seed has set the seed"
     return params if is_seed_given else replace(params, seed=(params.seed + index) % _NUM_SEEDS)
 
 
@@ -78,7 +85,7 @@ def generate_call(
     params: SamplingParams,
     request_id: str,
 ) -> GenerateRequest:
-    """A call for one prompt. An answer that is not streamed is wanted when it is complete."""
+    """Build the call for one prompt; without streaming, all its output comes at once."""
     interval: int | None = MAX_STREAM_INTERVAL
     if request.stream:
         interval = request.stream_interval
@@ -96,6 +103,6 @@ def generate_call(
 
 
 async def token_names(router: Router, request: SamplingFields) -> TokenNames:
-    """How log-probabilities call tokens. On a thread: the first time it reads the vocabulary."""
+    """Return the names of tokens in log-probabilities. The first call reads the vocabulary."""
     token_bytes = await asyncio.to_thread(lambda: router.text.token_bytes)
     return TokenNames(token_bytes, request.return_tokens_as_token_ids)

@@ -1,4 +1,4 @@
-"""What every request of the API passes: its id, its key, its size; and where its errors end."""
+"""Handling that all requests share: request id, API key, body limits, and error responses."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from cluster.api.api_keys import ApiKeys, Lease
-from cluster.api.http.csrf import require_own_page
+from cluster.api.http.csrf import require_same_origin
 from cluster.api.http.forwarding import ForwardedRequest, forward, is_forwarded
 from cluster.api.openai import field_names
 from cluster.api.openai.deadline import Deadline
 from cluster.api.openai.errors import ApiError, Failure, failure_of
-from cluster.api.openai.request_builder import Terms
+from cluster.api.openai.request_builder import RequestContext
 from cluster.api.openai.schema import RequestModel
-from cluster.api.openai.streams import ClientGoneError, EventStream, unless_disconnected
+from cluster.api.openai.streams import ClientDisconnectedError, EventStream, cancel_on_disconnect
 from cluster.control.peers import Applications
 from cluster.observability.logs import current_request_id
 from cluster.replica.limits import check_request_id
@@ -32,41 +32,41 @@ REQUEST_ID_HEADER = "x-request-id"
 TIMEOUT_HEADER = "x-request-timeout-s"
 MAX_JSON_DEPTH = 64
 CLIENT_CLOSED_REQUEST = 499
-"""Nobody reads it; nginx writes it into its log."""
+"""Status for the access log after the client has disconnected, as in nginx."""
 
 _MIB = 2**20
 
-Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+RouteHandler = Callable[[Request], Coroutine[Any, Any, Response]]
 
 
 @dataclass(frozen=True)
-class Gate:
-    """Where requests come in. What it is given is asked at each request, after start-up."""
+class RequestHandler:
+    """Wrapper of every route of the API. Its fields are called for each request."""
 
     get_router: Callable[[], Router]
     get_keys: Callable[[], ApiKeys]
     get_applications: Callable[[], Applications | None] = lambda: None
 
     def route_class(self) -> type[APIRoute]:
-        """For the routes that are to be behind it."""
-        gate = self
+        """Return a route class whose routes pass through this handler."""
+        handler = self
 
-        class GatedRoute(APIRoute):
-            def get_route_handler(self) -> Handler:
+        class HandledRoute(APIRoute):
+            def get_route_handler(self) -> RouteHandler:
                 handle = super().get_route_handler()
                 model = _body_model(self)
 
-                async def gated(request: Request) -> Response:
-                    return await gate.respond(request, handle, self.path, model)
+                async def respond(request: Request) -> Response:
+                    return await handler.respond(request, handle, self.path, model)
 
-                return gated
+                return respond
 
-        return GatedRoute
+        return HandledRoute
 
     async def respond(
-        self, request: Request, handle: Handler, path: str, model: type[RequestModel] | None
+        self, request: Request, handle: RouteHandler, path: str, model: type[RequestModel] | None
     ) -> Response:
-        """What `handle` answers, or the error in OpenAI's shape, with the request's id."""
+        """Run `handle`; return its response or an error in OpenAI's format, with the request id."""
         request.state.request_id = f"req-{secrets.token_hex(12)}"
         lease = Lease()
         limited = LimitedRequest(request, self._max_body_bytes)
@@ -74,9 +74,9 @@ class Gate:
             self._identify(request)
             lease = self._admit(request)
             if request.method == "POST":
-                require_own_page(request)
-            response = await self._answered(limited, handle, lease)
-        except ClientGoneError:
+                require_same_origin(request)
+            response = await self._handle_or_forward(limited, handle, lease)
+        except ClientDisconnectedError:
             response = Response(status_code=CLIENT_CLOSED_REQUEST)
         except Exception as error:
             names = getattr(request.state, "field_names", field_names.BY_PATH.get(path, {}))
@@ -88,12 +88,14 @@ class Gate:
             response.lease = lease
         else:
             lease.release()
-        if self.get_router().config.ingress == "embedded":  # Serve adds it to every answer itself
+        if self.get_router().config.ingress == "embedded":  # Serve adds it to its own responses
             response.headers[REQUEST_ID_HEADER] = request.state.request_id
         return response
 
-    async def _answered(self, request: LimitedRequest, handle: Handler, lease: Lease) -> Response:
-        """Here; or by whoever serves the model, where it is not ours, and then counts it."""
+    async def _handle_or_forward(
+        self, request: LimitedRequest, handle: RouteHandler, lease: Lease
+    ) -> Response:
+        """Run `handle`, or forward to the application that serves the model and counts it."""
         try:
             return await handle(request)
         except UnknownModelError as error:
@@ -105,18 +107,18 @@ class Gate:
                 raise
             lease.undo()
             forwarded = ForwardedRequest.of(request, await request.body())
-            return await unless_disconnected(request, forward(fellow, forwarded))
+            return await cancel_on_disconnect(request, forward(fellow, forwarded))
 
-    def terms(self, request: Request, request_id: str | None) -> Terms:
-        """What holds for a request; `request_id`: in its body."""
-        chosen = request.state.request_id if request_id is None else check_request_id(request_id)
-        request.state.request_id = chosen
-        most_s = self.get_router().config.request_timeout_s
-        timeout_s = min(_timeout_s(request.headers.get(TIMEOUT_HEADER)), most_s)
-        return Terms(chosen, Deadline.after(timeout_s))
+    def context(self, request: Request, request_id: str | None) -> RequestContext:
+        """Return the id and deadline of a request; `request_id` is the one in its body."""
+        if request_id is not None:
+            request.state.request_id = check_request_id(request_id)
+        limit_s = self.get_router().config.request_timeout_s
+        timeout_s = min(_timeout_s(request.headers.get(TIMEOUT_HEADER)), limit_s)
+        return RequestContext(request.state.request_id, Deadline.after(timeout_s))
 
     def count(self, failure: Failure) -> None:
-        """Notes an error in the metrics."""
+        """Count an error in the metrics."""
         self.get_router().metrics.count_failure(failure.grpc_code)
 
     @property
@@ -130,7 +132,7 @@ class Gate:
         current_request_id.set(request.state.request_id)
 
     def _admit(self, request: Request) -> Lease:
-        """Whether the caller may ask; what the model runs for takes a place of its key's."""
+        """Check the API key; a POST request takes a slot of the key."""
         authorization = request.headers.get("authorization")
         if request.method == "POST":
             return self.get_keys().admit(authorization)
@@ -141,21 +143,21 @@ class Gate:
         self, error: Exception, model: type[RequestModel] | None, names: Mapping[str, str]
     ) -> Failure:
         if isinstance(error, HTTPException) and isinstance(error.__cause__, SpecdecError):
-            error = error.__cause__  # FastAPI's word for whatever reading a body raises
+            error = error.__cause__  # FastAPI wraps an error while reading a body
         failure = failure_of(error, model, names)
         self.count(failure)
         return failure
 
 
 class LimitedRequest(Request):
-    """A request whose body is not larger, and whose JSON is not deeper, than it may be."""
+    """A request with limits for the size of the body and the depth of its JSON."""
 
     def __init__(self, request: Request, max_bytes: int) -> None:
         super().__init__(request.scope, request.receive)
         self._max_bytes = max_bytes
 
     async def stream(self) -> AsyncGenerator[bytes, None]:
-        """The body in pieces. Raises ApiError 413 as soon as there are too many."""
+        """Yield the body in chunks. Raise ApiError 413 as soon as it is too large."""
         declared = self.headers.get("content-length", "0")
         self._check_size(int(declared) if declared.isdecimal() else 0)
         num_bytes = 0
@@ -165,29 +167,29 @@ class LimitedRequest(Request):
             yield chunk
 
     async def json(self) -> Any:
-        """The body's JSON. Raises JSONDecodeError, and InvalidValueError for what is too deep."""
+        """Parse the body. Raise JSONDecodeError, or InvalidValueError for too deep a nesting."""
         body = await self.body()
-        limit = f"JSON in UTF-8, nested at most {MAX_JSON_DEPTH} deep"
+        limit = f"JSON in UTF-8, nested at most {MAX_JSON_DEPTH} levels deep"
         try:
             content = json.loads(body)
         except json.JSONDecodeError:
             raise
-        except (ValueError, RecursionError) as error:  # no UTF-8, or numbers of thousands of digits
-            raise InvalidValueError("body", "what was sent", limit) from error
+        except (ValueError, RecursionError) as error:  # not UTF-8, or very long numbers
+            raise InvalidValueError("body", "malformed", limit) from error
         if _is_deeper(content, MAX_JSON_DEPTH):
-            raise InvalidValueError("body", "what was sent", limit)
+            raise InvalidValueError("body", "too deep", limit)
         if b"\\ud" in body.lower():
             _require_unicode(content)
         return content
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
-            message = f"the body is {num_bytes} bytes or more; it must be at most {self._max_bytes}"
+            message = f"the body is too large (limit {self._max_bytes} bytes)"
             raise ApiError(413, message, "request_too_large")
 
 
 def _body_model(route: APIRoute) -> type[RequestModel] | None:
-    """What a route's body is; None for one without."""
+    """Return the type of a route's body, None without a body."""
     kind = route.body_field.field_info.annotation if route.body_field else None
     return kind if isinstance(kind, type) and issubclass(kind, RequestModel) else None
 
@@ -202,12 +204,12 @@ def _is_deeper(content: Any, depth: int) -> bool:
 
 
 def _require_unicode(content: Any) -> None:
-    """JSON can spell halves of surrogate pairs, of which there is no text."""
+    """Raise InvalidValueError for a lone surrogate, which JSON can escape but is not text."""
     try:
         json.dumps(content, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        limit = "JSON without halves of surrogate pairs"
-        raise InvalidValueError("body", "what was sent", limit) from error
+        limit = "JSON without lone surrogates"
+        raise InvalidValueError("body", "malformed", limit) from error
 
 
 def _parts(part: dict[str, Any] | list[Any]) -> Any:

@@ -1,22 +1,18 @@
-"""`/v1/responses`: a chat in the newer of OpenAI's two shapes, text only, nothing stored."""
+"""`/v1/responses`: a chat in OpenAI's newer format, text only, without stored state."""
 
 from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from typing import Any, Literal
 
-from cluster.api.openai import field_names
-from cluster.api.openai.chat import ChatPlan, plan_chat
+from cluster.api.openai.chat import ChatBuilder, prepare_chat
 from cluster.api.openai.chat_schema import ChatRequest, ContentPart, Message
-from cluster.api.openai.errors import failure_of
+from cluster.api.openai.errors import Failure
 from cluster.api.openai.logprobs import TokenLogprob, chat_logprobs
-from cluster.api.openai.offload import off_loop, tells_many
-from cluster.api.openai.request_builder import Terms
+from cluster.api.openai.request_builder import RequestContext
+from cluster.api.openai.response_builder import ResponseBuilder
 from cluster.api.openai.responses_schema import (
     IncompleteDetails,
     InputMessage,
@@ -30,9 +26,9 @@ from cluster.api.openai.responses_schema import (
     ResponseUsage,
 )
 from cluster.api.openai.schema import ErrorDetails, Usage
-from cluster.api.openai.streams import Said, ToldError, answering, event
+from cluster.api.openai.streams import PromptOutput
 from cluster.api.openai.structure import JsonSchemaFormat, ResponseFormat
-from cluster.api.openai.usage import UsageMeter
+from cluster.api.sse import event
 from cluster.replica.router import Router
 from specdec.types.errors import InvalidValueError
 from specdec.types.outputs import RequestOutput
@@ -54,34 +50,19 @@ _COPIED = (
 )
 
 
-@dataclass(frozen=True)
-class ResponsePlan:
-    """A request, and the chat that it comes to."""
-
-    request: ResponsesRequest
-    chat: ChatPlan
-
-    @property
-    def id(self) -> str:
-        """Of the response."""
-        return f"resp_{self.chat.terms.request_id}"
-
-    @property
-    def message_id(self) -> str:
-        """Of its one message."""
-        return f"msg_{self.chat.terms.request_id}"
-
-
-async def plan_response(router: Router, request: ResponsesRequest, terms: Terms) -> ResponsePlan:
-    """Decides everything. Raises what is wrong with the request."""
+async def prepare_response(
+    router: Router, request: ResponsesRequest, context: RequestContext
+) -> ResponsesBuilder:
+    """Validate and tokenize a request. Raise the errors of its fields."""
     if request.top_logprobs is not None and not request.include:
-        limit = "left out unless include has message.output_text.logprobs"
+        limit = "left out unless include contains message.output_text.logprobs"
         raise InvalidValueError("top_logprobs", request.top_logprobs, limit)
-    return ResponsePlan(request, await plan_chat(router, as_chat(request), terms))
+    chat = await prepare_chat(router, as_chat(request), context)
+    return ResponsesBuilder(request, chat, context.request_id)
 
 
 def as_chat(request: ResponsesRequest) -> ChatRequest:
-    """The same request in the older shape."""
+    """Convert a request to the equivalent chat."""
     copied = {name: getattr(request, name) for name in _COPIED}
     return ChatRequest(
         messages=list(_messages(request)),
@@ -110,98 +91,112 @@ def _content(message: InputMessage) -> str | list[ContentPart]:
 
 
 def _response_format(request: ResponsesRequest) -> ResponseFormat | None:
-    wanted = request.text.format if request.text else None
-    if wanted is None:
+    form = request.text.format if request.text else None
+    if form is None:
         return None
-    if wanted.type != "json_schema":
-        return ResponseFormat(type=wanted.type)
-    if wanted.json_schema is None:
+    if form.type != "json_schema":
+        return ResponseFormat(type=form.type)
+    if form.json_schema is None:
         raise InvalidValueError("text.format.schema", None, "given with type json_schema")
-    schema = JsonSchemaFormat(name=wanted.name or "schema", schema=wanted.json_schema)
+    schema = JsonSchemaFormat(name=form.name or "schema", schema=form.json_schema)
     return ResponseFormat(type="json_schema", json_schema=schema)
 
 
-async def complete_response(router: Router, plan: ResponsePlan) -> ResponseBody:
-    """The whole answer."""
-    answer = _Answer(plan)
-    said = answering(router, [plan.chat.call], plan.chat.terms.deadline)
-    async with aclosing(said):
-        async for each in said:
-            large = tells_many(each.output, plan.chat.names)
-            await off_loop(partial(answer.add, each.output), is_large=large)
-    return answer.body()
+class ResponsesBuilder(ResponseBuilder):
+    """Builder of the response to a request of `/v1/responses`."""
 
+    def __init__(self, request: ResponsesRequest, chat: ChatBuilder, request_id: str) -> None:
+        """Make a builder. chat: the equivalent chat."""
+        super().__init__(chat.calls, chat.names)
+        self._request = request
+        self._info = chat.info
+        self._id, self._message_id = f"resp_{request_id}", f"msg_{request_id}"
+        self._part = {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+        self._numbers = itertools.count()  # of the events
+        self._finish_reason: FinishReason | None = None
+        self._text = ""
+        self._logprobs: list[TokenLogprob] = []
+        self._error: ErrorDetails | None = None
 
-async def stream_response(
-    plan: ResponsePlan, said: AsyncGenerator[Said, None]
-) -> AsyncGenerator[bytes, None]:
-    """The events of an answer. One that fails ends with `response.failed`, and then ToldError."""
-    answer, numbers = _Answer(plan), itertools.count()
+    def add(self, each: PromptOutput) -> None:
+        """Add an output to the complete response."""
+        self._append(each.output)
 
-    def tell(kind: str, **told: Any) -> bytes:
-        data = {"type": kind, "sequence_number": next(numbers), **told}
-        return event(json.dumps(data), kind)
+    def body(self) -> ResponseBody:
+        """Build the response so far."""
+        request, status = self._request, self._status
+        truncated = IncompleteDetails(reason="max_output_tokens")
+        return ResponseBody(
+            id=self._id,
+            object="response",
+            created_at=self._info.created,
+            status=status,
+            model=self._info.model,
+            seed=self._info.seed,
+            instructions=request.instructions,
+            max_output_tokens=request.max_output_tokens,
+            temperature=request.temperature,
+            top_p=request.top_p,
+            metadata=request.metadata or {},
+            output=[self._message()] if self.meter.has_output else [],
+            incomplete_details=truncated if status == "incomplete" else None,
+            error=_error(self._error) if self._error else None,
+            usage=_usage(self.meter.usage()) if self._finish_reason else None,
+            tools=[],
+            tool_choice="none",
+            parallel_tool_calls=False,
+            store=False,
+        )
 
-    for kind in ("response.created", "response.in_progress"):
-        yield tell(kind, response=answer.body().told())
-    place = {"item_id": plan.message_id, "output_index": 0}
-    yield tell("response.output_item.added", output_index=0, item=answer.message().told())
-    part = {**place, "content_index": 0}
-    yield tell("response.content_part.added", **part, part=_part("", []).told())
-    try:
-        async for each in said:
-            large = tells_many(each.output, plan.chat.names)
-            logprobs = await off_loop(partial(answer.add, each.output), is_large=large)
-            if each.output.text or logprobs:
-                told = {"delta": each.output.text, "logprobs": _told(logprobs)}
-                delta = partial(tell, "response.output_text.delta", **part, **told)
-                yield await off_loop(delta, is_large=large)
-    except Exception as error:
-        answer.error = failure_of(error, names=field_names.RESPONSES).details
-        yield tell("response.failed", response=answer.body().told())
-        raise ToldError(error) from error
-
-    def closing() -> list[bytes]:
-        done = {"text": answer.text, "logprobs": _told(answer.logprobs)}
+    def opening(self) -> list[bytes]:
+        """Encode the events before the first output."""
         return [
-            tell("response.output_text.done", **part, **done),
-            tell("response.content_part.done", **part, part=answer.part().told()),
-            tell("response.output_item.done", output_index=0, item=answer.message().told()),
-            tell(f"response.{answer.status}", response=answer.body().told()),
+            self._body_event("created"),
+            self._body_event("in_progress"),
+            self._item_event("added"),
+            self._event("content_part.added", **self._part, part=_part("", []).to_dict()),
         ]
 
-    for each_event in await off_loop(closing, is_large=plan.chat.names is not None):
-        yield each_event
-
-
-class _Answer:
-    """What has been said so far."""
-
-    def __init__(self, plan: ResponsePlan) -> None:
-        self._plan = plan
-        self._meter = UsageMeter()
-        self._ended: FinishReason | None = None
-        self.text = ""
-        self.logprobs: list[TokenLogprob] = []
-        self.error: ErrorDetails | None = None
-
-    def add(self, output: RequestOutput) -> list[TokenLogprob]:
-        """Takes in an output; its log-probabilities, where they are asked for."""
-        self._meter.add(0, output)
-        self.text += output.text
-        self._ended = output.finish_reason
-        names = self._plan.chat.names
-        if output.logprobs is None or names is None:
+    def events(self, each: PromptOutput) -> list[bytes]:
+        """Encode an output as a delta, unless it adds no text."""
+        text, logprobs = each.output.text, self._append(each.output)
+        if not (text or logprobs):
             return []
-        told = chat_logprobs(output.logprobs, names).content
-        self.logprobs += told
-        return told
+        content = {"delta": text, "logprobs": _dicts(logprobs)}
+        return [self._event("output_text.delta", **self._part, **content)]
+
+    def closing(self) -> list[bytes]:
+        """Encode the events after the last output."""
+        content = {"text": self._text, "logprobs": _dicts(self._logprobs)}
+        part = _part(self._text, self._logprobs).to_dict()
+        return [
+            self._event("output_text.done", **self._part, **content),
+            self._event("content_part.done", **self._part, part=part),
+            self._item_event("done"),
+            self._body_event(self._status),
+        ]
+
+    def failed(self, failure: Failure) -> list[bytes]:
+        """Encode an error as the last event."""
+        self._error = failure.details
+        return [self._body_event("failed")]
+
+    def _append(self, output: RequestOutput) -> list[TokenLogprob]:
+        """Append an output and return its log-probabilities, [] if not requested."""
+        self.meter.add(0, output)
+        self._text += output.text
+        self._finish_reason = output.finish_reason
+        if output.logprobs is None or self.names is None:
+            return []
+        logprobs = chat_logprobs(output.logprobs, self.names).content
+        self._logprobs += logprobs
+        return logprobs
 
     @property
-    def status(self) -> Literal["in_progress", "completed", "incomplete", "failed"]:
-        if self.error is not None:
+    def _status(self) -> Literal["in_progress", "completed", "incomplete", "failed"]:
+        if self._error is not None:
             return "failed"
-        match self._ended:
+        match self._finish_reason:
             case None:
                 return "in_progress"
             case FinishReason.LENGTH:
@@ -209,44 +204,27 @@ class _Answer:
             case FinishReason.STOP:
                 return "completed"
 
-    def part(self) -> OutputText:
-        return _part(self.text, self.logprobs)
-
-    def message(self) -> OutputMessage:
-        status = self.status
+    def _message(self) -> OutputMessage:
+        status = self._status
         return OutputMessage(
             type="message",
-            id=self._plan.message_id,
+            id=self._message_id,
             role="assistant",
             status="incomplete" if status == "failed" else status,
-            content=[self.part()] if self._meter.has_begun else [],
+            content=[_part(self._text, self._logprobs)] if self.meter.has_output else [],
         )
 
-    def body(self) -> ResponseBody:
-        plan, request, status = self._plan, self._plan.request, self.status
-        is_cut = status == "incomplete"
-        error = self.error
-        return ResponseBody(
-            id=plan.id,
-            object="response",
-            created_at=plan.chat.origin.created,
-            status=status,
-            model=plan.chat.origin.model,
-            seed=plan.chat.seed,
-            instructions=request.instructions,
-            max_output_tokens=request.max_output_tokens,
-            temperature=request.temperature,
-            top_p=request.top_p,
-            metadata=request.metadata or {},
-            output=[self.message()] if self._meter.has_begun else [],
-            incomplete_details=IncompleteDetails(reason="max_output_tokens") if is_cut else None,
-            error=None if error is None else _error(error),
-            usage=_usage(self._meter.usage()) if self._ended else None,
-            tools=[],
-            tool_choice="none",
-            parallel_tool_calls=False,
-            store=False,
-        )
+    def _body_event(self, kind: str) -> bytes:
+        return self._event(kind, response=self.body().to_dict())
+
+    def _item_event(self, kind: str) -> bytes:
+        item = self._message().to_dict()
+        return self._event(f"output_item.{kind}", output_index=0, item=item)
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        kind = f"response.{kind}"
+        data = {"type": kind, "sequence_number": next(self._numbers), **fields}
+        return event(json.dumps(data), kind)
 
 
 def _part(text: str, logprobs: list[TokenLogprob]) -> OutputText:
@@ -257,8 +235,8 @@ def _error(error: ErrorDetails) -> ResponseError:
     return ResponseError(code=error.code or error.type, message=error.message)
 
 
-def _told(logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:
-    return [each.told() for each in logprobs]
+def _dicts(logprobs: list[TokenLogprob]) -> list[dict[str, Any]]:
+    return [each.to_dict() for each in logprobs]
 
 
 def _usage(usage: Usage) -> ResponseUsage:

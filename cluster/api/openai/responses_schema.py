@@ -1,4 +1,4 @@
-"""The bodies of `/v1/responses`, in both directions: text only."""
+"""Requests and responses of `/v1/responses`: text only."""
 
 from __future__ import annotations
 
@@ -9,24 +9,35 @@ from pydantic import Field
 
 from cluster.api.openai.chat_schema import MAX_PARTS
 from cluster.api.openai.logprobs import TokenLogprob
-from cluster.api.openai.sampling_fields import Speculation
+from cluster.api.openai.sampling_fields import (
+    MIN_P_MEANING,
+    MODEL_MEANING,
+    PRIORITY_MEANING,
+    SEED_MEANING,
+    STREAM_INTERVAL_MEANING,
+    TEMPERATURE_MEANING,
+    TOP_K_MEANING,
+    TOP_P_MEANING,
+    Speculation,
+)
 from cluster.api.openai.schema import (
-    AnswerModel,
     Metadata,
     RequestModel,
+    ResponseModel,
     SpeculationUsage,
     at_most,
     number,
     option,
 )
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
+from specdec.config.engine import MAX_STREAM_INTERVAL
 
-_NOTHING_IS_STORED = "left out: nothing is stored; send the whole conversation as input"
-_NO_TOOLS = "left out: tools are called by /v1/chat/completions"
+_NOTHING_IS_STORED = "left out: nothing is stored; send the whole chat as input"
+_NO_TOOLS = "left out: use /v1/chat/completions for tools"
 
 
 class InputPart(RequestModel):
-    """A piece of a message's text."""
+    """A part of a message's text."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -39,7 +50,7 @@ class InputPart(RequestModel):
 
 
 class InputMessage(RequestModel):
-    """One turn of the conversation; an earlier answer's may be as it came."""
+    """One message of the chat. An earlier answer is accepted unchanged."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -53,32 +64,34 @@ class TextFormat(RequestModel):
 
     type: Literal["text", "json_object", "json_schema"] = Field(description="any text, or JSON")
     name: str | None = Field(
-        default=None, min_length=1, max_length=64, description="for the caller's own use"
+        default=None, min_length=1, max_length=64, description="for the client's own use"
     )
-    description: str | None = option("accepted and not used: put it into the input")
+    description: str | None = option("accepted and ignored: put it into the input")
     json_schema: dict[str, Any] | None = Field(
         default=None, alias="schema", description="JSON schema, drafts 4 to 2020-12"
     )
-    strict: bool | None = option("accepted; a schema is always held to")
+    strict: bool | None = option("accepted; a schema is always enforced")
 
 
 class TextOptions(RequestModel):
-    """What the answer's text has to be."""
+    """Requirements on the text of the answer."""
 
-    refused = MappingProxyType({"verbosity": "left out: say in a message how long it shall be"})
+    refused = MappingProxyType(
+        {"verbosity": "left out: request the length of the answer in a message"}
+    )
 
-    format: TextFormat | None = option("left out: any text")
+    format: TextFormat | None = option("default: any text")
 
 
 class ResponsesRequest(RequestModel):
-    """A conversation to go on with, in the newer of OpenAI's two shapes."""
+    """A chat to answer, in OpenAI's newer format."""
 
     refused = MappingProxyType(
         {
             "previous_response_id": _NOTHING_IS_STORED,
             "conversation": _NOTHING_IS_STORED,
             "background": _NOTHING_IS_STORED,
-            "prompt": "left out: there are no stored prompts",
+            "prompt": "left out: stored prompts are not supported",
             "tools": _NO_TOOLS,
             "tool_choice": _NO_TOOLS,
             "parallel_tool_calls": _NO_TOOLS,
@@ -87,42 +100,44 @@ class ResponsesRequest(RequestModel):
         }
     )
 
-    model: str | None = option(
-        "the model that shall answer, at most 256 characters; left out: the one that is loaded"
-    )
+    model: str | None = option(MODEL_MEANING)
     input: str | Annotated[list[InputMessage], at_most(MAX_CHAT_MESSAGES - 1, 1)] = Field(
-        description="what the user says, or the conversation; at most 999 messages"
+        description="the user message, or the chat; at most 999 messages"
     )
     instructions: str | None = option("a system message, before all others")
-    max_output_tokens: int | None = number("most tokens of the answer; left out: what fits", 1)
-    temperature: float | None = number("divides the logits; 0 takes the likeliest token", 0, 100)
-    top_p: float | None = number("keeps the likeliest tokens that sum to so much, above 0", 0, 1)
-    top_k: int | None = number("keeps the so many likeliest tokens; 0 or -1 keeps all", -1)
-    min_p: float | None = number("keeps tokens so likely beside the likeliest", 0, 1)
-    seed: int | None = number("fixes every random choice, to 2^63 - 1; left out: any", 0)
-    stream: bool = option("whether the answer comes as server-sent events", False)
-    text: TextOptions | None = option("what the text has to be")
+    max_output_tokens: int | None = number(
+        "maximum number of tokens of the answer; default: up to the context length", 1
+    )
+    temperature: float | None = number(TEMPERATURE_MEANING, 0, 100)
+    top_p: float | None = number(TOP_P_MEANING, 0, 1)
+    top_k: int | None = number(TOP_K_MEANING, -1)
+    min_p: float | None = number(MIN_P_MEANING, 0, 1)
+    seed: int | None = number(SEED_MEANING, 0)
+    stream: bool = option("streams the answer as server-sent events", False)
+    text: TextOptions | None = option("required format of the text")
     include: Annotated[list[Literal["message.output_text.logprobs"]], at_most(8)] | None = option(
-        "tells log-probabilities of the answer's tokens"
+        "returns log-probabilities of the answer's tokens"
     )
-    top_logprobs: int | None = number("the likeliest tokens to tell of; with `include`", 0, 20)
-    truncation: Literal["disabled"] | None = option("an input that is too long is refused")
+    top_logprobs: int | None = number(
+        "number of most likely tokens to return at each position; needs `include`", 0, 20
+    )
+    truncation: Literal["disabled"] | None = option("an input that is too long is rejected")
     reasoning: dict[Literal["effort"], str] | None = option(
-        "`effort`, for templates that know reasoning_effort"
+        "`effort` is passed to the chat template as reasoning_effort"
     )
-    priority: int = option("lower goes first, from -1000 to 1000", 0)
+    priority: int = option(PRIORITY_MEANING, 0)
     cache_salt: str | None = option("as in /v1/chat/completions")
-    stream_interval: int | None = number("new tokens that an event of a stream waits for", 1, 2**20)
-    speculation: Speculation | None = option("how to speculate for this request")
-    metadata: Metadata | None = option("given back in the answer; at most 16")
+    stream_interval: int | None = number(STREAM_INTERVAL_MEANING, 1, MAX_STREAM_INTERVAL)
+    speculation: Speculation | None = option("speculation options of this request")
+    metadata: Metadata | None = option("returned in the answer; at most 16 entries")
     store: bool | None = option("accepted; nothing is stored")
     service_tier: Literal["auto", "default"] | None = option("accepted; there is one tier")
-    user: str | None = option("accepted and not used")
-    safety_identifier: str | None = option("accepted and not used")
-    prompt_cache_key: str | None = option("accepted; the cache needs no hint")
+    user: str | None = option("accepted and ignored")
+    safety_identifier: str | None = option("accepted and ignored")
+    prompt_cache_key: str | None = option("accepted; prefix caching needs no key")
 
 
-class OutputText(AnswerModel):
+class OutputText(ResponseModel):
     """The text of an answer."""
 
     type: Literal["output_text"]
@@ -131,8 +146,8 @@ class OutputText(AnswerModel):
     logprobs: list[TokenLogprob]
 
 
-class OutputMessage(AnswerModel):
-    """The assistant's turn."""
+class OutputMessage(ResponseModel):
+    """The message of the assistant."""
 
     type: Literal["message"]
     id: str
@@ -141,34 +156,34 @@ class OutputMessage(AnswerModel):
     content: list[OutputText]
 
 
-class IncompleteDetails(AnswerModel):
+class IncompleteDetails(ResponseModel):
     """Why an answer ended before it was complete."""
 
     reason: Literal["max_output_tokens"]
 
 
-class ResponseError(AnswerModel):
-    """What a response failed of."""
+class ResponseError(ResponseModel):
+    """The error of a failed response."""
 
     code: str
     message: str
 
 
-class InputTokensDetails(AnswerModel):
-    """Of the input's tokens."""
+class InputTokensDetails(ResponseModel):
+    """Details of the input tokens."""
 
     cached_tokens: int
 
 
-class OutputTokensDetails(AnswerModel):
-    """Of the output's tokens."""
+class OutputTokensDetails(ResponseModel):
+    """Details of the output tokens."""
 
-    reasoning_tokens: int = Field(description="0: they are not told apart")
+    reasoning_tokens: int = Field(description="0: reasoning tokens are not counted separately")
     speculation: SpeculationUsage
 
 
-class ResponseUsage(AnswerModel):
-    """What a request took."""
+class ResponseUsage(ResponseModel):
+    """Token usage of a request."""
 
     input_tokens: int
     input_tokens_details: InputTokensDetails
@@ -177,15 +192,15 @@ class ResponseUsage(AnswerModel):
     total_tokens: int
 
 
-class ResponseBody(AnswerModel):
-    """The answer; the events of a stream show it as it grows."""
+class ResponseBody(ResponseModel):
+    """The response; the events of a stream have its state so far."""
 
     id: str
     object: Literal["response"]
     created_at: int
     status: Literal["in_progress", "completed", "incomplete", "failed"]
     model: str
-    seed: int = Field(description="the request's, or the one that was chosen")
+    seed: int = Field(description="seed of the request, or the chosen one")
     instructions: str | None
     max_output_tokens: int | None
     temperature: float | None

@@ -1,4 +1,4 @@
-"""The fields of sampling and speculation, which chat and plain completions share."""
+"""The fields of sampling and speculation that chats and plain completions share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
-from cluster.api.openai.schema import RequestModel, StreamOptions, at_most, entries, number, option
+from cluster.api.openai.schema import (
+    RequestModel,
+    StreamOptions,
+    at_most,
+    max_entries,
+    number,
+    option,
+)
 from cluster.api.openai.structure import KINDS, StructuredOutputs, structured_output
 from cluster.replica.limits import MAX_TOKEN_IDS, check_cache_salt, check_model, check_priority
 from specdec.config.engine import MAX_STREAM_INTERVAL
@@ -33,21 +40,31 @@ if TYPE_CHECKING:
 else:
     MethodName = Literal[METHOD_NAMES]
 
-_VLLM_NOT_HERE = {
-    "use_beam_search": "left out: there is no beam search",
-    "length_penalty": "left out: it is for beam search, which there is none of",
-    "spaces_between_special_tokens": "left out: special tokens are not set apart",
-    "logits_processors": "left out: a request brings no code",
-    "guided_decoding_backend": "left out: there is one, llguidance",
+_UNSUPPORTED_IN_VLLM = {
+    "use_beam_search": "left out: beam search is not supported",
+    "length_penalty": "left out: beam search is not supported",
+    "spaces_between_special_tokens": "left out: special tokens are not separated",
+    "logits_processors": "left out: requests cannot contain code",
+    "guided_decoding_backend": "left out: llguidance is the only backend",
     "guided_whitespace_pattern": "left out: JSON is written without whitespace",
-    "kv_transfer_params": "left out: KV is not passed between instances",
-    "vllm_xargs": "left out: there are no further arguments",
+    "kv_transfer_params": "left out: KV transfer is not supported",
+    "vllm_xargs": "left out: there are no extra arguments",
     "mm_processor_kwargs": "left out: the models read text only",
     "allowed_media_domains": "left out: the models read text only",
 }
 
 _ALL_TOKENS = -1
-"""What vLLM calls a top_k that keeps every token; 0 here."""
+"""vLLM's value of top_k for all tokens; SamplingParams has 0."""
+
+MODEL_MEANING = "name of the model, at most 256 characters; default: the loaded model"
+TEMPERATURE_MEANING = "divides the logits; 0 is greedy"
+TOP_P_MEANING = "keeps the most likely tokens with this total probability, above 0"
+TOP_K_MEANING = "keeps this number of most likely tokens; 0 or -1 keeps all"
+MIN_P_MEANING = "keeps tokens with at least this share of the highest probability"
+SEED_MEANING = "seed of all random choices, at most 2^63 - 1; default: random"
+PRIORITY_MEANING = "scheduling priority from -1000 to 1000; lower is served first"
+STREAM_INTERVAL_MEANING = "number of new tokens in an event of a stream"
+"""Descriptions that `/v1/responses` shares."""
 
 COPIED = (
     "n",
@@ -68,103 +85,107 @@ COPIED = (
     "allowed_token_ids",
     "prompt_logprobs",
 )
-"""Fields that SamplingParams has by the same name; their limits are checked there."""
+"""Fields with the same name in SamplingParams, which checks their limits."""
 
 
-_Biases = Annotated[dict[str, float], Field(max_length=MAX_LOGIT_BIASES), entries(MAX_LOGIT_BIASES)]
+_Biases = Annotated[
+    dict[str, float], Field(max_length=MAX_LOGIT_BIASES), max_entries(MAX_LOGIT_BIASES)
+]
 
 
 class Speculation(RequestModel):
-    """How to speculate for this request; see docs/sampling.md. Left out: as configured."""
+    """Speculation options of a request; see docs/sampling.md. Default: the configuration."""
 
-    enabled: bool | None = option("false opts out, true asks for it where it is loaded")
-    num_speculative_tokens: int | None = number("draft tokens a step", 0, 32)
-    method: MethodName | None = option("what drafts; it must be loaded")
-    verifier: VerifierName | None = option("what decides which draft tokens are kept")
-    typical_epsilon: float | None = number("of verifier `typical`", 0, 1)
-    typical_delta: float | None = number("of verifier `typical`", 0, 1)
+    enabled: bool | None = option("false disables speculation, true enables it if loaded")
+    num_speculative_tokens: int | None = number("draft tokens per step", 0, 32)
+    method: MethodName | None = option("drafting method; it must be loaded")
+    verifier: VerifierName | None = option("algorithm that accepts or rejects draft tokens")
+    typical_epsilon: float | None = number("for verifier `typical`", 0, 1)
+    typical_delta: float | None = number("for verifier `typical`", 0, 1)
     acceptance_threshold: float | AcceptancePreset | Literal["auto"] | None = option(
-        "of verifier `threshold`: a probability, or a preset's name"
+        "for verifier `threshold`: a probability, or the name of a preset"
     )
     scale_draft_temperature: bool | None = option(
-        "lowers the draft model's temperature the more it is sure"
+        "lowers the draft model's temperature with its confidence"
     )
 
     def to_options(self) -> SpeculationOptions:
-        """As the engine takes it. Raises InvalidValueError."""
+        """Convert to the engine's options. Raise InvalidValueError."""
         return SpeculationOptions(**self.model_dump(exclude_unset=True))
 
 
 class SamplingFields(RequestModel):
-    """What `/v1/chat/completions` and `/v1/completions` are asked in the same words."""
+    """The fields that `/v1/chat/completions` and `/v1/completions` share."""
 
-    refused = MappingProxyType(_VLLM_NOT_HERE)
+    refused = MappingProxyType(_UNSUPPORTED_IN_VLLM)
 
-    model: str | None = option(
-        "the model that shall answer, at most 256 characters; left out: the one that is loaded"
+    model: str | None = option(MODEL_MEANING)
+    n: int | None = number("number of choices for each prompt", 1, 128)
+    temperature: float | None = number(TEMPERATURE_MEANING, 0, 100)
+    top_p: float | None = number(TOP_P_MEANING, 0, 1)
+    presence_penalty: float | None = number(
+        "subtracted from the logits of tokens that were already generated", -2, 2
     )
-    n: int | None = number("choices to generate for each prompt", 1, 128)
-    temperature: float | None = number("divides the logits; 0 takes the likeliest token", 0, 100)
-    top_p: float | None = number("keeps the likeliest tokens that sum to so much, above 0", 0, 1)
-    presence_penalty: float | None = number("off the logits of tokens said before", -2, 2)
-    frequency_penalty: float | None = number("the same for each time that it was said", -2, 2)
+    frequency_penalty: float | None = number(
+        "the same, multiplied by the number of occurrences", -2, 2
+    )
     logit_bias: _Biases | None = option(
-        "added to the logits, by token id; from -100 to 100, at most 1024"
+        "added to the logits, by token id; from -100 to 100, at most 1024 entries"
     )
     stop: str | Annotated[list[str], at_most(MAX_STOP_STRINGS)] | None = option(
-        "strings that end the text before them; at most 16 of 1 to 256 characters"
+        "strings that end the text, which excludes them; at most 16 of 1 to 256 characters"
     )
-    seed: int | None = number("fixes every random choice, to 2^63 - 1; left out: any", 0)
-    stream: bool = option("whether the answer comes as server-sent events", False)
+    seed: int | None = number(SEED_MEANING, 0)
+    stream: bool = option("streams the answer as server-sent events", False)
     stream_options: StreamOptions | None = option("with `stream` only")
-    user: str | None = option("accepted and not used")
-    top_k: int | None = number("keeps the so many likeliest tokens; 0 or -1 keeps all", -1)
-    min_p: float | None = number("keeps tokens so likely beside the likeliest", 0, 1)
+    user: str | None = option("accepted and ignored")
+    top_k: int | None = number(TOP_K_MEANING, -1)
+    min_p: float | None = number(MIN_P_MEANING, 0, 1)
     repetition_penalty: float | None = number(
         "divides positive logits of tokens in prompt and output; above 0", 0, 100
     )
     stop_token_ids: Annotated[list[int], at_most(MAX_STOP_TOKEN_IDS)] | None = option(
         "tokens that end the text; at most 256"
     )
-    include_stop_str_in_output: bool | None = option("leaves what stopped the text in it")
-    ignore_eos: bool | None = option("goes on after an end-of-sequence token, for benchmarks")
-    min_tokens: int | None = number("tokens before the text may end, to the most that may come", 0)
+    include_stop_str_in_output: bool | None = option("keeps the stop string in the text")
+    ignore_eos: bool | None = option("continues after an end-of-sequence token, for benchmarks")
+    min_tokens: int | None = number("minimum number of tokens; at most the maximum number", 0)
     skip_special_tokens: bool | None = option("false shows special tokens in the text")
     bad_words: Annotated[list[str], at_most(MAX_BAD_WORDS)] | None = option(
-        "texts not to say; at most 256 of 1 to 256 characters"
+        "texts that are not generated; at most 256 of 1 to 256 characters"
     )
     allowed_token_ids: Annotated[list[int], at_most(MAX_TOKEN_IDS)] | None = option(
-        "the only tokens that may be drawn"
+        "the only tokens that may be sampled"
     )
     prompt_logprobs: int | None = number(
-        "the likeliest tokens to tell of at each place of the prompt, beside its own", 0, 20
+        "number of most likely tokens to return at each position of the prompt, beside its own",
+        0,
+        20,
     )
     truncate_prompt_tokens: int | None = number(
-        "keeps only the so many last tokens of a prompt", 1, MAX_TOKEN_IDS
+        "keeps only this number of last tokens of a prompt", 1, MAX_TOKEN_IDS
     )
-    structured_outputs: StructuredOutputs | None = option("what the whole text has to be")
-    guided_json: str | dict[str, Any] | None = option("JSON that this schema accepts")
-    guided_regex: str | None = option("a text that this regular expression matches as a whole")
+    structured_outputs: StructuredOutputs | None = option("required format of the text")
+    guided_json: str | dict[str, Any] | None = option("JSON that matches this schema")
+    guided_regex: str | None = option("a text that matches this regular expression")
     guided_choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES)] | None = option(
         "one of these texts"
     )
     guided_grammar: str | None = option("a text of this grammar, in Lark or GBNF")
-    return_token_ids: bool = option("tells the ids of the prompt's and the answer's tokens", False)
+    return_token_ids: bool = option("returns the token ids of prompt and answer", False)
     return_tokens_as_token_ids: bool = option(
-        "names tokens in logprobs `token_id:7` instead of by text", False
+        "names tokens in logprobs by id, as `token_id:7`, instead of by text", False
     )
-    priority: int = option("lower goes first, from -1000 to 1000", 0)
+    priority: int = option(PRIORITY_MEANING, 0)
     cache_salt: str | None = option(
-        "keeps cached prompts and drafts apart from those of others; at most 128 characters"
+        "isolates cached prompts and drafts from requests with another salt; at most 128 characters"
     )
-    request_id: str | None = option("in place of the header X-Request-Id")
-    stream_interval: int | None = number(
-        "new tokens that an event of a stream waits for", 1, MAX_STREAM_INTERVAL
-    )
-    speculation: Speculation | None = option("how to speculate for this request")
+    request_id: str | None = option("instead of the header X-Request-Id")
+    stream_interval: int | None = number(STREAM_INTERVAL_MEANING, 1, MAX_STREAM_INTERVAL)
+    speculation: Speculation | None = option("speculation options of this request")
 
     def check_together(self) -> None:
-        """Raises InvalidValueError for what cannot be asked together."""
+        """Raise InvalidValueError for fields that exclude each other or are out of range."""
         if self.stream_options is not None and not self.stream:
             limit = "left out unless stream is true"
             raise InvalidValueError("stream_options", self.stream_options.model_dump(), limit)
@@ -175,27 +196,27 @@ class SamplingFields(RequestModel):
         check_cache_salt(self.cache_salt or "")
 
     def sent_names(self) -> dict[str, str]:
-        """The way in which a form was asked for."""
+        """Return the names that the client used for the structured output."""
         names = self.structured_outputs.sent_names() if self.structured_outputs else {}
         guided = {own: f"guided_{name}" for name, own in KINDS.items()}
         used = {own: name for own, name in guided.items() if getattr(self, name) is not None}
         return names | {f"structured_output.{own}": name for own, name in used.items()}
 
     @property
-    def tells_usage_always(self) -> bool:
-        """Whether each event of a stream tells the usage so far."""
+    def has_continuous_usage(self) -> bool:
+        """Whether each event of a stream has the usage so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
-    def tells_usage_at_end(self) -> bool:
+    def includes_usage(self) -> bool:
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
 def sampling_params(fields: SamplingFields, **decided: Any) -> SamplingParams:
-    """What the engine is asked; `decided`: what the two kinds of completions say differently.
+    """Build SamplingParams. decided: parameters that the endpoints derive differently.
 
-    Raises InvalidValueError, by the names of SamplingParams.
+    Raise InvalidValueError with the field names of SamplingParams.
     """
     given = fields.model_dump(include=set(COPIED), exclude_none=True)
     if fields.top_k == _ALL_TOKENS:
@@ -212,14 +233,17 @@ def sampling_params(fields: SamplingFields, **decided: Any) -> SamplingParams:
 def _biases(biases: Mapping[str, float]) -> Iterator[tuple[int, float]]:
     for token, bias in biases.items():
         if not (token.isascii() and token.isdecimal() and len(token) < 10):
-            raise InvalidValueError("logit_bias", token, "by token ids, as decimal numbers")
+            raise InvalidValueError("logit_bias", token, "keyed by token ids, in decimal")
         yield int(token), bias
 
 
-def form_of(fields: SamplingFields, *others: StructuredOutput | None) -> StructuredOutput | None:
-    """What the text has to be, of all the ways to say it; at most one may be used.
+def requested_structure(
+    fields: SamplingFields, *others: StructuredOutput | None
+) -> StructuredOutput | None:
+    """Return the structured output of a request, None for any text.
 
-    others: what is said in ways that `SamplingFields` does not have.
+    others: from fields that `SamplingFields` does not have. Raise InvalidValueError for more than
+    one.
     """
     guided = {
         "guided_json": fields.guided_json,

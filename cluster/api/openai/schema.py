@@ -1,9 +1,8 @@
-"""What all bodies of the OpenAI API have in common, in both directions.
+"""Base classes and shared fields of requests and responses of the OpenAI API.
 
-A request's field that the API knows and this service cannot serve is refused by its name, with the
-reason; one that nobody knows, with the nearest that is. A field that is null counts as left out.
-A body is checked on the event loop: every list and mapping has a most, and is left at the first
-thing in it that is wrong.
+A field of the OpenAI API that is not supported is rejected with the reason, an unknown field with
+the most similar known one. A null field counts as left out. Bodies are validated on the event loop:
+the length of every list and mapping is limited, and validation stops at its first error.
 """
 
 from __future__ import annotations
@@ -19,61 +18,61 @@ from pydantic_core import PydanticCustomError
 
 
 class RequestModel(BaseModel):
-    """A body, or a part of one, as a client sends it. Types are not converted."""
+    """A request body, or a part of one. Types are not converted."""
 
     model_config = ConfigDict(
         extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=()
     )
 
     refused: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Fields of the API that are not served, with what completes "it must be ..."."""
+    """Unsupported fields of the API, with the end of "it must be ..."."""
 
     @model_validator(mode="before")
     @classmethod
-    def _leave_out_nulls(cls, given: Any) -> Any:
-        """And all unknown fields but the first: one is told of, and each costs a finding."""
+    def _drop_nulls(cls, given: Any) -> Any:
+        """Drop null fields, and all unknown fields but the first, which is the one reported."""
         if not isinstance(given, dict):
             return given
-        told = {name: value for name, value in given.items() if value is not None}
-        unknown = [name for name in told if name not in _field_names(cls)]
+        fields = {name: value for name, value in given.items() if value is not None}
+        unknown = [name for name in fields if name not in _field_names(cls)]
         for name in unknown[1:]:
-            del told[name]
-        return told
+            del fields[name]
+        return fields
 
     def sent_names(self) -> dict[str, str]:
-        """What errors of this body have to call fields that it may spell in several ways."""
+        """Return the names that the client used for fields with several spellings."""
         return {}
 
 
 @cache
 def _field_names(model: type[RequestModel]) -> frozenset[str]:
-    """As clients spell them."""
+    """Return the names of a model's fields in JSON."""
     return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
-class AnswerModel(BaseModel):
-    """A body, or a part of one, as a client gets it. What was not set is left out."""
+class ResponseModel(BaseModel):
+    """A response body, or a part of one. A field that was not set is left out."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 
     def to_json(self) -> str:
-        """One line; a field that was set to None is null."""
+        """Serialize to one line of JSON; a field that was set to None is null."""
         return self.model_dump_json(exclude_unset=True)
 
-    def told(self) -> dict[str, Any]:
-        """The same as plain data, to be a part of something else."""
+    def to_dict(self) -> dict[str, Any]:
+        """Convert to plain data, like `to_json`."""
         return self.model_dump(mode="json", exclude_unset=True)
 
 
 def at_most(most: int, least: int = 0) -> Any:
-    """Of a list: how many items it has, and that the first wrong one ends the check of it."""
+    """Limit the length of a list, and stop its validation at the first invalid item."""
     return Field(min_length=least, max_length=most, fail_fast=True)
 
 
-def entries(most: int) -> BeforeValidator:
-    """Refuses a mapping with more entries than `most` before any of them is looked at.
+def max_entries(most: int) -> BeforeValidator:
+    """Reject a mapping with too many entries before any of them is validated.
 
-    Beside Field(max_length), which tells the document of it and counts only when all were checked.
+    Field(max_length), used beside it for /openapi.json, counts only after validation.
     """
 
     def check(given: Any) -> Any:
@@ -85,63 +84,63 @@ def entries(most: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
-Metadata = Annotated[dict[str, str], Field(max_length=16), entries(16)]
-"""A caller's own words; as many as OpenAI takes."""
+Metadata = Annotated[dict[str, str], Field(max_length=16), max_entries(16)]
+"""Key-value pairs of the client, with OpenAI's limit."""
 
 
 def number(meaning: str, low: float | None = None, high: float | None = None) -> Any:
-    """A field that may be left out, whose limits the sampling parameters check."""
+    """Declare an optional number; SamplingParams checks the limits."""
     limits: JsonDict = {"minimum": low, "maximum": high}
-    told: JsonDict = {name: value for name, value in limits.items() if value is not None}
-    return Field(default=None, description=meaning, json_schema_extra=told)
+    given: JsonDict = {name: value for name, value in limits.items() if value is not None}
+    return Field(default=None, description=meaning, json_schema_extra=given)
 
 
 def option(meaning: str, default: Any = None) -> Any:
-    """A field that may be left out."""
+    """Declare an optional field."""
     return Field(default=default, description=meaning)
 
 
-class ErrorDetails(AnswerModel):
-    """Why a request failed."""
+class ErrorDetails(ResponseModel):
+    """The error of a failed request."""
 
-    message: str = Field(description="for people: names the field, the value and the limit")
-    type: str = Field(description="the kind of error, as OpenAI names them")
-    param: str | None = Field(description="the field that is wrong")
-    code: str | None = Field(description="for programs")
+    message: str = Field(description="text with the field, the value and the limit")
+    type: str = Field(description="OpenAI's error type")
+    param: str | None = Field(description="the invalid field")
+    code: str | None = Field(description="OpenAI's error code")
 
 
-class ErrorBody(AnswerModel):
-    """What every answer with a status from 400 on holds."""
+class ErrorBody(ResponseModel):
+    """The body of every response with a status of 400 or more."""
 
     error: ErrorDetails
 
 
-class PromptTokensDetails(AnswerModel):
-    """Of the prompt's tokens."""
+class PromptTokensDetails(ResponseModel):
+    """Details of the prompt tokens."""
 
-    cached_tokens: int = Field(description="those whose KV was in the prefix cache")
+    cached_tokens: int = Field(description="tokens found in the prefix cache")
 
 
-class SpeculationUsage(AnswerModel):
-    """What was drafted for the request, all its choices together, and what came of it."""
+class SpeculationUsage(ResponseModel):
+    """Speculation statistics of a request, for all its choices together."""
 
     num_drafts: int
     num_draft_tokens: int
     num_accepted_tokens: int
     acceptance_rate: float = Field(description="accepted / drafted tokens; 0 without drafts")
-    mean_acceptance_length: float = Field(description="tokens a draft yielded, bonus included")
+    mean_acceptance_length: float = Field(description="tokens per draft, with the bonus token")
     verifier: str
     is_lossless: bool
 
 
-class CompletionTokensDetails(AnswerModel):
-    """Of the answer's tokens."""
+class CompletionTokensDetails(ResponseModel):
+    """Details of the completion tokens."""
 
     speculation: SpeculationUsage
 
 
-class Usage(AnswerModel):
-    """What a request took. The prompt counts once, however many choices there are."""
+class Usage(ResponseModel):
+    """Token usage of a request. The prompt counts once, for any number of choices."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -151,14 +150,14 @@ class Usage(AnswerModel):
 
 
 class StreamOptions(RequestModel):
-    """What a stream tells besides the answer."""
+    """Options of a stream."""
 
     refused = MappingProxyType(
         {"include_obfuscation": "left out: chunks are not padded to hide their length"}
     )
 
-    include_usage: bool = option("a last chunk without choices tells the usage", False)
-    continuous_usage_stats: bool = option("every chunk tells the usage so far", False)
+    include_usage: bool = option("sends the usage in a last chunk without choices", False)
+    continuous_usage_stats: bool = option("sends the usage so far in every chunk", False)
 
 
 FinishReason = Literal["stop", "length", "tool_calls"]

@@ -1,4 +1,4 @@
-"""Answers on their way: outputs of several prompts as one stream, deadlines, server-sent events."""
+"""Streams of outputs: several prompts as one stream, deadlines, disconnects, event streams."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.api.api_keys import Lease
 from cluster.api.openai.deadline import Deadline
+from cluster.api.sse import STREAM_HEADERS
 from cluster.replica.router import Router
 from specdec.types.outputs import RequestOutput
 from specdec.types.request import GenerateRequest
@@ -25,69 +26,63 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 
-_HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-
 
 @dataclass(frozen=True)
-class Said:
-    """An output, and the index of the prompt that it is for."""
+class PromptOutput:
+    """An output with the index of its prompt."""
 
     prompt: int
     output: RequestOutput
 
 
-class ToldError(Exception):
-    """A stream has ended with an error, and its last event has told so."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        super().__init__(error)
+class ClientDisconnectedError(Exception):
+    """The client closed the connection before the response was complete."""
 
 
-class ClientGoneError(Exception):
-    """Nobody waits for the answer any more."""
-
-
-def answering(
+def generate_outputs(
     router: Router, calls: Sequence[GenerateRequest], deadline: Deadline
-) -> AsyncGenerator[Said, None]:
-    """What is said to each prompt, as it comes. Leaving it aborts what runs.
+) -> AsyncGenerator[PromptOutput, None]:
+    """Yield the outputs of all calls as they arrive. Closing the generator aborts the requests.
 
-    Raises what the router and the engine raise, and ApiError 504 when the time is up.
+    Raise the errors of the router and the engine, and ApiError 504 at the deadline.
     """
-    said = _one(router, 0, calls[0]) if len(calls) == 1 else _all(router, calls)
-    return _within(deadline, said)
+    outputs = _one(router, 0, calls[0]) if len(calls) == 1 else _all(router, calls)
+    return _within(deadline, outputs)
 
 
-async def _one(router: Router, index: int, call: GenerateRequest) -> AsyncGenerator[Said, None]:
+async def _one(
+    router: Router, index: int, call: GenerateRequest
+) -> AsyncGenerator[PromptOutput, None]:
     generation = await router.generate(call)
     async with aclosing(generation.outputs) as outputs:
         async for output in outputs:
-            yield Said(index, output)
+            yield PromptOutput(index, output)
 
 
-async def _all(router: Router, calls: Sequence[GenerateRequest]) -> AsyncGenerator[Said, None]:
-    """The first error ends all of them."""
-    queue: asyncio.Queue[Said | Exception | None] = asyncio.Queue()
+async def _all(
+    router: Router, calls: Sequence[GenerateRequest]
+) -> AsyncGenerator[PromptOutput, None]:
+    """Run the calls concurrently; the first error aborts all of them."""
+    queue: asyncio.Queue[PromptOutput | Exception | None] = asyncio.Queue()
 
     async def run(index: int, call: GenerateRequest) -> None:
         try:
-            async with aclosing(_one(router, index, call)) as said:
-                async for each in said:
+            async with aclosing(_one(router, index, call)) as outputs:
+                async for each in outputs:
                     queue.put_nowait(each)
             queue.put_nowait(None)
         except Exception as error:
             queue.put_nowait(error)
 
     tasks = [asyncio.create_task(run(index, call)) for index, call in enumerate(calls)]
-    num_left = len(tasks)
+    num_running = len(tasks)
     try:
-        while num_left:
+        while num_running:
             each = await queue.get()
             if isinstance(each, Exception):
                 raise each
             if each is None:
-                num_left -= 1
+                num_running -= 1
             else:
                 yield each
     finally:
@@ -95,34 +90,34 @@ async def _all(router: Router, calls: Sequence[GenerateRequest]) -> AsyncGenerat
 
 
 async def _within(
-    deadline: Deadline, said: AsyncGenerator[Said, None]
-) -> AsyncGenerator[Said, None]:
-    async with aclosing(said):
+    deadline: Deadline, outputs: AsyncGenerator[PromptOutput, None]
+) -> AsyncGenerator[PromptOutput, None]:
+    async with aclosing(outputs):
         while True:
-            async with deadline.held():
-                each = await anext(said, None)
+            async with deadline.enforce():
+                each = await anext(outputs, None)
             if each is None:
                 return
             yield each
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, which is cancelled when the client goes: ClientGoneError then.
+async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; cancel it and raise ClientDisconnectedError on a disconnect.
 
-    To be called when the body has been read: what comes after it is the end of the connection.
+    Call this after the body has been read: the next message is the end of the connection.
     """
     task = asyncio.create_task(work)
-    gone = asyncio.create_task(_disconnect(request))
+    disconnect = asyncio.create_task(_wait_for_disconnect(request))
     try:
-        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait((task, disconnect), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ClientGoneError
+        raise ClientDisconnectedError
     finally:
-        await _cancel(task, gone)
+        await _cancel(task, disconnect)
 
 
-async def _disconnect(request: Request) -> None:
+async def _wait_for_disconnect(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -134,9 +129,9 @@ async def _cancel(*tasks: asyncio.Task[Any]) -> None:
 
 
 class EventStream(StreamingResponse):
-    """Server-sent events. However it ends, the events are closed and the lease is given back.
+    """Response of server-sent events that always closes its generators and releases its lease.
 
-    A client that does not read is left some time after the deadline, which the events tell of.
+    A client that does not read is disconnected `grace_s` after the deadline.
     """
 
     def __init__(
@@ -146,40 +141,34 @@ class EventStream(StreamingResponse):
         deadline: Deadline,
         grace_s: float = 5.0,
     ) -> None:
-        """`source`: what the events are made of. It has begun, where the events may never.
+        """Stream `events`, made from `source`, which has started even if `events` never does.
 
-        grace_s: seconds after the deadline for what is still to be sent.
+        grace_s: seconds after the deadline for events that are still to be sent.
         """
-        super().__init__(events, media_type="text/event-stream", headers=_HEADERS)
+        super().__init__(events, media_type="text/event-stream", headers=STREAM_HEADERS)
         self._closed_at_end = (events, source)
         self._deadline = deadline
         self._grace_s = grace_s
         self.lease = Lease()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends them until they end or the client goes, which Serve tells by cancelling."""
-        time_to_send = asyncio.timeout(self._deadline.left_s + self._grace_s)
+        """Send the events until they end or the client disconnects; Serve cancels then."""
+        time_to_send = asyncio.timeout(self._deadline.remaining_s + self._grace_s)
         try:
             async with time_to_send:
                 await super().__call__(scope, receive, send)
         except TimeoutError:
             if not time_to_send.expired():
                 raise
-            logger.warning("a stream is ended: its client has stopped reading")
+            logger.warning("stream closed: the client has stopped reading")
         finally:
             self.lease.release()
             for each in self._closed_at_end:
                 await each.aclose()
 
 
-def event(data: str, name: str | None = None) -> bytes:
-    """One event. JSON has no line breaks of its own, so one line of data holds it."""
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {data}\n\n".encode()
-
-
 async def chained(first: T, others: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
-    """One that has come already, and then the others, which are closed with it."""
+    """Yield an item that was already received and then the others; close them with this."""
     async with aclosing(others):
         yield first
         async for each in others:

@@ -1,4 +1,4 @@
-"""The ways in which requests say what form a text shall have, and the one that the engine knows."""
+"""Converts response_format, structured_outputs and guided_* to the engine's StructuredOutput."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from specdec.types.sampling_params import MAX_OUTPUT_CHOICES, StructuredOutput
 KINDS: Mapping[str, str] = MappingProxyType(
     {"json": "json_schema", "regex": "regex", "choice": "choice", "grammar": "grammar"}
 )
-"""The fields of StructuredOutput by vLLM's words, alone or after `guided_`."""
+"""The fields of StructuredOutput by their names in vLLM, without `guided_`."""
 
 
 class JsonSchemaFormat(RequestModel):
-    """A schema with the name that the API wants for it."""
+    """A named JSON schema."""
 
-    name: str = Field(min_length=1, max_length=64, description="for the caller's own use")
-    description: str | None = option("accepted and not used: put it into the prompt")
+    name: str = Field(min_length=1, max_length=64, description="for the client's own use")
+    description: str | None = option("accepted and ignored: put it into the prompt")
     json_schema: dict[str, Any] | None = Field(
         default=None, alias="schema", description="JSON schema, drafts 4 to 2020-12"
     )
-    strict: bool | None = option("accepted; a schema is always held to")
+    strict: bool | None = option("accepted; a schema is always enforced")
 
 
 class ResponseFormat(RequestModel):
@@ -37,7 +37,7 @@ class ResponseFormat(RequestModel):
     json_schema: JsonSchemaFormat | None = option("with type `json_schema` only")
 
     def to_structure(self, name: str = "response_format") -> StructuredOutput | None:
-        """The form; None for any text. `name`: of this part of the request, for errors."""
+        """Convert; return None for any text. name: of this field, for errors."""
         if (self.type == "json_schema") != (self.json_schema is not None):
             limit = "given with type json_schema, and with no other"
             raise InvalidValueError(f"{name}.json_schema", self.type, limit)
@@ -47,39 +47,39 @@ class ResponseFormat(RequestModel):
 
 
 class StructuredOutputs(RequestModel):
-    """vLLM's way to say it; exactly one of json, json_object, regex, choice and grammar."""
+    """vLLM's structured outputs; exactly one of json, json_object, regex, choice and grammar."""
 
     refused = MappingProxyType(
         {
-            "structural_tag": "left out: tools say where JSON begins",
-            "disable_fallback": "left out: there is one backend",
+            "structural_tag": "left out: use tools",
+            "disable_fallback": "left out: llguidance is the only backend",
             "disable_any_whitespace": "left out: JSON is written without whitespace",
-            "disable_additional_properties": "left out: the schema says it",
+            "disable_additional_properties": "left out: use additionalProperties in the schema",
             "whitespace_pattern": "left out: JSON is written without whitespace",
         }
     )
 
     json_schema: str | dict[str, Any] | None = Field(
-        default=None, alias="json", description="JSON that this schema accepts"
+        default=None, alias="json", description="JSON that matches this schema"
     )
     json_object: bool | None = option("any JSON object; true or left out")
-    regex: str | None = option("a text that it matches as a whole")
+    regex: str | None = option("a text that matches this regular expression")
     choice: Annotated[list[str], at_most(MAX_OUTPUT_CHOICES)] | None = option("one of these texts")
     grammar: str | None = option("a text of this grammar, in Lark or GBNF")
 
     def to_structure(self) -> StructuredOutput:
-        """The form. Raises InvalidValueError."""
+        """Convert. Raise InvalidValueError."""
         return _structure(self.model_dump(by_alias=True, exclude_none=True))
 
     def sent_names(self) -> dict[str, str]:
-        """All within this field."""
+        """Return the names of the fields of StructuredOutput in this field."""
         return {
             f"structured_output.{own}": f"structured_outputs.{name}" for name, own in KINDS.items()
         }
 
 
 def schema_structure(schema: str | Mapping[str, Any] | None) -> StructuredOutput:
-    """JSON that a schema accepts; without a schema, any object."""
+    """Return the structured output for a JSON schema; without a schema, for any object."""
     if schema is None:
         return StructuredOutput(json_object=True)
     return StructuredOutput(json_schema=schema if isinstance(schema, str) else json.dumps(schema))
@@ -90,21 +90,26 @@ def structured_output(
     guided: Mapping[str, Any],
     *others: StructuredOutput | None,
 ) -> StructuredOutput | None:
-    """The one form that is given; None for any text. Raises InvalidValueError for two."""
-    asked = {name.removeprefix("guided_"): value for name, value in guided.items()}
-    asked = {name: value for name, value in asked.items() if value is not None}
-    forms = [each for each in others if each is not None]
-    forms += [vllm.to_structure()] if vllm is not None else []
-    forms += [_structure({name: value}) for name, value in asked.items()]
-    if len(forms) > 1:
-        kinds = [each.kind for each in forms]
-        limit = "said once, by response_format, tools, structured_outputs or a guided_ field"
+    """Return the only structure that is given, None for any text.
+
+    Raise InvalidValueError for more than one.
+    """
+    found = [each for each in others if each is not None]
+    found += [vllm.to_structure()] if vllm is not None else []
+    found += [
+        _structure({name.removeprefix("guided_"): value})
+        for name, value in guided.items()
+        if value is not None
+    ]
+    if len(found) > 1:
+        kinds = [each.kind for each in found]
+        limit = "one of response_format, tools, structured_outputs and the guided_ fields"
         raise InvalidValueError("structured_outputs", kinds, limit)
-    return forms[0] if forms else None
+    return found[0] if found else None
 
 
-def _structure(asked: Mapping[str, Any]) -> StructuredOutput:
-    given = {KINDS.get(name, name): value for name, value in asked.items()}
+def _structure(fields: Mapping[str, Any]) -> StructuredOutput:
+    given = {KINDS.get(name, name): value for name, value in fields.items()}
     if not isinstance(given.get("json_schema", ""), str):
         given["json_schema"] = json.dumps(given["json_schema"])
     return StructuredOutput(**given)

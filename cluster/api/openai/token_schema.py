@@ -1,4 +1,4 @@
-"""The bodies of `/tokenize`, `/detokenize` and `/v1/models`."""
+"""Requests and responses of `/tokenize`, `/detokenize` and `/v1/models`."""
 
 from __future__ import annotations
 
@@ -8,34 +8,37 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cluster.api.openai.chat_schema import MAX_TOOLS, Message, ToolDefinition
-from cluster.api.openai.schema import AnswerModel, RequestModel, at_most, option
+from cluster.api.openai.sampling_fields import MODEL_MEANING
+from cluster.api.openai.schema import RequestModel, ResponseModel, at_most, option
 from cluster.replica.limits import MAX_CHAT_MESSAGES, MAX_TOKEN_IDS
 
 
 class TokenizeRequest(RequestModel):
-    """A text or a chat to encode, exactly as it would be as a prompt."""
+    """A text or a chat to tokenize, exactly as a prompt."""
 
-    refused = MappingProxyType({"chat_template": "left out: the model's template is used"})
+    refused = MappingProxyType({"chat_template": "left out: only the model's own template is used"})
 
-    model: str | None = option("at most 256 characters; left out: the model that is loaded")
+    model: str | None = option(MODEL_MEANING)
     prompt: str | None = Field(
         default=None, max_length=1_000_000, description="a text; at most 1,000,000 characters"
     )
     messages: Annotated[list[Message], at_most(MAX_CHAT_MESSAGES, 1)] | None = option(
-        "a chat, in place of a text"
+        "a chat, instead of a text"
     )
-    add_special_tokens: bool = option("whether a text gets the special tokens that begin one", True)
-    add_generation_prompt: bool | None = option("of a chat: false leaves the turn unopened")
-    continue_final_message: bool = option("of a chat: leaves the last message open", False)
-    chat_template_kwargs: dict[str, Any] | None = option("of a chat: variables of the template")
+    add_special_tokens: bool = option("adds the special tokens that start a text", True)
+    add_generation_prompt: bool | None = option(
+        "for a chat: false omits the start of the assistant message"
+    )
+    continue_final_message: bool = option("for a chat: leaves the last message open", False)
+    chat_template_kwargs: dict[str, Any] | None = option("for a chat: variables of the template")
     tools: Annotated[list[ToolDefinition], at_most(MAX_TOOLS)] | None = option(
-        "of a chat: functions that may be called"
+        "for a chat: functions that the model may call"
     )
-    return_token_strs: bool = option("tells each token as the vocabulary spells it", False)
+    return_token_strs: bool = option("returns each token's entry in the vocabulary", False)
 
 
-class TokenizeAnswer(AnswerModel):
-    """The tokens, and how many there may be."""
+class TokenizeAnswer(ResponseModel):
+    """The tokens, and the context length."""
 
     count: int
     max_model_len: int
@@ -44,33 +47,33 @@ class TokenizeAnswer(AnswerModel):
 
 
 class DetokenizeRequest(RequestModel):
-    """Tokens to decode; special ones are left out of the text."""
+    """Tokens to decode; the text has no special tokens."""
 
-    model: str | None = option("at most 256 characters; left out: the model that is loaded")
+    model: str | None = option(MODEL_MEANING)
     tokens: Annotated[list[int], at_most(MAX_TOKEN_IDS)] = Field(
         description="token ids; at most 1,000,000"
     )
 
 
-class DetokenizeAnswer(AnswerModel):
-    """The text."""
+class DetokenizeAnswer(ResponseModel):
+    """The decoded text."""
 
     prompt: str
 
 
-class ModelCard(AnswerModel):
-    """The model that is served."""
+class ModelCard(ResponseModel):
+    """A served model."""
 
     id: str
     object: Literal["model"]
-    created: int = Field(description="when this replica began to serve it")
+    created: int = Field(description="Unix time of the start of this replica")
     owned_by: str
     max_model_len: int
     speculation_methods: list[str]
 
 
-class ModelList(AnswerModel):
-    """All there are, which is one."""
+class ModelList(ResponseModel):
+    """All served models."""
 
     object: Literal["list"]
     data: list[ModelCard]

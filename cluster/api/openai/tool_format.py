@@ -1,4 +1,4 @@
-"""How models write tool calls: what they are told, and a grammar that holds them to it."""
+"""The formats of tool calls: the prompt that describes them, and grammars that enforce them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from specdec.types.sampling_params import StructuredOutput
 ToolFormatName = Literal["hermes", "llama3_json"]
 
 _WHITESPACE: Mapping[str, Any] = MappingProxyType(
-    # As json.dumps writes it, which is what models have seen most of.
+    # The output of json.dumps, the most common form in training data.
     {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 )
 _BARE_CALL = r"[ \t\r\n]*(<\|python_tag\|>)?[ \t\r\n]*\{(?s:.*)"
-"""What ToolCallParser may take for a call where calls have no marks."""
+"""Texts that ToolCallParser may parse as a call in a format without marks."""
 _ANY_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"type": "object"})
 
 
@@ -25,8 +25,8 @@ _ANY_ARGUMENTS: Mapping[str, Any] = MappingProxyType({"type": "object"})
 class Tool:
     """A function that the model may call.
 
-    parameters: JSON schema of its arguments, an object. is_strict: whether arguments have to be
-    what the schema says even where the model is free to call or not.
+    parameters: JSON schema of its arguments, an object. is_strict: whether the schema is enforced
+    also with tool_choice `auto`.
     """
 
     name: str
@@ -35,8 +35,8 @@ class Tool:
     is_strict: bool = False
 
     @property
-    def as_template_takes_it(self) -> dict[str, Any]:
-        """The function as the OpenAI API describes it."""
+    def template_definition(self) -> dict[str, Any]:
+        """The definition in the format of the OpenAI API, for chat templates."""
         function = {"name": self.name, "parameters": dict(self.parameters)}
         if self.description:
             function["description"] = self.description
@@ -45,9 +45,9 @@ class Tool:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """The marks around a call, which is {"name": ..., arguments_key: {...}} in all of them.
+    """The format of a call: marks around {"name": ..., arguments_key: {...}}.
 
-    opening, closing: what goes before and after it; empty where a call is the whole text.
+    opening, closing: the marks before and after it; empty if a call is the whole text.
     separator: between two calls.
     """
 
@@ -58,31 +58,31 @@ class ToolFormat:
     arguments_key: str
 
     def write(self, name: str, arguments: Any) -> str:
-        """A call as the model would write it."""
+        """Write a call like the model."""
         call = json.dumps({"name": name, self.arguments_key: arguments}, ensure_ascii=False)
         padding = "\n" if self.opening else ""
         return f"{self.opening}{padding}{call}{padding}{self.closing}"
 
 
 HERMES = ToolFormat("hermes", "<tool_call>", "</tool_call>", "\n", "arguments")
-"""Of Hermes and Qwen: calls between marks, anywhere in a text."""
+"""Format of Hermes and Qwen: calls between marks, anywhere in a text."""
 
 LLAMA = ToolFormat("llama3_json", "", "", "; ", "parameters")
-"""Of Llama 3.1 and later: the text is a call, or several with semicolons."""
+"""Format of Llama 3.1 and later: the text is a call, or several with semicolons."""
 
 TOOL_FORMATS: Mapping[str, ToolFormat] = MappingProxyType({"hermes": HERMES, "llama3_json": LLAMA})
 
 
 def format_of_template(template: str) -> ToolFormat:
-    """What a chat template teaches; Hermes' where it teaches none."""
+    """Return the format in a chat template, Hermes if it has none."""
     is_llama = HERMES.opening not in template and '"parameters"' in template
     return LLAMA if is_llama else HERMES
 
 
 def tool_prompt(tools: Iterable[Tool], form: ToolFormat) -> str:
-    """A system message for a model whose template says nothing of tools."""
+    """Write a system message that describes the tools, for a template without tool support."""
     described = "\n".join(
-        json.dumps(each.as_template_takes_it["function"], ensure_ascii=False) for each in tools
+        json.dumps(each.template_definition["function"], ensure_ascii=False) for each in tools
     )
     example = form.write("NAME", {"PARAMETER": "VALUE"})
     return (
@@ -93,7 +93,7 @@ def tool_prompt(tools: Iterable[Tool], form: ToolFormat) -> str:
 
 
 def forced_calls(tools: Sequence[Tool], form: ToolFormat, *, is_parallel: bool) -> StructuredOutput:
-    """A text that is nothing but a call, or where `is_parallel` several."""
+    """Return a grammar for a text that is one call, or with `is_parallel` one or more."""
     more = f" ({_quoted(form.separator)} call)*" if is_parallel else ""
     opening = _quoted(form.opening) if form.opening else ""
     rules = [f"start: call{more}", *_call_rules(tools, form, opening)]
@@ -103,9 +103,9 @@ def forced_calls(tools: Sequence[Tool], form: ToolFormat, *, is_parallel: bool) 
 def optional_calls(
     tools: Sequence[Tool], form: ToolFormat, *, is_parallel: bool
 ) -> StructuredOutput:
-    """Any text, in which what is marked as a call is one of a known function.
+    """Return a grammar for any text whose marked calls are of known functions.
 
-    Arguments are held to the schema of functions that are strict, and are any object elsewhere.
+    The arguments of strict functions match their schema; those of others are any object.
     """
     loose = [each if each.is_strict else replace(each, parameters=_ANY_ARGUMENTS) for each in tools]
     if not form.opening:
@@ -134,9 +134,9 @@ def _call_rules(tools: Sequence[Tool], form: ToolFormat, opening: str) -> list[s
 
 
 def _schema(tool: Tool) -> str:
-    """The schema, of an object whatever else it says, with our whitespace.
+    """Serialize the schema, forced to an object, with our whitespace.
 
-    Options of its own cannot switch off what it demands.
+    Overwrite `x-guidance`: a client's options could disable the schema's requirements.
     """
     return json.dumps({**tool.parameters, "type": "object", "x-guidance": dict(_WHITESPACE)})
 

@@ -1,4 +1,4 @@
-"""Takes tool calls out of a text as it comes: names whole, arguments as they are written."""
+"""Incremental parser of tool calls in a text: complete names, arguments in pieces."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _PYTHON_TAG = "<|python_tag|>"
 
 @dataclass(frozen=True)
 class Content:
-    """Text that is no call."""
+    """Text outside of calls."""
 
     text: str
 
 
 @dataclass(frozen=True)
-class CallBegun:
-    """A call of a function; its arguments follow. index: among the calls of the answer."""
+class CallStart:
+    """The start of a call; its arguments follow. index: among the calls of the answer."""
 
     index: int
     name: str
@@ -37,37 +37,37 @@ class CallBegun:
 
 @dataclass(frozen=True)
 class CallArguments:
-    """What is added to the arguments of a call: a piece of JSON text."""
+    """A piece of the arguments of a call, as JSON text."""
 
     index: int
     text: str
 
 
-Piece = Content | CallBegun | CallArguments
+Piece = Content | CallStart | CallArguments
 
 _State = Literal["text", "call", "arguments", "after"]
 
 
 class ToolCallParser:
-    """Reads one answer. Joined, the pieces are the same however the text is cut.
+    """Parser of one answer. The joined pieces do not depend on how the text is split.
 
-    What looks like a call and is none is given back as content: a call names a function that was
-    offered. Whitespace before a call is dropped.
+    Text that looks like a call of an unknown function, or is malformed, becomes content.
+    Whitespace before a call is dropped.
     """
 
     def __init__(self, form: ToolFormat, names: Collection[str]) -> None:
-        """`names`: of the functions that the request offers."""
+        """Make a parser; `names` are those of the request's functions."""
         self._form = form
         self._names = frozenset(names)
         self._state: _State = "text" if form.opening else "after"
         self._buffer = ""
-        self._object = JsonSpan()  # of the call that is read
-        self._num_scanned = 0  # characters of the buffer that it has seen
+        self._object = JsonSpan()  # the current call
+        self._num_scanned = 0  # characters of the buffer that were fed to it
         self._arguments = JsonSpan()
         self.num_calls = 0
 
     def feed(self, text: str) -> Iterator[Piece]:
-        """What is certain once `text` has come."""
+        """Add `text` and yield the pieces that are complete."""
         self._buffer += text
         while True:
             state, length = self._state, len(self._buffer)
@@ -76,7 +76,7 @@ class ToolCallParser:
                 return
 
     def finish(self) -> Iterator[Piece]:
-        """What is left when nothing more comes."""
+        """Yield the rest at the end of the answer."""
         rest, self._buffer = self._buffer, ""
         match self._state:
             case "call":
@@ -105,24 +105,24 @@ class ToolCallParser:
         if start >= 0:
             yield from _content(self._take(start).rstrip())
             self._take(len(mark))
-            self._begin_call()
+            self._start_call()
             return
-        held = _num_held(self._buffer, mark) if mark else 0
-        yield from _content(self._take(len(self._buffer) - held))
+        withheld = _num_withheld(self._buffer, mark) if mark else 0
+        yield from _content(self._take(len(self._buffer) - withheld))
 
-    def _begin_call(self) -> None:
+    def _start_call(self) -> None:
         self._state, self._object, self._num_scanned = "call", JsonSpan(), 0
 
     def _read_call(self) -> Iterator[Piece]:
-        """A call up to its arguments, which stream; or a whole one that is written otherwise."""
+        """Parse a call up to its arguments, which stream, or a complete call in another order."""
         head = _HEAD.match(self._buffer[:_MAX_HEAD_CHARS])
         if head is not None and self._is_call_of(json_or_none(head[1])):
             self._take(head.end())
             self._arguments, self._state = JsonSpan(), "arguments"
             yield self._next_call(json.loads(head[1]))
             return
-        begin = len(self._buffer) - len(self._buffer.lstrip())
-        self._num_scanned = max(self._num_scanned, begin)
+        start = len(self._buffer) - len(self._buffer.lstrip())
+        self._num_scanned = max(self._num_scanned, start)
         self._num_scanned += self._object.feed(self._buffer[self._num_scanned :])
         if self._object.is_complete:
             yield from self._read_whole_call(self._take(self._num_scanned))
@@ -135,9 +135,9 @@ class ToolCallParser:
             yield from _content(self._form.opening + text)
             return
         self._state = "after"
-        begun = self._next_call(str(name))
-        yield begun
-        yield CallArguments(begun.index, _arguments_text(call))
+        start = self._next_call(str(name))
+        yield start
+        yield CallArguments(start.index, _arguments_text(call))
 
     def _read_arguments(self) -> Iterator[Piece]:
         length = self._arguments.feed(self._buffer)
@@ -147,7 +147,7 @@ class ToolCallParser:
             self._state = "after"
 
     def _read_after(self) -> Iterator[Piece]:
-        """Between calls, or where there are no marks before the first."""
+        """Parse the text between calls, or before the first call of a format without marks."""
         if self._form.opening:
             yield from self._read_closing()
             return
@@ -155,13 +155,13 @@ class ToolCallParser:
         rest = rest.removeprefix(_PYTHON_TAG).lstrip(" \t\r\n")
         if rest.startswith("{"):
             self._buffer = rest
-            self._begin_call()
+            self._start_call()
         elif rest and not _PYTHON_TAG.startswith(rest):
             self._buffer = rest if self.num_calls else self._buffer
             self._state = "text"
 
     def _read_closing(self) -> Iterator[Piece]:
-        """Up to the mark that ends a call, or the one that begins the next."""
+        """Parse up to the closing mark of a call, or the opening mark of the next."""
         end, start = (self._buffer.find(mark) for mark in (self._form.closing, self._form.opening))
         if end >= 0 and not 0 <= start < end:
             self._take(end + len(self._form.closing))
@@ -171,16 +171,16 @@ class ToolCallParser:
             self._state = "text"
 
     def _unclosed(self, text: str) -> str:
-        """What a text behind a call says, if the mark that ends the call is missing."""
-        said = text.lstrip(" \t\r\n;}")
-        return "" if self._form.closing.startswith(said) or not self._form.closing else said
+        """Return the content of a text after a call without a closing mark."""
+        rest = text.lstrip(" \t\r\n;}")
+        return "" if self._form.closing.startswith(rest) or not self._form.closing else rest
 
     def _is_call_of(self, name: Any) -> bool:
         return isinstance(name, str) and name in self._names
 
-    def _next_call(self, name: str) -> CallBegun:
+    def _next_call(self, name: str) -> CallStart:
         self.num_calls += 1
-        return CallBegun(self.num_calls - 1, name)
+        return CallStart(self.num_calls - 1, name)
 
     def _take(self, count: int) -> str:
         taken, self._buffer = self._buffer[:count], self._buffer[count:]
@@ -188,7 +188,7 @@ class ToolCallParser:
 
 
 def json_or_none(text: str) -> Any:
-    """The value; None where it is no JSON."""
+    """Parse JSON; return None if it is malformed."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -196,7 +196,7 @@ def json_or_none(text: str) -> Any:
 
 
 def _arguments_text(call: dict[str, Any]) -> str:
-    """The arguments as JSON text; some models write that text as a string."""
+    """Return the arguments as JSON text; some models write them as a JSON string."""
     arguments: Any = next((call[key] for key in _ARGUMENTS_KEYS if key in call), {})
     if isinstance(arguments, str):
         return arguments
@@ -208,9 +208,9 @@ def _content(text: str) -> Iterator[Content]:
         yield Content(text)
 
 
-def _num_held(text: str, mark: str) -> int:
-    """How many characters at the end may be whitespace before a mark, and its beginning."""
+def _num_withheld(text: str, mark: str) -> int:
+    """Count the last characters that may be whitespace before a mark and the start of the mark."""
     lengths = range(min(len(mark) - 1, len(text)), 0, -1)
-    begun = next((length for length in lengths if text.endswith(mark[:length])), 0)
-    before = text[: len(text) - begun]
-    return begun + len(before) - len(before.rstrip())
+    num_of_mark = next((length for length in lengths if text.endswith(mark[:length])), 0)
+    before = text[: len(text) - num_of_mark]
+    return num_of_mark + len(before) - len(before.rstrip())

@@ -1,4 +1,4 @@
-"""What a request's tools and tool_choice come to: a prompt, perhaps a grammar, and a parser."""
+"""Resolves tools and tool_choice of a request: tools for the prompt, a grammar, and a parser."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from specdec.types.sampling_params import StructuredOutput
 
 @dataclass(frozen=True)
 class ToolUse:
-    """How tools are told to the model, and read from what it says.
+    """The tools of a request and how their calls are written.
 
-    tools: that the model is told of. callable: those among them that it may call. structure: what
-    its text has to be, None for anything. shows_special_tokens: whether the marks of calls would
-    be left out of the text otherwise.
+    tools: in the prompt. callable: those that the model may call. structure: grammar of the text,
+    None for any text. shows_special_tokens: whether the marks of calls are special tokens, which
+    the text needs.
     """
 
     tools: tuple[Tool, ...]
@@ -28,16 +28,16 @@ class ToolUse:
     shows_special_tokens: bool
 
     def parser(self) -> ToolCallParser:
-        """For one answer."""
+        """Make the parser of one answer."""
         return ToolCallParser(self.form, [each.name for each in self.callable])
 
 
 def tool_use(
     request: ChatRequest, form: ToolFormat, is_special: Callable[[str], bool]
 ) -> ToolUse | None:
-    """None where the model is to know of no tools. Raises InvalidValueError.
+    """Resolve the tools of a request; return None without any. Raise InvalidValueError.
 
-    form: how the model writes calls. is_special: whether a text is a token that is no text.
+    form: the model's format of calls. is_special: whether a text is a special token.
     """
     tools = _tools(request)
     choice = request.tool_choice if request.tool_choice is not None else "auto"
@@ -61,14 +61,16 @@ def tool_use(
 def _optional(
     tools: tuple[Tool, ...], form: ToolFormat, is_parallel: bool, hides_marks: bool
 ) -> StructuredOutput | None:
-    """The model is held to a grammar only where somebody asked for it."""
+    """Return a grammar only if the request needs it: strict tools, or no parallel calls."""
     if all(not each.is_strict for each in tools) and is_parallel:
         return None
-    if hides_marks:  # a grammar describes text, and no special tokens
-        why = "where the model marks calls with special tokens, unless tool_choice forces a call"
+    if hides_marks:  # a grammar cannot contain special tokens
+        reason = (
+            "for this model, whose call marks are special tokens, unless tool_choice forces calls"
+        )
         if not is_parallel:
-            raise InvalidValueError("parallel_tool_calls", False, f"true {why}")
-        raise InvalidValueError("tools.function.strict", True, f"false {why}")
+            raise InvalidValueError("parallel_tool_calls", False, f"true {reason}")
+        raise InvalidValueError("tools.function.strict", True, f"false {reason}")
     return optional_calls(tools, form, is_parallel=is_parallel)
 
 
@@ -82,7 +84,7 @@ def _tools(request: ChatRequest) -> tuple[Tool, ...]:
             raise InvalidValueError(name, parameters["type"], "object")
         if any(function.name == other.name for other in tools):
             name = f"tools[{index}].function.name"
-            raise InvalidValueError(name, function.name, "another one for each tool")
+            raise InvalidValueError(name, function.name, "unique among the tools")
         description = function.description or ""
         tools.append(Tool(function.name, description, parameters, bool(function.strict)))
     return tuple(tools)

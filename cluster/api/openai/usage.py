@@ -1,4 +1,4 @@
-"""What requests took, as the API tells it."""
+"""Token usage of requests, in the API's format."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from specdec.types.stats import SpeculationStats
 
 
 class UsageMeter:
-    """Adds up what the prompts of one call took. An output tells of all choices of its prompt."""
+    """Sum of the usage of one call's prompts. An output counts all choices of its prompt."""
 
     def __init__(self) -> None:
         self._last: dict[int, RequestOutput] = {}  # by prompt
         self._cached: dict[int, int] = {}  # of choice 0, which computes the prompt
 
     @property
-    def has_begun(self) -> bool:
-        """Whether anything was said yet."""
+    def has_output(self) -> bool:
+        """Whether an output was added."""
         return bool(self._last)
 
     def add(self, prompt: int, output: RequestOutput) -> None:
-        """Takes note of what the prompt with this index has taken so far."""
+        """Add an output of the prompt with this index."""
         self._last[prompt] = output
         if output.choice == 0:
             self._cached.setdefault(prompt, output.num_cached_tokens)
@@ -37,13 +37,13 @@ class UsageMeter:
         return sum(each.num_output_tokens for each in self._last.values())
 
     def usage(self, num_hidden_tokens: int = 0) -> Usage:
-        """So far. num_hidden_tokens: those generated that nobody asked for."""
+        """Return the usage so far. num_hidden_tokens: generated, but not part of the answer."""
         prompt_tokens = sum(each.num_prompt_tokens for each in self._last.values())
-        said = self.num_output_tokens - num_hidden_tokens
+        completion_tokens = self.num_output_tokens - num_hidden_tokens
         return Usage(
             prompt_tokens=prompt_tokens,
-            completion_tokens=said,
-            total_tokens=prompt_tokens + said,
+            completion_tokens=completion_tokens,
+            total_tokens=prompt_tokens + completion_tokens,
             prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._cached.values())),
             completion_tokens_details=CompletionTokensDetails(speculation=self._speculation()),
         )

@@ -1,4 +1,4 @@
-"""Keys: where they come from, who is let in, and how often."""
+"""API keys: their sources, authentication and limits."""
 
 import pytest
 import yaml
@@ -20,7 +20,7 @@ def refused(keys, authorization):
     return caught.value
 
 
-def test_without_keys_everyone_is_let_in():
+def test_without_keys_every_call_is_accepted():
     ApiKeys().admit(None).release()
     ApiKeys().check(None)
 
@@ -29,7 +29,7 @@ def test_without_keys_everyone_is_let_in():
     "authorization",
     [None, "", KEY, "Basic " + KEY, "Bearer", "Bearer ", bearer("sk-wrong-one"), bearer("é")],
 )
-def test_who_presents_no_key_is_refused(authorization):
+def test_a_call_without_a_known_key_is_rejected(authorization):
     keys = ApiKeys([ApiKey("ann", KEY)])
     error = refused(keys, authorization)
     assert type(error) is NoApiKeyError
@@ -38,27 +38,27 @@ def test_who_presents_no_key_is_refused(authorization):
 
 
 @pytest.mark.parametrize("authorization", [bearer(KEY), f"bearer  {KEY} "])
-def test_any_of_the_keys_lets_in(authorization):
+def test_each_key_is_accepted(authorization):
     keys = ApiKeys([ApiKey("bob", OTHER), ApiKey("ann", KEY)])
     keys.admit(authorization)
     keys.check(authorization)
 
 
-def test_so_many_at_once_and_no_more():
+def test_concurrency_limit():
     keys = ApiKeys([ApiKey("ann", KEY, max_concurrent_requests=2), ApiKey("bob", OTHER)])
     first, second = (keys.admit(bearer(KEY)) for _ in range(2))
     error = refused(keys, bearer(KEY))
     assert (type(error), error.retry_after_s) == (OverloadedError, None)
     keys.admit(bearer(OTHER))
     first.release()
-    first.release()  # a second time is no second place
+    first.release()  # a second release frees no second slot
     keys.admit(bearer(KEY))
     refused(keys, bearer(KEY))
     second.release()
     keys.admit(bearer(KEY))
 
 
-def test_so_many_a_second_and_no_more():
+def test_rate_limit():
     clock = Clock()
     keys = ApiKeys([ApiKey("ann", KEY, requests_per_s=0.5)], clock)
     keys.admit(bearer(KEY))
@@ -71,7 +71,7 @@ def test_so_many_a_second_and_no_more():
     refused(keys, bearer(KEY))
 
 
-def test_a_second_of_requests_may_come_at_once():
+def test_one_second_of_requests_may_arrive_as_a_burst():
     clock = Clock()
     keys = ApiKeys([ApiKey("ann", KEY, requests_per_s=3)], clock)
     clock.now_s += 1000
@@ -80,7 +80,7 @@ def test_a_second_of_requests_may_come_at_once():
     assert refused(keys, bearer(KEY)).retry_after_s == 1
 
 
-def test_keys_come_from_a_file(tmp_path):
+def test_keys_from_a_file(tmp_path):
     path = tmp_path / "keys.yaml"
     entries = [
         {"name": "ann", "key": KEY, "requests_per_s": 2, "max_concurrent_requests": 4},
@@ -93,7 +93,7 @@ def test_keys_come_from_a_file(tmp_path):
     )
 
 
-def test_keys_come_from_the_environment(monkeypatch):
+def test_keys_from_the_environment(monkeypatch):
     monkeypatch.setenv(KEYS_VARIABLE, f"{KEY}, {OTHER}\n")
     assert [each.key for each in read_keys("api_key_file", None)] == [KEY, OTHER]
     monkeypatch.delenv(KEYS_VARIABLE)
@@ -120,7 +120,7 @@ def test_keys_come_from_the_environment(monkeypatch):
         f"- {{key: {KEY}}}",
     ],
 )
-def test_a_file_that_is_wrong_is_told_without_its_keys(tmp_path, content):
+def test_errors_of_a_file_do_not_quote_its_keys(tmp_path, content):
     path = tmp_path / "keys.yaml"
     path.write_text(content)
     with pytest.raises(InvalidValueError) as caught:
@@ -133,13 +133,13 @@ def test_no_key_is_ever_shown():
     assert KEY not in repr(ApiKeys([ApiKey("ann", KEY)])) + repr(ApiKey("ann", KEY))
 
 
-def test_what_somebody_else_counts_takes_neither_place_nor_rate():
+def test_an_undone_lease_takes_neither_slot_nor_rate():
     limits = {"max_concurrent_requests": 1, "requests_per_s": 1.0}
     keys = ApiKeys([ApiKey("ann", KEY, **limits)], Clock())
     for _ in range(3):
         lease = keys.admit(bearer(KEY))
         lease.undo()
-        lease.undo()  # a second time is no second request
+        lease.undo()  # a second undo refunds no second request
         lease.release()
     keys.admit(bearer(KEY)).release()
     refused(keys, bearer(KEY))

@@ -35,20 +35,20 @@ from specdec.types.errors import (
         (NoTokenLeftError(num_output_tokens=7), StatusCode.FAILED_PRECONDITION, 400),
     ],
 )
-def test_errors_meant_to_be_read_keep_their_text(error, grpc_code, http_code, caplog):
+def test_errors_for_clients_keep_their_text(error, grpc_code, http_code, caplog):
     assert status_of(error) == ErrorStatus(grpc_code, http_code, str(error))
     assert caplog.records == []
 
 
-def test_an_overload_says_when_to_come_back():
-    status = status_of(OverloadedError("4 requests are waiting, as many as may"))
+def test_an_overload_has_a_retry_hint():
+    status = status_of(OverloadedError("too many waiting requests (limit 4)"))
     assert (status.grpc_code, status.http_code) == (StatusCode.RESOURCE_EXHAUSTED, 429)
     assert status.retry_after_s == 1
     assert status.trailing_metadata == (("retry-after-s", "1"),)
     assert status.headers == {"Retry-After": "1"}
 
 
-def test_no_hint_where_none_is_known():
+def test_no_retry_hint_for_other_errors():
     status = status_of(NotReadyError("the model is loading"))
     assert status.retry_after_s is None
     assert status.trailing_metadata == ()
@@ -64,7 +64,7 @@ def test_no_hint_where_none_is_known():
         (TargetFailedError("rank 1 failed: TypeError: secret"), StatusCode.UNAVAILABLE, 503),
     ],
 )
-def test_other_text_is_logged_and_never_told(error, grpc_code, http_code, caplog):
+def test_internal_texts_are_logged_and_never_sent(error, grpc_code, http_code, caplog):
     status = status_of(error)
     assert (status.grpc_code, status.http_code) == (grpc_code, http_code)
     assert "secret" not in status.message
@@ -81,7 +81,7 @@ def test_a_subclass_is_reported_as_its_base():
     assert status.grpc_code is StatusCode.INVALID_ARGUMENT
 
 
-def test_every_error_of_ours_has_a_rule_of_its_own():
+def test_every_error_of_ours_has_its_own_rule():
     ours = {kind for kind in vars(errors).values() if isinstance(kind, type)} - {SpecdecError}
     assert InvalidValueError in ours
     for kind in ours:

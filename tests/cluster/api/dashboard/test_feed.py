@@ -1,4 +1,4 @@
-"""What a page is told when it opens, and then."""
+"""The event stream of the dashboard."""
 
 import json
 
@@ -46,9 +46,7 @@ def parsed(chunk):
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-async def test_it_begins_with_all_that_is_remembered_and_goes_on_with_what_is_new(
-    handle, admin, clock
-):
+async def test_the_first_event_has_the_history_and_later_ones_new_points(handle, admin, clock):
     for _ in range(6):
         await handle.plane.report(REPORT, 10.0)
         clock.now_s += 1
@@ -67,23 +65,23 @@ async def test_it_begins_with_all_that_is_remembered_and_goes_on_with_what_is_ne
     assert admin.watches.num_watchers == 0
 
 
-async def test_a_drain_ends_it_in_words(admin):
+async def test_a_drain_ends_the_stream_with_a_message(admin):
     events = await feed.begin(admin, "tiny")
     await anext(events)
     await anext(events)
     admin.watches.drain()
-    name, told = parsed(await anext(events))
+    name, data = parsed(await anext(events))
     assert name == "end"
-    assert "draining" in told["message"]
+    assert "draining" in data["message"]
 
 
-async def test_without_a_control_plane_there_is_no_page_to_feed(admin, handle):
+async def test_without_a_control_plane_the_stream_is_not_opened(admin, handle):
     handle.plane = None
     with pytest.raises(NotReadyError):
         await feed.begin(admin, "tiny")
 
 
-async def test_so_many_pages_and_no_more(admin):
+async def test_the_number_of_pages_is_limited(admin):
     pages = [await feed.begin(admin, "tiny") for _ in range(MAX_WATCHERS)]
     with pytest.raises(OverloadedError):
         await feed.begin(admin, "tiny")

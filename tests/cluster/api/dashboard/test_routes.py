@@ -1,4 +1,4 @@
-"""What the page's files are served with, and what is refused."""
+"""The routes of the dashboard: static files, headers, and rejected requests."""
 
 import re
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ QUESTION = {"prompt": "Hi", "max_tokens": 4}
 
 class RefusingRouter:
     async def generate(self, call):
-        raise OverloadedError("256 requests wait; try again later")
+        raise OverloadedError("too many waiting requests (limit 256)")
 
 
 def application(token=None):
@@ -33,7 +33,7 @@ def client():
     return application()
 
 
-def test_the_page_is_there_with_everything_that_it_names(client):
+def test_the_page_and_every_file_it_links_to_are_served(client):
     page = client.get("/dashboard")
     assert (page.status_code, page.url.path) == (200, "/dashboard/")
     named = re.findall(r'(?:href|src)="([^"#]+)"', page.text)
@@ -41,7 +41,7 @@ def test_the_page_is_there_with_everything_that_it_names(client):
     assert [client.get(f"/dashboard/{path}").status_code for path in named] == [200] * len(named)
 
 
-def test_modules_import_what_is_there():
+def test_modules_import_existing_modules():
     assets = load_assets()
     modules = [path for path in assets if path.startswith("js/")]
     for path in modules:
@@ -49,7 +49,7 @@ def test_modules_import_what_is_there():
             assert f"js/{imported}" in assets, path
 
 
-def test_nothing_comes_from_elsewhere_and_nothing_runs_inline(client):
+def test_no_other_origin_and_no_inline_scripts(client):
     page = client.get("/dashboard/")
     policy = dict(
         rule.split(" ", 1) for rule in page.headers["content-security-policy"].split("; ")
@@ -64,7 +64,7 @@ def test_nothing_comes_from_elsewhere_and_nothing_runs_inline(client):
     assert page.headers["x-content-type-options"] == "nosniff"
 
 
-def test_a_browser_asks_again_and_is_told_that_nothing_changed(client):
+def test_a_browser_revalidates_and_gets_304(client):
     first = client.get("/dashboard/js/main.js")
     assert first.headers["content-type"].startswith("text/javascript")
     etag = {"if-none-match": first.headers["etag"]}
@@ -74,7 +74,7 @@ def test_a_browser_asks_again_and_is_told_that_nothing_changed(client):
 
 
 @pytest.mark.parametrize("path", ["nothing", "../http.py", "%2e%2e/routes.py", "js", "js/"])
-def test_what_is_no_file_of_the_page_is_not_found(client, path):
+def test_unknown_paths_are_not_found(client, path):
     assert client.get(f"/dashboard/{path}").status_code == 404
 
 
@@ -90,17 +90,17 @@ def test_what_is_no_file_of_the_page_is_not_found(client, path):
         ({"sec-fetch-site": "same-site", "origin": "http://service:8000"}, 403),
     ],
 )
-def test_only_the_page_itself_may_ask(client, headers, status):
+def test_only_the_same_origin_may_post(client, headers, status):
     assert client.post("/dashboard/generate", json=QUESTION, headers=headers).status_code == status
 
 
-def test_a_form_is_not_taken(client):
+def test_a_form_is_rejected(client):
     answer = client.post("/dashboard/generate", data={"prompt": "Hi"})
     assert answer.status_code == 400
     assert answer.json()["error"]["field"] == "content-type"
 
 
-def test_the_files_are_for_everyone_and_the_rest_for_operators():
+def test_files_are_public_and_the_rest_needs_the_token():
     client = application(token=TOKEN)
     assert client.get("/dashboard/").status_code == 200
     assert client.get("/dashboard/events").status_code == 401
@@ -112,9 +112,9 @@ def test_the_files_are_for_everyone_and_the_rest_for_operators():
         assert TOKEN not in answer.text
 
 
-def test_a_refusal_says_what_and_when_to_try_again(client):
+def test_a_rejection_has_a_message_and_a_retry_hint(client):
     answer = client.post("/dashboard/generate", json=QUESTION)
-    assert answer.json()["error"]["message"] == "256 requests wait; try again later"
+    assert answer.json()["error"]["message"] == "too many waiting requests (limit 256)"
     assert answer.headers["retry-after"] == "1"
 
 
@@ -140,7 +140,7 @@ def test_a_wrong_field_is_named(client, change, field):
 
 
 @pytest.mark.parametrize("body", [b"{", b"[]", b"\xff"])
-def test_what_is_no_object_is_refused(client, body):
+def test_a_body_that_is_no_object_is_rejected(client, body):
     headers = {"content-type": "application/json"}
     answer = client.post("/dashboard/generate", content=body, headers=headers)
     assert answer.status_code == 400

@@ -1,4 +1,4 @@
-"""An answer of the try-it box: whose each token is, and what happens when it ends early."""
+"""Answers of the try-it box: drafted tokens are marked, and errors are reported."""
 
 import json
 
@@ -18,13 +18,13 @@ TEXT = "the river, the bridge and a café"
 
 
 class ScriptedRouter:
-    """Answers with given outputs, and knows whether its reader left early."""
+    """A router with given outputs that records whether its reader closed the stream early."""
 
     def __init__(self, directory, outputs, error=None):
         self.text = Preprocessor(directory, ModelConfig.from_directory(directory))
         self.outputs = outputs
         self.error = error
-        self.was_left = False
+        self.was_closed = False
 
     async def generate(self, call):
         return Generation(7, self._stream())
@@ -36,12 +36,12 @@ class ScriptedRouter:
             if self.error is not None:
                 raise self.error
         except GeneratorExit:
-            self.was_left = True
+            self.was_closed = True
             raise
 
 
 def outputs_of(token_ids, sizes):
-    """Steps of so many tokens each, of which the last is always the target's own."""
+    """Make steps of the given sizes; the last token of each is sampled by the target."""
     outputs, accepted, drafted = [], 0, 0
     for step, size in enumerate(sizes):
         start = sum(sizes[:step])
@@ -73,7 +73,7 @@ def parsed(chunk):
     return name.removeprefix("event: "), json.loads(data.removeprefix("data: "))
 
 
-async def test_each_token_says_whose_it_is_and_together_they_are_the_text(tiny_model_dir):
+async def test_tokens_are_marked_as_drafted_and_join_to_the_text(tiny_model_dir):
     token_ids = Tokenizer(tiny_model_dir).encode(TEXT, add_special_tokens=False)
     sizes = [1, 3, 4, 1, len(token_ids) - 9]
     router = ScriptedRouter(tiny_model_dir, outputs_of(token_ids, sizes))
@@ -95,7 +95,7 @@ async def test_each_token_says_whose_it_is_and_together_they_are_the_text(tiny_m
     assert events[-1][1] == {"finish_reason": "length", "verifier": "coupled", "is_lossless": True}
 
 
-async def test_an_answer_that_breaks_off_says_so_in_words_for_clients(tiny_model_dir):
+async def test_a_failed_answer_ends_with_an_error_for_clients(tiny_model_dir):
     outputs = outputs_of([50, 51], [1, 1])[:1]
     router = ScriptedRouter(tiny_model_dir, outputs, TargetFailedError("rank 1: secret"))
     events = [parsed(chunk) async for chunk in await try_it.begin(router, call())]
@@ -103,26 +103,26 @@ async def test_an_answer_that_breaks_off_says_so_in_words_for_clients(tiny_model
     assert "secret" not in events[-1][1]["message"]
 
 
-async def test_leaving_ends_the_request(tiny_model_dir):
+async def test_closing_the_stream_ends_the_request(tiny_model_dir):
     router = ScriptedRouter(tiny_model_dir, outputs_of([50] * 9, [1] * 9))
     events = await try_it.begin(router, call())
     assert parsed(await anext(events))[0] == "start"
     await events.aclose()
-    assert router.was_left
+    assert router.was_closed
 
 
-async def test_what_the_engine_refuses_is_raised_before_the_first_event(tiny_model_dir):
+async def test_engine_errors_are_raised_before_the_first_event(tiny_model_dir):
     router = ScriptedRouter(tiny_model_dir, [], InvalidValueError("max_tokens", 50, "at most 9"))
     with pytest.raises(InvalidValueError, match="max_tokens"):
         await try_it.begin(router, call())
 
 
-def test_speculation_of_the_request_is_handed_on():
+def test_speculation_options_are_passed_on():
     body = {"prompt": "Hi", "max_tokens": 5, "temperature": 0.5, "seed": 3, "as_chat": False}
-    wanted = {"enabled": True, "num_speculative_tokens": 2}
-    read = try_it.decode_try_it({**body, "speculation": wanted})
+    options = {"enabled": True, "num_speculative_tokens": 2}
+    read = try_it.decode_try_it({**body, "speculation": options})
     assert (read.prompt, read.params.temperature, read.params.seed) == ("Hi", 0.5, 3)
     assert read.params.speculation.enabled is True
     assert read.params.speculation.num_speculative_tokens == 2
     assert call().prompt[0].role == "user"
-    assert call().stream_interval == 1, "steps would be told together"
+    assert call().stream_interval == 1, "steps would be merged"

@@ -62,7 +62,7 @@ async def test_the_state_with_its_version_as_an_etag(http):
     assert (await http.get(URL)).json() == state
 
 
-async def test_of_two_writers_one_wins(http):
+async def test_of_two_concurrent_writers_one_wins(http):
     changes = [{"threshold": n, "expected_version": 0} for n in (4, 8)]
     responses = await asyncio.gather(*(http.put(URL, json=each) for each in changes))
     assert sorted(each.status_code for each in responses) == [200, 409]
@@ -106,7 +106,7 @@ async def test_a_wrong_change_names_field_value_and_limit(http, body, field):
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[" * 5000, b" " * (MAX_BODY_BYTES + 1)])
-async def test_a_body_that_is_no_json(http, body):
+async def test_a_body_that_is_not_json(http, body):
     response = await http.put(URL, content=body, headers=JSON)
     assert (response.status_code, response.json()["error"]["field"]) == (400, "body")
 
@@ -124,14 +124,14 @@ async def test_a_body_that_is_no_json(http, body):
         ({}, 400),
     ],
 )
-async def test_another_sites_page_changes_nothing(http, method, headers, status):
+async def test_cross_site_requests_are_rejected(http, method, headers, status):
     url = URL if method == "PUT" else f"{URL}/preview"
     response = await http.request(method, url, content=b'{"mode": "off"}', headers=headers)
     assert response.status_code == status
     assert (await http.get(URL)).json()["version"] == (method == "PUT" and status == 200)
 
 
-async def test_a_preview_says_what_a_change_would_mean_and_changes_nothing(http):
+async def test_a_preview_reports_the_effect_and_changes_nothing(http):
     change = {"num_speculative_tokens": 1, "rules": [{"min_requests_per_s": 0, "mode": "on"}]}
     preview = (await http.post(f"{URL}/preview", json=change)).json()
     assert (preview["in_force"]["mode"], preview["active_rule"]) == ("on", 0)
@@ -144,7 +144,7 @@ async def test_a_preview_says_what_a_change_would_mean_and_changes_nothing(http)
 
 
 @pytest.mark.parametrize("tag", ["3", '"x"', '""', 'W/"1"', '"1" "2"'])
-async def test_an_if_match_that_is_no_etag_of_this(http, tag):
+async def test_an_if_match_that_is_not_an_etag_of_this_resource(http, tag):
     response = await http.put(URL, json={"mode": "off"}, headers={"if-match": tag})
     assert (response.status_code, response.json()["error"]["field"]) == (400, "If-Match")
 
@@ -205,12 +205,12 @@ async def test_events_until_the_replica_drains(http, admin):
     assert first["status"]["speculation"]["version"] == 0
 
 
-async def test_a_wrong_interval_is_told_before_the_first_event(http):
+async def test_an_invalid_interval_is_rejected_before_the_first_event(http):
     response = await http.get("/v1/admin/watch", params={"interval_s": 0.01})
     assert (response.status_code, response.json()["error"]["field"]) == (400, "interval_s")
 
 
-async def test_a_control_plane_that_is_away(http, handle):
+async def test_an_unavailable_control_plane(http, handle):
     handle.plane = None
     for path in ("speculation", "status", "replicas", "audit-log", "watch"):
         response = await http.get(f"/v1/admin/{path}")
@@ -218,7 +218,7 @@ async def test_a_control_plane_that_is_away(http, handle):
         assert "the control plane does not answer" in response.json()["error"]["message"]
 
 
-async def test_for_operators_alone_another_model_is_looked_for(http, admin):
+async def test_only_operators_can_select_another_model(http, admin):
     looks = []
 
     async def look():
@@ -226,8 +226,8 @@ async def test_for_operators_alone_another_model_is_looked_for(http, admin):
         return {}
 
     admin.applications = Applications("tiny", look)
-    told = (await http.get(f"{URL}?model=other")).json()["error"]["message"]
-    assert "tiny" in told
+    message = (await http.get(f"{URL}?model=other")).json()["error"]["message"]
+    assert "tiny" in message
     admin.access = AdminAccess("correct-horse-battery")
     response = await http.get(f"{URL}?model=other")
     assert response.status_code == 401
@@ -236,7 +236,7 @@ async def test_for_operators_alone_another_model_is_looked_for(http, admin):
 
 
 @pytest.mark.parametrize("path", ["speculation", "status", "replicas", "audit-log", "watch"])
-async def test_the_token_guards_everything(http, admin, path):
+async def test_every_route_requires_the_token(http, admin, path):
     admin.access = AdminAccess("correct-horse-battery")
     response = await http.get(f"/v1/admin/{path}")
     assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")

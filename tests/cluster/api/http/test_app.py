@@ -25,7 +25,7 @@ def test_liveness_and_readiness(router, health, ready):
     assert "secret" not in client.get("/health").text + client.get("/ready").text
 
 
-def test_what_there_is_none_of_is_told_in_the_shape_of_other_errors():
+def test_unknown_paths_and_methods_have_the_format_of_other_errors():
     client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
     missing, wrong = client.post("/v1/embeddings"), client.delete("/v1/models")
     assert (missing.status_code, wrong.status_code) == (404, 405)
@@ -36,6 +36,6 @@ def test_what_there_is_none_of_is_told_in_the_shape_of_other_errors():
     )
 
 
-def test_there_is_nothing_else():
+def test_other_pages_do_not_exist():
     client = TestClient(make_app(lambda: SimpleNamespace(), lambda: None))
     assert [client.get(path).status_code for path in ("/", "/docs", "/redoc")] == [404] * 3

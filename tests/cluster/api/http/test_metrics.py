@@ -14,8 +14,8 @@ from tests.cluster.scraped import OPEN_METRICS, open_families, samples
 
 @pytest.fixture
 async def replica(tiny_model_dir, tmp_path, monkeypatch):
-    """Each scrape of it asks the control plane, so that none has to wait for the next second."""
-    monkeypatch.setattr(metrics, "_SHARED_S", 0.0)
+    """A replica whose scrapes query the control plane each time, without the cache."""
+    monkeypatch.setattr(metrics, "_CACHED_S", 0.0)
     async with running_replica(tiny_model_dir, tmp_path) as replica:
         yield replica
 
@@ -100,11 +100,11 @@ async def test_counts_of_a_second_run_are_added(replica):
     assert found["prompt_tokens_cached_total",] == 4  # one full block of the same prompt
 
 
-async def test_a_request_that_runs_and_one_that_is_left(replica):
+async def test_a_running_and_an_aborted_request(replica):
     collect = replica.target.collect
 
     def slow_collect():
-        time.sleep(0.01)  # so that it still runs when it is looked at
+        time.sleep(0.01)  # it still runs when the metrics are read
         return collect()
 
     replica.target.collect = slow_collect
@@ -143,7 +143,7 @@ async def test_a_scrape_waits_for_no_step(replica):
 
 
 async def test_scrapes_within_a_second_share_one_answer(replica, monkeypatch):
-    monkeypatch.setattr(metrics, "_SHARED_S", 0.3)
+    monkeypatch.setattr(metrics, "_CACHED_S", 0.3)
     asked = []
     fresh_fleet = replica.link.fresh_fleet
 
@@ -174,7 +174,7 @@ async def test_a_scrape_has_one_deadline_for_both_calls(replica, monkeypatch):
     assert message == "the control plane did not answer within 0.1 s; try again later"
 
 
-async def test_any_router_tells_of_every_replica(replica):
+async def test_any_router_reports_every_replica(replica):
     other = ReplicaReport("r2", is_ready=True, counts=Counts(speculation=SpeculationStats(1, 5, 4)))
     await replica.plane.plane.report(other, uptime_s=9.0)
     await replica.generate(max_tokens=10)
@@ -186,7 +186,7 @@ async def test_any_router_tells_of_every_replica(replica):
     assert samples((await replica.http.get("/metrics/replica")).text, "r2") == {}
 
 
-async def test_without_the_control_plane_a_replica_still_tells_of_itself(replica):
+async def test_without_the_control_plane_a_replica_still_reports_itself(replica):
     assert (await scrape(replica, "/metrics/replica"))["control_plane_up",] == 0, "not called yet"
     await replica.link.speculation()
     assert (await scrape(replica, "/metrics/replica"))["control_plane_up",] == 1
@@ -198,7 +198,7 @@ async def test_without_the_control_plane_a_replica_still_tells_of_itself(replica
     assert (found["control_plane_up",], found["replica_ready",]) == (0, 1)
 
 
-async def test_labels_stay_as_they_are_however_many_requests_come(replica):
+async def test_the_number_of_labels_does_not_grow_with_requests(replica):
     await replica.generate(max_tokens=30)
     keys = (await scrape(replica)).keys()
     await asyncio.gather(*(replica.generate(max_tokens=20, seed=i) for i in range(5)))

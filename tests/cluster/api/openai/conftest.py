@@ -21,12 +21,12 @@ from specdec.text.tokenizer import Tokenizer
 from tests.specdec.engines import engine_config, local_engine
 
 ALONE = SimpleNamespace(applications=None)
-"""What is asked of an AdminServicer where no other application is."""
+"""Stands for an AdminServicer without other applications."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def router(tiny_model_dir: Path):
-    """One replica, without Ray: n-gram drafts, a context of 512 tokens, room for few requests."""
+    """One replica, without Ray: n-gram drafts, a context of 512 tokens, a short queue."""
     config = ServeConfig(
         model=str(tiny_model_dir), served_model_name="tiny", max_model_len=512, device="cpu"
     )
@@ -40,7 +40,7 @@ async def router(tiny_model_dir: Path):
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def http(router: Router):
-    """A client of it, without a network: an answer is there when it is complete."""
+    """A client without a network: it receives a response when the response is complete."""
     app = make_app(lambda: router, lambda: ALONE, ApiKeys)
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
@@ -53,8 +53,8 @@ def tokenizer(tiny_model_dir: Path) -> Tokenizer:
 
 
 def events(response: httpx.Response) -> list[dict]:
-    """What a stream's events say; asserts that the last one is [DONE]."""
+    """Parse the events of a stream; assert that the last one is [DONE]."""
     assert response.headers["content-type"].startswith("text/event-stream")
-    said = [each.removeprefix("data: ") for each in response.text.strip().split("\n\n")]
-    assert said[-1] == "[DONE]"
-    return [json.loads(each) for each in said[:-1]]
+    data = [each.removeprefix("data: ") for each in response.text.strip().split("\n\n")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(each) for each in data[:-1]]

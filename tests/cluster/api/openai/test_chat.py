@@ -50,15 +50,15 @@ async def refusal(http, **changes):
 
 
 async def test_an_answer(http, tokenizer):
-    said = await ask(http)
-    assert said["object"] == "chat.completion"
-    assert said["model"] == "tiny"
-    [choice] = said["choices"]
+    body = await ask(http)
+    assert body["object"] == "chat.completion"
+    assert body["model"] == "tiny"
+    [choice] = body["choices"]
     assert choice["message"]["role"] == "assistant"
     assert choice["message"]["content"]
     assert (choice["finish_reason"], choice["logprobs"]) == ("length", None)
     text = "<|im_start|>user\nAsk the baker<|im_end|>\n<|im_start|>assistant\n"
-    usage = said["usage"]
+    usage = body["usage"]
     assert usage["prompt_tokens"] == len(tokenizer.encode(text, add_special_tokens=False))
     assert usage["completion_tokens"] == 12
     assert usage["total_tokens"] == usage["prompt_tokens"] + 12
@@ -95,9 +95,9 @@ async def test_usage_in_every_event(http):
     response = await http.post(
         URL, json={**CHAT, **MORE, "stream": True, "stream_options": options}
     )
-    told = [each["usage"]["completion_tokens"] for each in events(response)[1:]]
-    assert told == sorted(told)
-    assert told[-1] == 12
+    counts = [each["usage"]["completion_tokens"] for each in events(response)[1:]]
+    assert counts == sorted(counts)
+    assert counts[-1] == 12
 
 
 async def test_speculation_changes_the_statistics_and_not_the_answer(http):
@@ -108,9 +108,9 @@ async def test_speculation_changes_the_statistics_and_not_the_answer(http):
         "ngram": {"method": "ngram", "num_speculative_tokens": 2},
         "none": {"num_speculative_tokens": 0},
     }.items():
-        said = await ask(http, messages=repeating, speculation=options, max_tokens=40)
-        details = said["usage"]["completion_tokens_details"]["speculation"]
-        by_options[name] = (said["choices"][0]["message"]["content"], details)
+        body = await ask(http, messages=repeating, speculation=options, max_tokens=40)
+        details = body["usage"]["completion_tokens_details"]["speculation"]
+        by_options[name] = (body["choices"][0]["message"]["content"], details)
     assert len({text for text, _ in by_options.values()}) == 1
     assert by_options["off"][1]["num_drafts"] == by_options["none"][1]["num_drafts"] == 0
     drafted = by_options["ngram"][1]
@@ -118,7 +118,7 @@ async def test_speculation_changes_the_statistics_and_not_the_answer(http):
     assert (drafted["verifier"], drafted["is_lossless"]) == ("coupled", True)
 
 
-async def test_the_seed_fixes_the_choices_and_is_told(http):
+async def test_the_seed_determines_the_choices_and_is_returned(http):
     hot = {"temperature": 1.0, "n": 3}
     first = await ask(http, **hot)
     again = await ask(http, **hot, seed=first["seed"])
@@ -129,7 +129,7 @@ async def test_the_seed_fixes_the_choices_and_is_told(http):
     assert first["usage"]["completion_tokens"] == 36
 
 
-async def test_a_prompt_that_was_seen_is_cached(http):
+async def test_a_repeated_prompt_is_cached(http):
     long = [{"role": "user", "content": "count the days until the ice breaks " * 3}]
     first = await ask(http, messages=long, cache_salt="cached")
     again = await ask(http, messages=long, cache_salt="cached")
@@ -139,44 +139,44 @@ async def test_a_prompt_that_was_seen_is_cached(http):
     assert other["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
 
 
-async def test_logprobs_tell_each_token_and_the_likeliest(http):
-    said = await ask(http, logprobs=True, top_logprobs=3, prompt_logprobs=1, return_token_ids=True)
-    places = said["choices"][0]["logprobs"]["content"]
-    assert len(places) == 12
-    for place in places:
-        assert place["logprob"] == place["top_logprobs"][0]["logprob"] < 0  # greedy
-        assert len(place["top_logprobs"]) == 3
-        assert bytes(place["bytes"]).decode(errors="replace") == place["token"]
-    assert b"".join(bytes(each["bytes"]) for each in places).decode(errors="replace")
-    prompt = said["prompt_logprobs"]
+async def test_logprobs_have_each_token_and_the_most_likely(http):
+    body = await ask(http, logprobs=True, top_logprobs=3, prompt_logprobs=1, return_token_ids=True)
+    positions = body["choices"][0]["logprobs"]["content"]
+    assert len(positions) == 12
+    for position in positions:
+        assert position["logprob"] == position["top_logprobs"][0]["logprob"] < 0  # greedy
+        assert len(position["top_logprobs"]) == 3
+        assert bytes(position["bytes"]).decode(errors="replace") == position["token"]
+    assert b"".join(bytes(each["bytes"]) for each in positions).decode(errors="replace")
+    prompt = body["prompt_logprobs"]
     assert prompt[0] is None
-    later = zip(said["prompt_token_ids"][1:], prompt[1:], strict=True)
-    assert all(str(token) in place for token, place in later)
+    later = zip(body["prompt_token_ids"][1:], prompt[1:], strict=True)
+    assert all(str(token) in position for token, position in later)
     plain = await ask(http, logprobs=True)
     assert [each["token"] for each in plain["choices"][0]["logprobs"]["content"]] == [
-        each["token"] for each in places
+        each["token"] for each in positions
     ]
     assert plain["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
     ids = await ask(http, logprobs=True, return_tokens_as_token_ids=True)
     assert ids["choices"][0]["logprobs"]["content"][0]["token"] == (
-        f"token_id:{said['choices'][0]['token_ids'][0]}"
+        f"token_id:{body['choices'][0]['token_ids'][0]}"
     )
 
 
-async def test_stop_strings_end_the_text_and_are_told(http):
+async def test_stop_strings_end_the_text_and_are_returned(http):
     whole = (await ask(http))["choices"][0]["message"]["content"]
     stop = whole[4:6]
-    said = (await ask(http, stop=stop))["choices"][0]
-    assert said["message"]["content"] == whole[: whole.index(stop)]
-    assert (said["finish_reason"], said["stop_reason"]) == ("stop", stop)
+    body = (await ask(http, stop=stop))["choices"][0]
+    assert body["message"]["content"] == whole[: whole.index(stop)]
+    assert (body["finish_reason"], body["stop_reason"]) == ("stop", stop)
     kept = await ask(http, stop=[stop], include_stop_str_in_output=True)
     assert kept["choices"][0]["message"]["content"].endswith(stop)
 
 
-async def test_a_biased_token_is_all_that_is_said(http, tokenizer):
+async def test_only_a_biased_token_is_generated(http, tokenizer):
     [token] = tokenizer.encode("e", add_special_tokens=False)
-    said = await ask(http, logit_bias={str(token): 100}, max_tokens=3, allowed_token_ids=[token, 9])
-    assert said["choices"][0]["message"]["content"] == "eee"
+    body = await ask(http, logit_bias={str(token): 100}, max_tokens=3, allowed_token_ids=[token, 9])
+    assert body["choices"][0]["message"]["content"] == "eee"
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ async def test_a_biased_token_is_all_that_is_said(http, tokenizer):
     ],
     ids=["response_format", "structured_outputs", "guided_json"],
 )
-async def test_an_answer_is_held_to_a_schema(http, form):
+async def test_an_answer_matches_its_schema(http, form):
     schema = {
         "type": "object",
         "properties": {"who": {"enum": ["baker", "river"]}, "old": {"type": "boolean"}},
@@ -196,11 +196,11 @@ async def test_an_answer_is_held_to_a_schema(http, form):
         "additionalProperties": False,
     }
     filled = json.loads(json.dumps(form).replace("0", json.dumps(schema)))
-    said = await ask(http, **filled, max_tokens=60)
-    answer = json.loads(said["choices"][0]["message"]["content"])
+    body = await ask(http, **filled, max_tokens=60)
+    answer = json.loads(body["choices"][0]["message"]["content"])
     assert answer["who"] in ("baker", "river")
     assert isinstance(answer["old"], bool)
-    assert said["choices"][0]["finish_reason"] == "stop"
+    assert body["choices"][0]["finish_reason"] == "stop"
 
 
 @pytest.mark.parametrize(
@@ -214,16 +214,16 @@ async def test_an_answer_is_held_to_a_schema(http, form):
         ({"structured_outputs": {"grammar": 'start: "only"'}}, ("only",)),
     ],
 )
-async def test_an_answer_is_held_to_other_forms(http, form, texts):
-    said = await ask(http, **form)
-    assert said["choices"][0]["message"]["content"] in texts
+async def test_an_answer_matches_other_structures(http, form, texts):
+    body = await ask(http, **form)
+    assert body["choices"][0]["message"]["content"] in texts
 
 
 @pytest.mark.parametrize(
     "choice", ["required", {"type": "function", "function": {"name": "ask"}}], ids=["any", "named"]
 )
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_call_that_is_asked_for_comes_with_arguments_by_the_schema(http, choice, stream):
+async def test_a_forced_call_has_arguments_that_match_the_schema(http, choice, stream):
     body = {
         **CHAT,
         **MORE,
@@ -255,15 +255,15 @@ async def test_a_call_that_is_asked_for_comes_with_arguments_by_the_schema(http,
     assert json.loads(arguments)["who"] in ("baker", "river")
 
 
-async def test_tools_are_told_in_words_unless_none_may_be_called(http):
+async def test_tools_are_in_the_prompt_unless_choice_is_none(http):
     plain = await ask(http)
-    told = await ask(http, tools=[TOOL])
+    with_tools = await ask(http, tools=[TOOL])
     hidden = await ask(http, tools=[TOOL], tool_choice="none")
-    assert told["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
+    assert with_tools["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
     assert hidden["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"]
 
 
-async def test_a_conversation_with_results_of_tools_goes_on(http):
+async def test_a_chat_with_tool_results_is_answered(http):
     call = {"id": "call_1", "type": "function", "function": {"name": "ask", "arguments": "{}"}}
     turns = [
         *CHAT["messages"],
@@ -273,18 +273,18 @@ async def test_a_conversation_with_results_of_tools_goes_on(http):
     assert (await ask(http, messages=turns))["choices"][0]["message"]["content"]
 
 
-async def test_a_last_message_is_gone_on_with(http):
+async def test_the_last_message_is_continued(http):
     turns = [*CHAT["messages"], {"role": "assistant", "content": "The baker"}]
     options = {"continue_final_message": True, "add_generation_prompt": False}
-    said = await ask(http, messages=turns, **options)
+    body = await ask(http, messages=turns, **options)
     echoed = await ask(http, messages=turns, echo=True, **options)
-    text = said["choices"][0]["message"]["content"]
+    text = body["choices"][0]["message"]["content"]
     assert echoed["choices"][0]["message"]["content"] == "The baker" + text
 
 
-async def test_a_prompt_is_cut_where_that_is_asked_for(http):
-    said = await ask(http, truncate_prompt_tokens=5, return_token_ids=True)
-    assert said["usage"]["prompt_tokens"] == len(said["prompt_token_ids"]) == 5
+async def test_a_prompt_is_truncated_on_request(http):
+    body = await ask(http, truncate_prompt_tokens=5, return_token_ids=True)
+    assert body["usage"]["prompt_tokens"] == len(body["prompt_token_ids"]) == 5
 
 
 @pytest.mark.parametrize(
@@ -306,9 +306,9 @@ async def test_a_prompt_is_cut_where_that_is_asked_for(http):
             "'text'",
         ),
         ({"temprature": 1}, "temprature", "did you mean temperature"),
-        ({"use_beam_search": True}, "use_beam_search", "no beam search"),
-        ({"functions": []}, "functions", "as tools"),
-        ({"chat_template": "x"}, "chat_template", "no program"),
+        ({"use_beam_search": True}, "use_beam_search", "beam search is not supported"),
+        ({"functions": []}, "functions", "use tools"),
+        ({"chat_template": "x"}, "chat_template", "only the model's own template"),
         ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
         ({"logit_bias": {"9999": 1}}, "logit_bias.keys[0]", "from 0 to 382"),
         ({"top_logprobs": 2}, "top_logprobs", "unless logprobs"),
@@ -320,7 +320,7 @@ async def test_a_prompt_is_cut_where_that_is_asked_for(http):
             "tool_choice.function.name",
             "ask",
         ),
-        ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "another"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].function.name", "unique"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "given"),
         ({"guided_regex": "("}, "guided_regex", "can be enforced"),
         ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex", "can be enforced"),
@@ -329,14 +329,18 @@ async def test_a_prompt_is_cut_where_that_is_asked_for(http):
         ({"max_tokens": 1000}, "max_tokens", "at most"),
         ({"max_tokens": None, "max_completion_tokens": 1000}, "max_completion_tokens", "at most"),
         ({"tools": [BROKEN_TOOL], "tool_choice": "required"}, "tools", "can be enforced"),
-        ({"guided_regex": "a", "guided_choice": ["b"]}, "structured_outputs", "once"),
+        (
+            {"guided_regex": "a", "guided_choice": ["b"]},
+            "structured_outputs",
+            "one of response_format",
+        ),
         (
             {"speculation": {"num_speculative_tokens": 33}},
             "speculation.num_speculative_tokens",
             "32",
         ),
         ({"speculation": {"method": "lookahead"}}, "speculation.method", "loaded"),
-        ({"speculation": {"k": 1}}, "speculation.k", "no such field"),
+        ({"speculation": {"k": 1}}, "speculation.k", "the field is unknown"),
         ({"priority": 1001}, "priority", "1000"),
         ({"cache_salt": "x" * 129}, "cache_salt", "128"),
         ({"model": "x" * 257}, "model", "256"),
@@ -350,46 +354,46 @@ async def test_a_prompt_is_cut_where_that_is_asked_for(http):
         ({"max_completion_tokens": 3}, "max_completion_tokens", "left out"),
     ],
 )
-async def test_a_wrong_field_is_named_with_its_limit(http, changes, param, words):
+async def test_the_error_names_the_invalid_field_and_its_limit(http, changes, param, words):
     error = await refusal(http, **changes)
     assert (error["type"], error["param"]) == ("invalid_request_error", param)
     assert words in error["message"]
 
 
-async def test_a_prompt_that_is_too_long_has_a_code_of_its_own(http):
+async def test_the_error_of_a_too_long_prompt_has_its_own_code(http):
     error = await refusal(http, messages=[{"role": "user", "content": "x" * 2000}])
     assert (error["code"], error["param"]) == ("context_length_exceeded", "messages length")
 
 
-async def test_another_model_is_not_found(http):
+async def test_an_unknown_model_is_not_found(http):
     response = await http.post(URL, json={**CHAT, **MORE, "model": "gpt-9"})
     assert response.status_code == 404
     assert response.json()["error"]["code"] == "model_not_found"
 
 
-async def test_more_choices_than_there_may_ever_be(http):
+async def test_more_choices_than_the_queue_can_hold(http):
     assert (await refusal(http, n=128))["param"] == "n"
 
 
-async def test_more_choices_than_there_is_room_for_now(http):
-    """Of three requests of 12 choices, where 8 may run and 8 wait."""
+async def test_more_choices_than_free_places_in_the_queue(http):
+    """Send three requests of 12 choices where 8 may run and 8 wait."""
     body = {**CHAT, "n": 12, "max_tokens": 60}
     client = openai.AsyncOpenAI(
         base_url="http://test/v1", api_key="unused", max_retries=0, http_client=http
     )
     asked = (client.chat.completions.create(**body, extra_body=MORE) for _ in range(3))
-    said = await asyncio.gather(*asked, return_exceptions=True)
-    refused = [each for each in said if isinstance(each, openai.RateLimitError)]
+    answers = await asyncio.gather(*asked, return_exceptions=True)
+    refused = [each for each in answers if isinstance(each, openai.RateLimitError)]
     assert len(refused) == 2
     assert {each.code for each in refused} == {"rate_limit_exceeded"}
     assert {each.response.headers["retry-after"] for each in refused} == {"1"}
 
 
-async def test_the_client_comes_back_when_it_is_told_to(http):
+async def test_the_client_retries_after_the_hint(http):
     client = openai.AsyncOpenAI(
         base_url="http://test/v1", api_key="unused", max_retries=3, http_client=http
     )
     body = {**CHAT, "n": 12, "max_tokens": 30}
     asked = (client.chat.completions.create(**body, extra_body=MORE) for _ in range(2))
-    said = await asyncio.gather(*asked)
-    assert [len(each.choices) for each in said] == [12, 12]
+    answers = await asyncio.gather(*asked)
+    assert [len(each.choices) for each in answers] == [12, 12]

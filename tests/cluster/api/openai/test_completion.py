@@ -19,17 +19,17 @@ async def ask(http, **changes):
     return response.json()
 
 
-async def test_a_text_and_its_tokens_are_gone_on_with_alike(http, tokenizer):
-    said = await ask(http, return_token_ids=True)
-    [choice] = said["choices"]
-    assert said["object"] == "text_completion"
+async def test_a_text_and_its_tokens_have_the_same_completion(http, tokenizer):
+    body = await ask(http, return_token_ids=True)
+    [choice] = body["choices"]
+    assert body["object"] == "text_completion"
     assert (choice["finish_reason"], len(choice["token_ids"])) == ("length", 8)
     ids = tokenizer.encode(TEXT)
     assert choice["prompt_token_ids"] == ids
     assert (await ask(http, prompt=ids))["choices"][0]["text"] == choice["text"]
 
 
-async def test_several_prompts_have_choices_one_after_the_other(http):
+async def test_choices_of_several_prompts_are_in_order(http):
     texts = ["The river", "The baker", "Every spring"]
     alone = [(await ask(http, prompt=each, seed=3, temperature=1, n=2)) for each in texts]
     together = await ask(http, prompt=texts, seed=3, temperature=1, n=2)
@@ -44,13 +44,13 @@ async def test_several_prompts_have_choices_one_after_the_other(http):
 
 async def test_equal_prompts_have_different_texts_unless_a_seed_is_given(http):
     hot = {"prompt": [TEXT, TEXT], "temperature": 1.5, "max_tokens": 16}
-    said = await ask(http, **hot)
-    first, second = (each["text"] for each in said["choices"])
+    body = await ask(http, **hot)
+    first, second = (each["text"] for each in body["choices"])
     assert first != second
     first, second = (each["text"] for each in (await ask(http, **hot, seed=3))["choices"])
     assert first == second
-    alone = await ask(http, **{**hot, "prompt": TEXT}, seed=said["seed"])
-    assert alone["choices"][0]["text"] == said["choices"][0]["text"]
+    alone = await ask(http, **{**hot, "prompt": TEXT}, seed=body["seed"])
+    assert alone["choices"][0]["text"] == body["choices"][0]["text"]
 
 
 @pytest.mark.parametrize("prompt", [TEXT, [TEXT, "The baker"]], ids=["one", "two"])
@@ -71,38 +71,38 @@ async def test_a_stream_is_the_completion_in_pieces(http, prompt):
     assert last["usage"]["total_tokens"] == whole["usage"]["total_tokens"]
 
 
-async def test_an_echo_tells_the_prompt_with_its_log_probabilities(http, tokenizer):
-    said = await ask(http, echo=True, logprobs=2)
+async def test_an_echo_has_the_prompt_with_its_log_probabilities(http, tokenizer):
+    body = await ask(http, echo=True, logprobs=2)
     plain = await ask(http, logprobs=2)
-    [choice], [unechoed] = said["choices"], plain["choices"]
+    [choice], [unechoed] = body["choices"], plain["choices"]
     assert choice["text"] == TEXT + unechoed["text"]
-    told, num_prompt = choice["logprobs"], len(tokenizer.encode(TEXT))
-    assert "".join(told["tokens"][:num_prompt]) == TEXT
-    assert told["tokens"][num_prompt:] == unechoed["logprobs"]["tokens"]
-    assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
-    assert all(each < 0 for each in told["token_logprobs"][1:])
-    assert all(2 <= len(each) <= 3 for each in told["top_logprobs"][1:])
-    offsets = told["text_offset"]
+    logprobs, num_prompt = choice["logprobs"], len(tokenizer.encode(TEXT))
+    assert "".join(logprobs["tokens"][:num_prompt]) == TEXT
+    assert logprobs["tokens"][num_prompt:] == unechoed["logprobs"]["tokens"]
+    assert logprobs["token_logprobs"][0] is logprobs["top_logprobs"][0] is None
+    assert all(each < 0 for each in logprobs["token_logprobs"][1:])
+    assert all(2 <= len(each) <= 3 for each in logprobs["top_logprobs"][1:])
+    offsets = logprobs["text_offset"]
     assert offsets[0] == 0
-    assert [len(each) for each in told["tokens"]][:-1] == [
+    assert [len(each) for each in logprobs["tokens"]][:-1] == [
         after - before for before, after in pairwise(offsets)
     ]
 
 
-async def test_all_choices_echo_the_prompt_alike(http):
-    said = await ask(http, echo=True, logprobs=1, n=2, temperature=1, seed=5)
-    first, second = (each["logprobs"] for each in said["choices"])
-    num_prompt = said["usage"]["prompt_tokens"]
+async def test_all_choices_echo_the_same_prompt(http):
+    body = await ask(http, echo=True, logprobs=1, n=2, temperature=1, seed=5)
+    first, second = (each["logprobs"] for each in body["choices"])
+    num_prompt = body["usage"]["prompt_tokens"]
     assert first["token_logprobs"][:num_prompt] == second["token_logprobs"][:num_prompt]
     assert first["tokens"][num_prompt:] != second["tokens"][num_prompt:]
 
 
 async def test_a_prompt_can_be_scored_without_an_answer(http):
-    said = await ask(http, max_tokens=0, echo=True, logprobs=1)
-    [choice] = said["choices"]
+    body = await ask(http, max_tokens=0, echo=True, logprobs=1)
+    [choice] = body["choices"]
     assert (choice["text"], choice["finish_reason"]) == (TEXT, "length")
-    assert len(choice["logprobs"]["tokens"]) == said["usage"]["prompt_tokens"]
-    assert said["usage"]["completion_tokens"] == 0
+    assert len(choice["logprobs"]["tokens"]) == body["usage"]["prompt_tokens"]
+    assert body["usage"]["completion_tokens"] == 0
 
 
 @pytest.mark.parametrize(
@@ -126,16 +126,16 @@ async def test_log_probabilities_of_all_prompts_choices_and_echoes_count(
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
-async def test_prompt_logprobs_as_vllm_has_them(http):
-    said = await ask(http, prompt_logprobs=2, echo=True, logprobs=1)
-    [choice] = said["choices"]
+async def test_prompt_logprobs_in_vllms_format(http):
+    body = await ask(http, prompt_logprobs=2, echo=True, logprobs=1)
+    [choice] = body["choices"]
     assert choice["prompt_logprobs"][0] is None
     assert all(2 <= len(each) <= 3 for each in choice["prompt_logprobs"][1:])
     ranks = [entry["rank"] for each in choice["prompt_logprobs"][1:] for entry in each.values()]
     assert 1 in ranks
 
 
-async def test_special_tokens_are_added_unless_not_wanted(http):
+async def test_special_tokens_are_added_by_default(http):
     with_them = await ask(http)
     without = await ask(http, add_special_tokens=False)
     assert without["usage"]["prompt_tokens"] <= with_them["usage"]["prompt_tokens"]
@@ -162,6 +162,6 @@ async def test_special_tokens_are_added_unless_not_wanted(http):
         ({"messages": []}, "messages"),
     ],
 )
-async def test_a_wrong_field_is_named(http, changes, param):
+async def test_the_error_names_the_invalid_field(http, changes, param):
     response = await http.post(URL, json={**ASKED, **changes})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)

@@ -1,9 +1,9 @@
-"""From messages to what templates render."""
+"""Messages are converted to the input of chat templates."""
 
 import pytest
 
 from cluster.api.openai.chat_schema import Message
-from cluster.api.openai.conversation import told_in_words, turns
+from cluster.api.openai.conversation import render_tools_as_text, turns
 from cluster.api.openai.tool_format import HERMES, Tool
 from specdec.types.errors import InvalidValueError
 
@@ -31,7 +31,7 @@ def test_roles_and_texts():
     assert made[4]["reasoning_content"] == "hm"
 
 
-def test_arguments_that_are_no_json_stay_as_they_are():
+def test_arguments_that_are_not_json_are_unchanged():
     call = {**CALL, "function": {"name": "ask", "arguments": "{"}}
     [made] = turns([message(role="assistant", tool_calls=[call])])
     assert made["tool_calls"][0]["function"]["arguments"] == "{"
@@ -46,29 +46,29 @@ def test_arguments_that_are_no_json_stay_as_they_are():
         ({"role": "user", "content": "x" * 1_000_001}, "messages content length"),
     ],
 )
-def test_a_message_that_is_wrong_is_named(fields, field):
+def test_an_invalid_message_is_named(fields, field):
     with pytest.raises(InvalidValueError) as caught:
         turns([message(**fields)])
     assert caught.value.field == field
 
 
-def test_tools_are_told_before_or_in_the_system_message():
+def test_tools_are_described_in_the_system_message():
     user = message(role="user", content="Hi")
-    first, second = told_in_words(turns([user]), [TOOL], HERMES)
+    first, second = render_tools_as_text(turns([user]), [TOOL], HERMES)
     assert (first["role"], second["content"]) == ("system", "Hi")
     assert '"name": "ask"' in first["content"]
     system = message(role="system", content="Be brief")
-    told, _ = told_in_words(turns([system, user]), [TOOL], HERMES)
-    assert told["content"] == f"Be brief\n\n{first['content']}"
+    merged, _ = render_tools_as_text(turns([system, user]), [TOOL], HERMES)
+    assert merged["content"] == f"Be brief\n\n{first['content']}"
 
 
 def test_without_tools_nothing_is_added():
     made = turns([message(role="user", content="Hi")])
-    assert told_in_words(made, [], HERMES) == [{"role": "user", "content": "Hi"}]
+    assert render_tools_as_text(made, [], HERMES) == [{"role": "user", "content": "Hi"}]
 
 
-def test_calls_and_results_are_told_in_words():
-    made = told_in_words(
+def test_calls_and_results_become_text():
+    made = render_tools_as_text(
         turns(
             [
                 message(role="assistant", content="Well.", tool_calls=[CALL, CALL]),

@@ -1,4 +1,4 @@
-"""docs/openai.md says of every field what the schema says."""
+"""docs/openai.md documents every field as the schema does."""
 
 import re
 from pathlib import Path
@@ -34,22 +34,22 @@ MODELS = (
 
 
 def own_fields(model):
-    """The fields that a model has beyond those that two interfaces share."""
+    """Return the fields of a model without those that two endpoints share."""
     shared = SamplingFields.model_fields if model is not SamplingFields else {}
     inherits = issubclass(model, SamplingFields)
     return {k: v for k, v in model.model_fields.items() if not (inherits and k in shared)}
 
 
 def literals(annotation):
-    """The words that a field may be, where these are few."""
+    """Return the values of a field of literals."""
     if get_origin(annotation) is Literal:
         return [f"`{each}`" for each in get_args(annotation) if isinstance(each, str)]
     return [each for part in get_args(annotation) for each in literals(part)]
 
 
 def limits(field):
-    told = field.json_schema_extra or {}
-    match told.get("minimum"), told.get("maximum"):
+    extra = field.json_schema_extra or {}
+    match extra.get("minimum"), extra.get("maximum"):
         case None, None:
             return ", ".join(literals(field.annotation))
         case low, None:
@@ -74,26 +74,26 @@ def refused_table(model):
 
 
 def documented(marker):
-    """The lines of the table that follows a marker."""
+    """Return the lines of the table after a marker."""
     found = re.search(rf"<!-- {marker} -->\n((?:\|.*\n)+)", PAGE.read_text())
     assert found, f"docs/openai.md has no table after <!-- {marker} -->"
     return found[1].splitlines()
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_the_page_has_every_field_as_the_schema_has_it(model):
+def test_the_page_has_every_field_of_the_schema(model):
     assert documented(f"fields of {model.__name__}") == table(model)
 
 
 @pytest.mark.parametrize(
     "model", [each for each in MODELS if refused_table(each)], ids=lambda model: model.__name__
 )
-def test_the_page_has_every_field_that_is_refused(model):
+def test_the_page_has_every_unsupported_field(model):
     assert documented(f"refused by {model.__name__}") == refused_table(model)
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
-def test_every_field_has_a_meaning_that_a_table_can_hold(model):
+def test_every_field_has_a_description_that_fits_a_table(model):
     for name, field in own_fields(model).items():
         assert field.description, name
         assert "|" not in field.description

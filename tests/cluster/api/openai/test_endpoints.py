@@ -1,4 +1,4 @@
-"""What all three ways to generate have in common: errors in the middle, deadlines, counting."""
+"""Common behaviour of the endpoints that generate: errors, deadlines, request ids."""
 
 import json
 from contextlib import aclosing
@@ -21,7 +21,7 @@ ALL = pytest.mark.parametrize(
 
 @pytest.fixture
 def breaking(router, monkeypatch):
-    """The model is lost after its first output."""
+    """Lose the model after its first output."""
 
     async def generate(call):
         generation = await Router.generate(router, call)
@@ -41,7 +41,7 @@ def num_failures(router):
 
 
 @ALL
-async def test_an_answer_that_fails_is_an_error(http, router, breaking, path, body):
+async def test_a_failed_answer_is_an_error(http, router, breaking, path, body):
     before = num_failures(router)
     response = await http.post(path, json=body)
     assert (response.status_code, response.headers["retry-after"]) == (503, "1")
@@ -50,7 +50,7 @@ async def test_an_answer_that_fails_is_an_error(http, router, breaking, path, bo
 
 
 @ALL
-async def test_a_stream_that_fails_says_so_in_its_last_event(http, router, breaking, path, body):
+async def test_a_failed_stream_ends_with_an_error_event(http, router, breaking, path, body):
     before = num_failures(router)
     response = await http.post(path, json={**body, "stream": True})
     assert response.status_code == 200
@@ -75,7 +75,7 @@ async def test_a_deadline_ends_an_answer(http, path, body):
 
 
 @ALL
-async def test_the_id_names_the_answer(http, path, body):
+async def test_the_answer_has_the_request_id(http, path, body):
     headers = {"x-request-id": "mine"}
     limit = {"max_output_tokens": 1} if path == RESPONSE[0] else {"max_tokens": 1}
     response = await http.post(path, json={**body, **limit}, headers=headers)

@@ -1,4 +1,4 @@
-"""What clients are told of errors."""
+"""Conversion of errors to OpenAI's format."""
 
 import pytest
 from fastapi.exceptions import RequestValidationError
@@ -17,8 +17,8 @@ from specdec.types.errors import InvalidValueError, OverloadedError
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 
-def told(body):
-    """What is wrong with a chat, as FastAPI finds it."""
+def failure_of_chat(body):
+    """Return the failure of an invalid chat."""
     with pytest.raises(ValidationError) as caught:
         ChatRequest.model_validate(body)
     found = [{**each, "loc": ("body", *each["loc"])} for each in caught.value.errors()]
@@ -33,7 +33,7 @@ def told(body):
         ({"messages": "x"}, "messages", "it must be a valid list"),
         ({"messages": [{}]}, "messages[0].role", "it must be given"),
         ({"frequncy_penalty": 1}, "frequncy_penalty", "did you mean frequency_penalty?"),
-        ({"xyz": 1}, "xyz", "it must be left out: there is no such field"),
+        ({"xyz": 1}, "xyz", "it must be left out: the field is unknown"),
         ({"documents": []}, "documents", "it must be left out: put them into a message"),
         ({"tool_choice": {"type": "function"}}, "tool_choice.function", "it must be given"),
         ({"tool_choice": "some"}, "tool_choice", "'none', 'auto' or 'required'"),
@@ -50,8 +50,8 @@ def told(body):
         ({"temperature": float("nan")}, "temperature", "a finite number"),
     ],
 )
-def test_a_field_that_is_wrong_is_named_with_its_limit(changes, param, message):
-    failure = told({**CHAT, **changes})
+def test_the_error_names_the_invalid_field_and_its_limit(changes, param, message):
+    failure = failure_of_chat({**CHAT, **changes})
     assert (failure.status, failure.grpc_code) == (400, StatusCode.INVALID_ARGUMENT)
     assert failure.details.param == param
     assert message in failure.details.message
@@ -76,19 +76,19 @@ def test_a_field_that_is_wrong_is_named_with_its_limit(changes, param, message):
         (ResponsesRequest, {"input": [{}] * 500}),
     ],
 )
-def test_a_bad_body_costs_few_findings_however_long_it_is(model, body):
+def test_validation_of_a_long_body_stops_early(model, body):
     with pytest.raises(ValidationError) as caught:
         model.model_validate(body)
     assert caught.value.error_count() <= 4
 
 
-def test_an_unknown_name_is_cut():
-    failure = told({**CHAT, "x" * 100_000: 1})
+def test_an_unknown_name_is_truncated():
+    failure = failure_of_chat({**CHAT, "x" * 100_000: 1})
     assert len(failure.details.message) < 1000
     assert failure.details.param == "x" * 100
 
 
-def test_a_field_that_is_null_counts_as_left_out():
+def test_a_null_field_counts_as_left_out():
     nulls = dict.fromkeys(["n", "stop", "tools", "functions", "audio"])
     assert ChatRequest.model_validate({**CHAT, **nulls}).n is None
 
@@ -104,7 +104,7 @@ def test_a_field_that_is_null_counts_as_left_out():
         ("logprobs_of_something", "logprobs_of_something"),
     ],
 )
-def test_fields_are_named_as_the_api_names_them(field, param):
+def test_fields_have_their_names_in_the_api(field, param):
     failure = failure_of(InvalidValueError(field, 1, "2"), names=field_names.CHAT)
     assert failure.details.param == param
     assert failure.details.message == f"{param} is 1; it must be 2"
@@ -139,7 +139,7 @@ def test_fields_are_named_as_the_api_names_them(field, param):
         ),
     ],
 )
-def test_a_refusal_has_status_code_and_headers(error, status, kind, code, headers, grpc_code):
+def test_a_failure_has_status_code_and_headers(error, status, kind, code, headers, grpc_code):
     failure = failure_of(error)
     assert (failure.status, failure.headers) == (status, headers)
     assert (failure.details.type, failure.details.code) == (kind, code)

@@ -15,7 +15,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.text(max_size=5), st.integers(1, 7))
-def test_it_ends_where_the_value_ends_however_the_text_is_cut(value, rest, size):
+def test_the_end_of_the_value_does_not_depend_on_the_split(value, rest, size):
     text = json.dumps(value)
     span, taken = JsonSpan(), 0
     whole = text + rest
@@ -25,6 +25,6 @@ def test_it_ends_where_the_value_ends_however_the_text_is_cut(value, rest, size)
 
 
 @pytest.mark.parametrize("text", ["{", '{"a": "}', '{"a": [1}', '"\\"', "[[]"])
-def test_what_is_cut_off_is_not_complete(text):
+def test_a_truncated_value_is_not_complete(text):
     span = JsonSpan()
     assert (span.feed(text), span.is_complete) == (len(text), False)

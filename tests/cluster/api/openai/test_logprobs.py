@@ -1,4 +1,4 @@
-"""Log-probabilities in the API's shapes."""
+"""Log-probabilities in the formats of the API."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from cluster.api.openai.logprobs import (
     CompletionLogprobsWriter,
     TokenNames,
     chat_logprobs,
-    joined,
+    concatenate,
     prompt_logprobs,
 )
 from specdec.text.vocab_bytes import TokenBytes
@@ -26,8 +26,8 @@ def token_bytes(tiny_model_dir):
 
 
 @pytest.fixture(scope="module")
-def places(tokenizer):
-    """Two places with two of the best: at the first the token itself is not among them."""
+def positions(tokenizer):
+    """Two positions, each with two most likely tokens; the first own token is not among them."""
     a, b, c = (tokenizer.encode(each, add_special_tokens=False)[0] for each in "abc")
     return Logprobs(
         np.array([[a, b, c], [b, b, c]], np.int32),
@@ -36,42 +36,43 @@ def places(tokenizer):
     )
 
 
-def test_of_a_chat(places, token_bytes):
-    first, second = chat_logprobs(places, TokenNames(token_bytes)).content
+def test_of_a_chat(positions, token_bytes):
+    first, second = chat_logprobs(positions, TokenNames(token_bytes)).content
     assert (first.token, first.logprob, first.bytes) == ("a", -3.0, [97])
     assert [each.token for each in first.top_logprobs] == ["b", "c"]
     assert second.top_logprobs[1].logprob == LOWEST_LOGPROB
     json.loads(first.to_json())
 
 
-def test_tokens_may_be_named_by_id(places, token_bytes):
-    first, _ = chat_logprobs(places, TokenNames(token_bytes, as_ids=True)).content
-    assert first.token == f"token_id:{places.token_ids[0, 0]}"
+def test_tokens_may_be_named_by_id(positions, token_bytes):
+    first, _ = chat_logprobs(positions, TokenNames(token_bytes, as_ids=True)).content
+    assert first.token == f"token_id:{positions.token_ids[0, 0]}"
     assert first.bytes == [97]
 
 
-def test_of_a_completion_in_parts(places, token_bytes):
+def test_of_a_completion_in_parts(positions, token_bytes):
     names = TokenNames(token_bytes)
-    whole = CompletionLogprobsWriter(names).write(places)
+    whole = CompletionLogprobsWriter(names).write(positions)
     writer = CompletionLogprobsWriter(names)
-    assert joined([writer.write(places[:1]), writer.write(places[1:])]) == whole
+    assert concatenate([writer.write(positions[:1]), writer.write(positions[1:])]) == whole
     assert whole.tokens == ["a", "b"]
     assert whole.text_offset == [0, 1]
     assert whole.top_logprobs[0] == {"b": -1.0, "c": -2.0, "a": -3.0}
     assert whole.token_logprobs == [-3.0, -0.5]
 
 
-def test_a_first_token_of_a_prompt_has_none(places, token_bytes):
+def test_a_first_token_of_a_prompt_has_none(positions, token_bytes):
     writer = CompletionLogprobsWriter(TokenNames(token_bytes))
-    told = joined([writer.skip([int(places.token_ids[0, 0])]), writer.write(places)])
-    assert (told.token_logprobs[0], told.top_logprobs[0]) == (None, None)
-    assert told.text_offset == [0, 1, 2]
+    first = writer.skip([int(positions.token_ids[0, 0])])
+    whole = concatenate([first, writer.write(positions)])
+    assert (whole.token_logprobs[0], whole.top_logprobs[0]) == (None, None)
+    assert whole.text_offset == [0, 1, 2]
 
 
-def test_of_a_prompt_as_vllm_has_them(places, token_bytes):
-    first, second, third = prompt_logprobs(places, TokenNames(token_bytes))
+def test_of_a_prompt_in_vllms_format(positions, token_bytes):
+    first, second, third = prompt_logprobs(positions, TokenNames(token_bytes))
     assert first is None
-    a, b, c = (str(each) for each in places.token_ids[0])
+    a, b, c = (str(each) for each in positions.token_ids[0])
     assert {token: entry.rank for token, entry in second.items()} == {a: 3, b: 1, c: 2}
     assert {token: entry.rank for token, entry in third.items()} == {b: 1, c: 2}
     assert second[a].decoded_token == "a"
@@ -82,10 +83,10 @@ def test_offsets_count_the_characters_of_the_text(tokenizer, token_bytes, as_ids
     text = "aé🤯b你c"
     ids = tokenizer.encode(text, add_special_tokens=False)
     zeros = np.zeros((len(ids), 1), np.float32)
-    told = CompletionLogprobsWriter(TokenNames(token_bytes, as_ids)).write(
+    written = CompletionLogprobsWriter(TokenNames(token_bytes, as_ids)).write(
         Logprobs(np.array(ids, np.int32)[:, None], zeros, np.ones(len(ids), np.int32))
     )
     assert len(ids) > len(text)  # some characters are of several tokens
     raw = token_bytes.of(ids)
     complete = [b"".join(raw[:index]).decode(errors="ignore") for index in range(len(ids))]
-    assert told.text_offset == [len(each) for each in complete]
+    assert written.text_offset == [len(each) for each in complete]

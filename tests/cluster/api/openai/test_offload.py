@@ -1,16 +1,16 @@
-"""What is built on a thread and what at once."""
+"""Large responses are built on a thread, others on the event loop."""
 
 import threading
 from types import SimpleNamespace
 
 import pytest
 
-from cluster.api.openai.offload import MANY_TOKENS, off_loop, tells_many
+from cluster.api.openai.offload import MANY_TOKENS, has_many_logprobs, offload
 
 
 @pytest.mark.parametrize("is_large", [False, True])
-async def test_only_what_is_large_is_built_on_a_thread(is_large):
-    thread = await off_loop(threading.get_ident, is_large=is_large)
+async def test_only_large_work_runs_on_a_thread(is_large):
+    thread = await offload(threading.get_ident, is_large=is_large)
     assert (thread != threading.get_ident()) == is_large
 
 
@@ -23,6 +23,6 @@ async def test_only_what_is_large_is_built_on_a_thread(is_large):
         (MANY_TOKENS + 1, "some", None, False),
     ],
 )
-def test_many_are_those_of_a_prompt_or_of_many_tokens(num_tokens, prompt, names, many):
+def test_logprobs_of_a_prompt_or_of_many_tokens_are_large(num_tokens, prompt, names, many):
     output = SimpleNamespace(token_ids=(1,) * num_tokens, prompt_logprobs=prompt)
-    assert tells_many(output, names) == many
+    assert has_many_logprobs(output, names) == many

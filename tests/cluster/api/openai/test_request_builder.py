@@ -1,4 +1,4 @@
-"""What is decided before the first token, by request and by configuration."""
+"""Parameters of a request that are resolved before the first token."""
 
 from types import SimpleNamespace
 
@@ -6,11 +6,11 @@ import pytest
 from fastapi import Request
 
 from cluster.api.api_keys import ApiKeys
-from cluster.api.openai.chat import tool_form
+from cluster.api.openai.chat import configured_tool_format
 from cluster.api.openai.completion import completion_params
 from cluster.api.openai.completion_schema import CompletionRequest
-from cluster.api.openai.request_builder import settle_seed
-from cluster.api.openai.request_handler import Gate
+from cluster.api.openai.request_builder import with_seed
+from cluster.api.openai.request_handler import RequestHandler
 from cluster.api.openai.sampling_fields import COPIED, SamplingFields, sampling_params
 from cluster.api.openai.tool_format import HERMES, LLAMA
 from specdec.types.sampling_params import SamplingParams, SpeculationOptions
@@ -21,29 +21,29 @@ LLAMA_TEMPLATE = SimpleNamespace(text='{"name": function name, "parameters": ...
 @pytest.mark.parametrize(
     ("parser", "form"), [("auto", LLAMA), ("hermes", HERMES), ("llama3_json", LLAMA)]
 )
-def test_the_format_of_calls_is_configured_or_the_templates(parser, form):
-    assert tool_form(SimpleNamespace(tool_call_parser=parser), LLAMA_TEMPLATE) is form
+def test_the_format_of_calls_is_configured_or_from_the_template(parser, form):
+    assert configured_tool_format(SimpleNamespace(tool_call_parser=parser), LLAMA_TEMPLATE) is form
 
 
 @pytest.mark.parametrize(("asked", "timeout_s"), [(None, 60), ("5", 5), ("0.5", 0.5), ("99", 60)])
-def test_an_answer_takes_no_longer_than_asked_for_and_than_configured(asked, timeout_s):
+def test_the_timeout_is_the_smaller_of_the_header_and_the_configuration(asked, timeout_s):
     router = SimpleNamespace(config=SimpleNamespace(request_timeout_s=60.0))
-    gate = Gate(lambda: router, ApiKeys)
+    handler = RequestHandler(lambda: router, ApiKeys)
     headers = [] if asked is None else [(b"x-request-timeout-s", asked.encode())]
     request = Request({"type": "http", "headers": headers})
     request.state.request_id = "made-up"
-    assert gate.terms(request, None).deadline.timeout_s == timeout_s
-    assert gate.terms(request, "in-the-body").request_id == "in-the-body"
+    assert handler.context(request, None).deadline.timeout_s == timeout_s
+    assert handler.context(request, "in-the-body").request_id == "in-the-body"
 
 
-def test_a_seed_is_chosen_where_none_is_given():
-    assert settle_seed(SamplingParams(seed=7)).seed == 7
-    chosen = {settle_seed(SamplingParams()).seed for _ in range(3)}
+def test_a_seed_is_chosen_unless_it_is_given():
+    assert with_seed(SamplingParams(seed=7)).seed == 7
+    chosen = {with_seed(SamplingParams()).seed for _ in range(3)}
     assert None not in chosen
     assert len(chosen) == 3
 
 
-def test_every_field_that_is_copied_reaches_the_engine():
+def test_every_copied_field_reaches_the_engine():
     values = {
         "n": 2,
         "temperature": 0.5,
@@ -69,7 +69,7 @@ def test_every_field_that_is_copied_reaches_the_engine():
         assert getattr(params, name) == (tuple(value) if isinstance(value, list) else value), name
 
 
-def test_the_other_fields_reach_it_in_its_own_words():
+def test_other_fields_are_converted_for_the_engine():
     request = CompletionRequest.model_validate(
         {
             "prompt": "x",
@@ -84,10 +84,11 @@ def test_the_other_fields_reach_it_in_its_own_words():
 
 
 @pytest.mark.parametrize(("asked", "top_k"), [(-1, 0), (0, 0), (5, 5)])
-def test_a_top_k_of_vllms_all_is_ours(asked, top_k):
+def test_vllms_top_k_for_all_tokens_is_converted(asked, top_k):
     assert sampling_params(SamplingFields(top_k=asked)).top_k == top_k
 
 
-@pytest.mark.parametrize(("asked", "most"), [(None, 16), (0, 1), (7, 7)])
-def test_a_completion_has_sixteen_tokens_unless_said(asked, most):
-    assert completion_params(CompletionRequest(prompt="x", max_tokens=asked)).max_tokens == most
+@pytest.mark.parametrize(("asked", "max_tokens"), [(None, 16), (0, 1), (7, 7)])
+def test_max_tokens_of_a_completion_is_sixteen_by_default(asked, max_tokens):
+    request = CompletionRequest(prompt="x", max_tokens=asked)
+    assert completion_params(request).max_tokens == max_tokens

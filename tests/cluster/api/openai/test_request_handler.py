@@ -1,4 +1,4 @@
-"""What requests pass before anything of them is run, and what errors look like."""
+"""Checks of requests before they run, and the format of errors."""
 
 from types import SimpleNamespace
 
@@ -18,7 +18,7 @@ from specdec.types.errors import (
 )
 
 ALONE = SimpleNamespace(applications=None)
-"""What is asked of an AdminServicer where no other application is."""
+"""Stands for an AdminServicer without other applications."""
 
 KEY = "sk-correct-horse"
 URL = "/detokenize"
@@ -27,7 +27,7 @@ BEARER = {"authorization": f"Bearer {KEY}"}
 
 
 class Failing:
-    """A router of which every call raises, or answers."""
+    """A router whose calls raise an error, if one is given."""
 
     failure = None
     config = SimpleNamespace(
@@ -45,23 +45,23 @@ class Failing:
     async def detokenize(self, call):
         if self.error is not None:
             raise self.error
-        return "said"
+        return "decoded"
 
 
 def application(router, keys, admin=ALONE):
-    """With so many keys, kept from one request to the next."""
+    """Make an application that keeps its keys, and their limits, between requests."""
     router, keys = router or Failing(), ApiKeys(keys)
     return make_app(lambda: router, lambda: admin, lambda: keys)
 
 
 def client(router=None, keys=(), admin=ALONE):
-    """Of such an application."""
+    """Make a client of such an application."""
     transport = httpx.ASGITransport(application(router, keys, admin))
     return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
 def beside(other):
-    """What is asked of an AdminServicer where another application is, with the model `b`."""
+    """Stand for an AdminServicer with another application, which serves the model `b`."""
 
     async def elsewhere(model):
         return SimpleNamespace(stream=stream)
@@ -73,13 +73,13 @@ def beside(other):
     return SimpleNamespace(applications=SimpleNamespace(elsewhere=elsewhere))
 
 
-async def test_an_id_is_taken_and_given_back_or_made():
+async def test_the_request_id_is_returned_or_generated():
     async with client() as http:
         named = await http.post(URL, json=BODY, headers={"x-request-id": "my-id"})
         made = [(await http.post(URL, json=BODY)).headers["x-request-id"] for _ in range(2)]
         wrong = await http.post(URL, json=BODY, headers={"x-request-id": "x" * 129})
         failed = await http.post(URL, json={}, headers={"x-request-id": "my-id"})
-    assert (named.headers["x-request-id"], named.json()) == ("my-id", {"prompt": "said"})
+    assert (named.headers["x-request-id"], named.json()) == ("my-id", {"prompt": "decoded"})
     assert made[0] != made[1]
     assert (wrong.status_code, wrong.json()["error"]["param"]) == (400, "request_id")
     assert (failed.status_code, failed.headers["x-request-id"]) == (400, "my-id")
@@ -88,26 +88,26 @@ async def test_an_id_is_taken_and_given_back_or_made():
 @pytest.mark.parametrize(
     ("error", "status", "kind", "code"),
     [
-        (OverloadedError("8 wait"), 429, "rate_limit_error", "rate_limit_exceeded"),
+        (OverloadedError("queue full"), 429, "rate_limit_error", "rate_limit_exceeded"),
         (NotReadyError("it drains"), 503, "service_unavailable_error", "service_unavailable"),
         (TargetFailedError("secret"), 503, "service_unavailable_error", "service_unavailable"),
         (UnknownModelError("a", "b"), 404, "invalid_request_error", "model_not_found"),
         (RuntimeError("secret"), 500, "server_error", None),
     ],
 )
-async def test_errors_have_openais_shape(error, status, kind, code):
+async def test_errors_have_openais_format(error, status, kind, code):
     router = Failing(error)
     async with client(router) as http:
         response = await http.post(URL, json=BODY)
-    told = response.json()["error"]
+    details = response.json()["error"]
     assert response.status_code == status
-    assert set(told) == {"message", "type", "param", "code"}
-    assert (told["type"], told["param"], told["code"]) == (kind, None, code)
-    assert "secret" not in told["message"]
+    assert set(details) == {"message", "type", "param", "code"}
+    assert (details["type"], details["param"], details["code"]) == (kind, None, code)
+    assert "secret" not in details["message"]
     assert ("retry-after" in response.headers) == (status in (429, 503))
     assert len(router.codes) == 1
     if status == 500:
-        assert told["message"] == INTERNAL_MESSAGE
+        assert details["message"] == INTERNAL_MESSAGE
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ async def test_errors_have_openais_shape(error, status, kind, code):
         (b"{}", "tokens"),
     ],
 )
-async def test_a_body_that_is_wrong_is_named(content, param):
+async def test_the_error_of_an_invalid_body_names_the_field(content, param):
     async with client() as http:
         headers = {"content-type": "application/json"}
         response = await http.post(URL, content=content, headers=headers)
@@ -138,7 +138,7 @@ async def test_a_body_that_is_wrong_is_named(content, param):
 
 
 @pytest.mark.parametrize("is_declared", [True, False])
-async def test_a_body_that_is_too_large_is_refused_before_it_is_read(is_declared):
+async def test_a_too_large_body_is_rejected_before_it_is_read(is_declared):
     async def parts():
         for _ in range(40):
             yield b" " * 2**15
@@ -159,14 +159,14 @@ async def test_a_body_that_is_too_large_is_refused_before_it_is_read(is_declared
         ({"content-type": "application/json", "origin": "http://elsewhere"}, 403),
     ],
 )
-async def test_another_sites_page_gets_nothing(headers, status):
+async def test_cross_site_requests_are_rejected(headers, status):
     async with client() as http:
         response = await http.post(URL, content=b'{"tokens": [1]}', headers=headers)
     assert response.status_code == status
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/tiny"])
-async def test_everything_asks_for_a_key_where_there_are_some(path):
+async def test_every_path_needs_a_key_if_keys_are_configured(path):
     async with client(keys=[ApiKey("ann", KEY)]) as http:
         assert (await http.get(path)).status_code == 401
         refused = await http.post(URL, json=BODY, headers={"authorization": "Bearer sk-wrong-key"})
@@ -176,19 +176,19 @@ async def test_everything_asks_for_a_key_where_there_are_some(path):
         assert (await http.get("/health")).status_code != 401
 
 
-async def test_a_key_is_asked_for_before_a_body_is_read():
+async def test_the_key_is_checked_before_the_body_is_read():
     async with client(keys=[ApiKey("ann", KEY)]) as http:
         assert (await http.post(URL, content=b"{")).status_code == 401
 
 
-async def test_places_of_a_key_are_given_back_after_answers_and_errors():
+async def test_slots_of_a_key_are_released_after_answers_and_errors():
     keys = [ApiKey("ann", KEY, max_concurrent_requests=1)]
     async with client(keys=keys) as http:
         for body, status in [(BODY, 200), ({}, 400)] * 2:
             assert (await http.post(URL, json=body, headers=BEARER)).status_code == status
 
 
-async def test_a_key_that_asks_too_often_is_told_when_to_come_back():
+async def test_a_key_over_its_rate_limit_gets_a_retry_hint():
     keys = [ApiKey("ann", KEY, requests_per_s=0.1)]
     async with client(keys=keys) as http:
         assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 200
@@ -199,12 +199,12 @@ async def test_a_key_that_asks_too_often_is_told_when_to_come_back():
 LIMITED = [ApiKey("ann", KEY, requests_per_s=0.1, max_concurrent_requests=1)]
 
 
-async def test_what_is_forwarded_counts_where_it_is_answered():
+async def test_a_forwarded_request_counts_in_the_other_application_only():
     elsewhere = Failing(UnknownModelError("b", "tiny"))
     other = application(None, [ApiKey("ann", KEY)])
     async with client(elsewhere, LIMITED, beside(other)) as http:
         for _ in range(3):
-            assert (await http.post(URL, json=BODY, headers=BEARER)).json() == {"prompt": "said"}
+            assert (await http.post(URL, json=BODY, headers=BEARER)).json() == {"prompt": "decoded"}
         elsewhere.error = None
         assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 200
         assert (await http.post(URL, json=BODY, headers=BEARER)).status_code == 429
@@ -218,7 +218,7 @@ async def test_what_is_forwarded_counts_where_it_is_answered():
 
 
 @pytest.mark.parametrize("timeout", ["0", "-1", "nan", "inf", "soon"])
-async def test_a_deadline_that_is_none(timeout):
+async def test_an_invalid_timeout(timeout):
     chat = {"messages": [{"role": "user", "content": "x"}]}
     async with client() as http:
         headers = {"x-request-timeout-s": timeout}
@@ -226,7 +226,7 @@ async def test_a_deadline_that_is_none(timeout):
     assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-s")
 
 
-async def test_the_document_describes_every_route_and_is_for_everyone():
+async def test_the_openapi_document_describes_every_route_and_is_public():
     async with client(keys=[ApiKey("ann", KEY)]) as http:
         document = (await http.get("/openapi.json")).json()
     assert set(document["paths"]) == {

@@ -1,4 +1,4 @@
-"""The newer of OpenAI's two shapes."""
+"""Requests of the Responses API over HTTP, down to the engine."""
 
 import json
 
@@ -20,21 +20,21 @@ async def stream(http, **changes):
     response = await http.post(URL, json={**ASKED, **changes, "stream": True})
     assert response.status_code == 200, response.text
     pairs = [each.split("\n") for each in response.text.strip().split("\n\n")]
-    said = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
-    assert [name for name, _ in pairs] == [f"event: {each['type']}" for each in said]
-    return said
+    parsed = [json.loads(data.removeprefix("data: ")) for _, data in pairs]
+    assert [name for name, _ in pairs] == [f"event: {each['type']}" for each in parsed]
+    return parsed
 
 
-async def test_it_is_the_chat_in_another_shape(http):
+async def test_the_answer_is_that_of_the_chat(http):
     chat = {"messages": [{"role": "user", "content": "Ask the baker"}], "max_tokens": 8}
     chat = (await http.post("/v1/chat/completions", json={**chat, "temperature": 0})).json()
-    said = await ask(http, metadata={"whose": "mine"})
-    assert said["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
-    assert (said["object"], said["status"]) == ("response", "incomplete")
-    assert said["incomplete_details"] == {"reason": "max_output_tokens"}
-    assert said["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
-    assert said["usage"]["output_tokens"] == 8
-    assert (said["error"], said["metadata"]) == (None, {"whose": "mine"})
+    body = await ask(http, metadata={"whose": "mine"})
+    assert body["output"][0]["content"][0]["text"] == chat["choices"][0]["message"]["content"]
+    assert (body["object"], body["status"]) == ("response", "incomplete")
+    assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert body["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+    assert body["usage"]["output_tokens"] == 8
+    assert (body["error"], body["metadata"]) == (None, {"whose": "mine"})
 
 
 async def test_instructions_and_earlier_turns(http):
@@ -49,7 +49,7 @@ async def test_instructions_and_earlier_turns(http):
         },
         {"role": "user", "content": [{"type": "input_text", "text": "The baker"}]},
     ]
-    said = await ask(http, input=turns, instructions="Be brief")
+    body = await ask(http, input=turns, instructions="Be brief")
     chat = [
         {"role": "system", "content": "Be brief"},
         {"role": "user", "content": "Ask the baker"},
@@ -57,13 +57,13 @@ async def test_instructions_and_earlier_turns(http):
         {"role": "user", "content": "The baker"},
     ]
     counted = (await http.post("/tokenize", json={"messages": chat})).json()
-    assert said["usage"]["input_tokens"] == counted["count"]
+    assert body["usage"]["input_tokens"] == counted["count"]
 
 
-async def test_a_stream_tells_the_answer_as_it_grows(http):
+async def test_a_stream_has_the_answer_in_increments(http):
     whole = await ask(http)
-    said = await stream(http)
-    kinds = [each["type"].removeprefix("response.") for each in said]
+    events = await stream(http)
+    kinds = [each["type"].removeprefix("response.") for each in events]
     assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
     assert set(kinds[4:-4]) == {"output_text.delta"}
     assert kinds[-4:] == [
@@ -72,29 +72,29 @@ async def test_a_stream_tells_the_answer_as_it_grows(http):
         "output_item.done",
         "incomplete",
     ]
-    assert [each["sequence_number"] for each in said] == [*range(len(said))]
+    assert [each["sequence_number"] for each in events] == [*range(len(events))]
     text = whole["output"][0]["content"][0]["text"]
-    assert "".join(each["delta"] for each in said[4:-4]) == said[-4]["text"] == text
-    assert said[-1]["response"]["output"][0]["content"][0]["text"] == text
-    assert said[-1]["response"]["usage"] is not None
-    assert said[0]["response"]["output"] == []
+    assert "".join(each["delta"] for each in events[4:-4]) == events[-4]["text"] == text
+    assert events[-1]["response"]["output"][0]["content"][0]["text"] == text
+    assert events[-1]["response"]["usage"] is not None
+    assert events[0]["response"]["output"] == []
 
 
-async def test_a_schema_completes_it(http):
+async def test_a_schema_is_enforced(http):
     schema = {"type": "object", "properties": {"a": {"enum": ["b"]}}, "required": ["a"]}
     schema["additionalProperties"] = False
     form = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
-    said = await ask(http, text={"format": form}, max_output_tokens=40)
-    assert json.loads(said["output"][0]["content"][0]["text"]) == {"a": "b"}
-    assert (said["status"], said["incomplete_details"]) == ("completed", None)
+    body = await ask(http, text={"format": form}, max_output_tokens=40)
+    assert json.loads(body["output"][0]["content"][0]["text"]) == {"a": "b"}
+    assert (body["status"], body["incomplete_details"]) == ("completed", None)
 
 
 async def test_log_probabilities(http):
     include = ["message.output_text.logprobs"]
-    said = await ask(http, include=include, top_logprobs=2)
-    told = said["output"][0]["content"][0]["logprobs"]
-    assert len(told) == 8
-    assert {len(each["top_logprobs"]) for each in told} == {2}
+    body = await ask(http, include=include, top_logprobs=2)
+    logprobs = body["output"][0]["content"][0]["logprobs"]
+    assert len(logprobs) == 8
+    assert {len(each["top_logprobs"]) for each in logprobs} == {2}
     deltas = [each for each in await stream(http, include=include) if "delta" in each]
     assert sum(len(each["logprobs"]) for each in deltas) == 8
 
@@ -114,6 +114,6 @@ async def test_log_probabilities(http):
         ({"n": 2}, "n"),
     ],
 )
-async def test_a_wrong_field_is_named(http, changes, param):
+async def test_the_error_names_the_invalid_field(http, changes, param):
     response = await http.post(URL, json={**ASKED, **changes})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)

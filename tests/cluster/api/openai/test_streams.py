@@ -1,4 +1,4 @@
-"""Outputs of several prompts as one stream, time that is up, clients that go."""
+"""Streams of outputs: several prompts, deadlines, disconnected clients."""
 
 import asyncio
 from contextlib import aclosing
@@ -9,14 +9,14 @@ from cluster.api.api_keys import Lease
 from cluster.api.openai.deadline import Deadline
 from cluster.api.openai.errors import ApiError
 from cluster.api.openai.streams import (
-    ClientGoneError,
+    ClientDisconnectedError,
     EventStream,
-    Said,
-    answering,
+    PromptOutput,
+    cancel_on_disconnect,
     chained,
-    event,
-    unless_disconnected,
+    generate_outputs,
 )
+from cluster.api.sse import event
 from cluster.replica.router import Generation
 from specdec.types.errors import OverloadedError
 from specdec.types.request import GenerateRequest
@@ -24,7 +24,7 @@ from specdec.types.sampling_params import SamplingParams
 
 
 class Counting:
-    """A router that counts to three for each prompt, and knows who has left."""
+    """A router that counts to three for each prompt and records the open requests."""
 
     def __init__(self, pause_s=0.0, failing=()):
         self.pause_s = pause_s
@@ -51,29 +51,29 @@ def calls(*prompts):
 
 
 @pytest.mark.parametrize("prompts", [("a",), ("a", "b", "c")])
-async def test_everything_is_said_in_order_to_each_prompt(prompts):
+async def test_outputs_of_each_prompt_are_in_order(prompts):
     router = Counting()
-    said = [each async for each in answering(router, calls(*prompts), Deadline.after(10))]
+    found = [each async for each in generate_outputs(router, calls(*prompts), Deadline.after(10))]
     for index, prompt in enumerate(prompts):
-        outputs = [each.output for each in said if each.prompt == index]
+        outputs = [each.output for each in found if each.prompt == index]
         assert outputs == [f"{prompt}{number}" for number in range(3)]
-    assert len(said) == 3 * len(prompts)
+    assert len(found) == 3 * len(prompts)
 
 
 @pytest.mark.parametrize("prompts", [("a",), ("a", "b")])
-async def test_leaving_aborts_all(prompts):
+async def test_closing_aborts_all(prompts):
     router = Counting()
-    async with aclosing(answering(router, calls(*prompts), Deadline.after(10))) as said:
-        await anext(said)
+    async with aclosing(generate_outputs(router, calls(*prompts), Deadline.after(10))) as outputs:
+        await anext(outputs)
         assert router.open
     assert router.open == set()
 
 
 @pytest.mark.parametrize("prompts", [("a",), ("a", "b")])
-async def test_when_the_time_is_up_all_is_aborted(prompts):
+async def test_a_deadline_aborts_all(prompts):
     router = Counting(pause_s=5)
     with pytest.raises(ApiError, match=r"within 0\.05 s") as caught:
-        [each async for each in answering(router, calls(*prompts), Deadline.after(0.05))]
+        [each async for each in generate_outputs(router, calls(*prompts), Deadline.after(0.05))]
     assert (caught.value.status, caught.value.code) == (504, "deadline_exceeded")
     assert router.open == set()
 
@@ -81,36 +81,36 @@ async def test_when_the_time_is_up_all_is_aborted(prompts):
 async def test_the_first_error_ends_all():
     router = Counting(pause_s=0.01, failing=("b",))
     with pytest.raises(OverloadedError):
-        [each async for each in answering(router, calls("a", "b"), Deadline.after(10))]
+        [each async for each in generate_outputs(router, calls("a", "b"), Deadline.after(10))]
     assert router.open == set()
 
 
-async def test_chained_closes_what_it_goes_on_with():
+async def test_chained_closes_its_source():
     router = Counting()
-    said = answering(router, calls("a"), Deadline.after(10))
-    first = await anext(said)
-    async with aclosing(chained(first, said)) as all_of_it:
-        assert await anext(all_of_it) == Said(0, "a0")
-        assert await anext(all_of_it) == Said(0, "a1")
+    outputs = generate_outputs(router, calls("a"), Deadline.after(10))
+    first = await anext(outputs)
+    async with aclosing(chained(first, outputs)) as chain:
+        assert await anext(chain) == PromptOutput(0, "a0")
+        assert await anext(chain) == PromptOutput(0, "a1")
     assert router.open == set()
 
 
 class Connection:
-    """What an ASGI server offers: a client that goes after a while."""
+    """An ASGI connection whose client disconnects after a while."""
 
-    def __init__(self, leaves_after_s):
-        self.leaves_after_s = leaves_after_s
+    def __init__(self, disconnects_after_s):
+        self.disconnects_after_s = disconnects_after_s
         self.sent = []
 
     async def receive(self):
-        await asyncio.sleep(self.leaves_after_s)
+        await asyncio.sleep(self.disconnects_after_s)
         return {"type": "http.disconnect"}
 
     async def send(self, message):
         self.sent.append(message)
 
 
-async def test_work_ends_when_the_client_goes():
+async def test_work_is_cancelled_when_the_client_disconnects():
     was_cancelled = False
 
     async def work():
@@ -121,16 +121,16 @@ async def test_work_ends_when_the_client_goes():
             was_cancelled = True
             raise
 
-    with pytest.raises(ClientGoneError):
-        await unless_disconnected(Connection(0.01), work())
+    with pytest.raises(ClientDisconnectedError):
+        await cancel_on_disconnect(Connection(0.01), work())
     assert was_cancelled
 
 
-async def test_work_that_is_done_first_is_returned():
+async def test_the_result_of_finished_work_is_returned():
     async def work():
         return 7
 
-    assert await unless_disconnected(Connection(10), work()) == 7
+    assert await cancel_on_disconnect(Connection(10), work()) == 7
 
 
 async def test_an_error_of_the_work_is_raised():
@@ -138,67 +138,67 @@ async def test_an_error_of_the_work_is_raised():
         raise OverloadedError("full")
 
     with pytest.raises(OverloadedError):
-        await unless_disconnected(Connection(10), work())
+        await cancel_on_disconnect(Connection(10), work())
 
 
-@pytest.mark.parametrize("leaves_after_s", [0.02, 10])
-async def test_a_stream_gives_its_lease_back_and_closes_its_source(leaves_after_s):
-    router, given_back = Counting(pause_s=0.02), []
-    said = answering(router, calls("a"), Deadline.after(10))
-    first = await anext(said)
+@pytest.mark.parametrize("disconnects_after_s", [0.02, 10])
+async def test_a_stream_releases_its_lease_and_closes_its_source(disconnects_after_s):
+    router, released = Counting(pause_s=0.02), []
+    outputs = generate_outputs(router, calls("a"), Deadline.after(10))
+    first = await anext(outputs)
 
     async def events():
-        async for each in chained(first, said):
+        async for each in chained(first, outputs):
             yield event(each.output)
 
-    response = EventStream(events(), said, Deadline.after(10))
-    response.lease = Lease(lambda: given_back.append(1))
-    connection = Connection(leaves_after_s)
+    response = EventStream(events(), outputs, Deadline.after(10))
+    response.lease = Lease(lambda: released.append(1))
+    connection = Connection(disconnects_after_s)
     await response({"type": "http", "asgi": {}}, connection.receive, connection.send)
     assert router.open == set()
-    assert given_back == [1]
+    assert released == [1]
     body = b"".join(each.get("body", b"") for each in connection.sent)
     assert body.startswith(b"data: a0\n\n")
-    assert body.endswith(b"data: a2\n\n") == (leaves_after_s == 10)
+    assert body.endswith(b"data: a2\n\n") == (disconnects_after_s == 10)
 
 
-async def test_a_stream_that_never_began_is_closed_too():
+async def test_a_stream_that_never_started_is_closed_too():
     router = Counting(pause_s=0.02)
-    said = answering(router, calls("a"), Deadline.after(10))
-    first = await anext(said)
+    outputs = generate_outputs(router, calls("a"), Deadline.after(10))
+    first = await anext(outputs)
 
     async def events():
-        async for each in chained(first, said):
+        async for each in chained(first, outputs):
             yield event(each.output)
 
     async def fail(message):
-        raise OSError("gone")
+        raise OSError("connection lost")
 
-    response, connection = EventStream(events(), said, Deadline.after(10)), Connection(10)
-    with pytest.raises(OSError, match="gone"):
+    response, connection = EventStream(events(), outputs, Deadline.after(10)), Connection(10)
+    with pytest.raises(OSError, match="connection lost"):
         await response({"type": "http", "asgi": {}}, connection.receive, fail)
     assert router.open == set()
 
 
-async def test_a_client_that_stops_reading_loses_its_place():
-    router, given_back = Counting(), []
+async def test_a_stream_ends_when_the_client_stops_reading():
+    router, released = Counting(), []
     deadline = Deadline.after(0.02)
-    said = answering(router, calls("a"), deadline)
-    first = await anext(said)
+    outputs = generate_outputs(router, calls("a"), deadline)
+    first = await anext(outputs)
 
     async def events():
-        async for each in chained(first, said):
+        async for each in chained(first, outputs):
             yield event(each.output)
 
     async def never(message):
         await asyncio.sleep(10)
 
-    response = EventStream(events(), said, deadline, grace_s=0.02)
-    response.lease = Lease(lambda: given_back.append(1))
+    response = EventStream(events(), outputs, deadline, grace_s=0.02)
+    response.lease = Lease(lambda: released.append(1))
     async with asyncio.timeout(5):
         await response({"type": "http", "asgi": {}}, Connection(10).receive, never)
     assert router.open == set()
-    assert given_back == [1]
+    assert released == [1]
 
 
 def test_an_event_may_have_a_name():

@@ -1,4 +1,4 @@
-"""The ways to say what form a text shall have."""
+"""Structured outputs: response_format, structured_outputs and the guided_ fields."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def test_response_format(given, form):
         {"type": "text", "json_schema": {"name": "x", "schema": SCHEMA}},
     ],
 )
-def test_a_schema_goes_with_its_type(given):
+def test_a_schema_needs_the_matching_type(given):
     with pytest.raises(InvalidValueError, match=r"response_format\.json_schema"):
         ResponseFormat.model_validate(given).to_structure()
 
@@ -52,7 +52,7 @@ def test_a_schema_goes_with_its_type(given):
         ({"grammar": "start: A"}, StructuredOutput(grammar="start: A")),
     ],
 )
-def test_structured_outputs_and_their_older_spelling(given, form):
+def test_structured_outputs_and_their_older_names(given, form):
     assert structured_output(StructuredOutputs.model_validate(given), {}) == form
     [(name, value)] = given.items()
     if name != "json_object":
@@ -60,15 +60,15 @@ def test_structured_outputs_and_their_older_spelling(given, form):
 
 
 @pytest.mark.parametrize("given", [{}, {"regex": "a", "choice": ["b"]}, {"json_object": False}])
-def test_it_is_exactly_one_form(given):
+def test_structured_outputs_have_exactly_one_field(given):
     with pytest.raises(InvalidValueError, match="exactly one"):
         structured_output(StructuredOutputs.model_validate(given), {})
 
 
-def test_a_form_is_said_once():
-    with pytest.raises(InvalidValueError, match="said once"):
+def test_only_one_structure_may_be_given():
+    with pytest.raises(InvalidValueError, match="one of response_format, tools"):
         structured_output(None, {"guided_regex": "a"}, StructuredOutput(json_object=True))
 
 
-def test_nothing_said_is_any_text():
+def test_the_default_is_any_text():
     assert structured_output(None, {"guided_regex": None}, None) is None

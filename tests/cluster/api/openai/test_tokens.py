@@ -11,7 +11,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 TEXT = "The river begins"
 
 
-async def test_a_text_there_and_back(http, tokenizer):
+async def test_tokenize_and_detokenize_round_trip(http, tokenizer):
     answer = (await http.post("/tokenize", json={"prompt": TEXT, "return_token_strs": True})).json()
     ids = tokenizer.encode(TEXT)
     assert (answer["tokens"], answer["count"]) == (ids, len(ids))
@@ -21,14 +21,14 @@ async def test_a_text_there_and_back(http, tokenizer):
     assert back.json() == {"prompt": TEXT}
 
 
-async def test_a_chat_is_encoded_as_it_would_be_as_a_prompt(http):
+async def test_a_chat_is_tokenized_like_a_prompt(http):
     chat = {"messages": [{"role": "user", "content": "Ask the baker"}]}
     tool = {"type": "function", "function": {"name": "ask"}}
     for options in ({}, {"tools": [tool]}, {"add_generation_prompt": False}):
         counted = (await http.post("/tokenize", json={**chat, **options})).json()
         asked = {**chat, **options, "max_tokens": 1}
-        said = (await http.post("/v1/chat/completions", json=asked)).json()
-        assert counted["count"] == said["usage"]["prompt_tokens"]
+        body = (await http.post("/v1/chat/completions", json=asked)).json()
+        assert counted["count"] == body["usage"]["prompt_tokens"]
         assert counted["token_strs"] is None
 
 
@@ -41,14 +41,14 @@ async def test_a_chat_is_encoded_as_it_would_be_as_a_prompt(http):
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}),
     ],
 )
-async def test_nothing_waits_for_a_model_that_is_loading(http, router, monkeypatch, path, body):
+async def test_requests_are_rejected_while_the_model_loads(http, router, monkeypatch, path, body):
     monkeypatch.setattr(router.core, "thread", None)
-    # It is read on the event loop where it is asked for.
+    # The property would read it on the event loop.
     monkeypatch.delattr(Preprocessor, "tokenizer")
     assert (await http.post(path, json=body)).status_code == 503
 
 
-async def test_prompts_that_have_no_room_are_refused(http, monkeypatch):
+async def test_prompts_beyond_the_encode_limit_are_rejected(http, monkeypatch):
     async def full(room, work, num_chars):
         raise OverloadedError("8000000 characters of prompts wait to be encoded")
 
@@ -67,12 +67,12 @@ async def test_prompts_that_have_no_room_are_refused(http, monkeypatch):
         ("/detokenize", {"tokens": [1], "model": "gpt-9"}, 404, None),
     ],
 )
-async def test_a_wrong_field_is_named(http, path, body, status, param):
+async def test_the_error_names_the_invalid_field(http, path, body, status, param):
     response = await http.post(path, json=body)
     assert (response.status_code, response.json()["error"]["param"]) == (status, param)
 
 
-async def test_the_model_is_listed_and_found(http):
+async def test_the_model_is_listed_and_described(http):
     listed = (await http.get("/v1/models")).json()
     assert listed["object"] == "list"
     [card] = listed["data"]

@@ -1,4 +1,4 @@
-"""What models are told of tools, and what they may write."""
+"""Tool prompts, and the grammars of tool calls."""
 
 import json
 
@@ -24,14 +24,14 @@ CITY = {
     "required": ["city"],
     "additionalProperties": False,
 }
-WEATHER = Tool("weather", "Tells the weather.", CITY, is_strict=True)
+WEATHER = Tool("weather", "Reports the weather.", CITY, is_strict=True)
 TIME = Tool("time")
 TOOLS = (WEATHER, TIME)
 GOOD, BAD = {"city": "Ulm", "days": 2}, {"city": 7}
 
 
 def matches(spec: StructuredOutput, text: str) -> bool:
-    """Whether the grammar derives the text."""
+    """Return whether the grammar derives the text."""
     matcher = LLMatcher(LLTokenizer("byte"), to_llguidance(spec))
     assert not matcher.is_error(), matcher.get_error()
     data = list(text.encode())
@@ -39,31 +39,31 @@ def matches(spec: StructuredOutput, text: str) -> bool:
 
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA], ids=lambda form: form.name)
-def test_a_forced_text_is_a_call_with_arguments_by_the_schema(form):
+def test_a_forced_call_has_arguments_that_match_the_schema(form):
     one, several = (forced_calls(TOOLS, form, is_parallel=each) for each in (False, True))
     call, other = form.write("weather", GOOD), form.write("time", {"any": [1]})
     for spec in (one, several):
         assert matches(spec, call)
         assert matches(spec, other)
         assert not matches(spec, form.write("weather", BAD))
-        assert not matches(spec, form.write("nobody", {}))
+        assert not matches(spec, form.write("unknown", {}))
         assert not matches(spec, f"Well. {call}")
     both = call + form.separator + other
     assert (matches(one, both), matches(several, both)) == (False, True)
 
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA], ids=lambda form: form.name)
-def test_a_free_text_may_hold_calls_of_known_functions(form):
+def test_a_free_text_may_contain_calls_of_known_functions(form):
     spec = optional_calls(TOOLS, form, is_parallel=True)
     for text in ("", "It rains.", "1 < 2", form.write("weather", GOOD)):
         assert matches(spec, text)
     assert matches(spec, form.write("time", {"any": 1}))
-    for text in (form.write("weather", BAD), form.write("nobody", {})):
+    for text in (form.write("weather", BAD), form.write("unknown", {})):
         assert not matches(spec, text)
 
 
 @pytest.mark.parametrize("before", ["", " ", "\r\n\t", "<|python_tag|>", "\n<|python_tag|> "])
-def test_nothing_that_would_be_read_as_a_call_is_a_text(before):
+def test_a_text_that_parses_as_a_call_is_not_plain_text(before):
     spec = optional_calls(TOOLS, LLAMA, is_parallel=False)
     text = before + LLAMA.write("weather", BAD)
     parser = ToolCallParser(LLAMA, ["weather"])
@@ -74,13 +74,13 @@ def test_nothing_that_would_be_read_as_a_call_is_a_text(before):
 
 
 @pytest.mark.parametrize("loose", [{"anyOf": [{"type": "integer"}, {"type": "object"}]}, {}])
-def test_arguments_are_an_object_whatever_the_schema_says(loose):
+def test_arguments_are_an_object_for_any_schema(loose):
     spec = forced_calls([Tool("time", "", loose)], HERMES, is_parallel=False)
     assert matches(spec, HERMES.write("time", {"a": 1}))
     assert not matches(spec, HERMES.write("time", 1))
 
 
-def test_a_marked_call_may_stand_behind_a_text():
+def test_a_marked_call_may_follow_a_text():
     spec = optional_calls(TOOLS, HERMES, is_parallel=False)
     call = HERMES.write("weather", GOOD)
     assert matches(spec, f"Let me see.\n{call}")
@@ -88,12 +88,12 @@ def test_a_marked_call_may_stand_behind_a_text():
     assert not matches(spec, "<tool_call>nothing")
 
 
-def test_arguments_of_a_function_that_is_not_strict_are_free_where_calls_are():
+def test_arguments_of_optional_calls_are_free_unless_strict():
     spec = optional_calls((Tool("weather", "", CITY), WEATHER), HERMES, is_parallel=True)
     assert matches(spec, HERMES.write("weather", BAD))
 
 
-def test_a_schema_cannot_loosen_itself():
+def test_a_schema_cannot_disable_its_requirements():
     loose = Tool("weather", "", {**CITY, "x-guidance": {"lenient": True}}, is_strict=True)
     assert "lenient" not in (forced_calls([loose], HERMES, is_parallel=False).grammar or "")
 
@@ -106,12 +106,12 @@ def test_a_schema_cannot_loosen_itself():
         ('{"name": function name, "parameters": dictionary}', LLAMA),
     ],
 )
-def test_the_template_tells_the_format(template, form):
+def test_the_format_is_derived_from_the_template(template, form):
     assert format_of_template(template) is form
 
 
 @pytest.mark.parametrize("form", [HERMES, LLAMA], ids=lambda form: form.name)
-def test_the_prompt_shows_the_functions_and_a_call_that_can_be_read(form):
+def test_the_prompt_shows_the_functions_and_a_parsable_call(form):
     prompt = tool_prompt(TOOLS, form)
     assert json.dumps(CITY) in prompt
     example = form.write("NAME", {"PARAMETER": "VALUE"})

@@ -1,9 +1,9 @@
-"""Calls in a text: the same ones, however the text comes."""
+"""Parsing of tool calls, independent of how the text is split."""
 
 import pytest
 
 from cluster.api.openai.tool_format import HERMES, LLAMA
-from cluster.api.openai.tool_parser import CallArguments, CallBegun, Content, ToolCallParser
+from cluster.api.openai.tool_parser import CallArguments, CallStart, Content, ToolCallParser
 
 NAMES = ("weather", "time")
 WEATHER = (
@@ -26,8 +26,8 @@ def read(form, text, size):
 
 
 def joined(pieces):
-    """Content, and the calls with their arguments."""
-    calls = [(piece.name, "") for piece in pieces if isinstance(piece, CallBegun)]
+    """Return the content, and the calls with their arguments."""
+    calls = [(piece.name, "") for piece in pieces if isinstance(piece, CallStart)]
     for piece in pieces:
         if isinstance(piece, CallArguments):
             name, arguments = calls[piece.index]
@@ -89,7 +89,7 @@ def test_hermes(text, content, calls, size):
             "",
             [("time", "{}"), ("weather", '{"x": 2}')],
         ),
-        ('{"name": "nobody", "parameters": {}}', '{"name": "nobody", "parameters": {}}', []),
+        ('{"name": "unknown", "parameters": {}}', '{"name": "unknown", "parameters": {}}', []),
         ('{"answer": 42}', '{"answer": 42}', []),
         ('{"name": "time", "parameters": {}} That is all.', "That is all.", [("time", "{}")]),
         ("<|python", "<|python", []),
@@ -100,10 +100,10 @@ def test_llama(text, content, calls, size):
     assert joined(read(LLAMA, text, size)) == (content, calls)
 
 
-def test_arguments_come_as_they_are_written():
+def test_arguments_stream_as_they_are_generated():
     parser = ToolCallParser(HERMES, NAMES)
     assert list(parser.feed('<tool_call>\n{"name": "weather", "arguments": {"ci')) == [
-        CallBegun(0, "weather"),
+        CallStart(0, "weather"),
         CallArguments(0, '{"ci'),
     ]
     assert list(parser.feed('ty": ')) == [CallArguments(0, 'ty": ')]

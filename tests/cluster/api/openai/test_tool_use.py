@@ -1,4 +1,4 @@
-"""What tools and tool_choice come to."""
+"""Resolution of tools and tool_choice."""
 
 import pytest
 
@@ -24,13 +24,13 @@ def named(name):
     return {"type": "function", "function": {"name": name}}
 
 
-def test_without_tools_or_with_none_to_call_the_model_knows_of_none():
+def test_no_tools_in_the_prompt_without_tools_or_with_choice_none():
     assert use(tools=[]) is None
     assert use(tools=[], tool_choice="none") is None
     assert use(tool_choice="none") is None
 
 
-def test_the_model_is_free_unless_something_is_asked_of_it():
+def test_the_text_is_unconstrained_unless_the_request_constrains_it():
     free = use()
     assert [each.name for each in free.callable] == ["a", "b"]
     assert free.structure is None
@@ -38,15 +38,15 @@ def test_the_model_is_free_unless_something_is_asked_of_it():
     assert use(tools=[definition("a", strict=True)]).structure is not None
 
 
-def test_a_named_function_is_all_that_can_be_called():
+def test_only_a_named_function_can_be_called():
     forced = use(tool_choice=named("b"))
     assert [each.name for each in forced.callable] == ["b"]
-    assert [each.name for each in forced.tools] == ["a", "b"]  # the model is told of all
+    assert [each.name for each in forced.tools] == ["a", "b"]  # the prompt has all
     assert '\\"b\\"' in forced.structure.grammar
     assert '\\"a\\"' not in forced.structure.grammar
 
 
-def test_marks_that_are_special_tokens_are_shown_or_left_out():
+def test_marks_that_are_special_tokens_are_shown_or_omitted():
     free = use(special=[HERMES.opening])
     assert free.shows_special_tokens
     forced = use(special=[HERMES.opening], tool_choice="required")
@@ -74,7 +74,7 @@ def test_marks_that_are_special_tokens_are_shown_or_left_out():
         ({"parallel_tool_calls": False, "special": ["<tool_call>"]}, "parallel_tool_calls"),
     ],
 )
-def test_what_cannot_be_is_named(fields, field):
+def test_the_error_names_the_invalid_field(fields, field):
     with pytest.raises(InvalidValueError) as caught:
         use(**fields)
     assert caught.value.field == field

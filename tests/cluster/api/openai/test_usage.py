@@ -1,4 +1,4 @@
-"""What requests took, of one prompt or of several."""
+"""Token usage of requests with one or several prompts."""
 
 import pytest
 
@@ -23,11 +23,11 @@ def output(num_output_tokens, *, choice=0, num_cached_tokens=0, verifier="couple
     )
 
 
-def test_an_output_tells_of_all_choices_of_its_prompt():
+def test_an_output_counts_all_choices_of_its_prompt():
     meter = UsageMeter()
-    assert not meter.has_begun
+    assert not meter.has_output
     meter.add(0, output(1, num_cached_tokens=3))
-    meter.add(0, output(2, choice=1, num_cached_tokens=5))  # what choice 0 has computed
+    meter.add(0, output(2, choice=1, num_cached_tokens=5))  # computed for choice 0
     usage = meter.usage()
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (5, 2, 7)
     assert usage.prompt_tokens_details.cached_tokens == 3
@@ -46,7 +46,7 @@ def test_prompts_are_added_up():
 
 
 @pytest.mark.parametrize(("verifier", "is_lossless"), [("block", True), ("typical", False)])
-def test_a_lossy_verifier_is_told(verifier, is_lossless):
+def test_a_lossy_verifier_is_reported(verifier, is_lossless):
     meter = UsageMeter()
     meter.add(0, output(1, verifier=verifier))
     speculation = meter.usage().completion_tokens_details.speculation
