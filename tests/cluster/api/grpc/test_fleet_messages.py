@@ -7,7 +7,7 @@ from grpc import StatusCode
 from cluster.replica.report import decision_news
 from specdec.client import Counts, HistogramCounts
 from specdec.engine.metrics import Metrics
-from specdec.types.draft_decision import Decision, DecisionChange, DecisionReason
+from specdec.types.draft_decision import Decision, DecisionChange, DecisionReason, chain
 from specdec.types.engine_stats import EngineStats
 from specdec.types.stats import SpeculationStats
 
@@ -96,7 +96,7 @@ def test_engine_requests_and_models_are_counted_together():
 
 def test_decisions_are_reported_by_the_wall_clock():
     decided = stats(
-        decision=Decision(2, DecisionReason.GOODPUT),
+        decision=Decision(chain(2), DecisionReason.GOODPUT),
         counts=Counts(decisions={"goodput": 1}),
         decision_changes=(DecisionChange(90.0, 2, DecisionReason.GOODPUT, 5),),
     )
@@ -107,6 +107,6 @@ def test_decisions_are_reported_by_the_wall_clock():
 
 
 def test_before_the_first_step_nothing_was_decided():
-    before = stats(decision=Decision(3, DecisionReason.THRESHOLD))
+    before = stats(decision=Decision(chain(3), DecisionReason.THRESHOLD))
     assert (before.num_chosen_tokens, before.chosen) == (0, None)
     assert decision_news(before, 100.0, NOW) == ()
