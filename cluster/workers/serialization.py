@@ -50,7 +50,7 @@ _FLOAT32 = np.dtype("<f4")
 
 
 def encode_step(step: StepInput) -> Frames:
-    """Encode as [header, rows [B, 8], tokens, 3 row arrays, deltas [D, 3], block ids]."""
+    """Encode as [header, rows [B, 10], tokens, positions, 3 row arrays, deltas [D, 3], block ids]."""
     header = [
         step.step_id,
         step.released,
@@ -63,6 +63,7 @@ def encode_step(step: StepInput) -> Frames:
         msgpack.packb(header),
         _pack(value for row in step.rows for value in _step_row(row)),
         _pack(token for row in step.rows for token in row.token_ids),
+        _pack(position for row in step.rows for position in row.positions or ()),
         *_pack_draft_probs(row.draft_probs for row in step.rows),
         _pack_arrays((row.grammar_mask for row in step.rows), _INT32),
         _pack(value for delta in deltas for value in delta),
@@ -72,7 +73,7 @@ def encode_step(step: StepInput) -> Frames:
 
 def decode_step(frames: Sequence[bytes]) -> StepInput:
     """Decode the frames of `encode_step`."""
-    header, rows, tokens, listed, probs, masks, deltas, blocks = frames
+    header, rows, tokens, positions, listed, probs, masks, deltas, blocks = frames
     step_id, released, admitted = msgpack.unpackb(header, use_list=False)
     delta_table = _table(deltas, 3)
     delta_blocks = _split(_unpack(blocks), [delta[2] for delta in delta_table])
@@ -84,7 +85,7 @@ def decode_step(frames: Sequence[bytes]) -> StepInput:
             BlockTableDelta(seq_id, start, block_ids)
             for (seq_id, start, _), block_ids in zip(delta_table, delta_blocks, strict=True)
         ),
-        rows=tuple(_decode_step_rows(_table(rows, 8), tokens, listed, probs, masks)),
+        rows=tuple(_decode_step_rows(_table(rows, 10), tokens, positions, listed, probs, masks)),
     )
 
 
@@ -129,9 +130,9 @@ def decode_draft_step(frames: Sequence[bytes]) -> DraftStep:
 
 
 def encode_output(output: VerifyOutput) -> Frames:
-    """Encode as [header, rows [B, 5], tokens, prompts [P, 4], 3 logprobs arrays].
+    """Encode as [header, rows [B, 7], tokens, prompts [P, 4], 3 logprobs arrays].
 
-    A row's tokens are its output tokens, then its lookahead tokens. Logprobs are those of the rows,
+    A row's tokens are its output, lookahead and next draft tokens, then the draft's parents. Logprobs are those of the rows,
     then those of the prompts.
     """
     rows = (
@@ -141,6 +142,8 @@ def encode_output(output: VerifyOutput) -> Frames:
             len(row.lookahead_token_ids),
             _logprobs_width(row.logprobs),
             row.has_bad_logits,
+            len(row.next_draft_token_ids),
+            row.next_draft_parents is not None,
         )
         for row in output.rows
     )
@@ -153,7 +156,7 @@ def encode_output(output: VerifyOutput) -> Frames:
     return [
         msgpack.packb(output.step_id),
         _pack(value for row in rows for value in row),
-        _pack(token for row in output.rows for token in row.token_ids + row.lookahead_token_ids),
+        _pack(number for row in output.rows for number in _verified_numbers(row)),
         _pack(value for prompt in prompts for value in prompt),
         _pack_arrays((each.token_ids for each in logprobs), _INT32),
         _pack_arrays((each.logprobs for each in logprobs), _FLOAT32),
@@ -164,25 +167,38 @@ def encode_output(output: VerifyOutput) -> Frames:
 def decode_output(frames: Sequence[bytes]) -> VerifyOutput:
     """Decode the frames of `encode_output`."""
     header, rows, tokens, prompts, *logprobs = frames
-    table, prompt_table = _table(rows, 5), _table(prompts, 4)
-    row_tokens = _split(_unpack(tokens), [row[1] + row[2] for row in table])
+    table, prompt_table = _table(rows, 7), _table(prompts, 4)
+    counts = [row[1] + row[2] + row[5] * (1 + row[6]) for row in table]
+    row_numbers = _split(_unpack(tokens), counts)
     take = _logprobs_reader(*logprobs)
     return VerifyOutput(
         msgpack.unpackb(header),
         tuple(
-            VerifiedRow(
-                seq_id,
-                token_ids[:count],
-                take(count, width) if width else None,
-                bool(is_bad),
-                token_ids[count:],
-            )
-            for (seq_id, count, _, width, is_bad), token_ids in zip(table, row_tokens, strict=True)
+            _verified_row(row, numbers, take)
+            for row, numbers in zip(table, row_numbers, strict=True)
         ),
         tuple(
             PromptLogprobs(seq_id, start, take(count, width))
             for seq_id, start, count, width in prompt_table
         ),
+    )
+
+
+def _verified_numbers(row: VerifiedRow) -> Numbers:
+    tokens = row.token_ids + row.lookahead_token_ids
+    if not row.next_draft_token_ids:
+        return tokens
+    return tokens + row.next_draft_token_ids + (row.next_draft_parents or ())
+
+
+def _verified_row(row: Numbers, numbers: Numbers, take: Callable[..., Logprobs]) -> VerifiedRow:
+    seq_id, count, num_lookahead, width, is_bad, num_drafts, is_tree = row
+    logprobs = take(count, width) if width else None
+    end = count + num_lookahead
+    drafts = numbers[end : end + num_drafts]
+    parents = numbers[end + num_drafts :] if is_tree else None
+    return VerifiedRow(
+        seq_id, numbers[:count], logprobs, bool(is_bad), numbers[count:end], drafts, parents
     )
 
 
@@ -269,17 +285,27 @@ def _step_row(row: StepRow) -> tuple[int, ...]:
         0 if row.draft_probs is None else row.draft_probs.probs.shape[1],
         0 if row.grammar_mask is None else row.grammar_mask.shape[1],
         row.num_lookahead_tokens,
+        row.adapter_id,
+        0 if row.positions is None else len(row.positions),
     )
 
 
 def _decode_step_rows(
-    table: list[Numbers], tokens: bytes, listed: bytes, probs: bytes, masks: bytes
+    table: list[Numbers],
+    tokens: bytes,
+    positions: bytes,
+    listed: bytes,
+    probs: bytes,
+    masks: bytes,
 ) -> Iterator[StepRow]:
     row_tokens = _split(_unpack(tokens), [row[2] for row in table])
+    row_positions = _split(_unpack(positions), [row[9] for row in table])
     row_probs = _decode_draft_probs(((row[3], row[5]) for row in table), listed, probs)
     take_mask = _reader(masks, _INT32)
-    for row, token_ids, draft_probs in zip(table, row_tokens, row_probs, strict=True):
-        seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead = row
+    for row, token_ids, ids, draft_probs in zip(
+        table, row_tokens, row_positions, row_probs, strict=True
+    ):
+        seq_id, computed, _, num_drafts, samples, _, num_words, num_lookahead, adapter_id, _ = row
         mask = take_mask(num_drafts + 1, num_words) if num_words else None
         yield StepRow(
             seq_id,
@@ -290,6 +316,8 @@ def _decode_step_rows(
             draft_probs,
             mask,
             num_lookahead,
+            adapter_id,
+            ids or None,
         )
 
 

@@ -30,10 +30,12 @@ def next_rows(
     # The pending token follows the known ones, and its KV needs a slot.
     if not all(blocks.reserve(seq.seq_id, seq.num_tokens + 1) for seq in continuing):
         return []
-    return [
-        (seq, StepRow(seq.seq_id, seq.num_tokens, (PENDING_TOKEN,), 0, samples=True))
-        for seq in continuing
-    ]
+    return [(seq, _pending_row(seq)) for seq in continuing]
+
+
+def _pending_row(seq: Sequence) -> StepRow:
+    adapter_id = seq.request.adapter_id
+    return StepRow(seq.seq_id, seq.num_tokens, (PENDING_TOKEN,), 0, True, adapter_id=adapter_id)
 
 
 def _is_predictable(seq: Sequence, row: StepRow) -> bool:

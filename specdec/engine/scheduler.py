@@ -42,6 +42,7 @@ class ScheduledRow(NamedTuple):
         lookahead: tuple[int, ...] = ()
         draft_probs, mask = None, None
         if proposal is not None and _continues(proposal, seq):
+            assert proposal.parents is None, "only chains of drafts are verified"
             drafts = proposal.draft_token_ids[: self.num_draft_tokens]
             lookahead = proposal.lookahead_token_ids[: self.num_lookahead_tokens]
             if proposal.draft_probs is not None:
@@ -63,6 +64,7 @@ class ScheduledRow(NamedTuple):
             draft_probs,
             mask,
             len(lookahead),
+            seq.request.adapter_id,
         )
 
 
@@ -237,7 +239,9 @@ class Scheduler:
         """Move a waiting sequence into the batch; return its tokens in this step, 0 if it waits."""
         # Log-probabilities of the prompt are not cached: they need its forward pass.
         known = [] if seq.prompt_report.is_due else seq.token_ids
-        cached = self._blocks.attach(seq.seq_id, known, seq.request.cache_salt)
+        cached = self._blocks.attach(
+            seq.seq_id, known, seq.request.cache_salt, seq.request.adapter_id
+        )
         chunk = min(seq.num_tokens - cached, budget)
         if not self._blocks.reserve(seq.seq_id, cached + chunk):
             self._blocks.release(seq.seq_id)

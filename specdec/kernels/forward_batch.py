@@ -20,11 +20,14 @@ class Chunk(NamedTuple):
 
     start: how many tokens before them have KV. block_table: of the sequence, in order; it reaches
     to the last of the tokens at least. An array of 32 bits ("i") is read where it is.
+    positions: position ids of the tokens, where they differ from their KV slots' order (a tree of
+    drafts); None for start, start + 1, ...
     """
 
     token_ids: Sequence[int]
     start: int
     block_table: Sequence[int] | array[int]
+    positions: Sequence[int] | None = None
 
     @property
     def end(self) -> int:
@@ -62,16 +65,24 @@ class ModelInput:
         return np.array([chunk.end for chunk in self.chunks], np.int32)
 
     @cached_property
+    def slots(self) -> Indices:
+        """[T]: index of each token's KV within its sequence."""
+        slots = np.arange(self.num_tokens, dtype=np.int32)
+        slots += np.repeat(self.context_lens - self.cu_seqlens_q[1:], self._query_lens)
+        return slots
+
+    @cached_property
     def positions(self) -> Indices:
-        """[T]."""
-        positions = np.arange(self.num_tokens, dtype=np.int32)
-        positions += np.repeat(self.context_lens - self.cu_seqlens_q[1:], self._query_lens)
-        return positions
+        """[T]: position ids, for rotary embeddings; the slots in chains of tokens."""
+        if all(chunk.positions is None for chunk in self.chunks):
+            return self.slots
+        own = (chunk.positions or range(chunk.start, chunk.end) for chunk in self.chunks)
+        return np.array([position for each in own for position in each], np.int32)
 
     @cached_property
     def slot_mapping(self) -> Indices:
         """[T]: block * block_size + offset, where the token's KV is written."""
-        index, offset = np.divmod(self.positions, self.block_size)
+        index, offset = np.divmod(self.slots, self.block_size)
         owners = np.repeat(np.arange(self.num_sequences), self._query_lens)
         slots: Indices = self.block_tables[owners, index] * np.int32(self.block_size) + offset
         return slots

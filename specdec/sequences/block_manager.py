@@ -13,9 +13,11 @@ from hashlib import blake2b
 
 import numpy as np
 
+from specdec.types.messages import BASE_MODEL
+
 BlockKey = bytes
-"""128 bits of BLAKE2b over the previous block's key and the block's own tokens; the sequence's salt
-replaces the key before the first block."""
+"""128 bits of BLAKE2b over the previous block's key and the block's own tokens; a hash of the sequence's
+salt and adapter replaces the key before the first block."""
 
 
 class BlockManager:
@@ -52,15 +54,17 @@ class BlockManager:
         """Return the blocks of a sequence in order; empty if it holds none."""
         return self._tables.get(seq_id, [])
 
-    def attach(self, seq_id: int, token_ids: Sequence[int], salt: str = "") -> int:
+    def attach(
+        self, seq_id: int, token_ids: Sequence[int], salt: str = "", adapter_id: int = BASE_MODEL
+    ) -> int:
         """Give a sequence without blocks the published ones of its longest cached prefix.
 
-        salt: blocks are shared only among sequences with the same salt.
+        Blocks are shared only among sequences with the same salt and adapter.
         Returns the number of cached tokens: whole blocks, and never all of `token_ids`, since the
         last token must be computed to sample the next.
         """
         assert not self.block_table(seq_id), "attach to a sequence that holds blocks"
-        self._roots[seq_id] = _root(salt)
+        self._roots[seq_id] = _root(salt, adapter_id)
         chain: list[BlockKey] = []
         table: list[int] = []
         while self._is_caching and (len(table) + 1) * self.block_size < len(token_ids):
@@ -136,7 +140,7 @@ class BlockManager:
         assert self._keys == {block: key for key, block in self._published.items()}
 
     def _next_key(self, seq_id: int, chain: list[BlockKey], token_ids: Sequence[int]) -> BlockKey:
-        before = chain[-1] if chain else self._roots.get(seq_id, _root(""))
+        before = chain[-1] if chain else self._roots.get(seq_id, _root("", BASE_MODEL))
         start = len(chain) * self.block_size
         tokens = np.asarray(token_ids[start : start + self.block_size], dtype="<i4").tobytes()
         return blake2b(before + tokens, digest_size=16).digest()
@@ -170,5 +174,6 @@ class BlockManager:
         return -(-num_tokens // self.block_size)
 
 
-def _root(salt: str) -> BlockKey:
-    return blake2b(salt.encode(), digest_size=16).digest()
+def _root(salt: str, adapter_id: int) -> BlockKey:
+    adapter = b"" if adapter_id == BASE_MODEL else b"\0%d" % adapter_id
+    return blake2b(salt.encode() + adapter, digest_size=16).digest()

@@ -12,7 +12,7 @@ from specdec.text.detokenizer import IncrementalDetokenizer
 from specdec.text.grammar import Grammar, OutputConstraint
 from specdec.types.adaptive_length import DraftLength
 from specdec.types.control import SpeculationControl
-from specdec.types.messages import Logprobs, PromptLogprobs, SequenceAdmission
+from specdec.types.messages import BASE_MODEL, Logprobs, PromptLogprobs, SequenceAdmission
 from specdec.types.request import GenerateRequest
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.sampling_spec import SamplingRules
@@ -35,7 +35,8 @@ class EngineRequest(GenerateRequest):
     """A request after preprocessing. `seed` fixes all its random choices.
 
     prompt: the token ids. grammar: the compiled `params.structured_output`. queue_deadline_s: when
-    a request that still waits is dropped, by the clock of `Engine.expire`.
+    a request that still waits is dropped, by the clock of `Engine.expire`. adapter_id: of the
+    adapter to run with; its KV is shared with no other adapter.
     """
 
     prompt: tuple[int, ...]
@@ -43,6 +44,7 @@ class EngineRequest(GenerateRequest):
     seed: int
     grammar: Grammar | None = None
     queue_deadline_s: float = math.inf
+    adapter_id: int = BASE_MODEL
 
     @classmethod
     def of(

@@ -65,6 +65,10 @@ PENDING_TOKEN = -1
 """Stands for the token that the step before this one yields, which the worker knows first."""
 
 
+BASE_MODEL = 0
+"""The adapter id of a sequence that runs without an adapter."""
+
+
 class StepRow(NamedTuple):
     """The tokens of one sequence in this step: known ones first, then `num_draft_tokens` drafts.
 
@@ -79,6 +83,9 @@ class StepRow(NamedTuple):
         draft token was the only one that could come.
     grammar_mask: int32 [num_draft_tokens + 1, ceil(vocab_size / 32)], where bit t % 32 of word
         t // 32 says whether token t may come at that place; None allows all.
+    adapter_id: of the adapter that the sequence runs with; BASE_MODEL for none.
+    positions: position ids of the tokens, where the drafts are a tree; None for a chain, whose
+        positions are consecutive. KV slots are consecutive in both.
     """
 
     seq_id: int
@@ -89,6 +96,8 @@ class StepRow(NamedTuple):
     draft_probs: DraftProbs | None = None
     grammar_mask: NDArray[np.int32] | None = None
     num_lookahead_tokens: int = 0
+    adapter_id: int = BASE_MODEL
+    positions: tuple[int, ...] | None = None
 
     @property
     def end(self) -> int:
@@ -182,6 +191,8 @@ class VerifiedRow(NamedTuple):
 
     lookahead_token_ids: of a row with lookahead tokens, the target's likeliest token after each
         draft token and each lookahead token, whatever came of those before; shaped by no rules.
+    next_draft_token_ids: a draft behind token_ids that the rank made itself, by heads on the
+        target's hidden states. next_draft_parents: its tree, as in `Proposal`; None for a chain.
     """
 
     seq_id: int
@@ -189,6 +200,8 @@ class VerifiedRow(NamedTuple):
     logprobs: Logprobs | None = None
     has_bad_logits: bool = False
     lookahead_token_ids: tuple[int, ...] = ()
+    next_draft_token_ids: tuple[int, ...] = ()
+    next_draft_parents: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -167,7 +167,12 @@ class SequenceTable:
     def model_input(self, rows: Sequence[StepRow]) -> ModelInput:
         """The flat batch that runs the tokens of `rows`."""
         chunks = [
-            Chunk(row.token_ids, row.num_computed_tokens, self._states[row.seq_id].block_table)
+            Chunk(
+                row.token_ids,
+                row.num_computed_tokens,
+                self._states[row.seq_id].block_table,
+                row.positions,
+            )
             for row in rows
         ]
         return ModelInput(chunks, self._block_size)

@@ -283,6 +283,7 @@ class _BatchArrays:
         assert integers.itemsize == ctypes.sizeof(ctypes.c_int32)
         self._tables = []
         for chunk in batch.chunks:
+            assert chunk.positions is None, "the native decoder runs chains of tokens"
             table, end = chunk.block_table, chunk.end
             if not (isinstance(table, array) and table.typecode == "i"):
                 table = array("i", table)

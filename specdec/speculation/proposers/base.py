@@ -57,6 +57,8 @@ class Proposal:
         needs them; None where each token was the only possible one.
     lookahead_token_ids: guesses to run behind the drafts, to see what the target puts after them.
     method: the method that drafted, where several are loaded.
+    parents: for a tree of drafts, the index of each draft token's parent, -1 for the base; None for
+        a chain, in which each token follows the one before.
     """
 
     seq_id: int
@@ -66,6 +68,7 @@ class Proposal:
     draft_probs: DraftProbs | None = None
     lookahead_token_ids: tuple[int, ...] = ()
     method: str | None = None
+    parents: tuple[int, ...] | None = None
 
 
 class Proposer(Protocol):

@@ -54,7 +54,17 @@ def step_rows(draw):
         draft_probs(count, width) if width else None,
         arrays(np.int32, count + 1, words) if words else None,
         draw(COUNTS),
+        draw(INT32),
+        draw(TOKENS) or None,
     )
+
+
+@st.composite
+def drafts_of_ranks(draw):
+    """Draft tokens, and the parents of a tree or None for a chain."""
+    tokens = draw(TOKENS)
+    parents = tuple(range(-1, len(tokens) - 1))
+    return tokens, parents if tokens and draw(st.booleans()) else None
 
 
 @st.composite
@@ -66,6 +76,7 @@ def verified_rows(draw):
         logprobs(len(tokens), width) if width else None,
         draw(st.booleans()),
         draw(TOKENS),
+        *draw(drafts_of_ranks()),
     )
 
 

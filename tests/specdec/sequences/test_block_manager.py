@@ -205,3 +205,12 @@ def test_only_sequences_with_the_same_salt_find_each_other_s_blocks():
     assert blocks.block_table(3) == blocks.block_table(0)[:2]
     assert blocks.attach(4, [1] * 9, "b") == 0
     blocks.check_integrity()
+
+
+def test_only_sequences_with_the_same_adapter_share_blocks():
+    blocks = BlockManager(16, 4)
+    for seq_id, adapter_id in enumerate((0, 1, 2)):
+        assert blocks.attach(seq_id, [1] * 9, "", adapter_id) == 0
+        assert blocks.reserve(seq_id, 9)
+        blocks.publish(seq_id, [1] * 9, 8)
+    assert [blocks.attach(3 + each, [1] * 9, "", each) for each in (0, 1, 2, 3)] == [8, 8, 8, 0]
