@@ -25,13 +25,13 @@ from specdec.speculation.proposers import (
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.errors import SpecdecError
 from specdec.types.messages import (
-    FinishReason,
     Logprobs,
     StepInput,
     StepRow,
     VerifiedRow,
     VerifyOutput,
 )
+from specdec.types.responses import FinishReason
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.worker import Target
 from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, load_runner
