@@ -26,7 +26,7 @@ from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.worker import (
     LocalDraftWorker,
     LocalTarget,
-    ModelRunner,
+    TargetModelRunner,
     load_draft_runner,
     load_runner,
 )
@@ -149,9 +149,9 @@ class EngineContender:
             method.policy(target, config),
         )
 
-    def _beside(self) -> ModelRunner:
+    def _beside(self) -> TargetModelRunner:
         """The same model, with KV and sequences of its own."""
-        return ModelRunner(
+        return TargetModelRunner(
             self._runner.model,
             self._runner.group,
             num_blocks=self._config.num_blocks,

@@ -12,7 +12,7 @@ import torch
 from specdec.models.llama import CausalDecoder
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker import ModelRunner
+from specdec.worker import TargetModelRunner
 
 NUM_VERIFIED_ROWS = 8
 
@@ -37,7 +37,7 @@ class StepTimes:
     peak_bytes: int
 
 
-def measure_steps(runner: ModelRunner) -> StepTimes:
+def measure_steps(runner: TargetModelRunner) -> StepTimes:
     """Times one sequence's steps. The runner's pool must hold nothing yet."""
     device = runner.model.device
     _prefill(runner)
@@ -55,7 +55,7 @@ def measure_steps(runner: ModelRunner) -> StepTimes:
     )
 
 
-def _prefill(runner: ModelRunner) -> None:
+def _prefill(runner: TargetModelRunner) -> None:
     num_blocks = -(-(_CONTEXT_TOKENS + NUM_VERIFIED_ROWS) // runner.block_size)
     admission = SequenceAdmission(0, _CONTEXT_TOKENS, SamplingRules(temperature=0.0))
     table = BlockTableDelta(0, 0, tuple(range(num_blocks)))
@@ -63,7 +63,7 @@ def _prefill(runner: ModelRunner) -> None:
     runner.execute(StepInput(0, (), (admission,), (table,), (row,)))
 
 
-def _step(runner: ModelRunner, num_drafts: int) -> None:
+def _step(runner: TargetModelRunner, num_drafts: int) -> None:
     """The same positions each time: their KV is written over, and costs the same."""
     row = StepRow(0, _CONTEXT_TOKENS, (1,) * (1 + num_drafts), num_drafts, True)
     runner.execute(StepInput(1, (), (), (), (row,)))
@@ -86,7 +86,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _weight_bytes(runner: ModelRunner) -> int:
+def _weight_bytes(runner: TargetModelRunner) -> int:
     """Everything in linear layers and head, which each step reads once; of the rest, little."""
     assert isinstance(runner.model, CausalDecoder)
     matrices = (getattr(module, "matrix", None) for module in runner.model.modules())

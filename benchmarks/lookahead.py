@@ -32,7 +32,7 @@ from specdec.sequences.sequence import Request
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import EngineStats
-from specdec.worker import LocalTarget, ModelRunner, load_runner
+from specdec.worker import LocalTarget, TargetModelRunner, load_runner
 
 _MODEL = "smollm2-135m-instruct"
 _MAX_LEN = 2048
@@ -121,10 +121,10 @@ class _Bench:
         return said
 
 
-def _beside(runner: ModelRunner) -> LocalTarget:
+def _beside(runner: TargetModelRunner) -> LocalTarget:
     """A target with the same model, and KV and sequences of its own."""
     return LocalTarget(
-        ModelRunner(
+        TargetModelRunner(
             runner.model,
             runner.group,
             num_blocks=_MAX_LEN // runner.block_size,

@@ -52,7 +52,7 @@ Way = Literal["text", "shared tokens"]
 _WAYS: tuple[Way, ...] = ("text", "shared tokens")
 _CHOOSERS = (
     "specdec.speculation.proposers.cross_vocab.proposer.drafts_text",
-    "specdec.worker.draft_worker.drafts_text",
+    "specdec.worker.draft_model_runner.drafts_text",
 )
 """Who asks which way to go; the service offers no choice."""
 

@@ -15,7 +15,7 @@ from cluster.workers.actor import ShardSpec
 from cluster.workers.resources import threads_per_shard
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.distributed.group import TensorParallelGroup
-from specdec.worker import Rendezvous, Runner, load_draft_runner, load_runner
+from specdec.worker import ModelRunner, Rendezvous, load_draft_runner, load_runner
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ class Rank(Protocol):
     """A rank that is loaded and warm."""
 
     @property
-    def runner(self) -> Runner:
+    def runner(self) -> ModelRunner:
         """What runs the model."""
         ...
 

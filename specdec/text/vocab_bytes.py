@@ -24,7 +24,7 @@ class TokenBytes:
         """Reads the whole vocabulary, which takes a fraction of a second."""
         self._tokenizer = tokenizer
         try:
-            self._spelling: Spelling | None = Spelling(tokenizer)
+            self._spelling: VocabBytes | None = VocabBytes(tokenizer)
         except UnsupportedModelError:  # neither byte-level nor SentencePiece-like
             self._spelling = None
 
@@ -42,7 +42,7 @@ _ANCHOR = "\n"
 _MAX_TOKEN_BYTES = 4  # of what spells broken text: a character has at most four
 
 
-class Spelling:
+class VocabBytes:
     """The tokens of one tokenizer as bytes, and text as its tokens wherever in a text it stands."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

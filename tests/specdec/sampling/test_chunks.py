@@ -17,7 +17,7 @@ def test_places_tokens_in_the_chunks_of_the_whole_vocabulary(first_token, num_to
     assert torch.equal(flat[:, start : start + num_tokens], logits)
     assert torch.isneginf(flat).sum() == flat.numel() - logits.numel()
     assert torch.equal(chunks.maxima, chunks.scores.amax(2))
-    assert torch.equal(chunks.winners().token_ids, logits.argmax(1) + first_token)
+    assert torch.equal(chunks.best_tokens().token_ids, logits.argmax(1) + first_token)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
@@ -32,7 +32,7 @@ def test_takes_any_float_type_and_leaves_it_alone(dtype):
 
 def test_nan_counts_as_minus_infinity():
     logits = torch.tensor([[torch.nan, 1.0, -torch.inf, torch.nan], [torch.nan] * 4])
-    winners = ScoreChunks.of_logits(logits, 0).winners()
+    winners = ScoreChunks.of_logits(logits, 0).best_tokens()
     assert winners.token_ids.tolist() == [1, 0]
     assert winners.scores.tolist() == [1.0, -torch.inf]
 
@@ -41,7 +41,7 @@ def test_the_lowest_of_equal_tokens_wins_within_and_across_chunks():
     logits = torch.zeros(2, 300)
     logits[0, [70, 71, 200]] = 1
     logits[1, [130, 140]] = 1
-    assert ScoreChunks.of_logits(logits, 0).winners().token_ids.tolist() == [70, 130]
+    assert ScoreChunks.of_logits(logits, 0).best_tokens().token_ids.tolist() == [70, 130]
 
 
 @pytest.mark.parametrize("temperature", [1e-38, 1e-3, 1.0, 100.0])

@@ -6,11 +6,11 @@ from torch.testing import assert_close
 from specdec.distributed.group import TensorParallelGroup
 from specdec.sampling import (
     Distribution,
-    ListedTokens,
     NoiseKeys,
     SamplingBatch,
     Stream,
     TokenWeights,
+    TopTokens,
     VocabShard,
     highest_probs,
     scale_by_confidence,
@@ -94,7 +94,7 @@ def test_the_best_tokens_are_listed_with_their_shares(size, count):
     expected = reference(logits).topk(min(count, VOCAB_SIZE))
 
     def best(shard, own):
-        return Distribution.of_logits(own(logits), batch_of(), shard).best(count)
+        return Distribution.of_logits(own(logits), batch_of(), shard).top(count)
 
     for listed in on_ranks(size, best):
         shares = expected.values / expected.values.sum(1, keepdim=True)
@@ -111,24 +111,24 @@ def test_a_row_without_probabilities_lists_some_token(bad):
     logits[2] = bad
     shard = VocabShard(TensorParallelGroup(), 0, VOCAB_SIZE)
     distribution = Distribution.of_logits(logits, batch_of(), shard)
-    listed = distribution.best(VOCAB_SIZE)
+    listed = distribution.top(VOCAB_SIZE)
     assert listed.probs[2].tolist() == [1] + [0] * (VOCAB_SIZE - 1)
     assert ((listed.token_ids >= 0) & (listed.token_ids < VOCAB_SIZE)).all()
     keys = NoiseKeys(torch.arange(4), torch.zeros(4).long(), torch.zeros(4).long())
-    assert 0 <= listed.draw(keys)[2] < VOCAB_SIZE
+    assert 0 <= listed.sample(keys)[2] < VOCAB_SIZE
     assert distribution.entropies()[2] == 0
 
 
 def test_listed_tokens_are_drawn_by_their_probabilities():
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     count = 20_000
-    listed = ListedTokens(torch.tensor([7, 3, 9, 0, 5]).expand(count, -1), probs.expand(count, -1))
+    listed = TopTokens(torch.tensor([7, 3, 9, 0, 5]).expand(count, -1), probs.expand(count, -1))
     zeros = torch.zeros(count, dtype=torch.int64)
     keys = NoiseKeys(torch.arange(count), zeros, zeros).of_stream(Stream.DRAFT, zeros)
     expected = torch.zeros(10, dtype=torch.float64)
     expected[[7, 3, 9, 0, 5]] = probs.double()
     expected /= expected.sum()
-    assert chi_square_p_value(listed.draw(keys).numpy(), expected.numpy()) > FALSE_ALARM
+    assert chi_square_p_value(listed.sample(keys).numpy(), expected.numpy()) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
@@ -150,7 +150,7 @@ def test_a_residual_is_what_weights_leave(size):
 
     def drawn(shard, own):
         distribution = Distribution.of_logits(own(logits), batch_of([1.0], [0], [1.0]), shard)
-        return distribution.draw_residual(zeros, entries, keys)
+        return distribution.sample_residual(zeros, entries, keys)
 
     ranks = on_ranks(size, drawn)
     assert all(torch.equal(rank, ranks[0]) for rank in ranks)
@@ -164,7 +164,7 @@ def test_where_nothing_is_left_the_distribution_itself_is_drawn():
     distribution = Distribution.of_logits(logits, batch_of([1.0], [0], [1.0]), shard)
     row = torch.tensor([0])
     weights = TokenWeights(row, torch.tensor([17]), torch.tensor([1.0], dtype=torch.float64))
-    assert distribution.draw_residual(row, weights, NoiseKeys(row, row, row)).tolist() == [17]
+    assert distribution.sample_residual(row, weights, NoiseKeys(row, row, row)).tolist() == [17]
 
 
 @pytest.mark.parametrize("size", [1, 2])

@@ -12,7 +12,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from specdec.sampling import LogitEdits, Shaping, TokenHistory, apply_token_masks
+from specdec.sampling import BatchLogitsProcessor, LogitsProcessor, TokenHistory, apply_token_masks
 from specdec.types.sampling_spec import SamplingRules
 from specdec.types.sharding import partition
 from tests.specdec import plain
@@ -57,12 +57,12 @@ rows = st.tuples(
 
 def shaped(logits, batch, tokens=range(VOCAB_SIZE)):
     """All rows at once, of one rank's tokens."""
-    edits = LogitEdits(tokens)
+    edits = BatchLogitsProcessor(tokens)
     for row, (row_rules, prompt, output, mask) in enumerate(batch):
         history = None
         if row_rules.needs_tokens:
             history = TokenHistory([*prompt, *output], len(prompt))
-        edits.add(row, Shaping.of(row_rules, tokens), len(output), history, mask)
+        edits.add(row, LogitsProcessor.of(row_rules, tokens), len(output), history, mask)
     return edits.apply(logits[:, tokens.start : tokens.stop].clone()), edits
 
 
@@ -88,9 +88,9 @@ def test_mixed_rows_equal_the_definition_on_any_number_of_ranks(batch, num_ranks
 def test_rows_that_ask_for_nothing_are_left_as_they_are():
     logits = random_logits(2).bfloat16()
     neutral = SamplingRules(min_tokens=3, end_token_ids=(5,))
-    edits = LogitEdits(range(VOCAB_SIZE))
+    edits = BatchLogitsProcessor(range(VOCAB_SIZE))
     for row in range(2):
-        edits.add(row, Shaping.of(neutral, range(VOCAB_SIZE)), 3, None)
+        edits.add(row, LogitsProcessor.of(neutral, range(VOCAB_SIZE)), 3, None)
     assert edits.apply(logits) is logits
     assert edits.rows == []
 

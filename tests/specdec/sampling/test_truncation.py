@@ -10,7 +10,7 @@ from transformers import MinPLogitsWarper
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks
-from specdec.sampling.truncation import Truncation, min_score, support_floors
+from specdec.sampling.truncation import Truncation, min_score, truncation_floors
 from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
 
@@ -34,7 +34,7 @@ def kept(
         share = shares[group.rank]
         chunks = ScoreChunks.of_logits(logits[:, share.start : share.stop], share.start)
         chunks.scale(torch.ones(len(logits)), group)
-        floors = support_floors(chunks, truncation, group)
+        floors = truncation_floors(chunks, truncation, group)
         start = share.start - chunks.first_chunk * chunks.scores.shape[2]
         scores = chunks.scores.flatten(1)[:, start : start + len(share)]
         return scores >= floors.unsqueeze(1)
@@ -150,7 +150,7 @@ def test_rows_do_not_touch_each_other():
 def test_rows_that_are_not_cut_need_no_collective():
     def collectives(group):
         chunks = ScoreChunks.of_logits(torch.randn(2, 100), 0)
-        support_floors(
+        truncation_floors(
             chunks, Truncation.from_lists([0, 0], [1.0, 1.0], [-math.inf] * 2, "cpu"), group
         )
         return group.called

@@ -8,7 +8,7 @@ from tokenizers import decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from specdec.text.tokenizer import Tokenizer
-from specdec.text.vocab_bytes import Spelling, split_text
+from specdec.text.vocab_bytes import VocabBytes, split_text
 from specdec.types.errors import UnsupportedModelError
 from tests.specdec.tiny import TEXT
 from tests.specdec.trained import byte_level, sentencepiece
@@ -21,7 +21,7 @@ def spellings(tmp_path_factory):
     def spelling(name, tokenizer):
         directory = tmp_path_factory.mktemp(name)
         tokenizer.save_pretrained(directory)
-        return Spelling(Tokenizer(directory))
+        return VocabBytes(Tokenizer(directory))
 
     return {
         "byte-level": spelling("byte", byte_level(TEXT, 400)),
@@ -85,4 +85,4 @@ def test_another_kind_of_tokenizer_is_refused(tmp_path):
     backend.decoder = decoders.WordPiece()
     PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]").save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="byte-level or SentencePiece"):
-        Spelling(Tokenizer(tmp_path))
+        VocabBytes(Tokenizer(tmp_path))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from specdec.text.vocab_map import VocabularyMap
-from specdec.worker.vocab_remap import TargetOrder
+from specdec.worker.vocab_remap import VocabRemap
 from tests.specdec.fakes import run_ranks
 
 DRAFT_SIZE, TARGET_SIZE, NUM_SHARED = 50, 71, 23
@@ -27,9 +27,9 @@ def test_each_token_of_the_target_has_the_drafts_logit(vocabulary, size):
     logits = torch.randn(5, DRAFT_SIZE, generator=torch.Generator().manual_seed(1))
 
     def arranged(group):
-        order = TargetOrder(vocabulary, group, torch.device("cpu"))
+        order = VocabRemap(vocabulary, group, torch.device("cpu"))
         held = group.share_of(DRAFT_SIZE)
-        return order.first_token, order.arrange(logits[:, held.start : held.stop])
+        return order.first_token, order.apply(logits[:, held.start : held.stop])
 
     ranks = run_ranks(size, arranged)
     assert [first for first, _ in ranks] == [rank * TARGET_SIZE // size for rank in range(size)]

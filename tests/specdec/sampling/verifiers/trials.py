@@ -152,9 +152,9 @@ class Speculation:
             return logits.argmax(1), None
         if self.verifier not in ("rejection", "block"):
             return sample(logits, batch, shard.group, 0, self.vocab_size), None
-        listed = Distribution.of_logits(logits, batch, shard).best(self.num_listed)
+        listed = Distribution.of_logits(logits, batch, shard).top(self.num_listed)
         offsets = torch.full_like(positions, offset)
-        drawn = listed.draw(batch.noise_keys.of_stream(Stream.DRAFT, offsets))
+        drawn = listed.sample(batch.noise_keys.of_stream(Stream.DRAFT, offsets))
         token_ids = listed.token_ids.numpy().astype(np.int32)
         return drawn, DraftProbs(token_ids, listed.probs.numpy())
 
