@@ -9,8 +9,9 @@ import transformers
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
-from specdec.models.config import SUPPORTED_ARCHITECTURES, ModelConfig
+from specdec.models.config import ModelConfig
 from specdec.models.llama import CausalDecoder
+from specdec.models.registry import SUPPORTED_ARCHITECTURES
 from specdec.models.weights.checkpoint import open_checkpoint
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks

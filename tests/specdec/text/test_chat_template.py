@@ -65,7 +65,7 @@ def test_the_last_message_can_be_left_open(backend):
     ("text", "conversation", "field", "words"),
     [
         (None, Conversation(MESSAGES), "messages", "no chat template"),
-        ("{{ raise_exception('no!') }}", Conversation(MESSAGES), "messages", "which says: no!"),
+        ("{{ raise_exception('no!') }}", Conversation(MESSAGES), "messages", "which raised: no!"),
         ("{{", Conversation(MESSAGES), "messages", "acceptable"),
         (
             PLAIN,

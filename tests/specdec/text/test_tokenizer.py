@@ -108,7 +108,7 @@ def test_malformed_messages_are_refused(
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ raise_exception('no system\nmessages') }}", "says: no system messages"),
+        ("{{ raise_exception('no system\nmessages') }}", "raised: no system messages"),
         ("{{ messages[7]['role'] }}", "failed on them"),
         ("{% for %}", "failed on them"),
     ],

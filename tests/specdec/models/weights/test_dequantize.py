@@ -85,7 +85,7 @@ def test_one_line_warns_of_what_it_costs(source, tmp_path, caplog):
         for directory in (tmp_path / "packed", tmp_path / "plain"):
             open_checkpoint(directory, torch.float32)
     (record,) = caplog.records
-    assert "dequantized as they load" in record.getMessage()
+    assert "dequantized during loading" in record.getMessage()
 
 
 @pytest.mark.parametrize(
