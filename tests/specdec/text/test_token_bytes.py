@@ -14,14 +14,14 @@ def tokenizer(tiny_model_dir: Path) -> Tokenizer:
     return Tokenizer(tiny_model_dir)
 
 
-def test_joined_they_are_the_text(tokenizer):
+def test_joined_bytes_are_the_text(tokenizer):
     token_ids = tokenizer.encode(TEXT, add_special_tokens=False)
     parts = TokenBytes(tokenizer).of(token_ids)
     assert len(parts) == len(token_ids)
     assert b"".join(parts).decode() == TEXT
 
 
-def test_a_special_token_is_its_name_and_an_unknown_id_nothing(tokenizer):
+def test_a_special_token_is_its_name_and_an_unknown_id_is_empty(tokenizer):
     assert TokenBytes(tokenizer).of([0, 99_999]) == [b"<|endoftext|>", b""]
 
 

@@ -1,4 +1,4 @@
-"""What a worker knows of tokens after any run of steps is what it would know if made afresh."""
+"""Invariant tests: after any steps, BatchState equals one that is built from the tokens."""
 
 import random
 from dataclasses import replace
@@ -17,7 +17,7 @@ PLAIN_ROW = StepRow(7, 3, (1, 2, 3), 2, True)
 
 
 class Worker:
-    """A sequence on a worker, beside the tokens that it really has."""
+    """A sequence on a rank, with the tokens that it is expected to have."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
@@ -59,7 +59,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_target_that_verifies_and_preempts(seed):
+def test_histories_of_a_target_with_drafts_and_preemption(seed):
     worker = Worker(seed)
     for _ in range(60):
         if worker.random.random() < 0.1:
@@ -86,8 +86,8 @@ def test_a_target_that_verifies_and_preempts(seed):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_draft_model_that_guesses_and_falls_behind(seed):
-    """Its guesses are known to it until the next row says how many came true."""
+def test_histories_of_a_draft_model_that_falls_behind(seed):
+    """Draft tokens stay in the history until the next row, which has the accepted ones."""
     worker = Worker(seed)
     worker.admit()
     num_computed = 0
@@ -97,7 +97,7 @@ def test_a_draft_model_that_guesses_and_falls_behind(seed):
             worker.admit()
             num_computed = 0
         if worker.random.random() < 0.3:
-            worker.known += worker.tokens(worker.random.randint(1, 6))  # without its help
+            worker.known += worker.tokens(worker.random.randint(1, 6))  # not drafted
         end = len(worker.known) - 1
         if num_computed < end and worker.random.random() < 0.5:
             chunk_end = worker.random.randint(num_computed + 1, end)
@@ -114,7 +114,7 @@ def test_a_draft_model_that_guesses_and_falls_behind(seed):
         worker.known += [*drafted[:num_true], *worker.tokens(1)]
 
 
-def test_edits_follow_the_drafts_row_by_row():
+def test_penalties_include_earlier_drafts_of_the_row():
     table = BatchState(4, torch.device("cpu"), range(10))
     rules = SamplingRules(frequency_penalty=1.0, min_tokens=2, end_token_ids=(9,))
     admission = SequenceAdmission(0, 2, rules, (1, 2))
@@ -133,7 +133,7 @@ def test_edits_follow_the_drafts_row_by_row():
     assert edits.rows == [1, 2, 3, 4]
 
 
-def test_sequences_whose_rules_need_no_tokens_are_not_followed():
+def test_no_history_without_rules_that_need_tokens():
     table = BatchState(4, torch.device("cpu"), range(10))
     table.update(StepInput(0, (), (SequenceAdmission(0, 3, SamplingRules()),), (), ()))
     table.update_histories([StepRow(0, 0, (1, 2, 3), 0, True)])
@@ -147,7 +147,7 @@ def is_plain_greedy(rules, row):
     return table.is_plain_greedy(row)
 
 
-def test_a_greedy_row_with_drafts_takes_the_best():
+def test_a_greedy_row_with_drafts_is_plain_greedy():
     assert is_plain_greedy(GREEDY, PLAIN_ROW)
 
 
@@ -167,7 +167,7 @@ def test_a_greedy_row_with_drafts_takes_the_best():
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_rules_that_ask_for_more_than_the_best(changes):
+def test_rules_that_are_not_plain_greedy(changes):
     assert not is_plain_greedy(replace(GREEDY, **changes), PLAIN_ROW)
 
 
@@ -179,5 +179,5 @@ def test_rules_that_ask_for_more_than_the_best(changes):
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_rows_that_ask_for_more_than_the_best(changes):
+def test_rows_that_are_not_plain_greedy(changes):
     assert not is_plain_greedy(GREEDY, PLAIN_ROW._replace(**changes))

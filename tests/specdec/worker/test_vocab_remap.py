@@ -1,4 +1,4 @@
-"""Logits of a draft in the order of the target's vocabulary, over one rank or several."""
+"""Draft logits in the order of the target's vocabulary, on one and several ranks."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,7 @@ def vocabulary():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_each_token_of_the_target_has_the_drafts_logit(vocabulary, size):
+def test_each_target_token_has_the_logit_of_the_draft(vocabulary, size):
     logits = torch.randn(5, DRAFT_SIZE, generator=torch.Generator().manual_seed(1))
 
     def arranged(group):
