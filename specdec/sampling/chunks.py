@@ -67,10 +67,3 @@ class ScoreChunks:
     def take(self, rows: Tensor) -> ScoreChunks:
         """Copy some rows; rows: int64."""
         return ScoreChunks(self.scores[rows], self.maxima[rows], self.first_chunk)
-
-    def best_tokens(self) -> BestTokens:
-        """Return the best token of each row, the lowest id where scores are equal."""
-        best, columns = self.maxima.max(1)
-        rows = torch.arange(len(best), device=best.device)
-        offsets = self.scores[rows, columns].argmax(1)
-        return BestTokens(best, (self.first_chunk + columns) * CHUNK_TOKENS + offsets)

@@ -31,7 +31,7 @@ class TokenHistory:
         self._token_ids = list(token_ids[:num_prompt_tokens])
         distinct = dict.fromkeys(self._token_ids)
         self._num_prompt_distinct = len(distinct)
-        self._places = {token: place for place, token in enumerate(distinct)}
+        self._indices = {token: index for index, token in enumerate(distinct)}
         # Longer than needed, so that there is room to grow.
         self._distinct = np.array([*distinct, 0], dtype=np.int64)
         self._num_in_output = np.zeros(len(self._distinct), dtype=np.int64)
@@ -52,7 +52,7 @@ class TokenHistory:
 
     def counts(self) -> TokenCounts:
         """Copy the current counts; the cost is linear in the number of distinct tokens."""
-        num_distinct = len(self._places)
+        num_distinct = len(self._indices)
         return TokenCounts(
             self._distinct[:num_distinct].copy(), self._num_in_output[:num_distinct].copy()
         )
@@ -60,13 +60,13 @@ class TokenHistory:
     def append(self, token: int) -> None:
         """Append an output token."""
         self._token_ids.append(token)
-        place = self._places.setdefault(token, len(self._places))
-        if place == len(self._distinct):
+        index = self._indices.setdefault(token, len(self._indices))
+        if index == len(self._distinct):
             self._distinct = np.concatenate([self._distinct, np.zeros_like(self._distinct)])
             more = np.zeros_like(self._num_in_output)
             self._num_in_output = np.concatenate([self._num_in_output, more])
-        self._distinct[place] = token
-        self._num_in_output[place] += 1
+        self._distinct[index] = token
+        self._num_in_output[index] += 1
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Append output tokens."""
@@ -100,7 +100,7 @@ class TokenHistory:
         A token that no longer occurs was the last distinct one, so `_distinct` stays ordered.
         """
         token = self._token_ids.pop()
-        place = self._places[token]
-        self._num_in_output[place] -= 1
-        if place >= self._num_prompt_distinct and self._num_in_output[place] == 0:
-            del self._places[token]
+        index = self._indices[token]
+        self._num_in_output[index] -= 1
+        if index >= self._num_prompt_distinct and self._num_in_output[index] == 0:
+            del self._indices[token]

@@ -20,22 +20,12 @@ def verify_coupled(
     batch: SamplingBatch,
     drafts: DraftBatch,
     shard: VocabShard,
+    is_kept: Tensor | None = None,  # [num_draft_tokens] bool
 ) -> VerifiedTokens:
     """Return the longest prefix of each draft that the target samples too, and its next token.
 
-    A collective call, like every verifier.
+    The draft tokens of `is_kept` are accepted too. A collective call, like every verifier.
     """
-    return longest_prefix(logits, batch, drafts, shard)
-
-
-def longest_prefix(
-    logits: Tensor,  # [num_rows, num_tokens]
-    batch: SamplingBatch,
-    drafts: DraftBatch,
-    shard: VocabShard,
-    is_kept: Tensor | None = None,  # [num_draft_tokens] bool
-) -> VerifiedTokens:
-    """Verify as `verify_coupled`, and also accept the draft tokens of `is_kept`."""
     token_ids = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
     sampled = token_ids.cpu().numpy()
     if not len(drafts.token_ids):

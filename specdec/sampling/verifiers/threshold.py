@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from specdec.sampling import Distribution, SamplingBatch, VocabShard
-from specdec.sampling.verifiers.coupled import longest_prefix
+from specdec.sampling.verifiers.coupled import verify_coupled
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 
 
@@ -23,4 +23,4 @@ def verify_threshold(
     target = Distribution.of_logits(logits, batch, shard)
     probs = target.probs(drafts.rows, drafts.tokens)
     limits = drafts.per_draft_token([draft.verifier.threshold for draft in drafts.drafts])
-    return longest_prefix(logits, batch, drafts, shard, (probs >= limits) & (probs > 0))
+    return verify_coupled(logits, batch, drafts, shard, (probs >= limits) & (probs > 0))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.sampling import Distribution, SamplingBatch, VocabShard
-from specdec.sampling.verifiers.coupled import longest_prefix
+from specdec.sampling.verifiers.coupled import verify_coupled
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 
 
@@ -32,4 +32,4 @@ def verify_typical(
     delta = drafts.per_draft_token([draft.verifier.delta for draft in drafts.drafts])
     limits = torch.minimum(epsilon, delta * (-target.entropies()[drafts.rows]).exp())
     is_kept = target.probs(drafts.rows, drafts.tokens) > limits
-    return longest_prefix(logits, batch, drafts, shard, is_kept)
+    return verify_coupled(logits, batch, drafts, shard, is_kept)
