@@ -29,6 +29,6 @@ class KernelBackend(StrEnum):
         if kernels != "torch" and device.type == "cpu" and native_library() is not None:
             return cls.CPU
         if kernels == "native":
-            limit = f"auto or torch where device is {device.type} or nothing compiles C++"
+            limit = f"auto or torch on device {device.type}, or without a C++ compiler"
             raise InvalidValueError("kernels", kernels, limit)
         return cls.TORCH
