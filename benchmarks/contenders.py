@@ -26,7 +26,7 @@ from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 from specdec.worker import (
     LocalDraftWorker,
     LocalTarget,
-    ModelRunner,
+    TargetModelRunner,
     load_draft_runner,
     load_runner,
 )
@@ -150,9 +150,9 @@ class EngineContender:
             method.policy(target, config),
         )
 
-    def _new_runner(self) -> ModelRunner:
+    def _new_runner(self) -> TargetModelRunner:
         """Return a runner of the same model, with its own KV and sequences."""
-        return ModelRunner(
+        return TargetModelRunner(
             self._runner.model,
             self._runner.group,
             num_blocks=self._config.num_blocks,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from specdec.kernels.forward_batch import Chunk, ModelInput
-from specdec.worker import DraftRunner, ModelRunner
+from specdec.worker import DraftModelRunner, TargetModelRunner
 
 LISTED = (8, 64, 128, 256, 1024)
 
@@ -41,8 +41,8 @@ class Support:
 def expected_acceptance(
     draft_name: str,
     temperature: float,
-    target: ModelRunner,
-    draft: DraftRunner,
+    target: TargetModelRunner,
+    draft: DraftModelRunner,
     texts: Sequence[Text],
 ) -> Support:
     """Compute the expected acceptance over texts. Overwrites the first blocks of both KV pools."""
@@ -69,7 +69,7 @@ def _overlaps(target_probs: Tensor, draft_probs: Tensor) -> Tensor:
     return torch.stack(columns, dim=1)
 
 
-def _output_logits(runner: ModelRunner | DraftRunner, text: Text) -> Tensor:
+def _output_logits(runner: TargetModelRunner | DraftModelRunner, text: Text) -> Tensor:
     """Return the logits that predict each output token, [num_output_tokens, vocab_size]."""
     token_ids = [*text.prompt_ids, *text.output_ids]
     num_blocks = -(-len(token_ids) // runner.block_size)

@@ -42,7 +42,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.sampling_params import SamplingParams
 from specdec.types.sharding import HeadShard
-from specdec.worker import LocalTarget, ModelRunner
+from specdec.worker import LocalTarget, TargetModelRunner
 
 _BLOCK_SIZE = 16
 _MAX_MODEL_LEN = 256
@@ -171,8 +171,8 @@ def _load(directory: Path, dtype: DTypeName, device: torch.device) -> CausalDeco
     return model
 
 
-def _runner(model: CausalDecoder) -> ModelRunner:
-    return ModelRunner(
+def _runner(model: CausalDecoder) -> TargetModelRunner:
+    return TargetModelRunner(
         model,
         TensorParallelGroup(),
         num_blocks=_NUM_PROMPTS * _MAX_MODEL_LEN // _BLOCK_SIZE,

@@ -12,7 +12,7 @@ import torch
 from specdec.models.llama import CausalDecoder
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker import ModelRunner
+from specdec.worker import TargetModelRunner
 
 NUM_VERIFIED_ROWS = 8
 
@@ -37,7 +37,7 @@ class StepTimes:
     peak_bytes: int
 
 
-def measure_steps(runner: ModelRunner) -> StepTimes:
+def measure_steps(runner: TargetModelRunner) -> StepTimes:
     """Measure the steps of one sequence. The runner's KV pool must be empty."""
     device = runner.model.device
     _prefill(runner)
@@ -55,7 +55,7 @@ def measure_steps(runner: ModelRunner) -> StepTimes:
     )
 
 
-def _prefill(runner: ModelRunner) -> None:
+def _prefill(runner: TargetModelRunner) -> None:
     num_blocks = -(-(_CONTEXT_TOKENS + NUM_VERIFIED_ROWS) // runner.block_size)
     admission = SequenceAdmission(0, _CONTEXT_TOKENS, SamplingRules(temperature=0.0))
     table = BlockTableDelta(0, 0, tuple(range(num_blocks)))
@@ -63,7 +63,7 @@ def _prefill(runner: ModelRunner) -> None:
     runner.execute(StepInput(0, (), (admission,), (table,), (row,)))
 
 
-def _step(runner: ModelRunner, num_drafts: int) -> None:
+def _step(runner: TargetModelRunner, num_drafts: int) -> None:
     """Run the same positions each time; their KV is overwritten and the cost stays equal."""
     row = StepRow(0, _CONTEXT_TOKENS, (1,) * (1 + num_drafts), num_drafts, True)
     runner.execute(StepInput(1, (), (), (), (row,)))
@@ -86,7 +86,7 @@ def _synchronize(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _weight_bytes(runner: ModelRunner) -> int:
+def _weight_bytes(runner: TargetModelRunner) -> int:
     """Return the bytes of linear layers and head, which each step reads once."""
     assert isinstance(runner.model, CausalDecoder)
     matrices = (getattr(module, "matrix", None) for module in runner.model.modules())

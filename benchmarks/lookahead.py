@@ -32,7 +32,7 @@ from specdec.sequences.sequence import EngineRequest
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.counters import Counts
 from specdec.types.sampling_params import SamplingParams
-from specdec.worker import LocalTarget, ModelRunner, load_runner
+from specdec.worker import LocalTarget, TargetModelRunner, load_runner
 
 _MAX_LEN = 2048
 """Maximum tokens of prompt and output."""
@@ -124,10 +124,10 @@ class _Bench:
         return token_ids
 
 
-def _new_target(runner: ModelRunner) -> LocalTarget:
+def _new_target(runner: TargetModelRunner) -> LocalTarget:
     """Return a target with the same model, and its own KV and sequences."""
     return LocalTarget(
-        ModelRunner(
+        TargetModelRunner(
             runner.model,
             runner.group,
             num_blocks=_MAX_LEN // runner.block_size,

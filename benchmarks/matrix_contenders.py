@@ -13,6 +13,7 @@ from torch import Tensor
 
 from specdec.config.engine import Kernels
 from specdec.config.quantization import QuantizationMethod
+from specdec.kernels.backend import KernelBackend
 from specdec.models.layers.matrix import make_matrix
 
 Shape = tuple[int, int]
@@ -65,8 +66,7 @@ def _ours(
         (weight.shape[0], weight.shape[1]),
         dtype,
         quantization=quantization,
-        kernels=kernels,
-        device=CPU,
+        backend=KernelBackend.select(kernels, CPU),
     ).multiply
 
 

@@ -53,7 +53,7 @@ Way = Literal["text", "shared tokens"]
 _WAYS: tuple[Way, ...] = ("text", "shared tokens")
 _WAY_SELECTORS = (
     "specdec.speculation.proposers.cross_vocab.proposer.drafts_text",
-    "specdec.worker.draft_worker.drafts_text",
+    "specdec.worker.draft_model_runner.drafts_text",
 )
 """Functions to patch, because the service offers no option for the way."""
 

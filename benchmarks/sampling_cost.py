@@ -31,12 +31,18 @@ from benchmarks.workloads import MODEL
 from specdec.config.engine import EngineConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.resolve import print_progress, resolve
-from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory, sample
+from specdec.sampling import (
+    BatchLogitsProcessor,
+    LogitsProcessor,
+    SamplingBatch,
+    TokenHistory,
+    sample,
+)
 from specdec.sampling import token_logprobs as read_logprobs
 from specdec.text.tokenizer import Tokenizer
 from specdec.types.messages import BlockTableDelta, SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules
-from specdec.worker import ModelRunner, load_runner
+from specdec.worker import TargetModelRunner, load_runner
 
 _NUM_SEQS = 16
 _CONTEXT_TOKENS = 64
@@ -132,7 +138,11 @@ class Bench:
 
 
 def _prefill(
-    runner: ModelRunner, seq_id: int, prompt: tuple[int, ...], rules: SamplingRules, num_blocks: int
+    runner: TargetModelRunner,
+    seq_id: int,
+    prompt: tuple[int, ...],
+    rules: SamplingRules,
+    num_blocks: int,
 ) -> None:
     admission = SequenceAdmission(seq_id, 1, rules, prompt[: _CONTEXT_TOKENS + 1])
     first_block = seq_id * num_blocks
@@ -180,17 +190,17 @@ def measure_large(num_rounds: int) -> dict[str, float]:
 
 def _large_work(logits: Tensor, rules: SamplingRules) -> Callable[[], object]:
     rows, tokens, group = range(_LARGE_BATCH), range(_LARGE_VOCABULARY), TensorParallelGroup()
-    shaping = Shaping.of(rules, tokens)
+    processor = LogitsProcessor.of(rules, tokens)
     text = torch.randint(_LARGE_VOCABULARY, (_LARGE_HISTORY_TOKENS,)).tolist()
     history = TokenHistory(text, 1) if rules.needs_tokens else None
     shaped = logits.clone() if rules.has_penalties else logits
     batch = _large_batch(rules)
 
     def work() -> None:
-        edits = LogitEdits(tokens)
+        batch_processor = BatchLogitsProcessor(tokens)
         for row in rows:
-            edits.add(row, shaping, _LARGE_HISTORY_TOKENS, history)
-        drawn = sample(edits.apply(shaped), batch, group, 0, _LARGE_VOCABULARY)
+            batch_processor.add(row, processor, _LARGE_HISTORY_TOKENS, history)
+        drawn = sample(batch_processor.apply(shaped), batch, group, 0, _LARGE_VOCABULARY)
         if rules.logprobs is not None:
             read_logprobs(logits, drawn, rules.logprobs, group, 0)
 

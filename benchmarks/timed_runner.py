@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from specdec.worker import ModelRunner
+from specdec.worker import TargetModelRunner
 
 
 class TimedRunner:
@@ -14,7 +14,7 @@ class TimedRunner:
 
     _METHODS = ("execute", "_verify", "model.forward", "model.compute_logits_and_argmax")
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: TargetModelRunner) -> None:
         self._runner = runner
         self.seconds = dict.fromkeys(self._METHODS, 0.0)
 

@@ -18,7 +18,7 @@ from cluster.workers.resources import threads_per_worker
 from specdec.config.engine import DraftLimits, EngineConfig
 from specdec.distributed.group import TensorParallelGroup
 from specdec.types.profile import WorkerProfile
-from specdec.worker import Rendezvous, Runner, StepProfiler, load_draft_runner, load_runner
+from specdec.worker import ModelRunner, Rendezvous, StepProfiler, load_draft_runner, load_runner
 
 logger = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ class _Profile:
 class ModelWorker:
     """A rank that is loaded and warm. It records its steps while a profile is active."""
 
-    def __init__(self, runner: Runner, execute: StepFunction, rank: int) -> None:
+    def __init__(self, runner: ModelRunner, execute: StepFunction, rank: int) -> None:
         self.runner = runner
         self._execute = execute
         self._rank = rank

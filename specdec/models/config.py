@@ -1,8 +1,8 @@
 """The shape of a decoder, read from a Hugging Face `config.json`.
 
-What the supported architectures differ in is data here: which layers have a bias, whether heads
-are normalised, how far each layer sees, how positions are rotated. A key that is missing means
-what it means to the architecture's configuration class in transformers.
+The differences between the supported architectures are data here: biases, normalization of heads,
+sliding windows, rotary embeddings. A missing key has the default of the architecture's
+configuration class in transformers; see `specdec.models.registry`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from specdec.config.engine import DTYPE_BYTES, DTypeName
 from specdec.config.quantization import QuantizationMethod
+from specdec.models.registry import ARCHITECTURES, SUPPORTED_ARCHITECTURES
 from specdec.models.rope import Rope, read_rope
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, UnsupportedModelError
 from specdec.types.sampling_params import SamplingDefaults, SamplingParams
@@ -24,9 +25,10 @@ _SPELLINGS = {"max_tokens": "max_new_tokens"}
 
 
 def read_sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
-    """The fields that it has and that are not null. Raises UnsupportedModelError for a bad value.
+    """Return the fields of generation_config.json that are set and not null.
 
-    `do_sample` is not regarded, as vLLM does not regard it: a temperature is asked for by number.
+    `do_sample` is ignored, as in vLLM: the temperature is a number. Raises UnsupportedModelError
+    for an invalid value.
     """
     names = {each.name: _SPELLINGS.get(each.name, each.name) for each in fields(SamplingDefaults)}
     given = {
@@ -34,7 +36,7 @@ def read_sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
         for name, spelling in names.items()
         if generation.get(spelling) is not None
     }
-    if given.get("top_k") == -1:  # another way to say all
+    if given.get("top_k") == -1:  # all tokens, as 0
         given["top_k"] = 0
     try:
         SamplingParams(**given)
@@ -42,25 +44,6 @@ def read_sampling_defaults(generation: Mapping[str, Any]) -> SamplingDefaults:
     except (InvalidValueError, TypeError) as error:
         raise UnsupportedModelError(f"generation_config.json: {error}") from error
 
-
-_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {"num_key_value_heads": 8, "sliding_window": 4096},
-    "Qwen2ForCausalLM": {
-        "num_key_value_heads": 32,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
-    "Qwen3ForCausalLM": {
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "sliding_window": 4096,
-        "max_window_layers": 28,
-    },
-}
-"""What a missing key stands for, where that is not zero, false or nothing. Null is not missing."""
-
-SUPPORTED_ARCHITECTURES = tuple(_DEFAULTS)
 
 _REQUIRED_KEYS = (
     "vocab_size",
@@ -77,10 +60,10 @@ _REQUIRED_KEYS = (
 class ModelConfig:
     """The shape of a Llama-like decoder.
 
-    checkpoint_dtype: as the file names it, which may be one that no model can be run in.
+    checkpoint_dtype: as in the file; it may be a dtype that models cannot run in.
     has_qkv_bias, has_output_bias: of attention's input and output projections.
-    has_qk_norm: whether each query and key head is normalised before it is rotated.
-    sliding_windows: for each layer, how many tokens a query sees, itself included; None for all.
+    has_qk_norm: whether each query and key head is normalized before its rotation.
+    sliding_windows: number of tokens visible to a query in each layer, itself included; None: all.
     """
 
     architecture: str
@@ -114,19 +97,22 @@ class ModelConfig:
 
     @classmethod
     def from_directory(cls, directory: Path) -> ModelConfig:
-        """Raises ModelNotFoundError without config.json, UnsupportedModelError for its content."""
+        """Read the configuration files of a model directory.
+
+        Raises ModelNotFoundError without config.json, UnsupportedModelError for its content.
+        """
         raw = _read_json(directory / "config.json")
         if raw is None:
-            raise ModelNotFoundError(f"{directory} holds no config.json")
+            raise ModelNotFoundError(f"{directory} has no config.json")
         generation = _read_json(directory / "generation_config.json") or {}
         return cls.from_dict(raw, generation)
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any], generation: Mapping[str, Any]) -> ModelConfig:
-        """Reads the fields of a `config.json` and of a `generation_config.json`."""
+        """Read the fields of a `config.json` and of a `generation_config.json`."""
         architecture = (raw.get("architectures") or ["none"])[0]
         _require_supported(architecture, raw)
-        raw = {**_DEFAULTS[architecture], **raw}
+        raw = {**ARCHITECTURES[architecture].config_defaults, **raw}
         eos = generation.get("eos_token_id")
         eos = raw.get("eos_token_id") if eos is None else eos
         hidden_size, num_heads = _count(raw, "hidden_size"), _count(raw, "num_attention_heads")
@@ -150,7 +136,7 @@ class ModelConfig:
             has_mlp_bias=architecture == "LlamaForCausalLM" and bool(raw.get("mlp_bias")),
             has_qk_norm=architecture == "Qwen3ForCausalLM",
             sliding_windows=_sliding_windows(architecture, raw),
-            # Under the name that it has in transformers since version 5, or the older one.
+            # transformers 5 renamed torch_dtype to dtype.
             checkpoint_dtype=str(raw.get("dtype") or raw.get("torch_dtype") or "float32"),
         )
 
@@ -175,35 +161,34 @@ class ModelConfig:
         return 3 * self.hidden_size * self.intermediate_size + biases
 
     def weight_bytes(self, dtype: DTypeName, quantization: QuantizationMethod | None = None) -> int:
-        """Memory of the weights on all ranks together, of which matrices may be quantized.
+        """Return the memory of the weights on all ranks together.
 
-        An upper bound: native matrices of a float32 model are as short as its checkpoint.
+        An upper bound: native matrices of a float32 model may stay in the dtype of the checkpoint.
         """
         element_bytes = DTYPE_BYTES[dtype]
         if quantization is None:
             return self.num_parameters * element_bytes
         vocabulary = self.vocab_size * self.hidden_size
-        # A tied embedding shares its table with the head only while that is not quantized.
+        # A tied embedding shares its table with the head only if the head is not quantized.
         table = vocabulary if self.tie_word_embeddings else 0
         rest = self.num_parameters - self._num_matrix_elements + table
         return self._num_matrix_elements + rest * element_bytes
 
     @property
     def _num_matrix_elements(self) -> int:
-        """Weights of linear layers and the output head: what a quantization applies to."""
+        """Weights of linear layers and the output head, which quantization applies to."""
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim * self.hidden_size
         layer = attention + 3 * self.hidden_size * self.intermediate_size
         return self.num_layers * layer + self.vocab_size * self.hidden_size
 
     def head_shards(self, tensor_parallel_size: int) -> tuple[HeadShard, ...]:
-        """The heads of each rank. More ranks than heads raise InvalidValueError."""
+        """Return the heads of each rank. Raises InvalidValueError for more ranks than heads."""
         return HeadShard.all_ranks(self.num_heads, self.num_kv_heads, tensor_parallel_size)
 
     def kv_bytes_per_token(self, dtype: DTypeName, tensor_parallel_size: int = 1) -> int:
-        """Keys and values of one token over all layers, on all ranks together.
+        """Return the size of the KV of one token over all layers, on all ranks together.
 
-        Some KV heads may be on several ranks. A token that is out of every layer's window keeps its
-        place.
+        Some KV heads may be on several ranks. Tokens outside every layer's window keep their slots.
         """
         num_kv_heads = sum(len(shard.kv) for shard in self.head_shards(tensor_parallel_size))
         return 2 * self.num_layers * num_kv_heads * self.head_dim * DTYPE_BYTES[dtype]
@@ -215,7 +200,7 @@ def _require_supported(architecture: str, raw: Mapping[str, Any]) -> None:
         raise UnsupportedModelError(f"{architecture} is not supported; supported: {supported}")
     missing = [name for name in _REQUIRED_KEYS if name not in raw]
     if missing:
-        raise UnsupportedModelError(f"config.json lacks {', '.join(missing)}")
+        raise UnsupportedModelError(f"config.json has no {', '.join(missing)}")
     if raw.get("hidden_act", "silu") != "silu":
         raise _unsupported("hidden_act", raw["hidden_act"], "silu")
     if (quantization := raw.get("quantization_config")) is not None:
@@ -237,7 +222,7 @@ def _has_qkv_bias(architecture: str, raw: Mapping[str, Any]) -> bool:
 
 
 def _sliding_windows(architecture: str, raw: Mapping[str, Any]) -> tuple[int | None, ...]:
-    """The window of each layer, None where it sees everything."""
+    """Return the window of each layer; None for full attention."""
     num_layers = _count(raw, "num_hidden_layers")
     match architecture:
         case "MistralForCausalLM":
@@ -281,7 +266,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
     try:
         content = json.loads(path.read_text())
     except ValueError as error:
-        raise UnsupportedModelError(f"{path} is no JSON: {error}") from error
+        raise UnsupportedModelError(f"{path} is not valid JSON: {error}") from error
     if not isinstance(content, dict):
-        raise UnsupportedModelError(f"{path} is no JSON object")
+        raise UnsupportedModelError(f"{path} is not a JSON object")
     return content

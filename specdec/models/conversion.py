@@ -1,4 +1,4 @@
-"""Turns a GGUF file into a directory in the Hugging Face layout."""
+"""Conversion of a GGUF file to a directory in the Hugging Face layout."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from specdec.config.engine import DTypeName
 
 
 def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: DTypeName) -> None:
-    """Writes the model in `gguf`, dequantized to `dtype`, to `directory` in Hugging Face layout.
+    """Write the model in `gguf`, dequantized to `dtype`, to `directory` in Hugging Face layout.
 
-    splits_digits: whether each digit is a word of its own to the tokenizer; see PackagedModel.
+    splits_digits: whether the tokenizer splits each digit; see PackagedModel.
     """
     import torch
     from safetensors.torch import save_file
@@ -22,7 +22,7 @@ def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: DTypeName) 
 
     from specdec.models.dtypes import DTYPES
 
-    with redirect_stderr(io.StringIO()):  # two progress bars of its own, which nobody asked for
+    with redirect_stderr(io.StringIO()):  # hides the progress bars of transformers
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(
             gguf.parent, gguf_file=gguf.name, dtype=torch.float32
@@ -33,12 +33,12 @@ def convert(gguf: Path, directory: Path, splits_digits: bool, dtype: DTypeName) 
         _split_digits(tokenizer)
     tokenizer.save_pretrained(directory)
     save_file(_distinct_tensors(model), directory / "model.safetensors", {"format": "pt"})
-    # save_pretrained refuses a model that is marked as quantized, which this one no longer is.
+    # The model is dequantized, and save_pretrained rejects one that is marked as quantized.
     del model.config.quantization_config
     model.config.architectures = [type(model).__name__]
     model.config.save_pretrained(directory)
     model.generation_config.save_pretrained(directory)
-    # safetensors writes for its owner only, but a cache may be shared: the umask decides instead.
+    # safetensors creates files for the owner only; a shared cache needs the mode of the umask.
     shutil.copymode(directory / "config.json", directory / "model.safetensors")
 
 
@@ -50,7 +50,7 @@ def _split_digits(tokenizer: Any) -> None:
 
 
 def _distinct_tensors(model: Any) -> dict[str, Any]:
-    """The weights by name, each tied one under the first of its names only."""
+    """Return the weights by name; tied weights appear under their first name only."""
     by_storage: dict[int, tuple[str, Any]] = {}
     for name, tensor in model.state_dict().items():
         by_storage.setdefault(tensor.data_ptr(), (name, tensor.contiguous()))

@@ -69,11 +69,10 @@ class NativeDecoder:
         return logits_and_argmax(self._head.native, hidden)
 
 
-def native_decoder(model: CausalDecoder) -> NativeDecoder | None:
-    """Return the model on native kernels; None where its matrices are not native."""
-    library = native_library() if _is_native(model) else None
-    if library is None:
-        return None
+def native_decoder(model: CausalDecoder) -> NativeDecoder:
+    """Return the model on native kernels; its matrices must be native."""
+    library = native_library()
+    assert library is not None, "the backend was selected without its library"
     kernel = DecoderKernel(library, _weights(model), _all_reduce(model.embed_tokens.group))
     return NativeDecoder(model, kernel)
 
@@ -83,19 +82,6 @@ def _all_reduce(group: TensorParallelGroup) -> AllReduce | None:
         return None
     collectives = group.collectives
     return collectives if isinstance(collectives, SharedMemory) else group.all_reduce
-
-
-def _is_native(model: CausalDecoder) -> bool:
-    return all(
-        isinstance(linear.matrix, NativeMatrix)
-        for layer in _layers(model)
-        for linear in (
-            layer.attention.qkv_proj,
-            layer.attention.o_proj,
-            layer.mlp.gate_up_proj,
-            layer.mlp.down_proj,
-        )
-    )
 
 
 def _weights(model: CausalDecoder) -> DecoderWeights:

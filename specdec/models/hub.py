@@ -1,11 +1,12 @@
-"""Fetches a model from the Hugging Face Hub: its configuration, tokenizer and safetensors only.
+"""Download of models from the Hugging Face Hub: configuration, tokenizer and safetensors only.
 
-The hub's cache is its own (HF_HOME), shared with other tools. Its progress bars and tracebacks
-stay inside; what comes out is a line of progress, or one error that says why.
+The files are in the cache of huggingface_hub (HF_HOME), shared with other tools. Its progress bars
+and tracebacks are replaced by progress lines, or one error with the reason.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,15 +17,11 @@ from tqdm.auto import tqdm
 from specdec.types.errors import ModelNotFoundError
 
 if TYPE_CHECKING:
-    pass
-
     Tqdm = tqdm[Any]
 else:
     Tqdm = tqdm  # generic in its stubs only
-from collections.abc import Callable
 
 Progress = Callable[[str], None]
-
 
 TIMEOUT_S = 10.0
 _FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
@@ -39,14 +36,14 @@ _FAULTS = (
 
 
 def fetch(repo_id: str, progress: Progress, revision: str | None = None) -> Path:
-    """Returns the local snapshot of `repo_id`, downloading what is missing from it.
+    """Return the local snapshot of `repo_id`; download the files that are missing.
 
     revision: a branch, a tag or a commit; None for the main branch.
-    A copy that is already here serves when the hub does not answer within TIMEOUT_S seconds.
-    Raises ModelNotFoundError when there is neither, with the reason in one line.
+    A cached copy is used if the Hub does not respond within TIMEOUT_S seconds. Without one
+    ModelNotFoundError is raised, with the reason in one line.
     """
     try:
-        # Asked first because it is the one request that can be given a time-out.
+        # This request comes first because it is the only one with a time-out.
         info = HfApi().model_info(
             repo_id, revision=revision, files_metadata=True, timeout=TIMEOUT_S
         )
@@ -76,11 +73,11 @@ def _snapshot(repo_id: str, revision: str | None, **options: Any) -> Path:
     )
 
 
-def _cached(repo_id: str, revision: str | None, why_not_fetched: Exception) -> Path:
+def _cached(repo_id: str, revision: str | None, download_error: Exception) -> Path:
     try:
         return _snapshot(repo_id, revision, local_files_only=True)
     except (OSError, errors.HFValidationError):
-        raise ModelNotFoundError(_reason(why_not_fetched)) from why_not_fetched
+        raise ModelNotFoundError(_reason(download_error)) from download_error
 
 
 def _is_wanted(path: str) -> bool:
@@ -88,7 +85,7 @@ def _is_wanted(path: str) -> bool:
 
 
 def _reporting_bar(source: str, total_bytes: int, progress: Progress) -> type[Tqdm]:
-    """A bar class that draws nothing and reports each tenth of `total_bytes` once."""
+    """Return a tqdm class that prints nothing and reports each tenth of `total_bytes` once."""
     reported = 0
 
     class Bar(Tqdm):

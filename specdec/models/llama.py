@@ -1,10 +1,10 @@
-"""A Llama-like decoder (Touvron et al. 2023), tensor-parallel by construction, on one page.
+"""Llama decoder (Touvron et al. 2023) with tensor parallelism.
 
 Mistral (Jiang et al. 2023), Qwen2 and Qwen3 (Yang et al. 2024, 2025) are the same decoder with
-biases, norms or windows that ModelConfig names.
+biases, norms or windows as configured in ModelConfig.
 
-Each rank holds its KV groups' heads, its share of the MLP's hidden units and its slice of the
-vocabulary, and reads only those from the checkpoint. Hidden states are equal on every rank.
+Each rank has the heads of its KV groups, its shard of the MLP's hidden units and its shard of the
+vocabulary, and reads only these from the checkpoint. Hidden states are equal on every rank.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Attention(nn.Module):
         attention: PagedAttention,
         plan: AttentionPlan,
     ) -> Tensor:
-        """Returns [T, hidden_size], the residual added."""
+        """Return [T, hidden_size], including the residual."""
         heads = self.qkv_proj(x).view(len(x), -1, self.head_dim)
         query, kv = heads.split((self.num_heads, 2 * self.num_kv_heads), dim=1)
         if self.has_qk_norm:
@@ -119,14 +119,14 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """Both [T, hidden_size]; returns the same shape, the residual added."""
+        """Return [T, hidden_size], including the residual; x, residual: [T, hidden_size]."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         output: Tensor = self.down_proj(F.silu(gate).mul_(up), residual)
         return output
 
 
 class DecoderLayer(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual."""
+    """Attention and MLP, each with a pre-norm and a residual connection."""
 
     def __init__(
         self,
@@ -151,14 +151,14 @@ class DecoderLayer(nn.Module):
         attention: PagedAttention,
         plan: AttentionPlan,
     ) -> Tensor:
-        """Returns [T, hidden_size]."""
+        """Return [T, hidden_size]."""
         x = self.attention(self.input_norm(x), x, rotation, kv_cache, attention, plan)
         output: Tensor = self.mlp(self.mlp_norm(x), x)
         return output
 
 
 class CausalDecoder(nn.Module):
-    """One rank of the decoder. All calls that compute are collective ones."""
+    """One rank of the decoder. All calls that compute are collective."""
 
     def __init__(
         self,
@@ -168,9 +168,10 @@ class CausalDecoder(nn.Module):
         max_model_len: int,
         block_size: int,
     ) -> None:
-        """Reads this rank's weights; raises UnsupportedModelError for a checkpoint that differs.
+        """Read this rank's weights.
 
-        Raises InvalidValueError for a `max_model_len` beyond what the model was made for.
+        Raises UnsupportedModelError for a checkpoint that does not match the configuration, and
+        InvalidValueError for a `max_model_len` above `max_position_embeddings`.
         """
         super().__init__()
         require_range("max_model_len", max_model_len, 1, config.max_position_embeddings)
@@ -200,13 +201,16 @@ class CausalDecoder(nn.Module):
         self.attention = PagedAttention(self.heads, config.head_dim, block_size, reader.device)
 
     def new_kv_cache(self, num_slots: int) -> Tensor:
-        """[num_layers, num_slots, 2, this rank's KV heads, head_dim], zero: padding reads it."""
+        """Return zeros [num_layers, num_slots, 2, this rank's KV heads, head_dim].
+
+        Zeros, because padding reads slots that were never written.
+        """
         shape = (len(self.layers), num_slots, 2, len(self.heads.kv), self.head_dim)
         return torch.zeros(shape, dtype=self.dtype, device=self.device)
 
     @torch.inference_mode()
     def forward(self, batch: ModelInput, kv_cache: Tensor) -> Tensor:
-        """Writes the batch's KV into `kv_cache`; returns hidden states [T, hidden_size]."""
+        """Write the batch's KV to `kv_cache`; return hidden states [T, hidden_size]."""
         plans = {
             window: self.attention.plan(batch, self.dtype, window) for window in set(self.windows)
         }
@@ -218,11 +222,11 @@ class CausalDecoder(nn.Module):
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [R, hidden_size]; returns this rank's logits [R, len(vocab_slice)]."""
+        """Return this rank's logits [R, len(vocab_slice)]; hidden: [R, hidden_size]."""
         logits: Tensor = self.lm_head(hidden)
         return logits
 
     def compute_logits_and_argmax(self, hidden: Tensor) -> tuple[Tensor, RowArgmax]:
-        """The same, and the best of each row among them."""
+        """Return this rank's logits and their argmax; hidden: [R, hidden_size]."""
         logits = self.compute_logits(hidden)
         return logits, row_argmax(logits)

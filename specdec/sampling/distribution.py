@@ -1,7 +1,7 @@
-"""What tokens are drawn from, as numbers: for verifiers, and for drafts whose chances they need.
+"""Probabilities that tokens are sampled from, for verifiers and for drafts that carry them.
 
-A rank holds the probabilities of its own tokens. Ranks exchange a few numbers a row, never a slice
-of the vocabulary.
+A rank holds the probabilities of the tokens of its vocabulary shard. Ranks exchange a few numbers
+for each row, never a slice of the vocabulary.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch.nn.functional import pad
 from specdec.distributed.group import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks
 from specdec.sampling.gumbel import CHUNK_TOKENS, NoiseKeys, uniforms
-from specdec.sampling.sampler import SamplingBatch, draw
-from specdec.sampling.truncation import support_floors
+from specdec.sampling.sampler import SamplingBatch, sample_scores
+from specdec.sampling.truncation import truncation_floors
 
 _ROWS_PER_SLAB = 64
 
 
 @dataclass(frozen=True)
 class VocabShard:
-    """The tokens from `first_token` on that this rank of a group holds logits for.
+    """The vocabulary shard of one rank: it holds the logits of the tokens from `first_token` on.
 
-    Columns of logits beyond vocab_size are padding. A higher rank has higher tokens.
+    Columns of logits beyond vocab_size are padding. A higher rank has higher token ids.
     """
 
     group: TensorParallelGroup
@@ -36,7 +36,7 @@ class VocabShard:
 
 @dataclass(frozen=True)
 class TokenWeights:
-    """Weights of some tokens in some rows; a token comes once a row, and weighs more than 0."""
+    """Sparse token weights above 0, as coordinates; a token occurs at most once in a row."""
 
     rows: Tensor  # [num_entries] int64
     token_ids: Tensor  # [num_entries] int64
@@ -44,26 +44,26 @@ class TokenWeights:
 
 
 @dataclass(frozen=True)
-class ListedTokens:
-    """The most likely tokens of each row, best first, and how likely each is among them."""
+class TopTokens:
+    """The most likely tokens of each row, best first, with their renormalized probabilities."""
 
     token_ids: Tensor  # [num_rows, count] int64
     probs: Tensor  # [num_rows, count] float32, each row sums to 1 but for rounding
 
-    def draw(self, keys: NoiseKeys) -> Tensor:
-        """One token a row, [num_rows] int64, by inversion of exactly these probabilities."""
-        reached = self.probs.double().cumsum(1)
-        targets = uniforms(keys) * reached[:, -1]
-        places = (reached <= targets.unsqueeze(1)).sum(1, keepdim=True)
-        return self.token_ids.gather(1, places).squeeze(1)
+    def sample(self, keys: NoiseKeys) -> Tensor:
+        """Sample one token for each row by inverse transform; return [num_rows] int64."""
+        cumulative = self.probs.double().cumsum(1)
+        targets = uniforms(keys) * cumulative[:, -1]
+        indices = (cumulative <= targets.unsqueeze(1)).sum(1, keepdim=True)
+        return self.token_ids.gather(1, indices).squeeze(1)
 
 
 @dataclass(frozen=True)
 class Distribution:
     """Probabilities after temperature, min_p, top_k and top_p: exp(score) / total of the row.
 
-    Scores are relative to the best one of the row on any rank, and -inf where the cut was made. A
-    row without any score has no probabilities: all are 0.
+    Scores are relative to the best score of the row on any rank, and -inf for truncated tokens. In
+    a row without a finite score all probabilities are 0.
     """
 
     scores: ScoreChunks
@@ -77,17 +77,20 @@ class Distribution:
         batch: SamplingBatch,
         shard: VocabShard,
     ) -> Distribution:
-        """A collective call. Greedy rows get the distribution of temperature 1, uncut."""
+        """Compute the distributions; a collective call.
+
+        Greedy rows get the distribution of temperature 1, without truncation.
+        """
         scores = _scaled_scores(logits, _temperatures(batch, logits.device), shard)
         floors = scores.maxima.new_full((batch.num_rows,), -torch.inf)
         if len(batch.sampled_rows):
             sampled = scores if not len(batch.greedy_rows) else scores.take(batch.sampled_rows)
-            floors[batch.sampled_rows] = support_floors(sampled, batch.truncation, shard.group)
-            scores.cut(floors)
+            floors[batch.sampled_rows] = truncation_floors(sampled, batch.truncation, shard.group)
+            scores.mask_below(floors)
         return cls(scores, _totals(scores, shard), shard)
 
     def own_probs(self, rows: Tensor, token_ids: Tensor) -> Tensor:
-        """The probability of each token in its row, and 0 for a token that another rank holds.
+        """Return the probability of each token in its row; 0 for a token of another rank.
 
         rows, token_ids: [n] int64. Returns [n] float64.
         """
@@ -95,95 +98,96 @@ class Distribution:
         return masses / self.totals[rows]
 
     def probs(self, rows: Tensor, token_ids: Tensor) -> Tensor:
-        """The same with all ranks' tokens; a collective call."""
+        """Return the probability of each token in its row, [n] float64; a collective call."""
         return self.shard.group.all_reduce(self.own_probs(rows, token_ids))
 
     def entropies(self) -> Tensor:
-        """In nats, [num_rows] float64; a collective call."""
+        """Return the entropies in nats, [num_rows] float64; a collective call."""
         sums = _sums(self.scores, lambda scores: torch.special.entr(scores.exp()))
         return self.totals.log() + self.shard.group.all_reduce(sums) / self.totals
 
-    def best(self, count: int) -> ListedTokens:
-        """The `count` most likely tokens of each row, or all of them; a collective call.
+    def top(self, count: int) -> TopTokens:
+        """Return the `count` most likely tokens of each row, or all; a collective call.
 
-        Where fewer are possible the rest are any tokens, of probability 0. A row that has no
-        probabilities gets a token that is certain.
+        A row with fewer possible tokens is filled with arbitrary tokens of probability 0. A row
+        without probabilities gets one token of probability 1.
         """
         count = min(count, self.shard.vocab_size)
-        masses, token_ids = self._own_best(count)
+        masses, token_ids = self._own_top(count)
         masses = self.shard.group.all_gather(masses).movedim(0, 1).flatten(1)
         token_ids = self.shard.group.all_gather(token_ids).movedim(0, 1).flatten(1)
-        masses, places = masses.topk(count)
+        masses, indices = masses.topk(count)
         masses[:, 0].clamp_(min=torch.finfo(masses.dtype).tiny)
         probs = masses / masses.sum(1, keepdim=True)
-        # What fills up a row may be padding behind the vocabulary.
-        token_ids = token_ids.gather(1, places).clamp_(max=self.shard.vocab_size - 1)
-        return ListedTokens(token_ids, probs.float())
+        # Tokens that fill up a row may be padding columns beyond the vocabulary.
+        token_ids = token_ids.gather(1, indices).clamp_(max=self.shard.vocab_size - 1)
+        return TopTokens(token_ids, probs.float())
 
-    def draw_residual(
+    def sample_residual(
         self,
-        rows: Tensor,  # [num_drawn] int64
+        rows: Tensor,  # [num_rows] int64
         weights: TokenWeights,
         keys: NoiseKeys,
     ) -> Tensor:
-        """Samples max(p - weight, 0) of each of `rows`, scaled to sum to 1; [num_drawn] int64.
+        """Sample max(p - weight, 0), scaled to sum to 1, of each of `rows`; return [num_rows].
 
-        p is the distribution of the row. weights, keys: of the drawn rows, in their order. Where
-        nothing is left, as rounding may have it, p itself is sampled. Only the weighted tokens
-        differ from p, so this costs what sampling does. A collective call.
+        p is the distribution of the row. weights, keys: of the sampled rows, in their order. If
+        rounding leaves no mass, p itself is sampled. Only the weighted tokens differ from p, so the
+        cost is that of sampling. A collective call.
         """
         residual = self.scores.take(rows)
         self._subtract(residual, rows, weights)
         maxima = residual.scores.amax(2)
-        peaks = self.shard.group.all_gather(maxima.amax(1)).amax(0)
-        is_empty = peaks == -torch.inf
+        row_maxima = self.shard.group.all_gather(maxima.amax(1)).amax(0)
+        is_empty = row_maxima == -torch.inf
         if is_empty.any():
             residual.scores[is_empty] = self.scores.scores[rows[is_empty]]
             maxima[is_empty] = self.scores.maxima[rows[is_empty]]
-            peaks[is_empty] = 0
-        residual.scores.sub_(peaks.view(-1, 1, 1))
-        residual = replace(residual, maxima=maxima.sub_(peaks.unsqueeze(1)))
-        floors = torch.full_like(peaks, -torch.inf)
-        return draw(residual, floors, keys, self.shard.group, self.shard.vocab_size)
+            row_maxima[is_empty] = 0
+        residual.scores.sub_(row_maxima.view(-1, 1, 1))
+        residual = replace(residual, maxima=maxima.sub_(row_maxima.unsqueeze(1)))
+        floors = torch.full_like(row_maxima, -torch.inf)
+        return sample_scores(residual, floors, keys, self.shard.group, self.shard.vocab_size)
 
     def _subtract(self, residual: ScoreChunks, rows: Tensor, weights: TokenWeights) -> None:
-        """Takes weights off the probabilities behind `residual`, in place; not off its maxima."""
+        """Subtract weights from the probabilities of `residual`, in place; its maxima stay."""
         masses = self._masses(residual, weights.rows, weights.token_ids)
         left = masses - weights.weights * self.totals[rows][weights.rows]
-        columns, is_near = self._columns(weights.token_ids)
+        columns, is_held = self._columns(weights.token_ids)
         flat = residual.scores.flatten(1)
-        flat[weights.rows[is_near], columns[is_near]] = left[is_near].clamp(min=0).log().float()
+        flat[weights.rows[is_held], columns[is_held]] = left[is_held].clamp(min=0).log().float()
 
     def _masses(self, scores: ScoreChunks, rows: Tensor, token_ids: Tensor) -> Tensor:
-        columns, is_near = self._columns(token_ids)
+        columns, is_held = self._columns(token_ids)
         found = scores.scores.flatten(1)[rows, columns].double().exp_()
-        return found.masked_fill_(~is_near, 0)
+        return found.masked_fill_(~is_held, 0)
 
     def _columns(self, token_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Where tokens are in flat scores, and whether they are there at all."""
+        """Return the columns of tokens in the flat scores, and whether this rank holds them."""
         columns = token_ids - self.scores.first_chunk * CHUNK_TOKENS
         num_columns = self.scores.maxima.shape[1] * CHUNK_TOKENS
-        is_near = (columns >= 0) & (columns < num_columns)
-        return columns.clamp(0, num_columns - 1), is_near
+        is_held = (columns >= 0) & (columns < num_columns)
+        return columns.clamp(0, num_columns - 1), is_held
 
-    def _own_best(self, count: int) -> tuple[Tensor, Tensor]:
-        """exp(score) and id of this rank's best tokens, [num_rows, count] each, padded with 0."""
+    def _own_top(self, count: int) -> tuple[Tensor, Tensor]:
+        """Return exp(score) and id of this rank's best tokens, [num_rows, count], padded with 0."""
         # The best `count` tokens are in the `count` chunks with the best maxima.
         num_columns = self.scores.maxima.shape[1]
         columns = self.scores.maxima.topk(min(count, num_columns)).indices
         rows = torch.arange(len(columns), device=columns.device).unsqueeze(1)
-        near = self.scores.scores[rows, columns].flatten(1)
-        best, places = near.topk(min(count, near.shape[1]))
-        chunks = columns.gather(1, places // CHUNK_TOKENS) + self.scores.first_chunk
-        token_ids = chunks * CHUNK_TOKENS + places % CHUNK_TOKENS
+        candidates = self.scores.scores[rows, columns].flatten(1)
+        best, indices = candidates.topk(min(count, candidates.shape[1]))
+        chunks = columns.gather(1, indices // CHUNK_TOKENS) + self.scores.first_chunk
+        token_ids = chunks * CHUNK_TOKENS + indices % CHUNK_TOKENS
         padding = (0, count - best.shape[1])
         return pad(best.double().exp_(), padding), pad(token_ids, padding)
 
 
 def highest_probs(logits: Tensor, shard: VocabShard) -> Tensor:
-    """Of each row of softmax(logits) [num_rows, num_tokens], [num_rows] float64.
+    """Return the highest probability of each row of softmax(logits), [num_rows] float64.
 
-    Bit for bit the same on every rank, so that ranks may decide by it. A collective call.
+    logits: [num_rows, num_tokens]. The result is bit-identical on every rank, so that all ranks
+    take the same decision. A collective call.
     """
     ones = torch.ones(len(logits), dtype=torch.float32, device=logits.device)
     scores = _scaled_scores(logits, ones, shard)
@@ -197,9 +201,9 @@ def scale_by_confidence(
     chosen: Tensor,  # [num_sampled] bool
     shard: VocabShard,
 ) -> SamplingBatch:
-    """Multiplies the temperatures of the chosen sampled rows by 1 - their highest probability.
+    """Multiply the temperatures of the chosen sampled rows by 1 - their highest probability.
 
-    That is the highest of softmax(logits / temperature). A collective call.
+    The probability is that of softmax(logits / temperature). A collective call.
     """
     rows, temperatures = batch.sampled_rows[chosen], batch.temperatures[chosen]
     totals = _totals(_scaled_scores(logits[rows], temperatures, shard), shard)
@@ -223,11 +227,11 @@ def _temperatures(batch: SamplingBatch, device: torch.device) -> Tensor:
 
 
 def _totals(scores: ScoreChunks, shard: VocabShard) -> Tensor:
-    # The best score is 0, so a row that has any reaches 1.
+    # The best score of a row is 0, so the total is at least 1 unless the row is empty.
     return shard.group.all_reduce(_sums(scores, torch.exp)).clamp_(min=1)
 
 
 def _sums(scores: ScoreChunks, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """Of a function of this rank's scores, [num_rows] float64; a slab at a time for memory."""
+    """Sum a function of this rank's scores by row, [num_rows] float64; in slabs, to save memory."""
     slabs = scores.scores.split(_ROWS_PER_SLAB)
     return torch.cat([function(slab).sum((1, 2), dtype=torch.float64) for slab in slabs])

@@ -1,18 +1,17 @@
-"""Gumbel noise that depends on the request and the token alone, never on who asks for it.
+"""Counter-based Gumbel noise, a pure function of (seed, choice, output position, token id).
 
-The noise of a token is a pure function of (request seed, choice index, output position, token id),
-so a draft, another rank or a run after a preemption adds the same noise to the same token. This is
-what couples draft and target (see `specdec.sampling.verifiers`).
+The draft model, another rank, or a run after a preemption adds the same noise to the same token.
+This couples draft and target (see `specdec.sampling.verifiers`).
 
-Adding noise to a whole vocabulary would cost more than any other part of sampling, so it is laid
-out for skipping most of it. Standard Gumbel noise is -log(S) of independent S ~ Exp(1). In a chunk
-of n tokens the smallest S is Exp(1) / n, any token is equally likely to have it, and, since the
-exponential has no memory, the others are that smallest one plus an Exp(1) of their own. So a chunk
-has one random number for its smallest S, one for who has it, and one for every token; the first
-alone bounds the noise of all n (`largest_noise`), and few chunks of a vocabulary are left to
-compute in full (`gumbel_noise`). The tokens' noise is independent all the same. This is the
-top-down construction of Maddison, Tarlow and Minka, "A* Sampling", NIPS 2014, arXiv 1411.0030, in
-one level.
+Computing noise for a whole vocabulary would be the most expensive part of sampling, so the layout
+lets most of it be skipped. Standard Gumbel noise is -log(S) of independent S ~ Exp(1). In a chunk
+of n tokens the smallest S is Exp(1) / n, each token is equally likely to have it, and, since the
+exponential is memoryless, every other S is the smallest one plus an independent Exp(1). So a chunk
+has one random number for its smallest S, one for the token that has it, and one for every token.
+The first bounds the noise of all n tokens (`largest_noise`), so that few chunks of a vocabulary
+are computed in full (`gumbel_noise`). The noise of the tokens is still independent. This is the
+top-down construction of Maddison, Tarlow and Minka, "A* Sampling", NIPS 2014, arXiv 1411.0030,
+with one level.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from specdec.sampling.philox import Words, key_of, philox4x32
 
 _LOG_CHUNK_TOKENS = 6
 CHUNK_TOKENS = 2**_LOG_CHUNK_TOKENS
-"""Chunk `c` is the token ids from 64c to 64c + 63, whatever the size of the vocabulary."""
+"""Chunk `c` is the token ids from 64c to 64c + 63, for any vocabulary size."""
 
 _TOKENS_PER_CALL = 4
 _CALLS_PER_CHUNK = CHUNK_TOKENS // _TOKENS_PER_CALL
@@ -44,27 +43,27 @@ MIN_NOISE = -math.log(_LARGEST_EXPONENTIAL * (1 + 1 / CHUNK_TOKENS))
 MAX_NOISE = -math.log(2.0 ** -(_WORD_BITS + 1) / CHUNK_TOKENS)
 """No noise is larger than this, about 27.03."""
 
-# Counters computed at a time, each in about ten int64 tensors: on a CPU they should stay near its
-# caches, elsewhere they only must not fill the memory.
+# Number of counters computed at once, each in about ten int64 tensors: on a CPU they should fit
+# into the caches, on other devices only into the memory.
 _CPU_SLAB_COUNTERS = 2**15
 _SLAB_COUNTERS = 2**22
 
 
 class Stream(IntEnum):
-    """What random numbers of a position are for; those of different streams are independent."""
+    """The use of a position's random numbers; different streams are independent."""
 
-    COUPLED = 0  # the noise that draft and target share
-    DRAFT = 1  # which token is drafted
-    ACCEPTANCE = 2  # whether it is kept
-    RECOVERY = 3  # what comes after the last one that is kept
+    COUPLED = 0  # noise shared by draft and target
+    DRAFT = 1  # sampling of a draft token
+    ACCEPTANCE = 2  # acceptance of a draft token
+    RECOVERY = 3  # sampling of the token after the last accepted one
 
 
 @dataclass(frozen=True)
 class NoiseKeys:
-    """What fixes the noise of a row of logits, together with the token id.
+    """Keys of the noise of rows of logits; key and token id determine the noise.
 
     seeds: 64 bits. choices, positions: the choice of the request and the index among its output
-    tokens, from 0 to 2^32 - 1. streams: words that tell uses of a position apart; None: the
+    tokens, from 0 to 2^32 - 1. streams: words that distinguish the uses of a position; None: the
     coupled noise.
     """
 
@@ -81,27 +80,28 @@ class NoiseKeys:
         return NoiseKeys(self.seeds[rows], self.choices[rows], self.positions[rows], streams)
 
     def of_stream(self, stream: Stream, offsets: Tensor) -> NoiseKeys:
-        """The keys of another use of the same positions, in one round of drafting and verification.
+        """Return the keys of another stream of the same positions, for one round of speculation.
 
-        offsets: [num_rows] int64, how far each position lies behind the round's first one. A
-        position that a round does not settle is drafted and verified again in the next. Why it was
-        not settled may depend on what was drawn for it: block verification stops at a token because
-        of the tokens behind it. The same numbers again would then no longer be uniform. Rounds
-        begin at different positions, so a position has another offset in each, and fresh numbers.
+        offsets: [num_rows] int64, distance of each position from the first one of the round. A
+        position without an accepted token is drafted and verified again in the next round. The
+        rejection may depend on the random numbers used for it: block verification stops at a token
+        because of the tokens after it. If these numbers were used again they would not be uniform.
+        Rounds begin at different positions, so a position has another offset in each round, hence
+        new numbers.
         """
         return replace(self, streams=offsets * len(Stream) + stream)
 
 
 @dataclass(frozen=True)
 class LargestNoise:
-    """The largest noise within each of some chunks, and the token of the chunk that has it."""
+    """The largest noise in each chunk, and the token that has it."""
 
     noise: Tensor  # [num_chunks] float32
     offsets: Tensor  # [num_chunks] int64, from 0 to CHUNK_TOKENS - 1
 
 
 def largest_noise(keys: NoiseKeys, chunks: Tensor) -> LargestNoise:
-    """The largest noise of each chunk, at a seventeenth of the cost of all its noise.
+    """Return the largest noise of each chunk, at 1/17 of the cost of `gumbel_noise`.
 
     keys and chunks (ids, [num_chunks] int64) are parallel.
     """
@@ -111,23 +111,21 @@ def largest_noise(keys: NoiseKeys, chunks: Tensor) -> LargestNoise:
 
 
 def gumbel_noise(keys: NoiseKeys, chunks: Tensor) -> Tensor:
-    """The noise of every token of each chunk.
+    """Return the noise of every token of each chunk, [num_chunks, CHUNK_TOKENS] float32.
 
     keys and chunks (ids, [num_chunks] int64) are parallel. Philox4x32-10 is keyed by the seed.
-    Token `t` has word t % 4 of counter (t // 4, position, choice, 0); chunk `c` has word 0 for its
-    smallest S, and the upper bits of word 1 for who has it, of counter (2^31 + c, position,
-    choice, 0). The last word is the stream's, and 0 that of the coupled noise.
+    Token `t` uses word t % 4 of counter (t // 4, position, choice, 0). Chunk `c` uses counter
+    (2^31 + c, position, choice, 0): word 0 for its smallest S, the upper bits of word 1 for the
+    token that has it. The last word of a counter is the stream; 0 is the coupled noise.
 
     32 random bits become v = (bits + 0.5) / 2^32 in float32, at most 1 - 2^-24, and then the
-    exponential -log1p(-v). Winners of an argmax have small exponentials, hence small v, where
-    float32 is dense: all 32 bits of them count. The usual -log(-log(u)) has its winners at u near
-    1, where float32 has only 24 bits: no noise would exceed 16.6, and large values would come in
-    visible steps. The coarse end, the clamp included, falls on losers. What is lost is tokens less
-    likely than e^-29 of the best one: they are never drawn.
+    exponential -log1p(-v). The argmax falls on small exponentials, hence small v, where float32 is
+    dense: all 32 bits count. The usual -log(-log(u)) has the argmax at u near 1, where float32 has
+    only 24 bits: no noise would exceed 16.6, and large values would come in visible steps. Here the
+    coarse end, the clamp included, falls on tokens that lose. The cost: tokens less likely than
+    e^-29 of the best one are never sampled.
 
     The random bits are the same on every device; the logarithms may differ in the last place.
-
-    Returns [num_chunks, CHUNK_TOKENS] float32.
     """
     noise = torch.empty(len(keys), CHUNK_TOKENS, dtype=torch.float32, device=chunks.device)
     slab_counters = _CPU_SLAB_COUNTERS if chunks.device.type == "cpu" else _SLAB_COUNTERS
@@ -139,21 +137,21 @@ def gumbel_noise(keys: NoiseKeys, chunks: Tensor) -> Tensor:
 
 
 def uniforms(keys: NoiseKeys) -> Tensor:
-    """One random number a key, [num_keys] float64, above 0 and below 1.
+    """Return one random number for each key, [num_keys] float64, in the open interval (0, 1).
 
-    It is (bits + 0.5) / 2^32 of word 0 of the key's counter 0, so the stream must have no use for
-    Gumbel noise.
+    The number is (bits + 0.5) / 2^32 of word 0 of the key's counter 0, so the stream must not be
+    used for Gumbel noise.
     """
     bits = _words(keys, torch.zeros_like(keys.positions)).w0
     return (bits.double() + 0.5) * 2.0**-_WORD_BITS
 
 
 def _fill_noise(noise: Tensor, keys: NoiseKeys, chunks: Tensor) -> None:
-    """noise: [num_chunks, CHUNK_TOKENS], overwritten."""
+    """Fill `noise`, [num_chunks, CHUNK_TOKENS]."""
     calls = torch.arange(_CALLS_PER_CHUNK, device=chunks.device).unsqueeze(1)
     counters = torch.cat(
         [chunks * _CALLS_PER_CHUNK + calls, chunks.unsqueeze(0) + _FIRST_CHUNK_COUNTER]
-    )  # [_CALLS_PER_CHUNK + 1, num_chunks]: the chunks are last, where they are contiguous
+    )  # [_CALLS_PER_CHUNK + 1, num_chunks]: chunks last, so that they are contiguous
     words = _words(keys, counters)
     by_call = noise.view(-1, _CALLS_PER_CHUNK, _TOKENS_PER_CALL)
     for index, word in enumerate(words):
@@ -165,13 +163,14 @@ def _fill_noise(noise: Tensor, keys: NoiseKeys, chunks: Tensor) -> None:
 
 
 def _words(keys: NoiseKeys, counters: Tensor) -> Words:
-    """counters: [..., num_keys] int64, from 0 to 2^32 - 1."""
+    """Return the random words of counters, [..., num_keys] int64 from 0 to 2^32 - 1."""
     streams = torch.zeros_like(keys.choices) if keys.streams is None else keys.streams
     counter = Words(counters, keys.positions, keys.choices, streams)
     return philox4x32(counter, key_of(keys.seeds))
 
 
 def _exponentials_of_bits(bits: Tensor) -> Tensor:
-    """In place; `bits` are integers from 0 to 2^32 in float32, and then, after one line, -v."""
+    """Turn integers from 0 to 2^32 in float32 into exponentials, in place."""
+    # After this line `bits` holds -v; see gumbel_noise.
     bits.mul_(-(2.0**-_WORD_BITS)).sub_(2.0 ** -(_WORD_BITS + 1)).clamp_(min=-_LARGEST_UNIFORM)
     return bits.log1p_().neg_()

@@ -1,9 +1,9 @@
-"""What a request's parameters do to logits before they are scaled, cut and drawn from.
+"""Logits processors: penalties, biases, bad words, min_tokens and token masks.
 
-Penalties, biases and forbidden tokens change a few logits of a row each. They are collected on the
-host as single entries of the matrix of logits, for all rows of a batch, and made together; a row
-that asks for nothing costs nothing. Meanings and order are those of SamplingParams. A token that is
-forbidden ends at -inf, whatever else changes it, so that part of the order makes no difference.
+They run before temperature and truncation, and change a few logits of a row. The changes of all
+rows of a batch are collected on the host as entries of the logits matrix, and applied together; a
+row without such parameters costs nothing. Semantics and order are those of SamplingParams. A masked
+token always ends at -inf, so its place in the order does not matter.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ _BITS_PER_WORD = 32
 
 Columns = NDArray[np.int64]
 TokenMask = NDArray[np.int32]
-"""[num_words]: bit t % 32 of word t // 32 is set where token t may come; those beyond may not."""
+"""[num_words]: bit t % 32 of word t // 32 is set if token t is allowed; tokens beyond are not."""
 
 
 @dataclass(frozen=True, eq=False)
-class Shaping:
-    """The rules of one sequence that change logits, as columns of this rank's part of them.
+class LogitsProcessor:
+    """Logits processor of one sequence; tokens are columns of this rank's logits.
 
-    allowed: of the tokens up to this rank's last one.
-    phrases: bad words of several tokens, by the token before the last.
+    allowed: mask of the tokens up to this rank's last one.
+    banned, phrases: bad words of one token, and longer ones by their second to last token.
     """
 
     rules: SamplingRules
@@ -47,8 +47,8 @@ class Shaping:
     phrases: dict[int, list[tuple[int, ...]]]
 
     @classmethod
-    def of(cls, rules: SamplingRules, tokens: range) -> Shaping:
-        """tokens: whose logits this rank has."""
+    def of(cls, rules: SamplingRules, tokens: range) -> LogitsProcessor:
+        """Build the processor of a rank that holds the logits of `tokens`."""
         ids = np.array([token for token, _ in rules.logit_bias], dtype=np.int64)
         is_held = _is_held(ids, tokens)
         biases = np.array([bias for _, bias in rules.logit_bias], dtype=np.float32)
@@ -70,107 +70,107 @@ class Shaping:
 
     @cached_property
     def changes_every_row(self) -> bool:
-        """Whether there is more than min_tokens, which ends."""
+        """Return whether a rule other than min_tokens is set, which ends at some position."""
         rules = self.rules
         is_masked = rules.allowed_token_ids is not None or bool(rules.bad_words)
         return rules.has_penalties or bool(rules.logit_bias) or is_masked
 
     @cached_property
-    def is_idle(self) -> bool:
-        """Whether no row is ever changed, but by a grammar."""
+    def is_noop(self) -> bool:
+        """Return whether no row is ever changed, except by a grammar."""
         return not (self.changes_every_row or self.rules.min_tokens)
 
     def changes(self, num_output_tokens: int) -> bool:
-        """Whether the row after so many output tokens is changed at all."""
+        """Return whether the row after `num_output_tokens` output tokens is changed."""
         return self.changes_every_row or num_output_tokens < self.rules.min_tokens
 
-    def closed_by(self, history: TokenHistory) -> Columns:
-        """The last tokens of the phrases whose other tokens have just been output."""
+    def completed_by(self, history: TokenHistory) -> Columns:
+        """Return the last tokens of the phrases whose other tokens end the output."""
         last = history.token_ids[-1]
         words = [word for word in self.phrases.get(last, ()) if history.ends_with(word[:-1])]
         return _columns([word[-1] for word in words], self.tokens)
 
-    def leaves_some(self, mask: TokenMask) -> bool:
-        """Whether a grammar's mask allows any token that does not end the text."""
+    def allows_text(self, mask: TokenMask) -> bool:
+        """Return whether a grammar's mask allows a token that is not an end token."""
         return bool((mask & ~_mask_of(self.rules.end_token_ids, len(mask))).any())
 
 
-class LogitEdits:
-    """What is to be done to the logits of one batch, [num_rows, num_tokens]: collect, then apply.
+class BatchLogitsProcessor:
+    """Logits processor of one batch: collects the changes of each row, then applies them.
 
-    All of it is known on the host, and the same on every rank but for which tokens it holds.
+    The changes are computed on the host, equal on all ranks except for the tokens that they hold.
     """
 
     def __init__(self, tokens: range) -> None:
-        """tokens: whose logits this rank has."""
+        """Start without changes; this rank holds the logits of `tokens`."""
         self._tokens = tokens
         self._biased = _Entries()
-        self._penalised = _Entries()
+        self._penalized = _Entries()
         self._masked = _Entries()
         self._rows: set[int] = set()
         self._token_masks: dict[int, TokenMask] = {}
 
     @property
     def rows(self) -> list[int]:
-        """Those that are changed, on this rank or another."""
+        """Return the rows that are changed, on this rank or another."""
         return sorted(self._rows)
 
     def add(
         self,
         row: int,
-        shaping: Shaping,
+        processor: LogitsProcessor,
         num_output_tokens: int,
         history: TokenHistory | None,
         grammar_mask: TokenMask | None = None,
     ) -> None:
-        """Takes in what the rules say of one row.
+        """Collect the changes of one row.
 
-        num_output_tokens: how many there are before the token that the row is about. history: those
-        tokens and the prompt, where the rules need tokens.
+        num_output_tokens: number of output tokens before the one that the row samples. history: the
+        prompt and these tokens, if the rules depend on tokens.
         """
-        rules = shaping.rules
-        token_mask = _intersection(grammar_mask, shaping.allowed)
+        rules = processor.rules
+        token_mask = _intersection(grammar_mask, processor.allowed)
         if token_mask is not None:
             self._token_masks[row] = token_mask
             self._rows.add(row)
-        if not shaping.changes(num_output_tokens):
+        if not processor.changes(num_output_tokens):
             return
         self._rows.add(row)
-        self._biased.add(row, shaping.biased, shaping.biases)
+        self._biased.add(row, processor.biased, processor.biases)
         if num_output_tokens < rules.min_tokens and (
-            # A grammar that is at its end goes before min_tokens: nothing else could come.
-            grammar_mask is None or shaping.leaves_some(grammar_mask)
+            # A completed grammar has priority over min_tokens: it allows end tokens only.
+            grammar_mask is None or processor.allows_text(grammar_mask)
         ):
-            self._masked.add(row, shaping.ends)
+            self._masked.add(row, processor.ends)
         if history is not None:
-            self._add_by_history(row, shaping, history)
+            self._add_by_history(row, processor, history)
 
     def apply(self, logits: Tensor) -> Tensor:
-        """logits: [num_rows, num_tokens], changed in place where they are float32.
+        """Apply the changes to logits [num_rows, num_tokens], in place if they are float32.
 
-        Returns them with the edits made, in float32 if there are any: all rows, as what samples
-        takes them in one type, and rounding an edit to fewer bits would change the distribution.
+        Return all rows in float32 if any row is changed: the sampler takes one dtype, and rounding
+        a changed logit to fewer bits would change the distribution.
         """
         if self._rows:
             logits = logits.float()
-            self._edit(logits)
+            self._apply_to(logits)
         return logits
 
-    def _edit(self, logits: Tensor) -> None:
+    def _apply_to(self, logits: Tensor) -> None:
         rows, masks = list(self._token_masks), list(self._token_masks.values())
         apply_token_masks(logits, rows, masks, self._tokens.start)
         if self._biased:
-            places, biases = self._biased.on(logits.device)
-            logits[places] += biases
-        if self._penalised:
-            places, values = self._penalised.on(logits.device)
-            logits[places] = _penalise(logits[places], *values.unbind(1))
+            index, biases = self._biased.on(logits.device)
+            logits[index] += biases
+        if self._penalized:
+            index, values = self._penalized.on(logits.device)
+            logits[index] = _penalize(logits[index], *values.unbind(1))
         if self._masked:
-            places, _ = self._masked.on(logits.device)
-            logits[places] = -torch.inf
+            index, _ = self._masked.on(logits.device)
+            logits[index] = -torch.inf
 
-    def _add_by_history(self, row: int, shaping: Shaping, history: TokenHistory) -> None:
-        rules = shaping.rules
+    def _add_by_history(self, row: int, processor: LogitsProcessor, history: TokenHistory) -> None:
+        rules = processor.rules
         if rules.has_penalties:
             counts = history.counts()
             is_held = _is_held(counts.token_ids, self._tokens)
@@ -178,23 +178,23 @@ class LogitEdits:
             amounts = rules.frequency_penalty * num_times + rules.presence_penalty * (num_times > 0)
             factors = np.full_like(amounts, rules.repetition_penalty)
             values = np.stack([factors, amounts], axis=1, dtype=np.float32, casting="same_kind")
-            self._penalised.add(row, counts.token_ids[is_held] - self._tokens.start, values)
+            self._penalized.add(row, counts.token_ids[is_held] - self._tokens.start, values)
         if rules.bad_words:
-            self._masked.add(row, shaping.banned)
-            self._masked.add(row, shaping.closed_by(history))
+            self._masked.add(row, processor.banned)
+            self._masked.add(row, processor.completed_by(history))
 
 
 def apply_token_masks(
     logits: Tensor, rows: Sequence[int], masks: Sequence[TokenMask], first_token: int
 ) -> None:
-    """Sets the logits of tokens that a row's mask does not allow to -inf, in place.
+    """Set the logits of tokens that a row's mask does not allow to -inf, in place.
 
-    logits: [num_rows, num_tokens], of the tokens from first_token on. masks: one for each row of
+    logits: [num_rows, num_tokens]; the first column is `first_token`. masks: one for each of
     `rows`.
     """
     tokens = range(first_token, first_token + logits.shape[1])
     for run in _runs(rows):
-        # numpy spreads bits some 50 times as fast as torch does on a CPU.
+        # numpy unpacks bits about 50 times as fast as torch on a CPU.
         is_forbidden = torch.from_numpy(_forbidden(masks[run], tokens)).to(logits.device)
         first_row = rows[run.start]
         logits[first_row : first_row + len(is_forbidden)].masked_fill_(is_forbidden, -torch.inf)
@@ -202,7 +202,7 @@ def apply_token_masks(
 
 @dataclass
 class _Entries:
-    """Some entries of a matrix, each at most once, and what is to be done to them."""
+    """Sparse entries of the logits matrix, each at most once, with a value for each."""
 
     _rows: list[NDArray[np.int64]] = field(default_factory=list)
     _columns: list[Columns] = field(default_factory=list)
@@ -212,14 +212,14 @@ class _Entries:
         return bool(self._rows)
 
     def add(self, row: int, columns: Columns, values: NDArray[np.float32] | None = None) -> None:
-        """values: one for each column, or some."""
+        """Add entries of a row; values: one or several for each column, if any."""
         if len(columns):
             self._rows.append(np.full(len(columns), row, dtype=np.int64))
             self._columns.append(columns)
             self._values.append(np.zeros(0, dtype=np.float32) if values is None else values)
 
     def on(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        """Index and values."""
+        """Return the index (rows, columns) of the entries, and their values."""
         rows, columns, values = (
             torch.from_numpy(np.concatenate(parts)).to(device)
             for parts in (self._rows, self._columns, self._values)
@@ -227,13 +227,13 @@ class _Entries:
         return (rows, columns), values
 
 
-def _penalise(logits: Tensor, factors: Tensor, amounts: Tensor) -> Tensor:
-    """All [num_entries]. The repetition penalty comes before the other two."""
+def _penalize(logits: Tensor, factors: Tensor, amounts: Tensor) -> Tensor:
+    """Apply the repetition penalty, then subtract the other two; all are [num_entries]."""
     return torch.where(logits > 0, logits / factors, logits * factors) - amounts
 
 
 def _runs(rows: Sequence[int]) -> Iterator[slice]:
-    """Parts of `rows` that follow each other in the matrix, so that they are changed at once."""
+    """Split `rows` into runs of consecutive rows, which are changed with one operation."""
     start = 0
     for end in range(1, len(rows) + 1):
         is_full = end - start == _ROWS_PER_SLAB
@@ -243,7 +243,7 @@ def _runs(rows: Sequence[int]) -> Iterator[slice]:
 
 
 def _forbidden(masks: Sequence[TokenMask], tokens: range) -> NDArray[np.bool_]:
-    """[num_masks, num_tokens]."""
+    """Return which tokens are masked, [num_masks, num_tokens]."""
     is_forbidden = np.ones((len(masks), len(tokens)), dtype=np.bool_)
     for row, mask in zip(is_forbidden, masks, strict=True):
         bits = np.unpackbits(mask.view(np.uint8), bitorder="little")

@@ -1,4 +1,4 @@
-"""Logarithms of the probabilities that a model gives to tokens, over a split vocabulary."""
+"""Log-probabilities of tokens over a vocabulary that is split across ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from specdec.types.messages import Logprobs
 
 
 class _Best(NamedTuple):
-    """The highest logits of each row, equal ones by token id."""
+    """The highest logits of each row; equal logits are ordered by token id."""
 
     logits: Tensor  # [num_rows, num_best]
     token_ids: Tensor  # like logits
@@ -28,10 +28,10 @@ def token_logprobs(
     group: TensorParallelGroup,
     first_token: int,
 ) -> Logprobs:
-    """Of one token a row, and of the `num_best` most likely ones; a collective call.
+    """Return log-probabilities of one token and of the `num_best` most likely tokens of each row.
 
-    This rank holds the logits of the tokens from first_token on. Each rank offers its own best
-    tokens and the logarithm of its sum, so no logits travel. NaN counts as -inf.
+    A collective call. This rank holds the logits of the tokens from first_token on. Each rank sends
+    its best tokens and its logsumexp, never its logits. NaN counts as -inf.
     """
     chunks = ScoreChunks.of_logits(logits, first_token)
     columns = (token_ids - first_token).clamp(0, logits.shape[1] - 1)
@@ -55,10 +55,10 @@ def token_logprobs(
 
 
 def _best_here(chunks: ScoreChunks, num_best: int) -> _Best:
-    """This rank's best tokens, float64; -inf where it has fewer.
+    """Return this rank's best tokens, float64; -inf where it has fewer.
 
-    They are in the `num_best` chunks with the highest maxima, equal ones by id: whatever is in
-    another chunk has a better token in each of these.
+    They are in the `num_best` chunks with the highest maxima, equal maxima by id: for a token in
+    any other chunk, each of these chunks has a better token.
     """
     order = chunks.maxima.sort(dim=1, descending=True, stable=True).indices
     columns = order[:, :num_best].sort(dim=1).values  # so that tokens stay in order
@@ -73,13 +73,16 @@ def _best_here(chunks: ScoreChunks, num_best: int) -> _Best:
 
 
 def _best_of_ranks(offered: Tensor, num_best: int) -> _Best:
-    """offered: [size, num_rows, 2 * num_best]. A higher rank has higher token ids."""
+    """Return the best tokens of all ranks; offered: [size, num_rows, 2 * num_best].
+
+    A higher rank has higher token ids.
+    """
     by_row = offered.transpose(0, 1)
     logits, token_ids = by_row[:, :, :num_best], by_row[:, :, num_best:]
     return _first(logits.flatten(1), token_ids.flatten(1), num_best)
 
 
 def _first(logits: Tensor, token_ids: Tensor, num_best: int) -> _Best:
-    """Both [num_rows, num_tokens], equal logits in the order of ids."""
+    """Return the `num_best` first; both are [num_rows, num_tokens], equal logits in id order."""
     ordered = logits.sort(dim=1, descending=True, stable=True)
     return _Best(ordered.values[:, :num_best], token_ids.gather(1, ordered.indices)[:, :num_best])

@@ -1,8 +1,8 @@
 """The Philox4x32-10 counter-based random generator in torch integer arithmetic.
 
 Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 4.
-It has no state: words are a pure function of (counter, key), so any of them can be had in any order
-on any device. 32-bit words are carried in int64 tensors, because torch has no full unsigned types.
+The generator has no state: words are a pure function of (counter, key), so they can be computed in
+any order on any device. 32-bit words are stored in int64, because torch lacks full unsigned types.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NUM_ROUNDS = 10
 
 
 def _constant(value: int) -> Tensor:
-    # A 0-d CPU tensor mixes with tensors of any device, and is dispatched faster than an int is.
+    # A 0-d CPU tensor works with tensors of any device, and dispatches faster than an int.
     return torch.tensor(value, dtype=torch.int64, device="cpu")
 
 
@@ -43,21 +43,21 @@ class Words(NamedTuple):
 
 
 def key_of(seeds: Tensor) -> Key:
-    """The keys that are the two halves of 64-bit `seeds`, of any shape."""
+    """Return the keys that are the two halves of 64-bit `seeds`, of any shape."""
     return Key(seeds & _WORD_MASK, (seeds >> _WORD_BITS) & _WORD_MASK)
 
 
 def philox4x32(counter: Words, key: Key) -> Words:
-    """Four random words for every counter, exactly as published.
+    """Return four random words for each counter, exactly as published.
 
-    The words of the key, and all but w0 of the counter, have one shape that broadcasts to w0's.
-    Where they are the same for many counters the first two rounds are then nearly free.
+    The words of the key, and all words of the counter but w0, have one shape that broadcasts to
+    w0's. If that shape is much smaller than w0's, the first two rounds are nearly free.
     """
     c0, c1, c2, c3 = counter
     for k0, k1 in _round_keys(key):
         product0, product1 = torch.mul(c0, _MULTIPLIERS[0]), torch.mul(c2, _MULTIPLIERS[1])
         c0, c2 = _mix(product1, c1, k0), _mix(product0, c3, k1)
-        # Words 1 and 3 are the low halves; what lies above them is masked off by the next mix.
+        # Words 1 and 3 are the low halves; the next _mix masks off the bits above them.
         c1, c3 = product1, product0
     return Words(c0, c1 & _WORD_MASK, c2, c3 & _WORD_MASK)
 
@@ -73,7 +73,7 @@ def _round_keys(key: Key) -> list[Key]:
 
 
 def _mix(product: Tensor, word: Tensor, key: Tensor) -> Tensor:
-    # The products fill 64 bits, so the shift brings in copies of the sign: the mask drops them.
+    # The products fill 64 bits, so the shift inserts copies of the sign bit; the mask drops them.
     mixed = torch.bitwise_right_shift(product, _WORD_BITS)
     fits = mixed.dim() >= word.dim() and mixed.numel() >= word.numel()
     mixed = mixed.bitwise_xor_(word) if fits else mixed ^ word

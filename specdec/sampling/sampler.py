@@ -1,9 +1,9 @@
-"""The token that each row of logits is defined to be.
+"""Sampling of one token for each row of logits, with the Gumbel-max trick.
 
-That is the argmax of (logits / temperature, cut by min_p, top_k and top_p) + Gumbel noise, which is
-a sample of the softmax of what the cut left (the Gumbel-max trick: Gumbel 1954; see Maddison,
-Tarlow and Minka 2014, arXiv 1411.0030). At temperature 0 it is the argmax of the logits. Equal
-scores go to the lowest token id.
+The token is the argmax of (logits / temperature, truncated by min_p, top_k and top_p) + Gumbel
+noise, which is a sample of the softmax of the truncated logits (Gumbel 1954; see Maddison, Tarlow
+and Minka 2014, arXiv 1411.0030). At temperature 0 it is the argmax of the logits. Of equal scores
+the lowest token id wins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax, SampleParams, row_argmax, sample_tokens
-from specdec.sampling.chunks import ScoreChunks, Winners
+from specdec.sampling.chunks import BestTokens, ScoreChunks
 from specdec.sampling.gumbel import (
     CHUNK_TOKENS,
     MAX_NOISE,
@@ -29,27 +29,25 @@ from specdec.sampling.gumbel import (
     gumbel_noise,
     largest_noise,
 )
-from specdec.sampling.truncation import Truncation, min_score, support_floors
+from specdec.sampling.truncation import Truncation, min_score, truncation_floors
 
-# From so many chunks on it pays to compute first which of them can win.
+# With more chunks than this it is faster to select first those that can win.
 _MANY_CHUNKS = 256
-# More than float32 rounds off scores and noise, which are below 100 wherever it matters.
+# Above the float32 rounding error of scores and noise, which are below 100 wherever it matters.
 _ROUNDING = 1e-3
 _LEAST_TEMPERATURE = torch.finfo(torch.float32).tiny
 
 
 @dataclass(frozen=True, eq=False)
 class SamplingBatch:
-    """How the rows of a batch are sampled. It is on the host, which decides what work is left out.
+    """Sampling parameters of the rows of a batch, on the host, which selects the work to run.
 
-    What is made of it for torch is of the sampled rows only, in their order.
+    The tensors made from it cover the sampled rows only (temperature above 0), in their order.
     """
 
     params: SampleParams  # [num_rows], the rows in order
     device: torch.device
-    argmax: RowArgmax | None = (
-        None  # of the logits to be sampled, where somebody has read them already
-    )
+    argmax: RowArgmax | None = None  # of the logits to sample, if it is known already
 
     @classmethod
     def from_lists(
@@ -64,9 +62,9 @@ class SamplingBatch:
         positions: Sequence[int],
         device: torch.device | str = "cpu",
     ) -> SamplingBatch:
-        """One entry for each row of logits; the fields are those of SamplingParams.
+        """Make a batch from one entry for each row of logits; fields as in SamplingParams.
 
-        positions: the index of the token to come among the output tokens of its choice.
+        positions: index of the sampled token among the output tokens of its choice.
         """
         params = np.empty(len(temperatures), dtype=SAMPLE_PARAMS)
         params["temperature"] = [_in_float32(temperature) for temperature in temperatures]
@@ -79,21 +77,21 @@ class SamplingBatch:
     def from_params(
         cls, params: SampleParams, device: torch.device | str, argmax: RowArgmax | None = None
     ) -> SamplingBatch:
-        """One for each row of logits, in order; takes them over, and numbers them."""
+        """Make a batch from one record for each row of logits; sets the row numbers in place."""
         params["row"] = np.arange(len(params))
         return cls(params, torch.device(device), argmax)
 
     @classmethod
     def greedy(cls, num_rows: int, device: torch.device) -> SamplingBatch:
-        """Rows that are not sampled: the likeliest token of each."""
+        """Make a batch of greedy rows."""
         return cls.from_params(np.zeros(num_rows, dtype=SAMPLE_PARAMS), device)
 
     def take(self, rows: NDArray[np.int64]) -> SamplingBatch:
-        """Of some of the rows alone."""
+        """Return the batch of the given rows."""
         return self.from_params(self.params[rows], self.device)
 
     def with_temperatures(self, temperatures: Tensor) -> SamplingBatch:
-        """The same with other temperatures of the sampled rows, [num_sampled] float32, above 0."""
+        """Replace the temperatures of the sampled rows, [num_sampled] float32, above 0."""
         params = self.params.copy()
         params["temperature"][self._is_sampled] = temperatures.cpu().numpy()
         return replace(self, params=params)
@@ -119,7 +117,7 @@ class SamplingBatch:
 
     @cached_property
     def truncation(self) -> Truncation:
-        """What cuts the sampled rows."""
+        """Truncation of the sampled rows."""
         sampled = self._sampled
         top_k, top_p, min_scores = (
             sampled[name].tolist() for name in ("top_k", "top_p", "min_score")
@@ -128,14 +126,14 @@ class SamplingBatch:
 
     @cached_property
     def noise_keys(self) -> NoiseKeys:
-        """What fixes the noise of the sampled rows."""
+        """Noise keys of the sampled rows."""
         sampled = self._sampled
         choices, positions = (sampled[name].astype(np.int64) for name in ("choice", "position"))
         return NoiseKeys(*map(self._tensor, (sampled["seed"], choices, positions)))
 
     @property
     def is_any_sampled(self) -> bool:
-        """Whether any row is not greedy."""
+        """Return whether any row is not greedy."""
         return bool(self._is_sampled.any())
 
     @cached_property
@@ -157,25 +155,25 @@ def sample(
     first_token: int,
     vocab_size: int,
 ) -> Tensor:
-    """The token id of each row, [num_rows] int64, the same on every rank.
+    """Sample each row; return token ids [num_rows] int64, the same on every rank.
 
-    This rank holds the logits of the tokens from first_token on, in any float type; columns beyond
-    vocab_size are padding. Every rank has the same batch, and a higher rank has higher tokens. NaN
-    counts as -inf, and a row that has nothing else gives some token id below vocab_size.
+    A collective call. This rank holds the logits of the tokens from first_token on, in any float
+    type; columns beyond vocab_size are padding. Every rank passes the same batch, and a higher rank
+    has higher token ids. NaN counts as -inf; a row of -inf returns some token id below vocab_size.
     """
     logits = logits[:, : vocab_size - first_token]
     assert len(logits) == batch.num_rows, (len(logits), batch.num_rows)
     assert logits.shape[1] > 0, (first_token, vocab_size)
     if group.size == 1 and not batch.is_any_sampled:
         return _row_argmax(logits, batch).token_ids
-    drawn = sample_tokens(logits, batch.params) if group.size == 1 else None
-    if drawn is None:
+    sampled = sample_tokens(logits, batch.params) if group.size == 1 else None
+    if sampled is None:
         return torch_sample(logits, batch, group, first_token, vocab_size)
-    open_rows = np.flatnonzero(drawn < 0)
+    open_rows = np.flatnonzero(sampled < 0)  # rows that the kernel left to torch
     if len(open_rows):
-        left = logits[torch.from_numpy(open_rows)], batch.take(open_rows)
-        drawn[open_rows] = torch_sample(*left, group, first_token, vocab_size).numpy()
-    return torch.from_numpy(drawn)
+        rest = logits[torch.from_numpy(open_rows)], batch.take(open_rows)
+        sampled[open_rows] = torch_sample(*rest, group, first_token, vocab_size).numpy()
+    return torch.from_numpy(sampled)
 
 
 def torch_sample(
@@ -185,32 +183,33 @@ def torch_sample(
     first_token: int,
     vocab_size: int,
 ) -> Tensor:
-    """The reference of `sample`, and what runs over several ranks, and on other devices than a CPU.
+    """Sample in torch: the reference, used with several ranks and on devices other than a CPU.
 
     Returns [num_rows] int64.
     """
     best = torch.empty(batch.num_rows, 2, dtype=torch.float64, device=logits.device)
     if len(batch.greedy_rows):
         argmax = _row_argmax(logits, batch).take(batch.greedy_rows)
-        best[batch.greedy_rows] = _pairs(Winners(argmax.values, first_token + argmax.token_ids))
+        best[batch.greedy_rows] = _pairs(BestTokens(argmax.values, first_token + argmax.token_ids))
     if len(batch.sampled_rows):
         chunks = ScoreChunks.of_logits(_take(logits, batch.sampled_rows), first_token)
-        best[batch.sampled_rows] = _pairs(_sampled_winners(chunks, batch, group, vocab_size))
+        best[batch.sampled_rows] = _pairs(_sampled_best(chunks, batch, group, vocab_size))
     return _best_of_ranks(group.all_gather(best))
 
 
-def draw(
+def sample_scores(
     chunks: ScoreChunks,
     floors: Tensor,  # [num_rows] float32
     keys: NoiseKeys,
     group: TensorParallelGroup,
     vocab_size: int,
 ) -> Tensor:
-    """Samples the softmax of each row's scores from its floor up, [num_rows] int64.
+    """Sample the softmax of each row's scores at or above its floor; return [num_rows] int64.
 
-    The best score of a row over all ranks is 0. A row that has none gives the last token id.
+    The best score of a row over all ranks must be 0; an empty row returns the last token id. A
+    collective call.
     """
-    pairs = _pairs(_perturbed_winners(chunks, floors, keys, vocab_size))
+    pairs = _pairs(_perturbed_best(chunks, floors, keys, vocab_size))
     return _best_of_ranks(group.all_gather(pairs))
 
 
@@ -218,33 +217,33 @@ def _row_argmax(logits: Tensor, batch: SamplingBatch) -> RowArgmax:
     return row_argmax(logits) if batch.argmax is None else batch.argmax
 
 
-def _sampled_winners(
+def _sampled_best(
     chunks: ScoreChunks, batch: SamplingBatch, group: TensorParallelGroup, vocab_size: int
-) -> Winners:
+) -> BestTokens:
     chunks.scale(batch.temperatures, group)
-    floors = support_floors(chunks, batch.truncation, group)
-    return _perturbed_winners(chunks, floors, batch.noise_keys, vocab_size)
+    floors = truncation_floors(chunks, batch.truncation, group)
+    return _perturbed_best(chunks, floors, batch.noise_keys, vocab_size)
 
 
-def _perturbed_winners(
+def _perturbed_best(
     chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys, vocab_size: int
-) -> Winners:
+) -> BestTokens:
     candidates = _Candidates.within_noise(chunks, floors)
     if len(candidates.rows) > _MANY_CHUNKS:
         candidates = candidates.that_can_win(chunks, floors, keys)
-    return candidates.winners(chunks, floors, keys, vocab_size)
+    return candidates.best_tokens(chunks, floors, keys, vocab_size)
 
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Chunks, by row and column, that may hold the winners of their rows."""
+    """Chunks, by row and column, that may hold the best token of their row."""
 
     rows: Tensor  # [num_chunks] int64
     columns: Tensor  # [num_chunks] int64
 
     @classmethod
     def within_noise(cls, chunks: ScoreChunks, floors: Tensor) -> _Candidates:
-        """Leaves out what the largest noise could not lift to the best token with the smallest.
+        """Select the chunks whose maximum with MAX_NOISE reaches the best score with MIN_NOISE.
 
         floors: [num_rows] float32, here and below.
         """
@@ -252,10 +251,10 @@ class _Candidates:
         return cls(*(chunks.maxima >= floors.unsqueeze(1)).nonzero().unbind(1))
 
     def that_can_win(self, chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys) -> _Candidates:
-        """Leaves out the chunks that fall short even with their largest noise on their best token.
+        """Drop the chunks that cannot win even with their largest noise on their best token.
 
-        Each row has a score that is surely reached: the best token's with the smallest noise, or a
-        token's that has the largest noise of its chunk.
+        The lower bound of a row's best perturbed score is the larger of MIN_NOISE (the best score
+        is 0) and the score of any token that has the largest noise of its chunk.
         """
         largest = largest_noise(keys[self.rows], chunks.first_chunk + self.columns)
         scores = chunks.scores[self.rows, self.columns, largest.offsets]
@@ -265,10 +264,10 @@ class _Candidates:
         chosen = (limits >= best[self.rows] - _ROUNDING).nonzero().squeeze(1)
         return _Candidates(self.rows[chosen], self.columns[chosen])
 
-    def winners(
+    def best_tokens(
         self, chunks: ScoreChunks, floors: Tensor, keys: NoiseKeys, vocab_size: int
-    ) -> Winners:
-        """The best token of each row with its noise; a row without candidates gets the last id."""
+    ) -> BestTokens:
+        """Return each row's best token with noise; a row without candidates has the last id."""
         chunk_ids = chunks.first_chunk + self.columns
         scores = chunks.scores[self.rows, self.columns]  # [num_chunks, CHUNK_TOKENS]
         perturbed = scores + gumbel_noise(keys[self.rows], chunk_ids)
@@ -279,19 +278,19 @@ class _Candidates:
         wins = (best == row_best[self.rows]).nonzero().squeeze(1)
         row_ids = torch.full_like(floors, vocab_size - 1, dtype=torch.int64)
         row_ids.scatter_reduce_(0, self.rows[wins], token_ids[wins], "amin")
-        return Winners(row_best, row_ids)
+        return BestTokens(row_best, row_ids)
 
 
 def _best_of_ranks(best: Tensor) -> Tensor:
-    """best: [size, num_rows, 2] float64, the score and the token id that each rank offers."""
-    # The first of equal ranks holds the lowest token ids.
+    """Return the best token ids; best: [size, num_rows, 2] float64, score and token id by rank."""
+    # Of ranks with equal scores, argmax takes the first, which has the lowest token ids.
     ranks = best[:, :, 0].argmax(0, keepdim=True)
     return best[:, :, 1].gather(0, ranks).squeeze(0).long()
 
 
-def _pairs(winners: Winners) -> Tensor:
-    """[num_rows, 2] float64, which holds scores and token ids exactly."""
-    return torch.stack([winners.scores.double(), winners.token_ids.double()], dim=1)
+def _pairs(best: BestTokens) -> Tensor:
+    """Return [num_rows, 2] float64, which holds scores and token ids exactly."""
+    return torch.stack([best.scores.double(), best.token_ids.double()], dim=1)
 
 
 def _take(logits: Tensor, rows: Tensor) -> Tensor:
@@ -299,5 +298,5 @@ def _take(logits: Tensor, rows: Tensor) -> Tensor:
 
 
 def _in_float32(temperature: float) -> float:
-    """One that float32 would round to 0 must not become a division by 0."""
+    """Return a temperature that float32 does not round to 0, so that no division by 0 occurs."""
     return max(temperature, _LEAST_TEMPERATURE) if temperature > 0 else 0.0

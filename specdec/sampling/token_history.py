@@ -1,4 +1,4 @@
-"""The tokens of one sequence so far, and how often each occurs."""
+"""The tokens of one sequence, with the number of occurrences of each."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ class TokenCounts:
     """The distinct tokens of prompt and output, in the order in which they first occur."""
 
     token_ids: NDArray[np.int64]  # [num_distinct]
-    num_in_output: NDArray[np.int64]  # [num_distinct], 0 for those in the prompt alone
+    num_in_output: NDArray[np.int64]  # [num_distinct], 0 for tokens of the prompt only
 
 
 class TokenHistory:
-    """What penalties and bad words go by: a prompt that stays, and output that grows and shrinks.
+    """Tokens of a sequence for penalties and bad words: a fixed prompt, and output as a stack.
 
-    Tokens come and go at the end alone, and are counted as they do, so a draft that is rejected
-    leaves no trace.
+    Tokens are added and removed at the end only, with their counts, so that rejected drafts can be
+    removed exactly.
     """
 
     def __init__(self, token_ids: Sequence[int], num_prompt_tokens: int) -> None:
-        """token_ids: the prompt and what output there is already."""
-        assert len(token_ids) >= num_prompt_tokens, "a prompt must be known from the start"
+        """token_ids: the prompt and the output so far."""
+        assert len(token_ids) >= num_prompt_tokens, "the whole prompt must be given"
         self.num_prompt_tokens = num_prompt_tokens
         self._token_ids = list(token_ids[:num_prompt_tokens])
         distinct = dict.fromkeys(self._token_ids)
         self._num_prompt_distinct = len(distinct)
-        self._places = {token: place for place, token in enumerate(distinct)}
-        # Longer than what is counted, so that there is room to grow.
+        self._indices = {token: index for index, token in enumerate(distinct)}
+        # Longer than needed, so that there is room to grow.
         self._distinct = np.array([*distinct, 0], dtype=np.int64)
         self._num_in_output = np.zeros(len(self._distinct), dtype=np.int64)
         self.extend(token_ids[num_prompt_tokens:])
@@ -42,47 +42,47 @@ class TokenHistory:
 
     @property
     def token_ids(self) -> Sequence[int]:
-        """Prompt and output."""
+        """The prompt and the output."""
         return self._token_ids
 
     def ends_with(self, token_ids: Sequence[int]) -> bool:
-        """Whether these are the last tokens of the output."""
+        """Return whether the output ends with these tokens."""
         start = len(self) - len(token_ids)
         return start >= self.num_prompt_tokens and self._token_ids[start:] == list(token_ids)
 
     def counts(self) -> TokenCounts:
-        """As of now: a copy, in proportion to the number of distinct tokens."""
-        num_distinct = len(self._places)
+        """Copy the current counts; the cost is linear in the number of distinct tokens."""
+        num_distinct = len(self._indices)
         return TokenCounts(
             self._distinct[:num_distinct].copy(), self._num_in_output[:num_distinct].copy()
         )
 
     def append(self, token: int) -> None:
-        """Adds a token of output."""
+        """Append an output token."""
         self._token_ids.append(token)
-        place = self._places.setdefault(token, len(self._places))
-        if place == len(self._distinct):
+        index = self._indices.setdefault(token, len(self._indices))
+        if index == len(self._distinct):
             self._distinct = np.concatenate([self._distinct, np.zeros_like(self._distinct)])
             more = np.zeros_like(self._num_in_output)
             self._num_in_output = np.concatenate([self._num_in_output, more])
-        self._distinct[place] = token
-        self._num_in_output[place] += 1
+        self._distinct[index] = token
+        self._num_in_output[index] += 1
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Adds tokens of output."""
+        """Append output tokens."""
         for token in token_ids:
             self.append(token)
 
     def truncate(self, length: int) -> None:
-        """Takes back all output from index `length` on, which must not lie in the prompt."""
+        """Remove all output from index `length` on; it must not be in the prompt."""
         assert length >= self.num_prompt_tokens, (length, self.num_prompt_tokens)
         while len(self) > length:
             self._pop()
 
     def follow(self, start: int, token_ids: Sequence[int], *, is_end: bool) -> None:
-        """Makes `token_ids` be the tokens from index `start` on.
+        """Set the tokens from index `start` on to `token_ids`.
 
-        What is known behind them stays where they change nothing, unless they are the end.
+        Tokens after them are kept if `token_ids` change nothing, unless `is_end`.
         """
         assert start <= len(self), "tokens are missing"
         known = self._token_ids[start : start + len(token_ids)]
@@ -95,9 +95,12 @@ class TokenHistory:
             self.extend(token_ids[num_same:])
 
     def _pop(self) -> None:
-        """What has just lost its only occurrence was also the last to have a first one."""
+        """Remove the last token.
+
+        A token that no longer occurs was the last distinct one, so `_distinct` stays ordered.
+        """
         token = self._token_ids.pop()
-        place = self._places[token]
-        self._num_in_output[place] -= 1
-        if place >= self._num_prompt_distinct and self._num_in_output[place] == 0:
-            del self._places[token]
+        index = self._indices[token]
+        self._num_in_output[index] -= 1
+        if index >= self._num_prompt_distinct and self._num_in_output[index] == 0:
+            del self._indices[token]

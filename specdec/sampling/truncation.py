@@ -1,17 +1,17 @@
-"""Min-p, top-k and top-p over a vocabulary split by rank, without sorting or gathering scores.
+"""Min-p, top-k and top-p over a vocabulary split across ranks, without sorting or gathering scores.
 
-All keep the tokens from some score on: min-p from a share of the best probability, top-k from the
-score that counts k tokens, top-p from the one that covers enough probability. The first of these
-floors is a logarithm. The others are found digit by digit: the ranks add up small histograms of the
-scores' leading digits, which settle the floor's; the tokens that share that digit are told apart by
-the next one; and so on (radix select: Alabi, Blanchard, Gordon and Steinbach, "Fast k-Selection
-Algorithms for Graphics Processing Units", ACM JEA 17, 2012).
+Each keeps the tokens at or above a score, the floor: min-p from a fraction of the best probability,
+top-k from the score of the k-th token, top-p from the score at which enough probability is covered.
+The floor of min-p is a logarithm. The others are found digit by digit: the ranks add small
+histograms of the scores' leading digits, which determine that digit of the floor; the tokens with
+the same digit are searched by the next one (radix select: Alabi, Blanchard, Gordon and Steinbach,
+"Fast k-Selection Algorithms for Graphics Processing Units", ACM JEA 17, 2012).
 
-Before that, one histogram of the chunks' maxima gives a floor that can only be too low, because it
-covers fewer tokens. Usually it leaves a few hundred tokens to search.
+Before that, one histogram of the chunk maxima gives a lower bound of the floor, because it covers
+fewer tokens. Usually a few hundred tokens are left to search.
 
 Probabilities are added in float64, so only the order of addition depends on the number of ranks: a
-floor can differ between two of them only where the sum meets top_p to within about 1e-13.
+floor can differ between two numbers of ranks only if a sum equals top_p to within about 1e-13.
 """
 
 from __future__ import annotations
@@ -27,44 +27,44 @@ from torch.nn.functional import pad
 from specdec.distributed.group import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks
 
-# Scores that are weighed at a time: in float64 they should stay near the caches of a CPU, elsewhere
-# they only must not fill the memory.
+# Number of scores weighted at once: in float64 they should fit into the caches of a CPU, on other
+# devices only into the memory.
 _CPU_SLAB_SCORES = 2**17
 _SLAB_SCORES = 2**22
 
-# Keys are the bits of -score as float32. It is not negative, so they ascend as scores descend.
+# Keys are the bits of -score as float32. -score is not negative, so keys ascend as scores descend.
 _KEY_OF_MINUS_INFINITY = 0x7F800000
-# A key's digits, by the bit that each starts from: the exponent first.
+# The digits of a key, by their lowest bit: the exponent first.
 _DIGIT_SHIFTS = (23, 15, 7, 0)
 _DIGIT_MASKS = (0xFF, 0xFF, 0xFF, 0x7F)
-# What comes before them tells more tokens apart where they are many: eighths of an octave, from
-# 2^-16 to 2^16 below the best score.
+# A coarse digit comes first, finer where most scores are: eighths of an octave, from 2^-16 to 2^16
+# below the best score.
 _COARSE_SHIFT = 20
 _FIRST_COARSE_DIGIT = (127 - 16) * 8
 _NUM_DIGITS = 256
-# However sums were rounded, so much of their total is reached before the total itself.
+# This fraction of the total is reached before the total itself, for any rounding of the sums.
 _ALMOST_ALL = 1 - 2.0**-46
 
 _Weigh = Callable[[Tensor], Tensor]
-"""Scores [n] float32 to what each counts for, [n] float64."""
+"""Function from scores [n] float32 to weights [n] float64."""
 
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Some tokens of this rank, each with the row, among those searched, that it belongs to."""
+    """Tokens of this rank, each with the index of its row among the searched rows."""
 
     rows: Tensor  # int32, broadcasts to scores
     scores: Tensor  # float32
 
     @classmethod
     def of_maxima(cls, maxima: Tensor) -> _Tokens:
-        """The best token of every chunk; maxima: [num_rows, num_columns]."""
+        """Take the best token of every chunk; maxima: [num_rows, num_columns]."""
         rows = torch.arange(len(maxima), dtype=torch.int32, device=maxima.device)
         return cls(rows.unsqueeze(1), maxima)
 
     @classmethod
     def near(cls, chunks: ScoreChunks, rows: Tensor, floors: Tensor) -> _Tokens:
-        """All tokens of `rows` that reach `floors`, and those that share a chunk with them.
+        """Take the tokens of `rows` that reach `floors`, and the others of their chunks.
 
         rows: [num_rows] int64. floors: [num_rows] float32.
         """
@@ -83,7 +83,7 @@ class Limits:
     def where(
         cls, chosen: Sequence[bool], values: Sequence[float], device: torch.device | str
     ) -> Limits:
-        """The limits of the rows that are chosen."""
+        """Collect the limits of the chosen rows."""
         rows = [row for row, is_chosen in enumerate(chosen) if is_chosen]
         limits = [float(values[row]) for row in rows]
         return cls(
@@ -97,12 +97,12 @@ class Limits:
 
 @dataclass(frozen=True)
 class Truncation:
-    """Which rows are cut, and how. The rows that are not cost nothing."""
+    """The truncation limits of each row; a row without limits costs nothing."""
 
     min_score: Limits
     top_k: Limits
     top_p: Limits  # of rows without another limit
-    top_p_of_rest: Limits  # of rows that another limit cuts first
+    top_p_of_rest: Limits  # of rows that another limit truncates first
 
     @classmethod
     def from_lists(
@@ -112,13 +112,13 @@ class Truncation:
         min_scores: Sequence[float],
         device: torch.device | str,
     ) -> Truncation:
-        """One entry a row; see SamplingParams, and `min_score` for min_p."""
+        """Collect the limits from one entry for each row; see SamplingParams and `min_score`."""
         has_min = [score > -math.inf for score in min_scores]
         has_k = [k > 0 for k in top_k]
         has_p = [p < 1 for p in top_p]
-        is_cut = [k or low for k, low in zip(has_k, has_min, strict=True)]
-        only_p = [p and not cut for p, cut in zip(has_p, is_cut, strict=True)]
-        p_of_rest = [p and cut for p, cut in zip(has_p, is_cut, strict=True)]
+        has_other = [k or low for k, low in zip(has_k, has_min, strict=True)]
+        only_p = [p and not other for p, other in zip(has_p, has_other, strict=True)]
+        p_of_rest = [p and other for p, other in zip(has_p, has_other, strict=True)]
         return cls(
             Limits.where(has_min, min_scores, device),
             Limits.where(has_k, top_k, device),
@@ -128,19 +128,20 @@ class Truncation:
 
 
 def min_score(min_p: float) -> float:
-    """The score of a token that is `min_p` times as likely as the best one."""
+    """Return the score of a token that is `min_p` times as likely as the best one."""
     return math.log(min_p) if min_p > 0 else -math.inf
 
 
-def support_floors(
+def truncation_floors(
     chunks: ScoreChunks, truncation: Truncation, group: TensorParallelGroup
 ) -> Tensor:
-    """The lowest score of each row that its min_p, its top_k and then its top_p let through.
+    """Return the lowest score of each row that passes min_p, top_k and then top_p.
 
     Scores are logarithms of probabilities relative to the row's best token, so at most 0. Equal
-    scores are in or out together; what top_p keeps is a share of what the others left.
+    scores are kept or removed together; top_p applies to the mass that the others leave.
 
-    Returns [num_rows] float32, -inf for a row that is not cut, and the same on every rank.
+    Returns [num_rows] float32, -inf for a row that is not truncated, equal on every rank. A
+    collective call.
     """
     floors = chunks.maxima.new_full((len(chunks.maxima),), -torch.inf)
     if len(truncation.min_score):
@@ -166,7 +167,7 @@ def _floors(
     weigh: _Weigh,
     group: TensorParallelGroup,
 ) -> Tensor:
-    """The highest floors from which on the tokens of `rows` weigh `targets`, [num_rows] float32."""
+    """Return the highest floors above which the tokens of `rows` weigh `targets`, [num_rows]."""
     bounds = _bounds(_Tokens.of_maxima(chunks.maxima[rows]), targets, weigh, group)
     return _search(_Tokens.near(chunks, rows, bounds), targets, weigh, group)
 
@@ -178,7 +179,7 @@ def _floors_within(
     shares: Tensor,  # [num_rows] float64
     group: TensorParallelGroup,
 ) -> Tensor:
-    """The floors above which lie `shares` of the mass that lies above `floors`."""
+    """Return the floors that keep `shares` of the mass above `floors`, [num_rows] float32."""
     tokens = _Tokens.near(chunks, rows, floors)
     tokens.scores.masked_fill_(tokens.scores < floors[tokens.rows], -torch.inf)
     totals = torch.zeros_like(shares)
@@ -187,7 +188,7 @@ def _floors_within(
 
 
 def _total_masses(chunks: ScoreChunks, rows: Tensor) -> Tensor:
-    """rows: [num_rows] int64. A slab at a time, as float64 takes much memory."""
+    """Sum the mass of `rows` ([num_rows] int64), in slabs because of the float64 temporaries."""
     slab_scores = _CPU_SLAB_SCORES if rows.device.type == "cpu" else _SLAB_SCORES
     slabs = rows.split(max(1, slab_scores // chunks.scores[0].numel()))
     return torch.cat([_mass(chunks.scores[slab]).sum((1, 2)) for slab in slabs])
@@ -199,7 +200,7 @@ def _bounds(
     weigh: _Weigh,
     group: TensorParallelGroup,
 ) -> Tensor:
-    """Scores from which on `maxima` alone weigh `targets`, [num_rows] float32, or else -inf."""
+    """Return scores above which `maxima` alone weigh `targets`, [num_rows] float32, or -inf."""
     search = _Search.of(maxima, targets, weigh)
     running = search.running_weights(_coarse_digits(search.keys), group)
     digits = (running[:, 1:] < targets.unsqueeze(1)).sum(1, dtype=torch.int32)
@@ -213,21 +214,21 @@ def _search(
     weigh: _Weigh,
     group: TensorParallelGroup,
 ) -> Tensor:
-    """The highest scores from which on `tokens` weigh `targets`, [num_rows] float32.
+    """Return the highest scores above which `tokens` weigh `targets`, [num_rows] float32.
 
-    Where all tokens together fall short, the lowest score of those that weigh anything.
+    If all tokens together weigh less, the lowest score of a token with a weight.
     """
     search = _Search.of(tokens, targets, weigh)
-    search.settle(_coarse_digits(search.keys), group)
+    search.next_digit(_coarse_digits(search.keys), group)
     floors = torch.zeros_like(targets, dtype=torch.int32)
     for shift, mask in zip(_DIGIT_SHIFTS, _DIGIT_MASKS, strict=True):
-        floors += search.settle((search.keys >> shift) & mask, group) << shift
+        floors += search.next_digit((search.keys >> shift) & mask, group) << shift
     return _scores(floors)
 
 
 @dataclass
 class _Search:
-    """The tokens among which the floors still may be, and what those have to weigh."""
+    """State of a radix select: the tokens that may be the floor, and the weight to reach."""
 
     rows: Tensor  # int32, broadcasts to keys
     keys: Tensor  # int32
@@ -240,26 +241,26 @@ class _Search:
         return cls(tokens.rows, keys, weigh(tokens.scores), targets)
 
     def running_weights(self, digits: Tensor, group: TensorParallelGroup) -> Tensor:
-        """What all ranks' tokens with a digit below 0, 1, ... weigh, [num_rows, _NUM_DIGITS + 1].
+        """Return the weight of all ranks' tokens by digit, cumulative, [num_rows, _NUM_DIGITS + 1].
 
         digits: of the keys, int32, ascending with them.
         """
         sums = self.targets.new_zeros(len(self.targets) * _NUM_DIGITS)
-        places = self.rows * _NUM_DIGITS + digits
-        sums.index_add_(0, places.flatten(), self.weights.flatten())
+        bins = self.rows * _NUM_DIGITS + digits
+        sums.index_add_(0, bins.flatten(), self.weights.flatten())
         return pad(group.all_reduce(sums).view(-1, _NUM_DIGITS).cumsum(1), (1, 0))
 
-    def settle(self, digits: Tensor, group: TensorParallelGroup) -> Tensor:
-        """The digit of each floor, [num_rows] int32. Only tokens that share it are kept."""
+    def next_digit(self, digits: Tensor, group: TensorParallelGroup) -> Tensor:
+        """Return the digit of each floor, [num_rows] int32; keep only the tokens with it."""
         running = self.running_weights(digits, group)
         targets = torch.minimum(self.targets, running[:, -1] * _ALMOST_ALL)
-        settled = (running[:, 1:] < targets.unsqueeze(1)).sum(1, keepdim=True)
-        self.targets = targets - running.gather(1, settled).squeeze(1)
-        settled = settled.squeeze(1).int()
-        same = (digits == settled[self.rows]).nonzero(as_tuple=True)
+        digit = (running[:, 1:] < targets.unsqueeze(1)).sum(1, keepdim=True)
+        self.targets = targets - running.gather(1, digit).squeeze(1)
+        digit = digit.squeeze(1).int()
+        same = (digits == digit[self.rows]).nonzero(as_tuple=True)
         self.rows = self.rows.expand_as(digits)[same]
         self.keys, self.weights = self.keys[same], self.weights[same]
-        return settled
+        return digit
 
 
 def _coarse_digits(keys: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""A model's chat template: a conversation in, the text of a prompt out.
+"""Chat templates: rendering of a conversation to the text of a prompt.
 
-The template is a program in Jinja that comes with the model; transformers runs it in a sandbox.
+A template is a Jinja program of the model; transformers runs it in a sandbox.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 from specdec.types.chat import Conversation
 from specdec.types.errors import InvalidValueError
 
-_GIVEN = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
-"""Variables of a template that a conversation fills by itself."""
+_CONVERSATION_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+"""Template variables that are set from the conversation."""
 
-_SUPPLIED = frozenset({"raise_exception", "strftime_now", "continue_final_message"})
-"""Names to which transformers gives a meaning, and nobody else."""
+_TRANSFORMERS_VARIABLES = frozenset({"raise_exception", "strftime_now", "continue_final_message"})
+"""Template variables that transformers sets."""
 
 _TRANSFORMERS_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
-"""Marks of the assistant's words, which concern training alone and Jinja does not know."""
+"""Tags around the assistant's text, used in training only and unknown to Jinja."""
 
 
 class ChatTemplate:
-    """The template of one tokenizer. Threads may share it."""
+    """The chat template of a tokenizer. Thread-safe."""
 
     def __init__(self, transformers_tokenizer: Any) -> None:
-        """`transformers_tokenizer`: a PreTrainedTokenizerFast, with a template or without."""
+        """transformers_tokenizer: a PreTrainedTokenizerFast, with or without a template."""
         self._tokenizer = transformers_tokenizer
 
     @cached_property
     def text(self) -> str:
-        """The template itself, the one for tools where there are several; empty without one."""
+        """Template source; of several, the one for tools; empty without a template."""
         templates = self._tokenizer.chat_template
         if isinstance(templates, dict):
             return str(templates.get("tool_use") or templates.get("default") or "")
@@ -40,13 +40,13 @@ class ChatTemplate:
 
     @cached_property
     def plain_text(self) -> str:
-        """The one that is rendered where there are no tools; empty without one."""
+        """Template source for conversations without tools; empty without a template."""
         templates = self._tokenizer.chat_template
         return str(templates.get("default") or "") if isinstance(templates, dict) else self.text
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The names that the template reads and does not set; none where it cannot be parsed."""
+        """Names that the template reads and does not set; empty if it cannot be parsed."""
         return _variables(self.text)
 
     @cached_property
@@ -55,20 +55,20 @@ class ChatTemplate:
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the template tells the model of tools, rather than passing over them."""
+        """Return whether the template renders tools."""
         return "tools" in self.variables
 
     def options(self, *, has_tools: bool = True) -> frozenset[str]:
-        """What `template_kwargs` may set, of the template for a conversation with tools or not."""
+        """Return the variables that `template_kwargs` may set, with or without tools."""
         variables = self.variables if has_tools else self._plain_variables
         special = {name for name in variables if name.endswith("_token")}
-        return variables - _GIVEN - _SUPPLIED - special
+        return variables - _CONVERSATION_VARIABLES - _TRANSFORMERS_VARIABLES - special
 
     def render(self, conversation: Conversation) -> str:
-        """The text of the prompt. Raises InvalidValueError for what the template cannot take.
+        """Return the text of the prompt. Raises InvalidValueError if the template fails.
 
-        It quotes what the template says on purpose. What else goes wrong in it is the model's
-        affair, and not a client's.
+        The error quotes messages of `raise_exception` only, since other errors of a template are
+        not meant for clients.
         """
         self._check(conversation)
         try:
@@ -80,9 +80,9 @@ class ChatTemplate:
                 continue_final_message=conversation.continue_final_message,
                 **conversation.template_kwargs,
             )
-        except Exception as error:  # a template is a program of the model's: it may raise anything
+        except Exception as error:  # a template is a program and can raise any exception
             given = f"{len(conversation.messages)} given"
-            limit = f"acceptable to the model's chat template, which {_complaint(error)}"
+            limit = f"acceptable to the model's chat template, which {_failure(error)}"
             raise InvalidValueError("messages", given, limit) from error
         return text
 
@@ -103,9 +103,9 @@ class ChatTemplate:
 
 
 def decoded_arguments(arguments: object) -> object:
-    """Those of a tool call, which the OpenAI API has as JSON text; templates write it themselves.
+    """Decode the arguments of a tool call: JSON text in the OpenAI API, objects in templates.
 
-    What is no JSON stays as it is: a model may have written it.
+    Invalid JSON is returned unchanged, since a model may have generated it.
     """
     if not isinstance(arguments, str):
         return arguments
@@ -117,7 +117,7 @@ def decoded_arguments(arguments: object) -> object:
 
 
 def _variables(text: str) -> frozenset[str]:
-    """Names that a template reads and does not set, but for what Jinja itself gives it."""
+    """Return the names that a template reads and does not set, without Jinja's globals."""
     from jinja2 import Environment, TemplateSyntaxError, meta
 
     environment = Environment(extensions=["jinja2.ext.loopcontrols"])
@@ -128,10 +128,10 @@ def _variables(text: str) -> frozenset[str]:
     return frozenset(meta.find_undeclared_variables(parsed)) - set(environment.globals)
 
 
-def _complaint(error: Exception) -> str:
-    """What `raise_exception` says in a template, which alone is meant for readers."""
+def _failure(error: Exception) -> str:
+    """Describe the failure of a template; only messages of `raise_exception` are quoted."""
     from jinja2 import TemplateError
 
     if type(error) is not TemplateError:
         return "failed on them"
-    return f"says: {' '.join(str(error).split())}"
+    return f"raised: {' '.join(str(error).split())}"

@@ -1,4 +1,4 @@
-"""Turns generated tokens into text as they come, and finds where a stop string ends it."""
+"""Incremental detokenization with stop strings."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from typing import Protocol
 from specdec.text.tokenizer import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_CONTEXT_TOKENS = 3  # the most an unfinished character, of at most four bytes, can be spread over
-_MAX_OPEN_TOKENS = 8  # longer without a whole character, and the bytes are no UTF-8
-_MAX_WINDOW_TOKENS = 4  # beyond it, tokens before the last character boundary are let go
+_CONTEXT_TOKENS = 3  # maximum number of tokens of an incomplete character (at most four bytes)
+_MAX_OPEN_TOKENS = 8  # after this many without a complete character the bytes are not UTF-8
+_MAX_WINDOW_TOKENS = 4  # beyond this, tokens before the last character boundary are dropped
 
 
 class TextDecoder(Protocol):
-    """Decodes one text, token by token. Those that are not to be seen must not be added."""
+    """Decoder of one text, token by token. Invisible tokens must not be added."""
 
     def add(self, token_id: int) -> str:
-        """What the token adds to the text that is certain by now."""
+        """Add a token; return the text that is now final and was not returned before."""
 
     def finish(self) -> str:
-        """The rest: an unfinished character, as U+FFFD. Nothing may follow."""
+        """Return the rest: an incomplete character as U+FFFD. No token may follow."""
 
 
 def make_text_decoder(tokenizer: Tokenizer) -> TextDecoder:
-    """The quickest one that fits the tokenizer."""
+    """Make the fastest decoder that supports the tokenizer."""
     return ByteDecoder(tokenizer) if tokenizer.is_byte_level else WindowDecoder(tokenizer)
 
 
 class ByteDecoder:
-    """For byte-level tokenizers: the bytes of the tokens, one after the other, are UTF-8."""
+    """Decoder for byte-level tokenizers: the concatenated bytes of the tokens are UTF-8."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._bytes_of = tokenizer.token_bytes
-        self._rest = b""  # the beginning of a character
+        self._rest = b""  # an incomplete character
 
     def add(self, token_id: int) -> str:
         """See TextDecoder."""
@@ -48,18 +48,18 @@ class ByteDecoder:
 
 
 class WindowDecoder:
-    """For any tokenizer: the last few tokens are decoded together, each time one is added.
+    """Decoder for any tokenizer: decodes a window of the last tokens whenever one is added.
 
-    What that shows beyond what was shown before is new. (tokenizers' own DecodeStream does so too,
-    but it holds back bytes that never become a character for ever, at a cost that grows with each,
-    and has no end to it: the last half character of a text cannot be asked for.)
+    Characters beyond those already returned are new. (DecodeStream of tokenizers works like this,
+    but it holds back bytes that never become a character indefinitely, with a growing cost, and it
+    cannot flush: the incomplete last character of a text is lost.)
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []  # the tokens that new ones are decoded with
-        self._boundary = 0  # tokens of the window up to the last whole character's end
-        self._num_shown = 0  # characters of the decoded window that are in the text
+        self._boundary = 0  # tokens of the window up to the end of the last complete character
+        self._num_shown = 0  # characters of the decoded window that were returned
 
     def add(self, token_id: int) -> str:
         """See TextDecoder."""
@@ -70,7 +70,7 @@ class WindowDecoder:
         if end == len(text):
             self._close_at(text)
         elif len(self._window) - self._boundary > _MAX_OPEN_TOKENS:
-            # Only the last replacement character can still become another one.
+            # Only the last replacement character can still become another character.
             new = text[self._num_shown : -1]
             self._window = self._window[-_CONTEXT_TOKENS:]
             self._boundary = 0
@@ -87,7 +87,7 @@ class WindowDecoder:
         return self._tokenizer.decode(self._window, skip_special_tokens=False)
 
     def _close_at(self, text: str) -> None:
-        """Notes that the window, decoded to `text`, ends with a whole character."""
+        """Record that the window, decoded to `text`, ends with a complete character."""
         if len(self._window) > _MAX_WINDOW_TOKENS:
             self._window = self._window[self._boundary :]
             text = self._decode()
@@ -96,16 +96,15 @@ class WindowDecoder:
 
 
 class IncrementalDetokenizer:
-    """The text of one request, as its tokens come.
+    """The text of one request, decoded incrementally.
 
-    Joined, the results of `take` and `flush` are what `tokenizer.decode` would give, cut before the
-    first stop string. That is exact for byte-level tokenizers, whatever the tokens. With
-    byte-fallback ones (Llama 2) a character once shown stays, where decoding all at once would take
-    it back if broken bytes followed directly, and a run of broken bytes may show a U+FFFD too many
-    for every eight of them.
+    The concatenated results of `take` and `flush` equal `tokenizer.decode`, cut before the first
+    stop string. This is exact for byte-level tokenizers. With byte fallback (Llama 2) a character
+    that was returned stays, where decoding all tokens at once would replace it if invalid bytes
+    follow directly, and a run of invalid bytes may have an extra U+FFFD for every eight of them.
 
-    The first stop string is the one that ends first; of two that end together, the longer. One that
-    ends within the first `min_tokens` tokens is passed over, as in vLLM.
+    The first stop string is the one that ends first; of two that end together, the longer one. A
+    stop string that ends within the first `min_tokens` tokens is ignored, as in vLLM.
     """
 
     def __init__(
@@ -117,37 +116,37 @@ class IncrementalDetokenizer:
         includes_stop: bool = False,
         min_tokens: int = 0,
     ) -> None:
-        """`stop`: non-empty strings that end the text; `includes_stop`: and are part of it."""
+        """stop: non-empty strings that end the text. includes_stop: whether they are part of it."""
         self._stop = stop
         self._includes_stop = includes_stop
         self._min_tokens = min_tokens
         self._num_tokens = 0
         special = tokenizer.special_token_ids if skip_special_tokens else frozenset()
-        self._silent_ids = special | tokenizer.blank_token_ids
+        self._hidden_ids = special | tokenizer.blank_token_ids
         self._vocab_size = tokenizer.vocab_size
         self._decoder = make_text_decoder(tokenizer)
-        self._text = ""  # not yet taken
+        self._text = ""  # not returned yet
         self._stopped = False
 
     def append(self, token_id: int) -> str | None:
-        """Adds a token; the stop string that the text has now reached, so that it is complete."""
+        """Add a token; return the stop string that ends the text with it, if any."""
         assert not self._stopped, "the text has ended with a stop string"
         self._num_tokens += 1
-        if token_id in self._silent_ids or token_id >= self._vocab_size:
+        if token_id in self._hidden_ids or token_id >= self._vocab_size:
             return None
         return self._extend(self._decoder.add(token_id))
 
     def take(self) -> str:
-        """Returns the text that is certain and was not returned before; it may be empty.
+        """Return the text that is final and was not returned before; it may be empty.
 
-        Held back are unfinished characters and what may be the beginning of a stop string.
+        Incomplete characters and a possible start of a stop string are held back.
         """
-        end = len(self._text) if self._stopped else self._certain_chars()
+        end = len(self._text) if self._stopped else self._num_final_chars()
         taken, self._text = self._text[:end], self._text[end:]
         return taken
 
     def flush(self) -> str:
-        """Returns all the rest, an unfinished character as U+FFFD. Nothing may follow."""
+        """Return the rest, with an incomplete character as U+FFFD. No token may follow."""
         if not self._stopped:
             self._extend(self._decoder.finish())
         self._stopped = True
@@ -159,8 +158,8 @@ class IncrementalDetokenizer:
         self._text += new
         if not self._stop or not new or self._num_tokens <= self._min_tokens:
             return None
-        # What ends in `new` began at most this far before it. None began in text already taken,
-        # which was certain.
+        # A stop string that ends in `new` starts at most this far before it, and never in text
+        # that was returned.
         starts = (
             (self._text.find(stop, max(0, known - len(stop) + 1)), stop) for stop in self._stop
         )
@@ -172,8 +171,8 @@ class IncrementalDetokenizer:
         self._stopped = True
         return stop
 
-    def _certain_chars(self) -> int:
-        """How much of the text cannot be the beginning of a stop string."""
+    def _num_final_chars(self) -> int:
+        """Return the length of the text before a possible start of a stop string."""
         end = len(self._text)
         for stop in self._stop:
             start = self._text.find(stop[0], max(0, len(self._text) - len(stop) + 1))

@@ -1,4 +1,4 @@
-"""Text to token ids and back, for the tokenizer that a model directory holds."""
+"""The tokenizer of a model directory: text to token ids and back."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from specdec.types.chat import CHAT_ROLES, ChatMessage
 
 
 def _alphabet() -> dict[str, int]:
-    """GPT-2's characters for bytes: printable ones are themselves, others follow 255 in order."""
+    """Return GPT-2's characters for bytes: printable bytes are themselves, others follow 255."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in set(printable)]
     alphabet = {chr(byte): byte for byte in printable}
@@ -29,31 +29,31 @@ _ALPHABET = _alphabet()
 
 
 def bytes_of_token(token: str) -> bytes:
-    """What a token stands for; one with other characters, as added ones may be, for itself."""
+    """Return the bytes of a byte-level token; a token with other characters is its own text."""
     if not _ALPHABET.keys() >= set(token):
         return token.encode()
     return bytes(_ALPHABET[char] for char in token)
 
 
 MAX_RENDERED_CHARS = 1_000_000
-"""Of a whole conversation; encoding as much takes a second."""
+"""Limit of a rendered conversation; encoding this many characters takes a second."""
 
 _GENERAL_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
-"""Names, new and old, of the class in transformers that takes a tokenizer.json as it is."""
+"""Names, new and old, of the class of transformers that loads any tokenizer.json."""
 
 _loading = threading.Lock()
-"""transformers imports its parts where they are first used, which is for one thread at a time."""
+"""Held while loading: the lazy imports of transformers are not thread-safe."""
 
 
 class Tokenizer:
-    """A fast tokenizer read from local files; code that comes with it is never run.
+    """A fast tokenizer loaded from local files; code of a model repository is never run.
 
-    Safe to share between threads. Truncation and padding that the files ask for are not applied:
-    a prompt is encoded whole, and who receives it judges its length.
+    Thread-safe. Truncation and padding that the files configure are disabled: a prompt is encoded
+    whole, and its length is checked later.
     """
 
     def __init__(self, directory: Path) -> None:
-        """Reads the files in `directory`; UnsupportedModelError if they make no fast tokenizer."""
+        """Load the tokenizer; raises UnsupportedModelError if there is no fast tokenizer."""
         from tokenizers.decoders import ByteLevel
 
         self._transformers = _load(directory)
@@ -68,81 +68,79 @@ class Tokenizer:
         assigned = {token_id for text, token_id in vocabulary.items() if text}
         self._blank_ids = frozenset(range(self._vocab_size)) - assigned
         self._is_byte_level = isinstance(self._backend.decoder, ByteLevel)
-        self._token_bytes: dict[int, bytes] = {}  # as they are asked for
+        self._token_bytes: dict[int, bytes] = {}  # filled on demand
 
     @property
     def transformers(self) -> Any:
-        """The same tokenizer as transformers knows it, for who wants what only that has."""
+        """The tokenizer of transformers, for features that only it has."""
         return self._transformers
 
     @property
     def vocab_size(self) -> int:
-        """One more than the highest token id. A model's own vocabulary may be padded beyond it."""
+        """The highest token id plus 1. A model's own vocabulary may be padded beyond it."""
         return self._vocab_size
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Every token as the vocabulary spells it, with its id."""
+        """Token ids by the string of each token."""
         return dict(self._backend.get_vocab(with_added_tokens=True))
 
     @property
     def special_token_ids(self) -> frozenset[int]:
-        """Tokens that steer the model and are no text, such as the end of a turn."""
+        """Control tokens, such as the end of a turn."""
         return self._special_ids
 
     @property
     def blank_token_ids(self) -> frozenset[int]:
-        """Ids below vocab_size that stand for no text at all: unassigned ones."""
+        """Unassigned ids below vocab_size."""
         return self._blank_ids
 
     @property
     def end_token_id(self) -> int | None:
-        """The token that ends a text, where the files name one."""
+        """The end-of-sequence token, if the files define one."""
         token_id: int | None = self._transformers.eos_token_id
         return token_id
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token as the vocabulary spells it; None for one that it has not."""
+        """Return the id of a token string; None if the vocabulary lacks it."""
         token_id: int | None = self._backend.token_to_id(token)
         return token_id
 
     def to_json(self) -> str:
-        """The whole tokenizer as a tokenizer.json has it, added tokens included."""
+        """Return the tokenizer in the format of tokenizer.json, including added tokens."""
         return self._backend.to_str()
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Returns the token ids of `text`; special tokens written out in it count as such.
+        """Return the token ids of `text`; special tokens written in the text are recognized.
 
-        add_special_tokens: what the model wants around every text, such as a beginning token.
-        Raises InvalidValueError if `text` holds half a surrogate pair.
+        add_special_tokens: whether to add the tokens that the model expects, such as a
+        beginning-of-sequence token. Raises InvalidValueError for a lone surrogate in `text`.
         """
         _require_unicode("text", text)
+        # The batch call releases the GIL.
         [encoded] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        return encoded.ids  # of a batch, as that lets other threads run meanwhile
+        return encoded.ids
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> list[int]:
-        """Returns the prompt that asks for the answer to `messages`, by the model's own template.
+        """Return the prompt of `messages`, rendered with the model's chat template.
 
-        A template may add to the messages; SmolLM2's puts a system message before a first user
-        message. Raises InvalidValueError for a message that is malformed or that the template
-        refuses, and where the model has no template.
+        A template may add messages; SmolLM2's adds a system message before a first user message.
+        Raises InvalidValueError for a malformed message, for messages that the template rejects,
+        and if the model has no template.
         """
         _check_messages(messages)
         turns = tuple({"role": each.role, "content": each.content} for each in messages)
         return self.encode_conversation(Conversation(turns))
 
     def encode_conversation(self, conversation: Conversation) -> list[int]:
-        """The same for a conversation with tools, or with more to tell the template.
-
-        Raises what `render` raises.
-        """
+        """Return the prompt of a conversation with tools or template variables; see `render`."""
         return self.encode(self.render(conversation), add_special_tokens=False)
 
     def render(self, conversation: Conversation) -> str:
-        """The text that the chat template makes of a conversation, special tokens included.
+        """Render a conversation with the chat template, including special tokens.
 
-        Roles are the template's affair. Raises InvalidValueError, also for a text that gets longer
-        than MAX_RENDERED_CHARS: tools, arguments and variables count as messages do.
+        The template validates the roles. Raises InvalidValueError if it fails, or if the text is
+        longer than MAX_RENDERED_CHARS, including tools, arguments and variables.
         """
         text = self.chat_template.render(conversation)
         if len(text) > MAX_RENDERED_CHARS:
@@ -151,19 +149,19 @@ class Tokenizer:
         return text
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """Returns the text of `token_ids`; bytes that are no UTF-8 become U+FFFD.
+        """Return the text of `token_ids`; invalid UTF-8 becomes U+FFFD.
 
-        Ids outside the vocabulary stand for nothing, as a padded model may generate them.
+        Ids outside the vocabulary, which a padded model may generate, are empty.
         """
         return self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     @property
     def is_byte_level(self) -> bool:
-        """Whether a decoded text is `token_bytes` of each token, one after the other, as UTF-8."""
+        """Return whether decoded text is the concatenated `token_bytes`, as UTF-8."""
         return self._is_byte_level
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Of a byte-level tokenizer: what a token stands for; an unassigned id is nothing."""
+        """Return the bytes of a token of a byte-level tokenizer; empty for an unassigned id."""
         found = self._token_bytes.get(token_id)
         if found is None:
             [token] = self.token_strings((token_id,))
@@ -171,12 +169,12 @@ class Tokenizer:
         return found
 
     def token_strings(self, token_ids: Sequence[int]) -> list[str]:
-        """Each token as the vocabulary spells it; an id that is not assigned has an empty one."""
+        """Return the string of each token; empty for an unassigned id."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
 
 def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
-    """Raises InvalidValueError, naming the place, if an id is not in 0 to vocab_size - 1."""
+    """Raise InvalidValueError, with the index, if an id is not in 0 to vocab_size - 1."""
     if not token_ids or (min(token_ids) >= 0 and max(token_ids) < vocab_size):
         return
     for index, token_id in enumerate(token_ids):
@@ -191,10 +189,10 @@ def _load(directory: Path) -> Any:
             tokenizer = _class_for(directory).from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
             )
-    except Exception as error:  # whatever the files make transformers raise
+    except Exception as error:  # transformers raises any exception for invalid files
         reason = " ".join(str(error).split())
         raise UnsupportedModelError(
-            f"no tokenizer can be read from {directory}: {reason}"
+            f"cannot load a tokenizer from {directory}: {reason}"
         ) from error
     if not tokenizer.is_fast:
         raise UnsupportedModelError(f"the tokenizer in {directory} has no tokenizer.json")
@@ -202,10 +200,10 @@ def _load(directory: Path) -> Any:
 
 
 def _class_for(directory: Path) -> Any:
-    """What transformers makes the tokenizer of `directory` by.
+    """Return the class of transformers that loads the tokenizer of `directory`.
 
-    AutoTokenizer finds that out, and imports torch, which costs seconds and some 200 MB. Where the
-    files name the class that fits any tokenizer.json there is nothing to find out.
+    AutoTokenizer imports torch, which costs seconds and about 200 MB, so it is avoided if the files
+    name a class that loads any tokenizer.json.
     """
     config = directory / "tokenizer_config.json"
     settings = json.loads(config.read_bytes()) if config.is_file() else {}
@@ -232,5 +230,5 @@ def _require_unicode(field: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        limit = f"text; at character {error.start} it has half of a surrogate pair"
+        limit = f"text; at character {error.start} it has a lone surrogate"
         raise InvalidValueError(field, text, limit) from error

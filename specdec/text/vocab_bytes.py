@@ -1,8 +1,8 @@
-"""What the tokens of a vocabulary stand for, as bytes, however the vocabulary spells them.
+"""The bytes of the tokens of a vocabulary, independent of how the vocabulary encodes them.
 
-Byte-level vocabularies (GPT-2 and most since) spell each byte as one printable character;
-SentencePiece ones spell a space as U+2581, and bytes that are no token of their own as <0x0A>. In
-bytes both can be compared, and joined tokens are joined texts.
+Byte-level vocabularies (GPT-2 and most since) write each byte as one printable character.
+SentencePiece vocabularies write a space as U+2581, and byte-fallback tokens as <0x0A>. As bytes,
+tokens of both can be compared and concatenated.
 """
 
 from __future__ import annotations
@@ -18,35 +18,41 @@ from specdec.types.errors import UnsupportedModelError
 
 
 class TokenBytes:
-    """What each token adds to a text. A special token is its name. Threads may share it."""
+    """The bytes that each token adds to a text; those of a special token are its name. Thread-safe.
+
+    Tokens of an unknown kind of vocabulary are decoded one by one.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Reads the whole vocabulary, which takes a fraction of a second."""
+        """Read the whole vocabulary, which takes a fraction of a second."""
         self._tokenizer = tokenizer
         try:
-            self._spelling: Spelling | None = Spelling(tokenizer)
+            self._vocabulary: VocabBytes | None = VocabBytes(tokenizer)
         except UnsupportedModelError:  # neither byte-level nor SentencePiece-like
-            self._spelling = None
+            self._vocabulary = None
 
     def of(self, token_ids: Sequence[int]) -> list[bytes]:
-        """One for one. Where the vocabulary is of an unknown kind, the token decoded alone."""
-        if self._spelling is None:
+        """Return the bytes of each token."""
+        if self._vocabulary is None:
             return [self._tokenizer.decode([each], False).encode() for each in token_ids]
-        return [self._spelling.text((each,)) for each in token_ids]
+        return [self._vocabulary.text((each,)) for each in token_ids]
 
 
 _SPACE_MARK = "\u2581"
 _FALLBACK = re.compile("<0x([0-9A-F]{2})>")
 _BROKEN = re.compile("([\udc80-\udcff]+)")
 _ANCHOR = "\n"
-_MAX_TOKEN_BYTES = 4  # of what spells broken text: a character has at most four
+_MAX_TOKEN_BYTES = 4  # length of tokens for invalid UTF-8: a character has at most four bytes
 
 
-class Spelling:
-    """The tokens of one tokenizer as bytes, and text as its tokens wherever in a text it stands."""
+class VocabBytes:
+    """The tokens of a tokenizer as bytes, and tokenization of text at any place in a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        """Raises UnsupportedModelError unless it is byte-level or SentencePiece-like."""
+        """Read the vocabulary.
+
+        Raises UnsupportedModelError unless it is byte-level or SentencePiece-like.
+        """
         self._tokenizer = tokenizer
         raw = json.loads(tokenizer.to_json())
         self._texts = _token_texts(tokenizer.vocabulary, raw)
@@ -65,7 +71,7 @@ class Spelling:
 
     @property
     def ordinary(self) -> dict[int, bytes]:
-        """The tokens that are text, with the text."""
+        """The bytes of the tokens that are text."""
         return {
             token_id: text
             for token_id, text in self._texts.items()
@@ -73,28 +79,28 @@ class Spelling:
         }
 
     def ids_by_text(self) -> dict[bytes, int]:
-        """The ordinary token of each text; of several no byte fallback, then the lowest."""
+        """Return the lowest ordinary token of each text; byte-fallback tokens only if no other."""
         ranked = sorted(self.ordinary, key=lambda each: (each not in self.fallback_ids, -each))
         return {self._texts[token_id]: token_id for token_id in ranked}
 
     def text(self, token_ids: Iterable[int]) -> bytes:
-        """The joined text; a special token is its name, and an id without a token is nothing."""
+        """Return the concatenated bytes; a special token is its name, an unassigned id is empty."""
         return b"".join(self._texts.get(token_id, b"") for token_id in token_ids)
 
     def is_text(self, token_id: int) -> bool:
-        """Whether it is a token, and no special one."""
+        """Return whether the id is assigned, and not to a special token."""
         return token_id not in self.special_ids and bool(self._texts.get(token_id))
 
     def length(self, token_id: int) -> int:
-        """Bytes of one token's text."""
+        """Return the number of bytes of a token."""
         return len(self._texts.get(token_id, b""))
 
     def encode_first(self, text: str) -> list[int]:
-        """The tokens of a text's beginning, without the special ones that go before it."""
+        """Return the tokens of a text at the beginning of a prompt, without special tokens."""
         return self._tokenizer.encode(text, add_special_tokens=False)
 
     def encode_inside(self, text: str) -> list[int]:
-        """The tokens of text that others go before: no space is added."""
+        """Return the tokens of text that follows other text: no space is added."""
         if not self.adds_space:
             return self.encode_first(text)
         token_ids = self.encode_first(_ANCHOR + text)
@@ -104,7 +110,7 @@ class Spelling:
         return self.encode_first(text)
 
     def encode_bytes(self, data: bytes) -> list[int]:
-        """Tokens of a broken character, by longest match; bytes without a token are left out."""
+        """Return tokens of invalid UTF-8, by longest match; bytes without a token are dropped."""
         token_ids, start = [], 0
         while start < len(data):
             ends = range(min(len(data), start + _MAX_TOKEN_BYTES), start, -1)
@@ -116,7 +122,7 @@ class Spelling:
 
 
 def split_text(data: bytes) -> tuple[list[str | bytes], bytes]:
-    """Divides UTF-8 into text and bytes that are none; then what may be a character's beginning."""
+    """Split bytes into text and invalid UTF-8; also return an incomplete character at the end."""
     decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape")
     text = decoder.decode(data)
     pieces: list[str | bytes] = [

@@ -1,6 +1,6 @@
-"""Which tokens two vocabularies have in common.
+"""The map between the tokens that two vocabularies share.
 
-A draft model whose tokenizer is not the target's can draft in the tokens that both have: the
+A draft model with another tokenizer than the target's can draft the tokens that both have: the
 token-level intersection of Timor et al., "Accelerating LLM Inference with Lossless Speculative
 Decoding Algorithms for Heterogeneous Vocabularies", arXiv 2502.05202, section 4 (TLI).
 """
@@ -16,15 +16,15 @@ from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_spec import SamplingRules
 
 MIN_SHARED_PART = 0.25
-"""With less of the smaller vocabulary in common, drafts would hardly ever be right."""
+"""Minimum fraction of the smaller vocabulary that is shared; below it few drafts are accepted."""
 
 
 @dataclass(frozen=True, eq=False)
 class VocabularyMap:
-    """The tokens that a draft and a target model both have, one to one; -1 marks the others.
+    """One-to-one map of the tokens that draft and target share; -1 marks the others.
 
-    has_equal_ids: whether every token of text has the same id in both, so that at most special
-        tokens and padding differ.
+    has_equal_ids: whether every text token has the same id in both, so that only special tokens and
+        padding may differ.
     """
 
     draft_to_target: NDArray[np.int32]  # [draft vocab_size]
@@ -37,15 +37,15 @@ class VocabularyMap:
 
 
 def drafts_text(rules: SamplingRules) -> bool:
-    """Whether a draft model with another vocabulary draws from all its tokens, for their text.
+    """Return whether a draft model with another vocabulary drafts text, from all its tokens.
 
-    Otherwise it draws from those of the map, with the noise of the target's.
+    Otherwise it drafts shared tokens only, with the noise of the target's ids.
     """
     return rules.temperature == 0
 
 
 def require_enough_shared(mapped: VocabularyMap, field: str, name: str) -> None:
-    """Raises InvalidValueError for `field` if too few tokens are shared for useful drafts."""
+    """Raise InvalidValueError for `field` if too few tokens are shared for useful drafts."""
     smaller = min(len(mapped.draft_to_target), len(mapped.target_to_draft))
     part = mapped.num_shared / smaller
     if part < MIN_SHARED_PART:

@@ -1,26 +1,27 @@
 """One rank of a model.
 
-Builds a flat batch from a step message, runs the model, samples and verifies, or drafts. It knows a
-sequence only by step messages. The processes around ranks belong in `cluster.workers`.
+A model runner builds a flat batch from a step message, runs the model, then samples and verifies,
+or drafts. Its state of a sequence comes from step messages only. The processes around ranks belong
+in `cluster.workers`.
 """
 
 from specdec.distributed.rendezvous import Rendezvous
 from specdec.kernels.cpu import native_library_fault
-from specdec.worker.base import Runner
-from specdec.worker.draft_worker import DraftRunner
+from specdec.worker.draft_model_runner import DraftModelRunner
 from specdec.worker.loading import load_draft_runner, load_runner
 from specdec.worker.local import LocalDraftWorker, LocalTarget
+from specdec.worker.model_runner import ModelRunner
 from specdec.worker.profiler import StepProfiler
-from specdec.worker.target_worker import ModelRunner
+from specdec.worker.target_model_runner import TargetModelRunner
 
 __all__ = [
-    "DraftRunner",
+    "DraftModelRunner",
     "LocalDraftWorker",
     "LocalTarget",
     "ModelRunner",
     "Rendezvous",
-    "Runner",
     "StepProfiler",
+    "TargetModelRunner",
     "load_draft_runner",
     "load_runner",
     "native_library_fault",

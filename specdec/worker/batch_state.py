@@ -1,4 +1,4 @@
-"""What a worker knows of its sequences between steps, and the tensors it makes of it."""
+"""State of a rank's sequences between steps, and the model and sampling inputs made from it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 from specdec.kernels.forward_batch import Chunk, ModelInput
 from specdec.kernels.sample import SAMPLE_PARAMS, RowArgmax
-from specdec.sampling import LogitEdits, SamplingBatch, Shaping, TokenHistory
+from specdec.sampling import BatchLogitsProcessor, LogitsProcessor, SamplingBatch, TokenHistory
 from specdec.types.messages import (
     PENDING_TOKEN,
     BlockTableDelta,
@@ -24,41 +24,41 @@ from specdec.types.sampling_spec import SamplingRules
 
 @dataclass
 class SequenceState:
-    """A sequence as its worker sees it.
+    """State of one sequence on a rank.
 
-    draw: how its tokens are drawn, one of SAMPLE_PARAMS but for the position.
-    history: its tokens, where its rules go by them; otherwise the worker does not know them.
-    takes_best: whether its rules ask for the model's best tokens, and nothing else.
-    last_token: of its output, as far as the worker has seen it.
+    sample_params: its SAMPLE_PARAMS record, with position 0.
+    history: its tokens if its rules depend on them; otherwise they are not stored.
+    is_plain_greedy: whether its output is the argmax of the model's own logits.
+    last_token: the last output token that the rank has sampled.
     """
 
     admission: SequenceAdmission
-    shaping: Shaping
-    draw: bytes
+    processor: LogitsProcessor
+    sample_params: bytes
     history: TokenHistory | None
-    takes_best: bool
+    is_plain_greedy: bool
     block_table: array[int] = field(default_factory=lambda: array("i"))
     last_token: int = 0
 
     @classmethod
     def of(cls, admission: SequenceAdmission, tokens: range) -> SequenceState:
-        """tokens: whose logits this rank computes."""
+        """Make the state of an admitted sequence; this rank computes the logits of `tokens`."""
         num_prompt_tokens, rules = admission.num_prompt_tokens, admission.rules
         history = None
         if rules.needs_tokens:
             history = TokenHistory(admission.token_ids, num_prompt_tokens)
-        shaping = Shaping.of(rules, tokens)
-        takes_best = rules.is_greedy and shaping.is_idle and rules.logprobs is None
-        return cls(admission, shaping, _draw_of(rules), history, takes_best)
+        processor = LogitsProcessor.of(rules, tokens)
+        is_plain_greedy = rules.is_greedy and processor.is_noop and rules.logprobs is None
+        return cls(admission, processor, _sample_params(rules), history, is_plain_greedy)
 
     def apply(self, delta: BlockTableDelta) -> None:
-        """Takes over what has changed at the table's end."""
+        """Replace the end of the block table."""
         self.block_table = self.block_table[: delta.start] + array("i", delta.block_ids)
 
-    def add_edits(self, edits: LogitEdits, first_row: int, row: StepRow) -> None:
-        """What its rules do to the logits of `row`, which are those from `first_row` on.
+    def add_to_batch(self, batch: BatchLogitsProcessor, first_row: int, row: StepRow) -> None:
+        """Add the changes of the logits of `row`, whose first row of logits is `first_row`.
 
-        Each of them assumes that the drafts before it are output.
+        The history of each row of logits includes the draft tokens before it.
         """
         known = row.known_end
         for ahead in range(row.num_draft_tokens + 1):
@@ -66,13 +66,13 @@ class SequenceState:
                 self.history.append(row.drafts[ahead - 1])
             mask = None if row.grammar_mask is None else row.grammar_mask[ahead]
             num_output_tokens = known + ahead - self.admission.num_prompt_tokens
-            edits.add(first_row + ahead, self.shaping, num_output_tokens, self.history, mask)
+            batch.add(first_row + ahead, self.processor, num_output_tokens, self.history, mask)
         if self.history is not None:
             self.history.truncate(known)
 
 
 @dataclass(frozen=True)
-class TokensToCome:
+class TokenSpan:
     """The `count` tokens from index `position` of a sequence's tokens on."""
 
     seq_id: int
@@ -80,31 +80,31 @@ class TokensToCome:
     count: int = 1
 
 
-class SequenceTable:
-    """The sequences of one worker; kept up to date by the steps alone."""
+class BatchState:
+    """State of the sequences of one rank, updated by step messages only."""
 
     def __init__(self, block_size: int, device: torch.device, tokens: range) -> None:
-        """`device` is where the tensors are made; `tokens`: whose logits this rank computes."""
+        """Start empty; inputs are made on `device`, and this rank computes logits of `tokens`."""
         self._block_size = block_size
         self._device = device
         self._tokens = tokens
         self._states: dict[int, SequenceState] = {}
-        self._prompt_readers: set[int] = set()
+        self._with_prompt_logprobs: set[int] = set()
 
     def update(self, step: StepInput) -> None:
-        """Applies what a step says of sequences' lives."""
+        """Apply the releases, admissions and block table deltas of a step."""
         for seq_id in step.released:
             del self._states[seq_id]
-            self._prompt_readers.discard(seq_id)
+            self._with_prompt_logprobs.discard(seq_id)
         for admission in step.admitted:
             self._states[admission.seq_id] = SequenceState.of(admission, self._tokens)
             if admission.rules.prompt_logprobs is not None:
-                self._prompt_readers.add(admission.seq_id)
+                self._with_prompt_logprobs.add(admission.seq_id)
         for delta in step.block_table_deltas:
             self._states[delta.seq_id].apply(delta)
 
-    def settled(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
-        """The rows with the tokens that were pending when the step was made."""
+    def resolve_pending(self, rows: Sequence[StepRow]) -> Sequence[StepRow]:
+        """Replace PENDING_TOKEN, which was not sampled when the step was scheduled."""
         return [
             row._replace(token_ids=(self._states[row.seq_id].last_token,))
             if row.token_ids[0] == PENDING_TOKEN
@@ -112,60 +112,60 @@ class SequenceTable:
             for row in rows
         ]
 
-    def follow(self, rows: Sequence[StepRow]) -> None:
-        """Takes note of the tokens of `rows` that are known, and not drafts, where rules need it.
+    def update_histories(self, rows: Sequence[StepRow]) -> None:
+        """Store the known tokens of `rows`, without drafts, for rules that depend on tokens.
 
-        A row that samples ends what is known: drafted tokens behind it have not come true.
+        A row that samples ends the known tokens: draft tokens after it were rejected.
         """
         for row in rows:
             history = self._states[row.seq_id].history
             if history is not None:
                 history.follow(row.num_computed_tokens, row.known, is_end=row.samples)
 
-    def extend(self, seq_id: int, token_ids: Sequence[int]) -> None:
-        """Takes note of output that comes behind what is known: the next row repeats the last."""
+    def append_output(self, seq_id: int, token_ids: Sequence[int]) -> None:
+        """Append new output tokens; the next row of the sequence repeats the last one."""
         state = self._states[seq_id]
         if token_ids:
             state.last_token = token_ids[-1]
         if state.history is not None:
             state.history.extend(token_ids)
 
-    def takes_best(self, row: StepRow) -> bool:
-        """Whether a row asks for nothing but the best tokens by the model's own logits."""
+    def is_plain_greedy(self, row: StepRow) -> bool:
+        """Return whether the output of a row is the argmax of the model's own logits."""
         return (
-            self._states[row.seq_id].takes_best
+            self._states[row.seq_id].is_plain_greedy
             and row.grammar_mask is None
             and not row.num_lookahead_tokens
         )
 
     def rules(self, seq_id: int) -> SamplingRules:
-        """How the tokens of a sequence are drawn."""
+        """Return the sampling rules of a sequence."""
         return self._states[seq_id].admission.rules
 
     @property
-    def has_prompt_readers(self) -> bool:
-        """Whether some sequence asks for log-probabilities of its prompt."""
-        return bool(self._prompt_readers)
+    def has_prompt_logprobs(self) -> bool:
+        """Return whether any sequence requests log-probabilities of its prompt."""
+        return bool(self._with_prompt_logprobs)
 
-    def prompt_after(self, row: StepRow) -> Sequence[int]:
-        """The tokens of the prompt that follow those that `row` runs, one each."""
+    def next_prompt_tokens(self, row: StepRow) -> Sequence[int]:
+        """Return the prompt tokens that follow the tokens of `row`, one for each."""
         state = self._states[row.seq_id]
         end = min(row.known_end + 1, state.admission.num_prompt_tokens)
         assert state.history is not None
         return state.history.token_ids[row.num_computed_tokens + 1 : end]
 
-    def logit_edits(self, rows: Sequence[StepRow]) -> LogitEdits:
-        """What the rules do to the logits of `rows`: one more each than it has drafts, in order."""
-        edits, first_row = LogitEdits(self._tokens), 0
+    def logits_processor(self, rows: Sequence[StepRow]) -> BatchLogitsProcessor:
+        """Return the logits processor of `rows`; a row has num_draft_tokens + 1 rows of logits."""
+        batch, first_row = BatchLogitsProcessor(self._tokens), 0
         for row in rows:
             state = self._states[row.seq_id]
-            if not state.shaping.is_idle or row.grammar_mask is not None:
-                state.add_edits(edits, first_row, row)
+            if not state.processor.is_noop or row.grammar_mask is not None:
+                state.add_to_batch(batch, first_row, row)
             first_row += row.num_draft_tokens + 1
-        return edits
+        return batch
 
     def model_input(self, rows: Sequence[StepRow]) -> ModelInput:
-        """The flat batch that runs the tokens of `rows`."""
+        """Build the flat batch of the tokens of `rows`."""
         chunks = [
             Chunk(
                 row.token_ids,
@@ -178,23 +178,26 @@ class SequenceTable:
         return ModelInput(chunks, self._block_size)
 
     def sampling_batch(
-        self, tokens: Sequence[TokensToCome], argmax: RowArgmax | None = None
+        self, spans: Sequence[TokenSpan], argmax: RowArgmax | None = None
     ) -> SamplingBatch:
-        """How to draw `tokens`, one row of logits each, in order; argmax: of these, where known."""
-        states = [self._states[run.seq_id] for run in tokens]
+        """Build the sampling batch of `spans`, one row of logits for each token, in order.
+
+        argmax: of these rows, if it is known.
+        """
+        states = [self._states[span.seq_id] for span in spans]
         records = b"".join(
-            state.draw * run.count for state, run in zip(states, tokens, strict=True)
+            state.sample_params * span.count for state, span in zip(states, spans, strict=True)
         )
         params = np.frombuffer(bytearray(records), dtype=SAMPLE_PARAMS)
         params["position"] = [
             position - state.admission.num_prompt_tokens
-            for state, run in zip(states, tokens, strict=True)
-            for position in range(run.position, run.position + run.count)
+            for state, span in zip(states, spans, strict=True)
+            for position in range(span.position, span.position + span.count)
         ]
         return SamplingBatch.from_params(params, self._device, argmax)
 
 
-def _draw_of(rules: SamplingRules) -> bytes:
+def _sample_params(rules: SamplingRules) -> bytes:
     batch = SamplingBatch.from_lists(
         temperatures=[rules.temperature],
         top_k=[rules.top_k],

@@ -1,4 +1,4 @@
-"""The grammars of a draft worker's sequences, so that drafts are what the target may accept."""
+"""Grammar matchers of a draft rank's sequences, so that drafts respect structured output."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from specdec.types.messages import SequenceAdmission, StepInput
 
 
 class _Follower:
-    """One sequence's matcher, and the output tokens that it has been through."""
+    """The matcher of one sequence, and the output tokens that it has consumed."""
 
     def __init__(self, matcher: GrammarMatcher, num_prompt_tokens: int) -> None:
         self.matcher = matcher
@@ -19,7 +19,7 @@ class _Follower:
         self._tokens: list[int] = []
 
     def move_to(self, start: int, token_ids: tuple[int, ...]) -> None:
-        """To behind `token_ids`, which begin at index `start` of the sequence."""
+        """Move to the end of `token_ids`, whose first token has index `start` in the sequence."""
         begin = max(start - self._num_prompt_tokens, 0)
         assert begin <= len(self._tokens), (begin, len(self._tokens))
         output = token_ids[max(self._num_prompt_tokens - start, 0) :]
@@ -36,26 +36,26 @@ class _Follower:
 
 
 class DraftGrammars:
-    """Follows the sequences that were admitted with a grammar; the others have no masks.
+    """Matchers of the sequences that were admitted with a grammar; the others have no masks.
 
-    It does what it can and fails silently: a draft without a mask is only a worse draft. Every rank
-    does the same, since all of them get the same steps and compile without a time limit.
+    A grammar that fails is dropped silently: a draft without a mask is valid, but less often
+    accepted. All ranks agree, since they get the same steps and compile without a time limit.
     """
 
     def __init__(self, compiler: GrammarCompiler) -> None:
-        """`compiler` must have no time limit."""
+        """Start empty; `compiler` must have no time limit."""
         self._compiler = compiler
         self._followers: dict[int, _Follower] = {}
 
     def update(self, step: StepInput) -> None:
-        """Takes over what a step says of sequences' lives, and compiles what is new."""
+        """Apply the releases and admissions of a step, and compile new grammars."""
         for seq_id in step.released:
             self._followers.pop(seq_id, None)
         for admission in step.admitted:
             self._admit(admission)
 
     def move_to(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> None:
-        """Goes to behind `token_ids`, which begin at index `start` of the sequence."""
+        """Move to the end of `token_ids`, whose first token has index `start` in the sequence."""
         follower = self._followers.get(seq_id)
         if follower is not None:
             try:
@@ -64,12 +64,12 @@ class DraftGrammars:
                 del self._followers[seq_id]
 
     def is_finished(self, seq_id: int) -> bool:
-        """Whether nothing but an end may come."""
+        """Return whether only an end token is allowed."""
         follower = self._followers.get(seq_id)
         return follower is not None and follower.matcher.is_finished
 
     def mask(self, seq_id: int) -> NDArray[np.int32] | None:
-        """What may come now: int32 [1, num_words]; None allows all."""
+        """Return the tokens that are allowed next, int32 [1, num_words]; None allows all."""
         follower = self._followers.get(seq_id)
         if follower is None:
             return None

@@ -1,4 +1,4 @@
-"""Makes a rank's worker from a model directory."""
+"""Loading of a rank's model runner from a model directory."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from specdec.models.weights.checkpoint import CPU
 from specdec.text.grammar import GrammarCompiler
 from specdec.text.tokenizer import Tokenizer
 from specdec.text.vocab_map import VocabularyMap
-from specdec.worker.base import Runner
 from specdec.worker.draft_grammars import DraftGrammars
-from specdec.worker.draft_worker import DraftRunner
-from specdec.worker.target_worker import ModelRunner
+from specdec.worker.draft_model_runner import DraftModelRunner
+from specdec.worker.model_runner import ModelRunner
+from specdec.worker.target_model_runner import TargetModelRunner
 
-_AnyRunner = TypeVar("_AnyRunner", bound=Runner)
+_AnyRunner = TypeVar("_AnyRunner", bound=ModelRunner)
 
 
 def load_runner(
@@ -35,12 +35,12 @@ def load_runner(
     quantization: QuantizationMethod | None = None,
     device: torch.device = CPU,
     kernels: Kernels = "auto",
-) -> ModelRunner:
-    """Loads this rank's share of the target and allocates its KV pool.
+) -> TargetModelRunner:
+    """Load this rank's shard of the target and allocate its KV pool.
 
     quantization, kernels: as in `load_model`.
     """
-    return _load(ModelRunner, directory, dtype, config, group, quantization, device, kernels)
+    return _load(TargetModelRunner, directory, dtype, config, group, quantization, device, kernels)
 
 
 def load_draft_runner(
@@ -52,10 +52,10 @@ def load_draft_runner(
     device: torch.device = CPU,
     vocabulary: VocabularyMap | None = None,
     kernels: Kernels = "auto",
-) -> DraftRunner:
-    """Loads this rank's share of a draft model and allocates its KV pool.
+) -> DraftModelRunner:
+    """Load this rank's shard of a draft model and allocate its KV pool.
 
-    vocabulary: what it has in common with the target's, None where they are the same.
+    vocabulary: map to the target's vocabulary; None if both are the same.
     """
     config = ModelConfig.from_directory(directory)
     tokenizer, eos_token_ids = Tokenizer(directory), config.eos_token_ids
@@ -63,7 +63,7 @@ def load_draft_runner(
         tokenizer, config.vocab_size, eos_token_ids, timeout_s=None, tries_first=False
     )
     kind = partial(
-        DraftRunner,
+        DraftModelRunner,
         grammars=DraftGrammars(compiler),
         vocabulary=vocabulary,
         confidence_threshold=limits.confidence_threshold,

@@ -1,4 +1,4 @@
-"""Log-probabilities of output and prompt, for the rows whose rules ask for them."""
+"""Log-probabilities of output and prompt tokens, for the rows that request them."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from specdec.sampling import token_logprobs
 from specdec.types.messages import Logprobs, StepRow
 
 _SLAB_LOGITS = 2**24
-"""So many logits of a prompt are in memory at a time: 64 MiB of float32 over all ranks."""
+"""Maximum number of prompt logits in memory at once: 64 MiB of float32 over all ranks."""
 
 
 @dataclass(frozen=True)
 class LogprobReader:
-    """Reads log-probabilities off the logits of one rank; every call is collective."""
+    """Computes log-probabilities from the logits of one rank; every call is collective."""
 
     group: TensorParallelGroup
     first_token: int
     vocab_size: int
 
     def read(self, logits: Tensor, token_ids: Sequence[int], num_best: int) -> Logprobs:
-        """logits: [len(token_ids), num_tokens], of this rank's tokens."""
+        """Return log-probabilities from logits [len(token_ids), num_tokens] of this rank."""
         tokens = torch.tensor(token_ids, dtype=torch.int64, device=logits.device)
         num_best = min(num_best, self.vocab_size)
         return token_logprobs(logits, tokens, num_best, self.group, self.first_token)
@@ -37,7 +37,7 @@ class LogprobReader:
         num_best: int,
         compute_logits: Callable[[Tensor], Tensor],
     ) -> Logprobs:
-        """Of a part of a prompt, a slab at a time: its logits may be larger than the model."""
+        """Return log-probabilities of prompt tokens, in slabs: all logits could exceed memory."""
         step = max(1, _SLAB_LOGITS // self.vocab_size)
         slabs = (slice(start, start + step) for start in range(0, len(token_ids), step))
         return Logprobs.join(
@@ -46,14 +46,14 @@ class LogprobReader:
 
 
 class KeptLogits:
-    """Logits as the model computed them, of the rows that ask, until it is known what came."""
+    """The model's own logits of the rows that request log-probabilities, kept until verified."""
 
     def __init__(
         self, logits: Tensor, rows: Sequence[StepRow], num_best: Sequence[int | None]
     ) -> None:
-        """Copies what is needed of `logits`, which are one more each than the rows have drafts.
+        """Copy the needed rows of `logits`; a step row has num_draft_tokens + 1 of them.
 
-        num_best: how many of the best tokens each row asks for; None: not even its own.
+        num_best: number of most likely tokens that each row requests; None: no log-probabilities.
         """
         self._num_best = {
             row.seq_id: count
@@ -71,21 +71,21 @@ class KeptLogits:
         self._logits = logits[kept] if kept else None
 
     def logprobs(
-        self, reader: LogprobReader, came: Sequence[tuple[int, tuple[int, ...]]]
+        self, reader: LogprobReader, output: Sequence[tuple[int, tuple[int, ...]]]
     ) -> dict[int, Logprobs]:
-        """By sequence, of the tokens that came; came: sequences with their new tokens."""
-        asked = [(seq_id, tokens) for seq_id, tokens in came if tokens and seq_id in self._first]
-        if self._logits is None or not asked:
+        """Return log-probabilities by sequence; output: sequences with their new tokens."""
+        chosen = [(seq_id, tokens) for seq_id, tokens in output if tokens and seq_id in self._first]
+        if self._logits is None or not chosen:
             return {}
-        places = [self._first[seq_id] + place for seq_id, ids in asked for place in range(len(ids))]
-        tokens = [token for _, ids in asked for token in ids]
-        most = max(self._num_best[seq_id] for seq_id, _ in asked)
-        return dict(self._divided(reader.read(self._logits[places], tokens, most), asked))
+        rows = [self._first[seq_id] + index for seq_id, ids in chosen for index in range(len(ids))]
+        tokens = [token for _, ids in chosen for token in ids]
+        most = max(self._num_best[seq_id] for seq_id, _ in chosen)
+        return dict(self._split(reader.read(self._logits[rows], tokens, most), chosen))
 
-    def _divided(
-        self, logprobs: Logprobs, asked: Sequence[tuple[int, tuple[int, ...]]]
+    def _split(
+        self, logprobs: Logprobs, chosen: Sequence[tuple[int, tuple[int, ...]]]
     ) -> Iterator[tuple[int, Logprobs]]:
         end = 0
-        for seq_id, tokens in asked:
+        for seq_id, tokens in chosen:
             start, end = end, end + len(tokens)
             yield seq_id, logprobs[start:end].best(self._num_best[seq_id])

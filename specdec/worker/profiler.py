@@ -15,13 +15,13 @@ from specdec.kernels.forward_batch import ModelInput
 from specdec.kernels.sample import RowArgmax
 from specdec.models.loading import Decoder
 from specdec.types.profile import OperationTime
-from specdec.worker.base import Runner
+from specdec.worker.model_runner import ModelRunner
 
 NUM_OPERATIONS = 20
 
 
 class _MarkedDecoder:
-    """A decoder whose calls are named in the profile: native kernels are no operations of torch."""
+    """Decoder whose calls are named in the profile: native kernels are not torch operations."""
 
     def __init__(self, model: Decoder) -> None:
         self._model = model
@@ -56,19 +56,22 @@ class _MarkedDecoder:
 
 @dataclass(frozen=True)
 class SavedTrace:
-    """A trace in Chrome's format, and what it adds up to. size_bytes: 0 where it was too large."""
+    """A trace in Chrome's format, and its most expensive operations.
+
+    size_bytes: 0 if the trace was too large and was not kept.
+    """
 
     size_bytes: int
     operations: tuple[OperationTime, ...]
 
 
 class StepProfiler:
-    """Records the steps of a runner, from when it is made until it is saved.
+    """Profiler of a runner's steps, from its construction until `save` or `stop`.
 
-    To be used on the thread that runs the steps. Until then the runner is slower.
+    Must be used on the thread that runs the steps. The runner is slower while it is active.
     """
 
-    def __init__(self, runner: Runner) -> None:
+    def __init__(self, runner: ModelRunner) -> None:
         self._runner = runner
         self._model = runner.model
         activities = [ProfilerActivity.CPU]
@@ -81,13 +84,13 @@ class StepProfiler:
 
     @contextmanager
     def step(self) -> Iterator[None]:
-        """One step runs inside."""
+        """Record one step, which runs inside this context."""
         with record_function("step"):
             yield
         self.num_steps += 1
 
     def save(self, path: Path, max_bytes: int) -> SavedTrace:
-        """Ends, and writes the trace, gzipped; none that is larger. Raises OSError.
+        """Stop, and write the gzipped trace unless it exceeds `max_bytes`. Raises OSError.
 
         Takes a second or more for a hundred steps.
         """
@@ -101,13 +104,13 @@ class StepProfiler:
         return SavedTrace(size_bytes, operations)
 
     def stop(self) -> None:
-        """Ends, and leaves the runner as it was."""
+        """Stop, and restore the runner's model."""
         self._runner.model = self._model
         self._profile.stop()
 
 
 def _operations(recorded: profile) -> tuple[OperationTime, ...]:
-    """The operations that took most, on the CPU and the GPU together."""
+    """Return the operations with the most own time, on the CPU and the GPU together."""
     averages = sorted(
         recorded.key_averages(),
         key=lambda each: each.self_cpu_time_total + each.self_device_time_total,

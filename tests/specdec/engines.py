@@ -1,4 +1,4 @@
-"""Engines for tests: the real engine on the tiny model, and on a target that needs no model."""
+"""Engines for tests: the real engine on the tiny model, and on a target without a model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from specdec.worker import LocalDraftWorker, LocalTarget, load_draft_runner, loa
 
 
 def engine_config(num_draft_tokens: int = 0, **changes: object) -> EngineConfig:
-    """Small limits, so that chunks and blocks matter; 0 draft tokens: no speculation at all."""
+    """Return a configuration with small limits; 0 draft tokens: no speculation."""
     speculation = (
         SpeculativeConfig.of(num_speculative_tokens=num_draft_tokens, prompt_lookup_min=1)
         if num_draft_tokens
@@ -65,9 +65,9 @@ def local_engine(
     policy: SpeculationPolicy | None = None,
     quantization: QuantizationMethod | None = None,
 ) -> Engine:
-    """The real engine with the model in this process.
+    """Make the real engine with the model in this process.
 
-    Ranks that are threads each run a whole engine: it is deterministic, so they agree.
+    Ranks that are threads each run a whole engine; it is deterministic, so they agree.
     """
     runner = load_runner(directory, "float32", config, group or TensorParallelGroup(), quantization)
     return make_engine(directory, config, LocalTarget(runner), proposer, policy)
@@ -80,7 +80,7 @@ def draft_model(
     vocabulary: DraftVocabulary | None = None,
     **changes: float,
 ) -> DraftModelProposer:
-    """A proposer whose draft model is in this process, with small limits."""
+    """Make a proposer with the draft model in this process, with small limits."""
     vocabulary = vocabulary or DraftVocabulary()
     values = {"num_blocks": 200, "block_size": 4, "max_model_len": 160, "max_catch_up_tokens": 16}
     limits = DraftLimits(**{**values, **changes})  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def request(
 
 
 class Transcript:
-    """Everything that an engine has generated of one request."""
+    """All outputs of an engine for one request."""
 
     def __init__(self) -> None:
         self.token_ids: list[int] = []
@@ -133,13 +133,13 @@ class Transcript:
         self.text += output.text
         self.finish_reason, self.error = output.finish_reason, output.error
         self.logprobs.extend([] if output.logprobs is None else [output.logprobs])
-        parts = [] if output.prompt_logprobs is None else [output.prompt_logprobs]
-        self.prompt_logprobs.extend(parts)
+        if output.prompt_logprobs is not None:
+            self.prompt_logprobs.append(output.prompt_logprobs)
         self.last = output
 
 
 def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, Transcript]:
-    """Adds all requests and steps until they have ended, checking integrity all along."""
+    """Add all requests, step until they have ended, and check integrity after each step."""
     transcripts = {each.request_id: Transcript() for each in requests}
     for each in requests:
         engine.add(each)
@@ -151,10 +151,10 @@ def run(engine: Engine, requests: Sequence[EngineRequest]) -> dict[str, Transcri
 
 
 class HashTarget:
-    """A target whose next token is a hash of all tokens before it: exact, and without a model.
+    """Target without a model: the next token is a hash of the tokens before it.
 
-    It keeps every sequence's tokens by KV slot, as a cache would, and so notices a wrong block
-    table, a stale slot, or a row that starts in the wrong place.
+    It stores every sequence's tokens by KV slot, like a cache, so that it detects a wrong block
+    table, a stale slot, or a row with a wrong start.
     """
 
     def __init__(self, block_size: int, vocab_size: int) -> None:
@@ -182,20 +182,20 @@ class HashTarget:
                 self._slots[self._slot(table, row.num_computed_tokens + offset)] = token
             if row.samples:
                 written = [self._slots[self._slot(table, i)] for i in range(row.end)]
-                came = self._verify(written[: row.known_end], row.drafts)
+                tokens = self._verify(written[: row.known_end], row.drafts)
                 ahead = self._look_ahead(written, row) if row.num_lookahead_tokens else ()
-                verified.append(VerifiedRow(row.seq_id, came, lookahead_token_ids=ahead))
+                verified.append(VerifiedRow(row.seq_id, tokens, lookahead_token_ids=ahead))
         return VerifyOutput(step.step_id, tuple(verified))
 
     def continuation(self, prompt: Sequence[int], count: int) -> list[int]:
-        """What any engine on this target must generate."""
+        """Return the tokens that any engine with this target must generate."""
         tokens = list(prompt)
         for _ in range(count):
             tokens.append(self.next_token(tokens))
         return tokens[len(prompt) :]
 
     def next_token(self, context: Sequence[int]) -> int:
-        # Of the last three tokens only, and few of them: so lookups find repetitions.
+        # Depends on the last three tokens, of five values: prompt lookup finds repetitions.
         digest = hashlib.sha256(repr(list(context[-3:])).encode()).digest()
         return digest[0] % 5 + 10
 
@@ -216,7 +216,7 @@ class HashTarget:
 
 
 class ScriptedProposer:
-    """Drafts what a test sets; `drafts` maps a sequence's present tokens to a draft."""
+    """Proposer with drafts from a test; `drafts` maps a sequence's tokens to a draft."""
 
     def __init__(self, drafts, *, base_shift: int = 0) -> None:  # type: ignore[no-untyped-def]
         self.drafts = drafts

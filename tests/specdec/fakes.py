@@ -1,4 +1,4 @@
-"""Stand-ins for what tests cannot afford to start."""
+"""Fakes of the collectives: ranks as threads of one process."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ Result = TypeVar("Result")
 
 
 class Exchange:
-    """Where threads that stand for ranks show each other their tensors."""
+    """Exchange of tensors between threads that are ranks."""
 
     def __init__(self, size: int) -> None:
         self._barrier = threading.Barrier(size, timeout=30)
-        self._shown: list[Tensor | None] = [None] * size
+        self._tensors: list[Tensor | None] = [None] * size
 
     def swap(self, rank: int, tensor: Tensor) -> list[Tensor]:
-        """Every rank's tensor, once all ranks have called."""
-        self._shown[rank] = tensor.clone()
+        """Return every rank's tensor, when all ranks have called."""
+        self._tensors[rank] = tensor.clone()
         self._barrier.wait()
-        shown = [other for other in self._shown if other is not None]
+        tensors = [other for other in self._tensors if other is not None]
         self._barrier.wait()
-        return shown
+        return tensors
 
     def abort(self) -> None:
         self._barrier.abort()
@@ -37,7 +37,7 @@ class Exchange:
 
 @dataclass(frozen=True)
 class ThreadGroup(TensorParallelGroup):
-    """A rank that is a thread; it also counts its collectives."""
+    """A rank that is a thread; it records its collectives."""
 
     exchange: Exchange = field(default_factory=lambda: Exchange(1))
     called: list[str] = field(default_factory=list)
@@ -52,7 +52,7 @@ class ThreadGroup(TensorParallelGroup):
 
 
 def run_ranks(size: int, work: Callable[[ThreadGroup], Result]) -> list[Result]:
-    """What `work` returns on each of `size` ranks that run at once."""
+    """Return the result of `work` on each of `size` concurrent ranks."""
     exchange = Exchange(size)
 
     def run(rank: int) -> Result:

@@ -1,7 +1,7 @@
-"""Writes the weights of a model in the layouts of AWQ, GPTQ and FP8 checkpoints.
+"""Weights of a model in the layouts of AWQ, GPTQ and FP8 checkpoints.
 
-Each function packs one matrix bit by bit from the layout's definition, and returns the tensors to
-store and the weight that they stand for.
+Each function packs one matrix by the definition of the layout, and returns the tensors to store and
+the dequantized weight.
 """
 
 from __future__ import annotations
@@ -23,7 +23,10 @@ AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 def _quantize(weight: np.ndarray, groups: np.ndarray, bits: int, sym: bool) -> Any:
-    """weight: [in, out]; groups: [in]. Returns values [in, out], zeros and scales [groups, out]."""
+    """Quantize weight [in, out] with groups [in].
+
+    Returns values [in, out], zeros and scales [groups, out].
+    """
     top, count = 2**bits - 1, groups.max() + 1
     zeros = np.empty((count, weight.shape[1]), dtype=np.int64)
     scales = np.empty((count, weight.shape[1]), dtype=np.float16)
@@ -48,7 +51,7 @@ def _dequantized(values: np.ndarray, zeros: Any, scales: Any, groups: np.ndarray
 
 
 def _pack(values: np.ndarray, bits: int, order: Any = None) -> Tensor:
-    """Integers of `bits` bits along the last dimension, lowest bits first."""
+    """Pack integers of `bits` bits along the last dimension, lowest bits first."""
     per_integer = 32 // bits
     packed = np.zeros((values.shape[0], values.shape[1] // per_integer), dtype=np.uint32)
     for position, column in enumerate(order or range(per_integer)):

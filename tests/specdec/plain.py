@@ -1,4 +1,4 @@
-"""What every output token is defined to be: one row at a time, dense, and in code of its own."""
+"""Reference definition of every output token: row by row, dense, and independent code."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _noise(seed: int, choice: int, position: int, vocab_size: int) -> Tensor:
 
 
 def may_be_next(token: int, logits: Tensor, *context: object) -> bool:
-    """Whether the token is the next one, or so near to it that rounding may decide."""
+    """Return whether the token is the next one, or equal to it up to rounding."""
     if token == next_token(logits, *context):  # type: ignore[arg-type]
         return True
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Ranks that are processes of their own, as in a cluster."""
+"""Ranks as separate processes, as in a cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CONTEXT.set_forkserver_preload(["torch", "specdec.worker", "tests.specdec.proce
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a rank: a result, or an error, or neither where it was killed."""
+    """The outcome of a rank: a result, or an error, or neither if it was killed."""
 
     result: Any = None
     error: Exception | None = None
@@ -24,7 +24,7 @@ class Outcome:
 def run_processes(
     size: int, work: Callable[..., Any], *args: Any, timeout_s: float = 60
 ) -> list[Outcome]:
-    """What became of `work(rank, size, *args)` on each rank; none is left running."""
+    """Return the outcome of `work(rank, size, *args)` on each rank; kills all ranks at the end."""
     pipes = [_CONTEXT.Pipe(duplex=False) for _ in range(size)]
     ranks = [
         _CONTEXT.Process(target=_report, args=(sender, work, rank, size, *args))
@@ -43,7 +43,7 @@ def run_processes(
 
 
 def results(outcomes: list[Outcome]) -> list[Any]:
-    """Of ranks that all came to their end."""
+    """Return the results of all ranks; raises the first error."""
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error

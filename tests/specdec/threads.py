@@ -1,4 +1,4 @@
-"""Tests run on one thread, but for those that are about threads."""
+"""The number of threads of torch: tests run on one, except tests of threads."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,7 @@ import torch
 
 @contextmanager
 def num_threads(count: int) -> Iterator[None]:
-    """Has torch, and the native kernels with it, use `count` threads."""
+    """Set the number of threads of torch and the native kernels inside the context."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:

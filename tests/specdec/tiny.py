@@ -1,4 +1,4 @@
-"""Builds whole models small enough for every test: random weights, a real tokenizer."""
+"""Tiny complete models for tests: random weights, a real tokenizer."""
 
 import json
 import shutil
@@ -51,10 +51,10 @@ def tiny_llama_dir(
     sharded: bool = False,
     seed: int = 0,
 ) -> Path:
-    """Writes a random Llama in float32 and its tokenizer to `directory`, and returns it.
+    """Write a random Llama in float32 and its tokenizer to `directory`; return `directory`.
 
-    The defaults have SmolLM2's proportions (three query heads a KV head) and dimensions that three
-    ranks cannot share evenly. vocab: 300 to 512. sharded: several weight files and an index.
+    The defaults have SmolLM2's proportions (three query heads for each KV head) and dimensions that
+    are not divisible by three ranks. vocab: 300 to 512. sharded: several weight files and an index.
     """
     tokenizer = train_tokenizer(vocab)
     tokenizer.save_pretrained(directory)
@@ -80,10 +80,10 @@ def tiny_llama_dir(
 def random_model(
     model_class: type[PreTrainedModel], config: PreTrainedConfig, seed: int
 ) -> PreTrainedModel:
-    """A model whose logits are well apart and whose greedy text neither stands still nor circles.
+    """Make a model with well separated logits, whose greedy text has no short cycles.
 
-    With transformers' small initial weights a tied model repeats its last token for ever, because
-    what the layers add is little beside the embedding. Large ones drown it.
+    With the small initial weights of transformers a tied model repeats its last token, because the
+    layers add little to the embedding; with large ones the embedding has no effect.
     """
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -111,7 +111,7 @@ def train_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
         show_progress=False,
     )
     backend.train_from_iterator(TEXT.splitlines(), trainer)
-    assert backend.get_vocab_size() == vocab, "the text is too short for so many merges"
+    assert backend.get_vocab_size() == vocab, f"the text is too short for a vocabulary of {vocab}"
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         bos_token=TURN_START,
@@ -122,7 +122,7 @@ def train_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
 
 
 def shuffled_llama_dir(source: Path, directory: Path) -> Path:
-    """Writes the model in `source`, whose embedding is tied, with other ids for the same tokens."""
+    """Write the model in `source`, whose embedding is tied, with permuted token ids."""
     weights = load_file(source / "model.safetensors")
     embedding = weights["model.embed_tokens.weight"]
     ids = torch.randperm(len(embedding), generator=torch.Generator().manual_seed(2)).tolist()
@@ -140,7 +140,7 @@ def shuffled_llama_dir(source: Path, directory: Path) -> Path:
 
 
 def disturbed_llama_dir(source: Path, directory: Path, share: float = 0.1) -> Path:
-    """Writes the model in `source` with noise in its weights, `share` of what they vary by."""
+    """Write the model in `source` with noise added: `share` of the weights' standard deviation."""
     for path in source.glob("*.json"):
         shutil.copy(path, directory)
     generator = torch.Generator().manual_seed(6)
@@ -153,7 +153,7 @@ def disturbed_llama_dir(source: Path, directory: Path, share: float = 0.1) -> Pa
 
 
 def renamed_dtype_dir(source: Path, directory: Path, **names: str | None) -> Path:
-    """A copy in whose config.json nothing but `names` says what data type the weights have."""
+    """Copy a model, with `names` as the only dtype keys of config.json."""
     shutil.copytree(source, directory)
     path = directory / "config.json"
     content = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Small models that have learnt a text, with tokenizers that differ as real ones do."""
+"""Small models that are trained on a text, with different kinds of tokenizers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCH = 8
 
 
 def byte_level(text: str, vocab: int) -> PreTrainedTokenizerFast:
-    """As GPT-2's and most since, without a token at the beginning."""
+    """Train a byte-level tokenizer, like GPT-2's, without a beginning-of-sequence token."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -32,7 +32,7 @@ def byte_level(text: str, vocab: int) -> PreTrainedTokenizerFast:
 
 
 def sentencepiece(text: str, vocab: int) -> PreTrainedTokenizerFast:
-    """As Llama 2's: spaces as U+2581, one of them put first, and bytes for what has no token."""
+    """Train a tokenizer like Llama 2's: U+2581 for spaces, a space prefix, and byte fallback."""
     backend = Tokenizer(models.BPE(byte_fallback=True, fuse_unk=True, unk_token="<unk>"))
     backend.normalizer = normalizers.Sequence(
         [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
@@ -46,7 +46,7 @@ def sentencepiece(text: str, vocab: int) -> PreTrainedTokenizerFast:
         ]
     )
     special = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    # Words apart, as SentencePiece has them; the finished tokenizer needs no such rule.
+    # Split words for training, like SentencePiece; the finished tokenizer needs no such rule.
     backend.pre_tokenizer = pre_tokenizers.Split("\u2581", "merged_with_next")
     _train(backend, text, vocab, special, [])
     plain = Tokenizer.from_str(_without_byte_tokens_as_special(backend.to_str()))
@@ -68,7 +68,7 @@ def trained_llama_dir(
     padded_to: int = 0,
     seed: int = 0,
 ) -> Path:
-    """Writes a Llama of two layers that has read windows of `text` so many times."""
+    """Write a Llama of two layers that is trained on windows of `text` for `num_steps` steps."""
     tokenizer.save_pretrained(directory)
     config = LlamaConfig(
         hidden_size=hidden,
@@ -115,7 +115,7 @@ def _train(
         vocab_size=vocab, special_tokens=special, initial_alphabet=alphabet, show_progress=False
     )
     backend.train_from_iterator(text.splitlines(keepends=True), trainer)
-    assert backend.get_vocab_size() == vocab, "the text is too short for so many merges"
+    assert backend.get_vocab_size() == vocab, f"the text is too short for a vocabulary of {vocab}"
 
 
 def _without_byte_tokens_as_special(raw: str) -> str:

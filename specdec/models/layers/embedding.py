@@ -34,8 +34,7 @@ class VocabHead(nn.Module):
             local_shape,
             reader.dtype,
             quantization=reader.quantization,
-            kernels=reader.kernels,
-            device=reader.device,
+            backend=reader.backend,
         )
 
     @property

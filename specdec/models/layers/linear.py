@@ -49,8 +49,7 @@ class ColumnParallelLinear(nn.Module):
             shape,
             reader.dtype,
             quantization=reader.quantization,
-            kernels=reader.kernels,
-            device=reader.device,
+            backend=reader.backend,
         )
         has_bias = any(part.has_bias for part in parts)
         self.bias = torch.cat(list(_biases(reader, parts))) if has_bias else None
@@ -86,8 +85,7 @@ class RowParallelLinear(nn.Module):
             local_shape,
             reader.dtype,
             quantization=reader.quantization,
-            kernels=reader.kernels,
-            device=reader.device,
+            backend=reader.backend,
         )
         self.bias = reader.read(f"{name}.bias", shape[:1]) if has_bias and group.rank == 0 else None
         self.group = group

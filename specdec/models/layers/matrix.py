@@ -14,8 +14,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from specdec.config.engine import Kernels
 from specdec.config.quantization import QuantizationMethod
+from specdec.kernels.backend import KernelBackend
 from specdec.kernels.cpu import (
     MatrixFormat,
     MatrixStruct,
@@ -24,7 +24,7 @@ from specdec.kernels.cpu import (
     native_library_fault,
 )
 from specdec.models.layers.quantization import Int8Matrix, quantize_rows
-from specdec.types.errors import InvalidValueError, UnsupportedModelError
+from specdec.types.errors import UnsupportedModelError
 
 _BLOCK_ELEMENTS = 2**24
 """Weights per block, so that a shard is never in memory as a whole before quantization."""
@@ -153,17 +153,16 @@ def make_matrix(
     dtype: torch.dtype,
     *,
     quantization: QuantizationMethod | None = None,
-    kernels: Kernels = "auto",
-    device: torch.device,
+    backend: KernelBackend,
 ) -> Matrix:
     """Return a matrix of `shape` (out_features, in_features) from consecutive blocks of rows.
 
-    blocks: at least one, on `device`; all in `dtype`, or all in a dtype that converts to it without
-    loss. Raises InvalidValueError if `kernels` is "native" and the kernels are not available, and
-    UnsupportedModelError if `quantization` is "w8a8", which only native kernels support, and they
-    are not used.
+    blocks: at least one; all in `dtype`, or all in a dtype that converts to it without loss. Raises
+    UnsupportedModelError if `quantization` is "w8a8" and the backend does not support it.
     """
-    if library := _library(kernels, device):
+    if backend is KernelBackend.CPU:
+        library = native_library()
+        assert library is not None, "the backend was selected without its library"
         return NativeMatrix(blocks, shape, dtype, quantization, library)
     match quantization:
         case None:
@@ -186,15 +185,6 @@ def _float_format(dtype: torch.dtype, stored: torch.dtype, in_features: int) -> 
     if weights == MatrixFormat.SHORT_FLOAT32 and in_features % 2 == 1:
         return MatrixFormat.FLOAT32
     return weights
-
-
-def _library(kernels: Kernels, device: torch.device) -> ctypes.CDLL | None:
-    """Return the native kernels where they are selected and available."""
-    library = native_library() if kernels != "torch" and device.type == "cpu" else None
-    if kernels == "native" and library is None:
-        limit = f"auto or torch where device is {device.type} or nothing compiles C++"
-        raise InvalidValueError("kernels", kernels, limit)
-    return library
 
 
 def _rows_of_floats(x: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""Weights of checkpoints that were quantized elsewhere, as float32 and by the slice.
+"""Dequantization of AWQ, GPTQ and FP8 checkpoints, by slices.
 
-What a checkpoint calls `x.weight` [out_features, in_features] is stored as several tensors. Each
-class here is one layout, and computes any rows and columns of the weight from the parts of those
-tensors that they need. Which one a checkpoint has is said by its `quantization_config`.
+A weight `x.weight` [out_features, in_features] is stored as several tensors. Each class here is one
+layout: it computes any rows and columns of the weight in float32, and reads only the parts of the
+stored tensors that are needed. The layout is given by `quantization_config` in config.json.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from specdec.types.errors import UnsupportedModelError
 SUPPORTED = "awq (4 bits, gemm), gptq (2, 4 or 8 bits), fp8, compressed-tensors (float-quantized)"
 
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Which 4 bits of an integer, lowest first, hold each of the eight columns that it packs."""
+"""Position of each of the eight packed columns in an integer, in 4-bit units from the lowest."""
 
 
 class StoredTensors(Protocol):
-    """The tensors of a checkpoint by name, none of them read yet."""
+    """The tensors of a checkpoint by name; a missing one raises UnsupportedModelError."""
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is such a tensor."""
+        """Return whether the checkpoint has this tensor."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Shape of a tensor; raises UnsupportedModelError where there is none."""
+        """Return the shape of a tensor."""
         ...
 
     def short_dtype(self, name: str) -> torch.dtype | None:
-        """What a tensor is stored in, if that is a floating-point type of 16 bits."""
+        """Return the stored dtype if it is a 16-bit floating-point type, else None."""
         ...
 
     def slice(self, name: str, *window: slice) -> Tensor:
-        """A part of a tensor, as it is stored."""
+        """Return a part of a tensor as it is stored; all of it without a window."""
         ...
 
 
@@ -46,7 +46,7 @@ class WeightFormat(Protocol):
     """One layout of quantized weights. `name` is that of a weight, with `.weight` at its end."""
 
     def holds(self, tensors: StoredTensors, name: str) -> bool:
-        """Whether this weight is quantized; some layers of a checkpoint usually are not."""
+        """Return whether this weight is quantized; some layers of a checkpoint usually are not."""
         ...
 
     def shape(self, tensors: StoredTensors, name: str) -> tuple[int, ...]:
@@ -54,7 +54,7 @@ class WeightFormat(Protocol):
         ...
 
     def read(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
-        """Those rows and columns in float32, [len(rows), len(cols)]."""
+        """Return these rows and columns in float32, [len(rows), len(cols)]."""
         ...
 
 
@@ -63,7 +63,7 @@ class Awq:
     """AutoAWQ's gemm layout (Lin et al. 2023): 4 bits, packed along the outputs.
 
     qweight: int32 [in, out / 8]; qzeros: int32 [in / group, out / 8]; scales: [in / group, out].
-    group_size: inputs that share a scale and a zero point.
+    group_size: number of inputs that share a scale and a zero point.
     """
 
     group_size: int
@@ -100,8 +100,8 @@ class Gptq:
     """The layout of AutoGPTQ and GPTQModel (Frantar et al. 2022), packed along the inputs.
 
     qweight: int32 [in * bits / 32, out]; qzeros: int32 [groups, out * bits / 32]; scales: [groups,
-    out]; g_idx: int32 [in], the group of each input, which activation order permutes.
-    zero_offset: what to add to a stored zero point; version 1 of the layout stores one less.
+    out]; g_idx: int32 [in], the group of each input, permuted by activation order.
+    zero_offset: added to stored zero points; version 1 of the layout stores one less.
     """
 
     bits: int
@@ -140,7 +140,7 @@ class Gptq:
         return unpacked[:, start : start + len(rows)] + self.zero_offset
 
     def _unpack(self, packed: Tensor, dim: int) -> Tensor:
-        """The integers of `packed`, laid out along its dimension `dim` of size 1."""
+        """Unpack integers along dimension `dim` of `packed`, which has size 1."""
         shape = [1, 1, 1]
         shape[dim] = self._per_integer
         shifts = torch.arange(0, 32, self.bits, dtype=torch.int32).view(shape)
@@ -157,10 +157,10 @@ class Gptq:
 
 @dataclass(frozen=True)
 class Float8:
-    """8-bit floats with a scale for a whole matrix, for each output, or for each block.
+    """8-bit floats with a scale for the whole matrix, for each output, or for each block.
 
-    weight: float8 [out, in]; weight_scale: [1] or none, or [out, 1]; or weight_scale_inv: [out /
-    block[0], in / block[1]], rounded up. Despite its name that is multiplied by, too.
+    weight: float8 [out, in]; weight_scale: [1] or [], or [out, 1]; or weight_scale_inv: [out /
+    block[0], in / block[1]], rounded up. Despite its name it is a factor too, not a divisor.
     """
 
     block: tuple[int, int] | None
@@ -179,7 +179,7 @@ class Float8:
         return values * self._scales(tensors, name, rows, cols)
 
     def _scales(self, tensors: StoredTensors, name: str, rows: range, cols: range) -> Tensor:
-        """Shaped so that it multiplies [len(rows), len(cols)]."""
+        """Return scales that broadcast to [len(rows), len(cols)]."""
         if self._inverse(name) in tensors:
             return self._block_scales(tensors, name, rows, cols)
         stored = _sibling(name, "weight_scale")
@@ -206,9 +206,9 @@ class Float8:
 
 
 def weight_format(config: Mapping[str, Any] | None) -> WeightFormat | None:
-    """The layout that a `quantization_config` describes; None where there is no such thing.
+    """Return the layout of a `quantization_config`; None without one.
 
-    Raises UnsupportedModelError, which lists what is supported.
+    Raises UnsupportedModelError, which lists the supported layouts.
     """
     if config is None:
         return None
@@ -233,7 +233,7 @@ def weight_format(config: Mapping[str, Any] | None) -> WeightFormat | None:
 
 @dataclass(frozen=True)
 class _Groups:
-    """held: the groups that some positions lie in. index: which of these each position is in."""
+    """The groups that contain a range of positions, and the index of each position's group."""
 
     held: range
     index: Tensor  # [positions] int64
@@ -246,12 +246,12 @@ def _groups(positions: range, group_size: int, total: int) -> _Groups:
 
 
 def _group_size(group_size: int, total: int) -> int:
-    """-1 stands for one group."""
+    """Resolve -1, which means one group."""
     return total if group_size == -1 else group_size
 
 
 def _packed(positions: range, per_unit: int) -> range:
-    """The units of `per_unit` positions that these positions lie in."""
+    """Return the packed units, of `per_unit` positions each, that contain these positions."""
     return range(positions.start // per_unit, -(-positions.stop // per_unit))
 
 

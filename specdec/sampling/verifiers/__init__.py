@@ -1,7 +1,7 @@
-"""How many draft tokens are accepted, and the token that follows: one module a verifier.
+"""Verification: the number of accepted draft tokens and the token after them; a module each.
 
-`coupled`, `rejection` and `block` are lossless; `typical` and `threshold` are not. Drawing a row's
-token belongs in `sampling`.
+`coupled`, `rejection` and `block` are lossless; `typical` and `threshold` are not. Sampling of a
+row's token belongs in `sampling`.
 """
 
 from collections.abc import Callable, Mapping
@@ -30,7 +30,7 @@ VERIFY: Mapping[VerifierName, Verify] = MappingProxyType(
         "threshold": verify_threshold,
     }
 )
-"""What verifies the drafts of each verifier."""
+"""The function of each verifier."""
 
 __all__ = [
     "VERIFY",

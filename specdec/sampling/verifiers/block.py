@@ -1,4 +1,4 @@
-"""Block verification: a draft is judged as a whole, so that at least as much of it is accepted.
+"""Block verification: accepts a draft jointly, so at least as many tokens as token by token.
 
 Sun et al., "Block Verification Accelerates Speculative Decoding", arXiv 2403.10444, algorithm 2.
 With p_0 = 1 and p_i = min(p_{i-1} * M_b(X_i) / M_s(X_i), 1) for target M_b and draft M_s after
@@ -19,7 +19,7 @@ from torch import Tensor
 from specdec.sampling import Distribution, SamplingBatch, VocabShard
 from specdec.sampling.distribution import TokenWeights
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
-from specdec.sampling.verifiers.rejection import acceptance_uniforms, draw_last
+from specdec.sampling.verifiers.rejection import acceptance_uniforms, sample_last_tokens
 
 
 def verify_block(
@@ -28,31 +28,32 @@ def verify_block(
     drafts: DraftBatch,
     shard: VocabShard,
 ) -> VerifiedTokens:
-    """The longest prefix of each draft that chance accepts, and one token that makes up for it.
+    """Return the longest accepted prefix of each draft, and one token sampled from the residual.
 
     Temperatures must be above 0. A collective call.
     """
     assert len(batch.sampled_rows) == drafts.num_rows, "rows at temperature 0"
     target = Distribution.of_logits(logits, batch, shard)
     draft_probs = drafts.draft_probs()
-    ratios = target.probs(drafts.rows, drafts.tokens) / drafts.of_drafted(draft_probs)
+    ratios = target.probs(drafts.rows, drafts.tokens) / drafts.probs_of_drafts(draft_probs)
     weights = prefix_weights(drafts, ratios)
-    chances = _prefix_chances(drafts, weights, _residual_masses(target, draft_probs, weights))
-    is_accepted = acceptance_uniforms(batch.noise_keys, drafts) <= chances
+    masses = _residual_masses(target, draft_probs, weights)
+    acceptance_probs = _acceptance_probs(drafts, weights, masses)
+    is_accepted = acceptance_uniforms(batch.noise_keys, drafts) <= acceptance_probs
     num_accepted = drafts.num_until_last(is_accepted.cpu().numpy())
-    last = draw_last(target, batch.noise_keys, drafts, num_accepted, draft_probs, weights)
+    last = sample_last_tokens(target, batch.noise_keys, drafts, num_accepted, draft_probs, weights)
     return drafts.verified(num_accepted, last.cpu().numpy())
 
 
 def prefix_weights(drafts: DraftBatch, ratios: Tensor) -> Tensor:
-    """p_i of each sequence for i from 0 on, [num_rows] float64.
+    """Return p_i of each sequence for i from 0 on, [num_rows] float64.
 
     ratios: [num_draft_tokens] float64. With c_i the sum of the first i logarithms of ratios, the
-    recurrence comes to log p_i = c_i - max(0, c_1, ..., c_i).
+    recurrence is equivalent to log p_i = c_i - max(0, c_1, ..., c_i).
     """
     rows, offsets = drafts.rows + 1, drafts.tensor(drafts.offsets)
     sequences = drafts.tensor(drafts.sequences)
-    # [num_sequences, most rows of one]: each sequence's steps, from the left
+    # [num_sequences, max rows of a sequence]: the steps of each sequence, from the left
     steps = ratios.new_zeros(len(drafts.drafts), int(drafts.num_drafted.max()) + 1)
     steps[sequences[rows], offsets[rows]] = ratios.log()
     sums = steps.cumsum(1)
@@ -60,10 +61,10 @@ def prefix_weights(drafts: DraftBatch, ratios: Tensor) -> Tensor:
 
 
 def _residual_masses(target: Distribution, draft_probs: TokenWeights, weights: Tensor) -> Tensor:
-    """S_i of each row that has a draft token, [num_rows] float64; a collective call.
+    """Return S_i of each row that has a draft token, [num_rows] float64; a collective call.
 
-    Where the draft has no chance the summands are p_i * M_b(x), so what differs from p_i is
-    min(p_i * M_b(x), M_s(x)), over the tokens that the draft may have.
+    For tokens that the draft cannot sample the summand is p_i * M_b(x), so S_i is p_i less the sum
+    of min(p_i * M_b(x), M_s(x)) over the tokens that the draft can sample.
     """
     probs = target.own_probs(draft_probs.rows, draft_probs.token_ids)
     shared = torch.minimum(probs * weights[draft_probs.rows], draft_probs.weights)
@@ -71,9 +72,9 @@ def _residual_masses(target: Distribution, draft_probs: TokenWeights, weights: T
     return (weights - target.shard.group.all_reduce(totals)).clamp_(min=0)
 
 
-def _prefix_chances(drafts: DraftBatch, weights: Tensor, masses: Tensor) -> Tensor:
-    """h_i for the prefix that ends in each draft token, [num_draft_tokens] float64."""
+def _acceptance_probs(drafts: DraftBatch, weights: Tensor, masses: Tensor) -> Tensor:
+    """Return h_i of the prefix that ends in each draft token, [num_draft_tokens] float64."""
     ends = drafts.rows + 1  # the row after a draft token has p_i and S_i of its prefix
     weights, masses = weights[ends], masses[ends]
-    chances = masses / (masses + 1 - weights).clamp(min=torch.finfo(torch.float64).tiny)
-    return torch.where(drafts.is_last, weights, chances)
+    probs = masses / (masses + 1 - weights).clamp(min=torch.finfo(torch.float64).tiny)
+    return torch.where(drafts.is_last, weights, probs)

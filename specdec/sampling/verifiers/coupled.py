@@ -1,10 +1,10 @@
-"""Coupled verification: a draft token is accepted when the target draws the same one anyway.
+"""Coupled verification: a draft token is accepted if the target samples the same token.
 
-Every output token is defined by the target's scores and by Gumbel noise that draft and target share
-(`specdec.sampling`), so a draft changes when tokens come, never which. Daliri, Musco and Suresh,
-"Coupling without Communication and Drafter-Invariant Speculative Decoding", arXiv 2408.07978: with
-total variation TV between the two distributions, a draft that is drawn with the same noise is
-accepted with a probability of at least (1 - TV) / (1 + TV).
+Every output token is a function of the target's scores and of Gumbel noise that draft and target
+share (`specdec.sampling`), so a draft changes when tokens are output, never which. Daliri, Musco
+and Suresh, "Coupling without Communication and Drafter-Invariant Speculative Decoding", arXiv
+2408.07978: with total variation TV between the two distributions, a draft token sampled with the
+same noise is accepted with a probability of at least (1 - TV) / (1 + TV).
 """
 
 from __future__ import annotations
@@ -20,24 +20,14 @@ def verify_coupled(
     batch: SamplingBatch,
     drafts: DraftBatch,
     shard: VocabShard,
-) -> VerifiedTokens:
-    """The longest prefix of each draft that the target draws too, and the target's token after it.
-
-    A collective call, as that of every verifier.
-    """
-    return longest_prefix(logits, batch, drafts, shard)
-
-
-def longest_prefix(
-    logits: Tensor,  # [num_rows, num_tokens]
-    batch: SamplingBatch,
-    drafts: DraftBatch,
-    shard: VocabShard,
     is_kept: Tensor | None = None,  # [num_draft_tokens] bool
 ) -> VerifiedTokens:
-    """The same, with a draft token also accepted where `is_kept` says so; a collective call."""
-    drawn = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
-    sampled = drawn.cpu().numpy()
+    """Return the longest prefix of each draft that the target samples too, and its next token.
+
+    The draft tokens of `is_kept` are accepted too. A collective call, like every verifier.
+    """
+    token_ids = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
+    sampled = token_ids.cpu().numpy()
     if not len(drafts.token_ids):
         return VerifiedTokens.without_drafts(sampled)
     is_accepted = sampled[drafts.is_drafted] == drafts.token_ids

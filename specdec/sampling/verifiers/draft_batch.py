@@ -1,4 +1,4 @@
-"""What verifiers are given, and what they return."""
+"""Input and output of verifiers."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ BoolArray = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Draft:
-    """What was guessed for one sequence, perhaps nothing, and who judges it.
+    """Draft tokens of one sequence (may be empty), and their verifier.
 
-    probs: what the tokens were drawn from, where the verifier asks for it; None where each was the
-        only one that could come.
+    probs: the distributions that the tokens were sampled from, if the verifier needs them; None if
+        each token had probability 1.
     """
 
     token_ids: Sequence[int]
@@ -35,9 +35,9 @@ class Draft:
 
 @dataclass(frozen=True)
 class VerifiedTokens:
-    """The new tokens of each sequence: its accepted draft tokens, then one of the target's own.
+    """The new tokens of each sequence: its accepted draft tokens, then one token of the target.
 
-    Iterating gives one tuple of token ids a sequence.
+    Iterating yields one tuple of token ids for each sequence.
     """
 
     token_ids: npt.NDArray[np.int32]  # [sum of num_tokens]
@@ -46,7 +46,7 @@ class VerifiedTokens:
 
     @classmethod
     def without_drafts(cls, token_ids: Int64Array) -> VerifiedTokens:
-        """Of sequences for which nothing was guessed: the one token of each, [num_sequences]."""
+        """Wrap the tokens of sequences without drafts: one for each, [num_sequences]."""
         ones = np.ones(len(token_ids), dtype=np.int32)
         return cls(token_ids.astype(np.int32), ones, np.zeros_like(ones))
 
@@ -59,11 +59,11 @@ class VerifiedTokens:
 
 @dataclass(frozen=True)
 class DraftBatch:
-    """The drafts of some sequences, and which rows of logits they belong to.
+    """Drafts of a batch of sequences, with the rows of logits that verify them.
 
-    There are len(draft) + 1 rows a sequence, in its tokens' order: those that follow the base token
-    and each draft token. So the row of a draft token is that of the token before it, and the last
-    row of a sequence has none.
+    A sequence has len(draft) + 1 rows, in the order of its tokens: the row of the base token, then
+    one for each draft token. The row of a draft token is that of the token before it, so the last
+    row of a sequence has no draft token.
     """
 
     drafts: Sequence[Draft]
@@ -71,7 +71,7 @@ class DraftBatch:
 
     @cached_property
     def num_drafted(self) -> Int64Array:
-        """[num_sequences]."""
+        """Number of draft tokens of each sequence, [num_sequences]."""
         return np.array([len(draft.token_ids) for draft in self.drafts], dtype=np.int64)
 
     @cached_property
@@ -86,7 +86,7 @@ class DraftBatch:
 
     @cached_property
     def offsets(self) -> Int64Array:
-        """How far each row is behind the first of its sequence, [num_rows]."""
+        """Offset of each row from the first row of its sequence, [num_rows]."""
         return np.arange(self.num_rows) - self.starts[self.sequences]
 
     @cached_property
@@ -96,14 +96,14 @@ class DraftBatch:
 
     @cached_property
     def is_drafted(self) -> BoolArray:
-        """Whether a row has a draft token, [num_rows]."""
+        """Return whether each row has a draft token, [num_rows]."""
         is_drafted = np.ones(self.num_rows, dtype=np.bool_)
         is_drafted[self.ends - 1] = False
         return is_drafted
 
     @property
     def num_rows(self) -> int:
-        """Rows of logits."""
+        """Number of rows of logits."""
         return int(self.num_drafted.sum()) + len(self.drafts)
 
     @cached_property
@@ -123,15 +123,15 @@ class DraftBatch:
 
     @property
     def is_last(self) -> Tensor:
-        """Whether a draft token is the last of its draft, [num_draft_tokens] bool."""
+        """Return whether each draft token is the last of its draft, [num_draft_tokens] bool."""
         return self.tensor(~self.is_drafted[1:][self.is_drafted[:-1]])
 
-    def of_each(self, values: Sequence[float]) -> Tensor:
-        """A value a sequence to one a draft token, [num_draft_tokens] float64."""
+    def per_draft_token(self, values: Sequence[float]) -> Tensor:
+        """Repeat the value of each sequence for its draft tokens, [num_draft_tokens] float64."""
         return self.tensor(np.repeat(np.array(values, dtype=np.float64), self.num_drafted))
 
     def draft_probs(self) -> TokenWeights:
-        """What the draft tokens were drawn from; `rows` are those of the batch."""
+        """Return the draft distributions; `rows` are rows of the batch."""
         listed = [draft.probs or _certain(draft.token_ids) for draft in self.drafts]
         widths = np.array([each.probs.shape[1] for each in listed], dtype=np.int64)
         rows = np.repeat(np.flatnonzero(self.is_drafted), np.repeat(widths, self.num_drafted))
@@ -144,8 +144,8 @@ class DraftBatch:
             self.tensor(probs.astype(np.float64)),
         )
 
-    def of_drafted(self, draft_probs: TokenWeights) -> Tensor:
-        """How likely each draft token was to be drafted, [num_draft_tokens] float64."""
+    def probs_of_drafts(self, draft_probs: TokenWeights) -> Tensor:
+        """Return the draft probability of each draft token, [num_draft_tokens] float64."""
         row_tokens = torch.full((self.num_rows,), -1, device=self.device)
         row_tokens[self.rows] = self.tokens
         is_own = draft_probs.token_ids == row_tokens[draft_probs.rows]
@@ -154,17 +154,17 @@ class DraftBatch:
         return probs[self.rows]
 
     def num_leading(self, is_kept: BoolArray) -> Int64Array:
-        """How many draft tokens each sequence has before its first that is not kept.
+        """Count the draft tokens of each sequence before the first one that is not kept.
 
         is_kept: [num_draft_tokens] bool. Returns [num_sequences].
         """
-        goes_on = self.is_drafted.copy()
-        goes_on[self.is_drafted] = is_kept
-        stops = np.flatnonzero(~goes_on)  # at least the last row of every sequence
+        continues = self.is_drafted.copy()
+        continues[self.is_drafted] = is_kept
+        stops = np.flatnonzero(~continues)  # at least the last row of every sequence
         return stops[np.searchsorted(stops, self.starts)] - self.starts
 
     def num_until_last(self, is_accepted: BoolArray) -> Int64Array:
-        """How many draft tokens each sequence has up to its last that is accepted.
+        """Count the draft tokens of each sequence up to its last accepted one.
 
         is_accepted: [num_draft_tokens] bool. Returns [num_sequences].
         """
@@ -174,7 +174,7 @@ class DraftBatch:
         return np.maximum.reduceat(lengths, self.starts)
 
     def verified(self, num_accepted: Int64Array, last_tokens: Int64Array) -> VerifiedTokens:
-        """The accepted draft tokens of each sequence, and the one behind them.
+        """Return the accepted draft tokens of each sequence, followed by its last token.
 
         num_accepted, last_tokens: [num_sequences].
         """
@@ -186,11 +186,11 @@ class DraftBatch:
         return VerifiedTokens(token_ids[is_output], counts + 1, counts)
 
     def tensor(self, values: npt.NDArray[np.generic]) -> Tensor:
-        """`values` where the logits are."""
+        """Copy `values` to the device of the logits."""
         return torch.from_numpy(values).to(self.device)
 
 
 def _certain(token_ids: Sequence[int]) -> DraftProbs:
-    """The distributions of tokens that had to come."""
+    """Return distributions that give each token probability 1."""
     listed = np.array(token_ids, dtype=np.int32).reshape(-1, 1)
     return DraftProbs(listed, np.ones(listed.shape, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""Verification where nothing is drawn: at temperature 0 every lossless verifier does the same."""
+"""Greedy verification: at temperature 0 all lossless verifiers are equivalent."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 def verify_greedy(best: Sequence[int], drafts: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
-    """The drafts of each sequence that are the target's best tokens, and the best one behind them.
+    """Return the draft tokens of each sequence that are the argmax, and the argmax after them.
 
-    best: [sum of len(draft) + 1], the best token after the base token and after each draft token.
+    best: [sum of len(draft) + 1], the argmax after the base token and after each draft token.
     """
     verified, start = [], 0
     for draft in drafts:

@@ -1,11 +1,11 @@
-"""Threshold acceptance: a draft token is kept while the target finds it likely enough. Lossy."""
+"""Threshold acceptance: keep a draft token if its target probability reaches a threshold. Lossy."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
 from specdec.sampling import Distribution, SamplingBatch, VocabShard
-from specdec.sampling.verifiers.coupled import longest_prefix
+from specdec.sampling.verifiers.coupled import verify_coupled
 from specdec.sampling.verifiers.draft_batch import DraftBatch, VerifiedTokens
 
 
@@ -15,12 +15,12 @@ def verify_threshold(
     drafts: DraftBatch,
     shard: VocabShard,
 ) -> VerifiedTokens:
-    """The draft tokens of at least a probability, and the target's coupled token after them.
+    """Return the draft tokens of at least the threshold, and the target's coupled token after them.
 
-    Probabilities, and what is kept besides, are as in `verify_typical`; a token that cannot be
-    drawn is not kept even by a threshold of 0. A collective call.
+    Probabilities, and the other tokens that are kept, are as in `verify_typical`; a token of
+    probability 0 is rejected even with a threshold of 0. A collective call.
     """
     target = Distribution.of_logits(logits, batch, shard)
     probs = target.probs(drafts.rows, drafts.tokens)
-    limits = drafts.of_each([draft.verifier.threshold for draft in drafts.drafts])
-    return longest_prefix(logits, batch, drafts, shard, (probs >= limits) & (probs > 0))
+    limits = drafts.per_draft_token([draft.verifier.threshold for draft in drafts.drafts])
+    return verify_coupled(logits, batch, drafts, shard, (probs >= limits) & (probs > 0))

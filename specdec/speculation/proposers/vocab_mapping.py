@@ -12,7 +12,7 @@ import numpy as np
 
 from specdec.models.config import ModelConfig
 from specdec.text.tokenizer import Tokenizer
-from specdec.text.vocab_bytes import Spelling
+from specdec.text.vocab_bytes import VocabBytes
 from specdec.text.vocab_map import VocabularyMap
 
 _Text = TypeVar("_Text", bytes, str)
@@ -31,9 +31,9 @@ class ModelVocabulary:
         return cls(Tokenizer(directory), ModelConfig.from_directory(directory).vocab_size)
 
     @cached_property
-    def spelling(self) -> Spelling:
+    def spelling(self) -> VocabBytes:
         """Raises UnsupportedModelError for a tokenizer whose tokens cannot be read as bytes."""
-        return Spelling(self.tokenizer)
+        return VocabBytes(self.tokenizer)
 
     def equals(self, other: ModelVocabulary) -> bool:
         """Whether the same ids stand for the same tokens, padding included."""

@@ -1,4 +1,4 @@
-"""Compiles grammars beside the step loop, and keeps those that were used last."""
+"""Grammar compiler: compiles in background threads, with an LRU cache."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ MAX_CACHED_BYTES = 512 * 2**20
 
 BUSY = "too many grammars are waiting to be compiled"
 _BYTES_PER_SECOND = 150e6
-"""Compiling allocates at most about so fast (docs/adr/0008): the only measure there is of size."""
+"""Upper bound of the allocation rate while compiling (docs/adr/0008), to estimate sizes from."""
 
 
 class GrammarCompiler:
-    """Compiles for one vocabulary. Threads may share it."""
+    """Grammar compiler of one vocabulary. Thread-safe."""
 
     def __init__(
         self,
@@ -40,14 +40,14 @@ class GrammarCompiler:
         timeout_s: float | None = COMPILE_TIMEOUT_S,
         tries_first: bool = True,
     ) -> None:
-        """Returns at once, and reads the vocabulary meanwhile.
+        """Start to read the vocabulary in the background.
 
         vocab_size: the model's, which may be padded beyond the tokenizer's.
-        eos_token_ids: allowed where, and only where, an output may end.
-        timeout_s: None waits as long as it takes.
-        tries_first: whether to compile in a process that may be lost first (`TrialProcess`). False
-            for draft workers, who get only what somebody has tried, and whose ranks must agree: so
-            the cache goes by numbers of grammars there, and not by how long they took.
+        eos_token_ids: allowed if and only if an output may end.
+        timeout_s: None: no limit.
+        tries_first: whether to compile in a separate process first (`TrialProcess`). False for
+            draft workers, which get only grammars that were tried. Their ranks must agree, so their
+            cache is limited by the number of grammars only, not by compile times.
         """
         self._tries_first = tries_first
         self._timeout_s = timeout_s
@@ -67,10 +67,11 @@ class GrammarCompiler:
         self._cache: OrderedDict[StructuredOutput, Future[Grammar]] = OrderedDict()
 
     def compile(self, spec: StructuredOutput) -> Grammar:
-        """The grammar of `spec`; blocks for up to 2 s once the vocabulary has been read.
+        """Compile `spec`, or return it from the cache; blocks for up to 2 s.
 
-        Raises InvalidValueError for one that cannot be enforced or takes too much to compile, and
-        OverloadedError where too many others are being compiled.
+        Waits for the vocabulary first. Raises InvalidValueError for a grammar that cannot be
+        enforced or exceeds the limits of compilation, and OverloadedError if too many others are
+        being compiled.
         """
         self.wait_until_ready()
         try:
@@ -79,20 +80,21 @@ class GrammarCompiler:
             raise OverloadedError(BUSY) from error
 
     def wait_until_ready(self) -> None:
-        """Blocks until the vocabulary has been read, which is not a grammar's fault."""
+        """Block until the vocabulary has been read; that time does not count for a grammar."""
         self._tokenizer.exception()
         wait(self._prepared)
 
     def close(self) -> None:
-        """Ends the processes that grammars are tried in, after those that are being compiled."""
+        """Stop the trial processes after the current compilations."""
         self._pool.shutdown(cancel_futures=True)
         while not self._trials.empty():
             self._trials.get().close()
 
     def submit(self, spec: StructuredOutput) -> Future[Grammar]:
-        """The same without waiting. Others may wait for the same future: it is not to be cancelled.
+        """Compile `spec` in the background.
 
-        Raises OverloadedError.
+        The future may be shared with other callers and must not be cancelled. Raises
+        OverloadedError.
         """
         with self._lock:
             compiled = self._cache.get(spec)
@@ -102,12 +104,12 @@ class GrammarCompiler:
             if self._num_compiling() >= MAX_WAITING:
                 raise OverloadedError(BUSY)
             compiled = self._cache[spec] = self._pool.submit(self._compile, spec)
-        # Without the lock, which the call needs: it comes at once where all is done already.
-        compiled.add_done_callback(lambda done: self._settle(spec, done))
+        # Outside the lock, which the callback takes: it runs at once if the future is done.
+        compiled.add_done_callback(lambda done: self._update_cache(spec, done))
         return compiled
 
-    def _settle(self, spec: StructuredOutput, done: Future[Grammar]) -> None:
-        """Keeps a success within the limits of the cache; a failure is not kept."""
+    def _update_cache(self, spec: StructuredOutput, done: Future[Grammar]) -> None:
+        """Remove a failed compilation from the cache, and apply the limits of the cache."""
         with self._lock:
             if not _is_ready(done) and self._cache.get(spec) is done:
                 del self._cache[spec]
@@ -116,7 +118,7 @@ class GrammarCompiler:
     def _evict(self) -> None:
         ready = [each.result() for each in self._cache.values() if _is_ready(each)]
         num_bytes = sum(map(_num_bytes, ready)) if self._tries_first else 0.0
-        for index, grammar in enumerate(ready):  # the one used longest ago first
+        for index, grammar in enumerate(ready):  # least recently used first
             if len(ready) - index <= MAX_CACHED_GRAMMARS and num_bytes <= MAX_CACHED_BYTES:
                 break
             num_bytes -= _num_bytes(grammar)
@@ -137,9 +139,9 @@ class GrammarCompiler:
         return Grammar(spec, matcher, self._text_mask, self._eos_token_ids, compile_s)
 
     def _try(self, spec: StructuredOutput) -> None:
-        trial = self._trials.get()  # there are as many as threads
+        trial = self._trials.get()  # never blocks: one process for each thread
         try:
-            reason = trial.refuse(spec)
+            reason = trial.fault(spec)
         finally:
             self._trials.put(trial)
         if reason is not None:
@@ -167,4 +169,4 @@ def _read_vocabulary(
     try:
         return LLTokenizer(tokenizer.to_json(), vocab_size, sorted(eos_token_ids))
     except ValueError as error:
-        raise UnsupportedModelError(f"the tokenizer is of no known kind: {error}") from error
+        raise UnsupportedModelError(f"the tokenizer is not supported: {error}") from error

@@ -1,4 +1,4 @@
-"""What one sequence's grammar makes of each of its steps: a draft, and what may come along it."""
+"""Constraint of one sequence's drafts and outputs by its grammar."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from specdec.text.grammar.matcher import Grammar, mask_words
 
 @dataclass(frozen=True, eq=False)
 class ConstrainedDraft:
-    """Draft tokens, and what may come in place of each and after the last.
+    """Draft tokens, with the mask of the tokens allowed at each of them and after the last.
 
     masks: int32 [len(token_ids) + 1, num_words], as in StepRow.grammar_mask.
     """
@@ -23,9 +23,9 @@ class ConstrainedDraft:
 
 
 class OutputConstraint:
-    """Holds one sequence to its grammar; goes by verified tokens alone.
+    """The grammar of one sequence, advanced by verified tokens only.
 
-    Every method raises GrammarError, then and ever after, where the grammar cannot go on.
+    Every method raises GrammarError once the grammar has failed.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class OutputConstraint:
         min_tokens: int,
         end_token_ids: Collection[int],
     ) -> None:
-        """end_token_ids: kept back before `min_tokens`, but where nothing else may come."""
+        """end_token_ids: masked before `min_tokens`, unless no other token is allowed."""
         self._matcher = grammar.matcher()
         self._num_prompt_tokens = num_prompt_tokens
         self._num_followed = num_prompt_tokens
@@ -43,16 +43,15 @@ class OutputConstraint:
         self._no_end_mask = ~mask_words(end_token_ids, len(grammar.text_mask) * 32)
 
     def follow(self, token_ids: Sequence[int]) -> None:
-        """Goes on to the end of the sequence's `token_ids`, of which it knows the beginning."""
+        """Advance to the end of the sequence's `token_ids`, from the last known token."""
         for index in range(self._num_followed, len(token_ids)):
             self._matcher.advance(token_ids[index])
             self._num_followed = index + 1
 
     def extend(self, draft: Sequence[int], limit: int) -> ConstrainedDraft:
-        """The part of `draft` that may come, with the tokens that must come in their places.
+        """Return the valid prefix of `draft`, with forced tokens inserted; at most `limit` tokens.
 
-        At most `limit` tokens. A draft that guessed another token than the one that must come goes
-        no further; what must come goes on without it.
+        A forced token that differs from the draft ends the draft; further forced tokens follow.
         """
         tokens: list[int] = []
         masks = [self._mask(0)]
@@ -71,10 +70,10 @@ class OutputConstraint:
         return ConstrainedDraft(tuple(tokens), np.stack(masks))
 
     def along(self, draft: Sequence[int]) -> ConstrainedDraft:
-        """The whole of `draft`, whatever may come of it.
+        """Return the whole `draft` with its masks, valid or not.
 
-        For one that was sampled: to drop a token for what it is would change the distribution of
-        what is accepted (Leviathan et al. 2023, appendix A.1, takes every drawn token to its test).
+        For sampled drafts: dropping a token because of its value would change the output
+        distribution (Leviathan et al. 2023, appendix A.1, tests every sampled token).
         """
         masks = self._matcher.masks_along(draft)
         for offset in range(len(masks)):
@@ -82,7 +81,7 @@ class OutputConstraint:
         return ConstrainedDraft(tuple(draft), masks)
 
     def _mask(self, offset: int) -> NDArray[np.int32]:
-        """What may come now, `offset` draft tokens after the last verified one."""
+        """Return the allowed tokens, `offset` draft tokens after the last verified one."""
         return self._without_end(self._matcher.allowed_mask(), offset)
 
     def _without_end(self, mask: NDArray[np.int32], offset: int) -> NDArray[np.int32]:

@@ -1,7 +1,7 @@
-"""Which tokens may follow, by a compiled grammar and the tokens so far.
+"""The tokens that a compiled grammar allows next.
 
-Where a grammar leaves one text only, only that text's usual tokenization is allowed, so it is
-forced token by token; where the text is free, any tokens that spell it are allowed.
+Where a grammar allows only one text, only that text's canonical tokenization is allowed, so its
+tokens are forced; elsewhere any tokenization of an allowed text is allowed.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from specdec.types.errors import GrammarError
 from specdec.types.sampling_params import StructuredOutput
 
 MAX_SHARING = 32
-"""So many sequences share one copy of a grammar; then it is compiled again."""
+"""Maximum number of sequences that share one copy of a grammar; then it is compiled again."""
 
 ALL_ALLOWED = np.int32(-1)
 """A word of a mask that forbids nothing."""
 
 
 def mask_words(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
-    """The mask, int32 [ceil(vocab_size / 32)], in which the bits of `token_ids` alone are set."""
+    """Return a mask, int32 [ceil(vocab_size / 32)], with the bits of `token_ids` set."""
     bits = np.zeros(-(-vocab_size // 32) * 32, dtype=np.uint8)
     bits[list(token_ids)] = 1
     return np.packbits(bits, bitorder="little").view(np.int32)
@@ -33,7 +33,7 @@ def mask_words(token_ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
 
 @dataclass
 class _Use:
-    """What has become of a grammar since it was compiled."""
+    """Use of a grammar since it was compiled."""
 
     num_matchers: int = 0
     is_exhausted: bool = False
@@ -41,12 +41,12 @@ class _Use:
 
 @dataclass(frozen=True, eq=False)
 class Grammar:
-    """A compiled grammar, with the vocabulary it is for. Threads may share it.
+    """A compiled grammar, for one vocabulary. Thread-safe.
 
-    start: a matcher before the first token, which is copied and never moved.
-    text_mask: int32 [num_words], every token that may be part of an output, or end it.
-    eos_token_ids: those that end it.
-    compile_s: processor time that compiling took.
+    start: a matcher before the first token; it is copied and never advanced.
+    text_mask: int32 [num_words], the tokens that may be in an output, or end it.
+    eos_token_ids: tokens that end an output.
+    compile_s: CPU time of the compilation.
     """
 
     spec: StructuredOutput
@@ -58,53 +58,53 @@ class Grammar:
 
     @property
     def is_used_up(self) -> bool:
-        """Whether further sequences are better served by another copy.
+        """Return whether further sequences should use another copy.
 
-        Its matchers share the states of its lexer, of which there are not endlessly many: none of
-        them shall find that the others have used them up.
+        The matchers of a copy share a limited number of lexer states; the limit on matchers keeps
+        one from failing because of the others.
         """
         return self._use.is_exhausted or self._use.num_matchers >= MAX_SHARING
 
     def matcher(self) -> GrammarMatcher:
-        """A matcher for one sequence, before its first token."""
+        """Make a matcher for one sequence, before its first token."""
         self._use.num_matchers += 1
         return GrammarMatcher(self)
 
     def exhaust(self) -> None:
-        """Takes note that no further sequence can be served."""
+        """Mark this copy as exhausted, so that no further sequence uses it."""
         self._use.is_exhausted = True
 
 
 class GrammarMatcher:
-    """Follows one sequence through a grammar. For one thread at a time.
+    """State of one sequence in a grammar. Not thread-safe.
 
-    Every method raises GrammarError once the grammar has run out of what it may use of time and
-    memory (an ambiguous grammar, a regular expression with too many states), and ever after.
+    Every method raises GrammarError once the grammar has exceeded its limits of time and memory (an
+    ambiguous grammar, a regular expression with too many states).
     """
 
     def __init__(self, grammar: Grammar) -> None:
         self._grammar = grammar
         self._matcher = grammar.start.deep_copy()
-        # llguidance keeps no account of these, and rolls back other tokens in their place.
+        # llguidance does not count these, and would roll back other tokens instead.
         self._num_ends_after_stop = 0
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing but an end-of-sequence token may come, or one has come."""
+        """Return whether only an end-of-sequence token is allowed, or one was consumed."""
         is_stopped = self._matcher.is_stopped()
         self._check()
         return is_stopped
 
     def advance(self, token_id: int) -> None:
-        """Goes on by a token; raises GrammarError, and stays, if it may not come."""
+        """Consume a token; raise GrammarError, with the state unchanged, if it is not allowed."""
         if self.is_finished and token_id in self._grammar.eos_token_ids:
             self._num_ends_after_stop += 1
         elif self._matcher.try_consume_tokens([token_id]) != 1:
             self._check()
-            raise GrammarError(f"token {token_id} is not what structured_output allows here")
+            raise GrammarError(f"token {token_id} is not allowed by structured_output")
 
     def rollback(self, count: int) -> None:
-        """Takes back the last `count` tokens."""
+        """Undo the last `count` tokens."""
         num_ends = min(count, self._num_ends_after_stop)
         self._num_ends_after_stop -= num_ends
         if count > num_ends:
@@ -112,17 +112,17 @@ class GrammarMatcher:
             self._check()
 
     def num_valid(self, token_ids: Sequence[int]) -> int:
-        """How many of `token_ids`, from the first on, may come."""
+        """Return the length of the prefix of `token_ids` that is allowed."""
         num_valid: int = self._matcher.validate_tokens(list(token_ids))
         self._check()
         rest = token_ids[num_valid:]
         may_end = rest and rest[0] in self._grammar.eos_token_ids
         if may_end and self._is_finished_after(token_ids[:num_valid]):
-            return num_valid + 1  # llguidance does not count an end that must come
+            return num_valid + 1  # llguidance does not count a forced end token
         return num_valid
 
     def forced_tokens(self, limit: int) -> tuple[int, ...]:
-        """Up to `limit` tokens that must come because nothing else may; perhaps none."""
+        """Return up to `limit` forced tokens, the only ones that are allowed; may be empty."""
         if limit <= 0:
             return ()
         forced = self._matcher.compute_ff_tokens()
@@ -130,17 +130,17 @@ class GrammarMatcher:
         return tuple(forced[:limit])
 
     def allowed_mask(self) -> NDArray[np.int32]:
-        """What may come: int32 [num_words], where bit t % 32 of word t // 32 is for token t."""
+        """Return the mask of allowed tokens, int32 [num_words]: bit t % 32 of word t // 32."""
         words = self._matcher.compute_bitmask()
         self._check()
         text_mask = self._grammar.text_mask
         return np.frombuffer(words, np.int32, len(text_mask)) & text_mask
 
     def masks_along(self, token_ids: Sequence[int]) -> NDArray[np.int32]:
-        """What may come after none, one, ... and all of `token_ids`, and stays where it is.
+        """Return the masks after each prefix of `token_ids`, int32 [len(token_ids) + 1, num_words].
 
-        Returns int32 [len(token_ids) + 1, num_words]. After a token that may not come there is
-        nothing to decide, so what follows it forbids nothing.
+        The state does not change. Masks after an invalid token allow all tokens, since they are
+        never used.
         """
         masks = np.full((len(token_ids) + 1, len(self._grammar.text_mask)), ALL_ALLOWED)
         num_valid = self.num_valid(token_ids)

@@ -1,4 +1,4 @@
-"""StructuredOutput as llguidance takes it."""
+"""Translation of StructuredOutput to grammars of llguidance."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions
 
 _JSON: JsonCompileOptions = {
-    # Models that may put whitespace anywhere sometimes write nothing else.
+    # A model that may write whitespace anywhere sometimes generates nothing else.
     "whitespace_flexible": False,
     "item_separator": ",",
     "key_separator": ":",
-    # Schemas may bring options of their own; none may switch off what a keyword demands.
+    # A schema can set options; it must not disable the enforcement of a keyword.
     "lenient": False,
     "coerce_one_of": False,
 }
 _ANY_OBJECT = '{"type":"object"}'
 
 MAX_GBNF_WORK = 16_000_000
-"""Rules times characters: converting GBNF visits every rule once for each rule, in Python."""
+"""Limit of rules times characters: the conversion of GBNF is quadratic in the rules, in Python."""
 
-# What is not closed ends with its line, so that every character is looked at once.
+# An unclosed string ends with its line, so that every character is scanned once.
 _LARK_TEXTS = re.compile(r'"(?:[^"\\\n]|\\.)*"?|//[^\n]*|/(?:[^/\\\n]|\\.)+/?|#[^\n]*')
 _LARK_BEGINS = re.compile(r"^[ \t]*(?:%llguidance\b|start[ \t]*:(?!:=))", re.MULTILINE)
 
-_PANIC = re.compile(r"panic:.*", re.DOTALL)  # an assertion of llguidance's, as its own limits are
+_PANIC = re.compile(r"panic:.*", re.DOTALL)  # llguidance enforces its own limits by assertions
 _INNER_STATE = re.compile(r"<state>.*|<non-verbose/>", re.DOTALL)
 _NOTHING_FITS = re.compile(r"NoExtension(Bias)?(\s*<non-verbose/>)?")
 _GBNF_ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|.)")
 
 
 def to_llguidance(spec: StructuredOutput) -> str:
-    """The grammar in llguidance's own form; InvalidValueError for what cannot be read.
+    """Translate to llguidance's format; raises InvalidValueError for a grammar it cannot parse.
 
-    A grammar that comes back may still have to be refused: llguidance checks it as it compiles.
+    The result may still be invalid: llguidance checks it when it compiles it.
     """
     if spec.json_schema is not None:
         return _json_grammar(spec.json_schema)
@@ -64,7 +64,7 @@ def _json_grammar(schema: str) -> str:
 
 
 def _as_object(schema: str) -> str:
-    """Options can be set on objects alone, but `true` and `false` are schemas too."""
+    """Replace the schemas `true` and `false` by objects, because options need an object."""
     return {"true": "{}", "false": '{"not":{}}'}.get(schema.strip(), schema)
 
 
@@ -87,24 +87,24 @@ def _from_gbnf(grammar: str) -> str:
 
 
 def _plain(escape: re.Match[str]) -> str:
-    """A character given by its number, in a way that Lark can read too."""
+    """Rewrite a character escape of GBNF for Lark."""
     digits = escape[1] or escape[2]
     if digits is None:
         return escape[0]
     code = int(digits, 16)
     if 0xD800 <= code < 0xE000:
-        raise ValueError(f"{escape[0]} is half of a surrogate pair")
+        raise ValueError(f"{escape[0]} is a lone surrogate")
     return f"\\x{code:02x}" if code < 128 else chr(code)
 
 
 def refusal(kind: str, value: object, reason: str) -> InvalidValueError:
-    """The error for a grammar of that kind, with what llguidance has against it."""
+    """Return the error for an invalid grammar of this kind, with llguidance's reason."""
     limit = f"a grammar that can be enforced: {plain_reason(reason)}"
     return InvalidValueError(f"structured_output.{kind}", value, limit)
 
 
 def plain_reason(reason: str, max_chars: int = 300) -> str:
-    """What llguidance says, on one line, without what only its authors can read."""
+    """Return an error message of llguidance on one line, without its internal state."""
     reason = _PANIC.sub("it is too large", reason)
     reason = _NOTHING_FITS.sub("no text satisfies it", reason)
     return " ".join(_INNER_STATE.sub("", reason).split())[:max_chars]

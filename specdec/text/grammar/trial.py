@@ -1,8 +1,8 @@
-"""Compiles grammars in a process of its own first, where they may crash, hang or fill the memory.
+"""Trial compilation of grammars in a separate process with resource limits.
 
-llguidance bounds most of what a grammar may cost, but not all: long chains of references overflow
-the native stack, and a few numbers cost minutes and gigabytes. Native code in a thread can neither
-be stopped nor survived. What has passed here is known to compile within these limits.
+llguidance limits most costs of a grammar, but not all: long chains of references overflow the
+native stack, and some numbers cost minutes and gigabytes. Native code in a thread can neither be
+stopped nor isolated. A grammar that passes here compiles within the limits.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CPU_LIMIT_S = 1.0
 _WALL_LIMIT_S = 10.0
 _MEMORY_LIMIT_BYTES = 2 * 2**30
 _STACK_LIMIT_BYTES = 2**20
-"""Less than any thread of ours has."""
+"""Less than the stack of any thread that compiles."""
 
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
@@ -40,40 +40,40 @@ LIMITS = LLParserLimits(
     max_grammar_size=25_000,
     verbose_errors=False,
 )
-"""A grammar that needs more is refused, or ends its own request with an error."""
+"""A grammar that exceeds these limits is rejected, or fails its request with an error."""
 
 
 class TrialProcess:
-    """A process that tries one grammar after another, and is replaced when one has killed it."""
+    """A process that compiles grammars one by one; it is restarted after a crash or time-out."""
 
     def __init__(
         self, tokenizer_json: str, vocab_size: int, eos_token_ids: Collection[int]
     ) -> None:
-        """Starts it, and returns at once."""
+        """Start the process, without waiting for it."""
         self._setup = json.dumps([tokenizer_json, vocab_size, sorted(eos_token_ids)])
         self._lock = Lock()
         self._process = self._start()
         self._is_ready = False
 
     def prepare(self) -> None:
-        """Waits until it has read the vocabulary, which else the first grammar would wait for."""
+        """Wait until the process has read the vocabulary, so that the first grammar need not."""
         with self._lock, suppress(BrokenPipeError):
             self._wait_until_ready()
 
-    def refuse(self, spec: StructuredOutput) -> str | None:
-        """Why `spec` cannot be compiled within the limits; None if it can."""
+    def fault(self, spec: StructuredOutput) -> str | None:
+        """Return why `spec` cannot be compiled within the limits; None if it can."""
         with self._lock:
             answer = self._ask(spec)
             if answer is None:
                 self.close()
                 self._process, self._is_ready = self._start(), False
                 limits = f"{CPU_LIMIT_S:g} s and {_MEMORY_LIMIT_BYTES >> 30} GiB"
-                return f"compiling it takes more than {limits}, or it is nested too deeply"
+                return f"its compilation exceeds {limits}, or it is nested too deeply"
         reason: str | None = json.loads(answer)
         return reason
 
     def close(self) -> None:
-        """Ends the process."""
+        """Kill the process."""
         self._process.kill()
         self._process.communicate()
 
@@ -89,7 +89,7 @@ class TrialProcess:
         return process
 
     def _ask(self, spec: StructuredOutput) -> str | None:
-        """Its answer; None if it has died or takes too long."""
+        """Return the answer; None if the process died or timed out."""
         try:
             self._wait_until_ready()
             self._send(json.dumps(asdict(spec)))
@@ -117,22 +117,25 @@ class TrialProcess:
 
 
 def first_matcher(tokenizer: LLTokenizer, spec: StructuredOutput) -> LLMatcher:
-    """A matcher before the first token. A bad grammar gives one in error, or InvalidValueError."""
+    """Make a matcher before the first token.
+
+    For an invalid grammar the matcher is in its error state, or InvalidValueError is raised.
+    """
     matcher = LLMatcher(tokenizer, to_llguidance(spec), log_level=0, limits=LIMITS)
     if not matcher.is_error():
-        matcher.compute_bitmask()  # what no text satisfies is noticed only here
+        matcher.compute_bitmask()  # detects grammars that no text satisfies
     return matcher
 
 
 def serve(requests: IO[str], answers: IO[str]) -> None:
-    """Reads the vocabulary, then answers a line for each grammar: null, or why it is refused."""
+    """Read the vocabulary, then answer each grammar with a line of JSON: null, or the fault."""
     tokenizer_json, vocab_size, eos_token_ids = json.loads(requests.readline())
     tokenizer = LLTokenizer(tokenizer_json, vocab_size, eos_token_ids)
     _answer(answers, None)
     for line in requests:
         fields = json.loads(line)
         spec = StructuredOutput(**{**fields, "choice": tuple(fields["choice"])})
-        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)  # of processor time; its signal kills
+        signal.setitimer(signal.ITIMER_PROF, CPU_LIMIT_S)  # SIGPROF kills the process
         reason = _try(tokenizer, spec)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _answer(answers, reason)

@@ -1,4 +1,4 @@
-"""Forward passes over paged KV as the runner makes them: prefill, decode and verification."""
+"""Forward passes over paged KV, as a runner executes them: prefill, decode and verification."""
 
 import torch
 
@@ -11,13 +11,13 @@ BLOCK_SIZE = 4
 
 
 def batch_of(parts):
-    """parts: (token_ids, start, block_table) of each sequence; tokens before start have KV."""
+    """Build a batch; parts: (token_ids, start, block_table); tokens before start have KV."""
     chunks = [Chunk(ids[start:], start, table) for ids, start, table in parts]
     return ModelInput(chunks, BLOCK_SIZE)
 
 
 def weights_of(model):
-    """The layers that a model is made of, whatever runs it."""
+    """Return the torch layers of a model."""
     return model.torch_decoder if isinstance(model, NativeDecoder) else model
 
 
@@ -36,7 +36,7 @@ def load(directory, group, dtype=torch.float32, quantization=None, kernels="auto
 
 
 def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None, kernels="auto"):
-    """Logits of two sequences, by way of chunks, decode rows and several rows at once."""
+    """Return logits of two sequences, from chunked prefill, decode and several rows at once."""
     model = load(directory, group, dtype, quantization, kernels)
     cache = model.new_kv_cache(40 * BLOCK_SIZE)
     first, second = list(range(3, 20)), list(range(39, 24, -1))
@@ -49,6 +49,6 @@ def mixed_logits(directory, ids, group, dtype=torch.float32, quantization=None, 
 
 
 def in_pass_order(logits):
-    """The logits of two whole sequences, in the order of `mixed_logits`."""
+    """Reorder the logits of two whole sequences to the order of `mixed_logits`."""
     a, b = logits
     return torch.cat([a[:30], a[30:33], b[:20], a[33:34], b[20:27]])

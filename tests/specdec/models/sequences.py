@@ -1,6 +1,6 @@
-"""Texts that are run piece by piece, in blocks all over a pool.
+"""Sequences that run in chunks, in scattered blocks of a KV pool.
 
-Without transformers, which a rank that is a process would import for seconds.
+This module does not import transformers, which takes seconds in each process that is a rank.
 """
 
 import torch
@@ -12,7 +12,7 @@ from specdec.models.config import ModelConfig
 from specdec.models.loading import load_model
 
 NUM_TOKENS = 700
-"""More than two segments of attention, and no multiple of anything."""
+"""More than two KV splits of attention, and not a multiple of any block size."""
 
 
 def load(
@@ -36,7 +36,7 @@ def texts(count, length=NUM_TOKENS):
 
 
 class Sequences:
-    """Texts that are run piece by piece on one model, in blocks all over its pool."""
+    """Sequences that run in chunks on one model, in scattered blocks of its pool."""
 
     def __init__(self, model, block_size, count=1):
         self.model, self.block_size = model, block_size
@@ -47,7 +47,7 @@ class Sequences:
 
     @torch.inference_mode()
     def run(self, *parts):
-        """parts: (sequence, token_ids, start); returns logits for each."""
+        """Run parts (sequence, token_ids, start); return the logits of each."""
         chunks = [Chunk(ids, start, self.tables[index]) for index, ids, start in parts]
         hidden = self.model(ModelInput(chunks, self.block_size), self.cache)
         logits = self.model.compute_logits(hidden)
@@ -55,7 +55,7 @@ class Sequences:
 
 
 def rank_logits(rank, size, directory, address):
-    """What a process computes that shares memory with the others."""
+    """Compute logits on one rank of processes that share memory."""
     torch.set_num_threads(2)
     shared = SharedMemory(native_library(), rank, size, address, timeout_s=30)
     group = TensorParallelGroup(rank, size, shared)

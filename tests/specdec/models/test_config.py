@@ -1,11 +1,12 @@
-"""What config.json means, with transformers' own configuration classes as the reference."""
+"""ModelConfig against the configuration classes of transformers."""
 
 import json
 
 import pytest
 import transformers
 
-from specdec.models.config import SUPPORTED_ARCHITECTURES, ModelConfig
+from specdec.models.config import ModelConfig
+from specdec.models.registry import SUPPORTED_ARCHITECTURES
 from specdec.types.errors import ModelNotFoundError, UnsupportedModelError
 
 SIZES = {
@@ -29,7 +30,7 @@ def reference(architecture, **changes):
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
-def test_missing_keys_mean_what_they_mean_to_transformers(architecture):
+def test_missing_keys_have_the_defaults_of_transformers(architecture):
     config, expected = read(architecture), reference(architecture)
     head_dim = getattr(expected, "head_dim", None) or 256 // 32
     assert config.num_kv_heads == expected.num_key_value_heads
@@ -42,7 +43,7 @@ def test_missing_keys_mean_what_they_mean_to_transformers(architecture):
 
 
 @pytest.mark.parametrize("architecture", SUPPORTED_ARCHITECTURES)
-def test_null_heads_are_as_many_as_query_heads(architecture):
+def test_null_num_key_value_heads_means_num_attention_heads(architecture):
     assert read(architecture, num_key_value_heads=None).num_kv_heads == 32
 
 
@@ -55,7 +56,7 @@ def test_null_heads_are_as_many_as_query_heads(architecture):
         ("Qwen3ForCausalLM", True, True, False, True),
     ],
 )
-def test_biases_are_those_that_the_architecture_has(architecture, qkv, output, mlp, qk_norm):
+def test_biases_match_the_architecture(architecture, qkv, output, mlp, qk_norm):
     config = read(architecture, attention_bias=True, mlp_bias=True)
     assert (config.has_qkv_bias, config.has_output_bias) == (qkv, output)
     assert (config.has_mlp_bias, config.has_qk_norm) == (mlp, qk_norm)
@@ -81,7 +82,7 @@ def test_biases_are_those_that_the_architecture_has(architecture, qkv, output, m
     ],
     ids=["unused", "defaults", "last-layers", "null", "by-layer"],
 )
-def test_windows_are_where_transformers_has_them(architecture, changes):
+def test_sliding_windows_match_transformers(architecture, changes):
     expected = reference(architecture, **changes)
     assert read(architecture, **changes).sliding_windows == tuple(
         expected.sliding_window if each == "sliding_attention" else None
@@ -122,27 +123,27 @@ def test_keys_of_another_architecture_are_ignored():
         ),
     ],
 )
-def test_what_is_not_supported_is_named_with_what_is(architecture, changes, message):
+def test_unsupported_values_are_rejected_with_the_supported_ones(architecture, changes, message):
     with pytest.raises(UnsupportedModelError, match=message):
         read(architecture, **changes)
 
 
-def test_missing_sizes_are_named(tmp_path):
-    with pytest.raises(ModelNotFoundError, match=r"holds no config\.json"):
+def test_missing_keys_are_named(tmp_path):
+    with pytest.raises(ModelNotFoundError, match=r"has no config\.json"):
         ModelConfig.from_directory(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(UnsupportedModelError, match=r"config\.json lacks vocab_size, hidden_size"):
+    with pytest.raises(UnsupportedModelError, match=r"config\.json has no vocab_size, hidden_size"):
         ModelConfig.from_directory(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["{", "[]"])
-def test_a_config_that_is_no_object_is_refused(tmp_path, content):
+def test_a_config_that_is_not_an_object_is_rejected(tmp_path, content):
     (tmp_path / "config.json").write_text(content)
-    with pytest.raises(UnsupportedModelError, match="is no JSON"):
+    with pytest.raises(UnsupportedModelError, match=r"is not (valid JSON|a JSON object)"):
         ModelConfig.from_directory(tmp_path)
 
 
-def test_kv_bytes_count_a_head_for_every_rank():
+def test_kv_bytes_count_a_head_once_for_each_rank_that_has_it():
     config = read("Qwen3ForCausalLM", num_key_value_heads=2, head_dim=128)
     assert config.kv_bytes_per_token("float16") == 2 * 30 * 2 * 128 * 2
     assert config.kv_bytes_per_token("float32", 3) == 2 * 30 * 3 * 128 * 4

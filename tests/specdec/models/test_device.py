@@ -1,7 +1,7 @@
-"""Every tensor is made on the device of the model, and none on whatever device is the default.
+"""Every tensor is made on the device of the model, never on the default device.
 
-No GPU is needed: the default is set to `meta`, whose tensors hold nothing, so that one made there
-by an oversight cannot be read or mixed with others.
+No GPU is needed: the default device is `meta`, whose tensors have no data, so that a tensor made
+there by mistake cannot be read or combined with others.
 """
 
 import pytest
@@ -37,13 +37,13 @@ def load(directory, **options):
 
 def outputs(engine):
     requests = [request(f"r{i}", prompt, seed=i, **SAMPLING[i]) for i, prompt in enumerate(PROMPTS)]
-    said = run(engine, requests)
+    transcripts = run(engine, requests)
     assert engine.stats().counts.speculation.num_drafts > 0
-    return {name: transcript.token_ids for name, transcript in said.items()}
+    return {name: transcript.token_ids for name, transcript in transcripts.items()}
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_nothing_is_made_on_the_default_device(tmp_path, tied):
+def test_no_tensor_is_made_on_the_default_device(tmp_path, tied):
     directory = tiny_llama_dir(tmp_path, tied=tied)
     expected = outputs(local_engine(directory, engine_config(3)))
     engine = local_engine(directory, engine_config(3))  # safetensors itself goes by the default
@@ -51,7 +51,7 @@ def test_nothing_is_made_on_the_default_device(tmp_path, tied):
         assert outputs(engine) == expected
 
 
-def test_a_model_is_where_it_was_asked_for(tiny_model_dir):
+def test_a_model_is_on_the_requested_device(tiny_model_dir):
     model = load(tiny_model_dir, device=torch.device("meta"))
     assert model.device.type == "meta"
     assert model.new_kv_cache(8).device.type == "meta"
@@ -60,6 +60,6 @@ def test_a_model_is_where_it_was_asked_for(tiny_model_dir):
     assert model.rotary.rotation(torch.zeros(1, dtype=torch.int64)).cos.device.type == "meta"
 
 
-def test_a_quantization_that_the_device_lacks_is_refused(tiny_model_dir):
+def test_a_quantization_that_the_device_lacks_is_rejected(tiny_model_dir):
     with pytest.raises(UnsupportedModelError, match="int8 runs on a CPU, not on cuda"):
         load(tiny_model_dir, quantization="int8", device=torch.device("cuda"))

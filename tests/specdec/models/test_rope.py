@@ -10,23 +10,23 @@ def read(**raw):
     return read_rope({"max_position_embeddings": 4096, **raw})
 
 
-def test_a_config_that_says_nothing():
+def test_an_empty_config_has_the_default_theta():
     assert read() == DefaultRope(10_000.0)
     assert read(rope_theta=5e5, rope_scaling=None) == DefaultRope(5e5)
 
 
-def test_theta_is_read_from_either_place():
+def test_theta_is_read_from_both_keys():
     scaling = {"type": "linear", "factor": 2}
     assert read(rope_theta=5e5, rope_scaling=scaling) == LinearRope(5e5, 2.0)
     inside = {"rope_type": "linear", "factor": 2, "rope_theta": 7e3}
     assert read(rope_theta=5e5, rope_parameters=inside) == LinearRope(7e3, 2.0)
 
 
-def test_dynamic_scaling_changes_nothing_within_the_models_length():
+def test_dynamic_scaling_has_no_effect_up_to_max_position_embeddings():
     assert read(rope_parameters={"rope_type": "dynamic", "factor": 4.0}) == DefaultRope(10_000.0)
 
 
-def test_the_original_length_is_found_inside_beside_or_nowhere():
+def test_the_original_length_may_be_in_both_places_or_missing():
     inside = {**LLAMA3, "original_max_position_embeddings": 1024}
     expected = Llama3Rope(10_000.0, 8.0, 1.0, 4.0, 1024)
     assert read(rope_scaling=inside) == expected
@@ -37,7 +37,7 @@ def test_the_original_length_is_found_inside_beside_or_nowhere():
     assert nowhere.original_max_position_embeddings == 4096
 
 
-def test_yarn_has_the_papers_defaults():
+def test_yarn_has_the_defaults_of_the_paper():
     scaling = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
     rope = read(rope_scaling={**scaling, "finetuned": True})
     assert isinstance(rope, YarnRope)
@@ -64,6 +64,6 @@ def test_yarn_has_the_papers_defaults():
         ({"full_attention": {}}, "rope parameters with full_attention are not supported"),
     ],
 )
-def test_what_cannot_be_followed_is_refused(parameters, message):
+def test_unsupported_parameters_are_rejected(parameters, message):
     with pytest.raises(UnsupportedModelError, match=message):
         read(rope_parameters=parameters)

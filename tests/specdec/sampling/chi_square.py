@@ -1,18 +1,21 @@
-"""How unlikely counts are under a distribution that they are said to come from."""
+"""Chi-square tests of counts against a distribution."""
 
 from __future__ import annotations
 
 import numpy as np
 from scipy import stats
 
-# Seeds are fixed, so a test that passes once always passes. For a sampler that is right, each of
-# the fewer than 100 seeds had one chance in a million to be a bad one when it was chosen.
+# Seeds are fixed, so a test that passes once always passes. For a correct sampler, each of the
+# fewer than 100 seeds had a chance of one in a million to fail when it was chosen.
 FALSE_ALARM = 1e-6
 _LEAST_EXPECTED = 5
 
 
 def chi_square_p_value(tokens: np.ndarray, probs: np.ndarray) -> float:
-    """Pearson's test. Values that expect fewer than 5 are merged; impossible ones give 0."""
+    """Return the p-value of Pearson's test; bins with expectations below 5 are merged.
+
+    Counts of impossible values give 0.
+    """
     counts = np.bincount(tokens, minlength=len(probs))
     if counts[probs == 0].any():
         return 0.0
@@ -31,7 +34,7 @@ def _merged(counts: np.ndarray, expected: np.ndarray) -> tuple[np.ndarray, np.nd
 
 
 def chi_square_excess(tokens: np.ndarray, probs: np.ndarray) -> float:
-    """How many standard deviations Pearson's statistic is above the degrees of freedom, its mean.
+    """Return the standard deviations of Pearson's statistic above its mean, the degrees of freedom.
 
     For many bins it is nearly normal: 10 is out of reach by chance. Where what cannot come did, it
     is infinite.
@@ -46,6 +49,6 @@ def chi_square_excess(tokens: np.ndarray, probs: np.ndarray) -> float:
 
 
 def total_variation(tokens: np.ndarray, probs: np.ndarray) -> float:
-    """Between what came and what should have, from 0 to 1."""
+    """Return the total variation distance of counts and expectation, from 0 to 1."""
     shares = np.bincount(tokens, minlength=len(probs)) / len(tokens)
     return float(np.abs(shares - probs).sum() / 2)

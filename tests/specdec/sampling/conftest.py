@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Many short operations: on shared cores, several threads mostly wait for each other."""
+    """Run on one thread: short operations on shared cores mostly wait for other threads."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -16,7 +16,7 @@ NAN, INF = torch.nan, torch.inf
 needs_compiler = pytest.mark.skipif(native_library() is None, reason="no C++ compiler")
 
 
-# A row, what a mask leaves of it, and whether it is bad.
+# A row, the row after masking, and whether it is invalid.
 ROWS = [
     pytest.param([0, 1, 2], None, False, id="numbers"),
     pytest.param([0, -INF, -INF], None, False, id="some -inf"),
@@ -45,7 +45,7 @@ def invalid_rows(group, row, left):
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
 @pytest.mark.parametrize(("row", "left", "expected"), ROWS)
-def test_every_rank_knows_which_rows_are_bad(num_ranks, row, left, expected):
+def test_every_rank_detects_invalid_rows(num_ranks, row, left, expected):
     found = run_ranks(num_ranks, lambda group: invalid_rows(group, row, left))
     assert found == [[False, expected]] * num_ranks
 
@@ -77,11 +77,11 @@ def best_of_ranks(group):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_every_rank_knows_the_best_token_and_the_first_of_equals(num_ranks):
+def test_every_rank_finds_the_first_best_token(num_ranks):
     assert run_ranks(num_ranks, best_of_ranks) == [BEST] * num_ranks
 
 
-def judge_all(rank, size, directory):
+def argmax_of_rank(rank, size, directory):
     group = TensorParallelGroup(rank, size, join(rank, size, directory))
     group.collectives.all_gather = None  # it is one call of the kernels
     return best_of_ranks(group), [invalid_rows(group, *each.values[:2]) for each in ROWS]
@@ -89,9 +89,9 @@ def judge_all(rank, size, directory):
 
 @needs_compiler
 @pytest.mark.parametrize("num_ranks", [2, 3])
-def test_ranks_that_share_memory_know_the_same(tmp_path, num_ranks):
+def test_shared_memory_gives_the_same_result(tmp_path, num_ranks):
     are_bad = [[False, each.values[2]] for each in ROWS]
-    found = results(run_processes(num_ranks, judge_all, tmp_path))
+    found = results(run_processes(num_ranks, argmax_of_rank, tmp_path))
     assert found == [(BEST, are_bad)] * num_ranks
 
 
@@ -105,5 +105,5 @@ def lose_a_rank(rank, size, directory):
 
 
 @needs_compiler
-def test_a_rank_that_ends_is_an_error(tmp_path):
+def test_a_rank_that_exits_raises_an_error(tmp_path):
     results(run_processes(2, lose_a_rank, tmp_path))

@@ -6,11 +6,11 @@ from torch.testing import assert_close
 from specdec.distributed.group import TensorParallelGroup
 from specdec.sampling import (
     Distribution,
-    ListedTokens,
     NoiseKeys,
     SamplingBatch,
     Stream,
     TokenWeights,
+    TopTokens,
     VocabShard,
     highest_probs,
     scale_by_confidence,
@@ -19,7 +19,7 @@ from specdec.sampling import (
 from tests.specdec.fakes import run_ranks
 from tests.specdec.sampling.chi_square import FALSE_ALARM, chi_square_p_value
 
-VOCAB_SIZE = 200  # chunks of 64: every rank border cuts one
+VOCAB_SIZE = 200  # chunks of 64: every boundary between ranks is within one
 TEMPERATURES = [0.7, 0.0, 1.3, 1.0]
 TOP_K = [0, 5, 0, 20]
 TOP_P = [1.0, 0.5, 0.6, 0.9]
@@ -44,7 +44,7 @@ def batch_of(temperatures=TEMPERATURES, top_k=TOP_K, top_p=TOP_P):
 
 
 def reference(logits):
-    """One row at a time, by sorting."""
+    """Return the probabilities of one row, by sorting."""
     rows = []
     for row, temperature, top_k, top_p in zip(logits, TEMPERATURES, TOP_K, TOP_P, strict=True):
         probs = (row.double() / (temperature or 1)).softmax(0)
@@ -61,7 +61,7 @@ def reference(logits):
 
 
 def on_ranks(size, work):
-    """What `work(shard, own)` returns on each rank; own: its columns of something."""
+    """Return the result of `work(shard, own)` on each rank; own: selects its columns."""
 
     def run(group):
         held = group.share_of(VOCAB_SIZE)
@@ -72,7 +72,7 @@ def on_ranks(size, work):
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_probabilities_are_those_that_sorting_gives(size):
+def test_probabilities_equal_the_sorted_reference(size):
     logits = logits_of(4)
     rows = torch.arange(4).repeat_interleave(VOCAB_SIZE)
     tokens = torch.arange(VOCAB_SIZE).repeat(4)
@@ -89,12 +89,12 @@ def test_probabilities_are_those_that_sorting_gives(size):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("count", [3, 64, 150, 500])
-def test_the_best_tokens_are_listed_with_their_shares(size, count):
+def test_top_tokens_have_their_renormalized_probabilities(size, count):
     logits = logits_of(4)
     expected = reference(logits).topk(min(count, VOCAB_SIZE))
 
     def best(shard, own):
-        return Distribution.of_logits(own(logits), batch_of(), shard).best(count)
+        return Distribution.of_logits(own(logits), batch_of(), shard).top(count)
 
     for listed in on_ranks(size, best):
         shares = expected.values / expected.values.sum(1, keepdim=True)
@@ -106,34 +106,34 @@ def test_the_best_tokens_are_listed_with_their_shares(size, count):
 
 
 @pytest.mark.parametrize("bad", [torch.nan, -torch.inf])
-def test_a_row_without_probabilities_lists_some_token(bad):
+def test_a_row_without_probabilities_returns_some_token(bad):
     logits = logits_of(4)
     logits[2] = bad
     shard = VocabShard(TensorParallelGroup(), 0, VOCAB_SIZE)
     distribution = Distribution.of_logits(logits, batch_of(), shard)
-    listed = distribution.best(VOCAB_SIZE)
+    listed = distribution.top(VOCAB_SIZE)
     assert listed.probs[2].tolist() == [1] + [0] * (VOCAB_SIZE - 1)
     assert ((listed.token_ids >= 0) & (listed.token_ids < VOCAB_SIZE)).all()
     keys = NoiseKeys(torch.arange(4), torch.zeros(4).long(), torch.zeros(4).long())
-    assert 0 <= listed.draw(keys)[2] < VOCAB_SIZE
+    assert 0 <= listed.sample(keys)[2] < VOCAB_SIZE
     assert distribution.entropies()[2] == 0
 
 
-def test_listed_tokens_are_drawn_by_their_probabilities():
+def test_top_tokens_are_sampled_by_their_probabilities():
     probs = torch.tensor([0.5, 0.3, 0.15, 0.05, 0.0])
     count = 20_000
-    listed = ListedTokens(torch.tensor([7, 3, 9, 0, 5]).expand(count, -1), probs.expand(count, -1))
+    listed = TopTokens(torch.tensor([7, 3, 9, 0, 5]).expand(count, -1), probs.expand(count, -1))
     zeros = torch.zeros(count, dtype=torch.int64)
     keys = NoiseKeys(torch.arange(count), zeros, zeros).of_stream(Stream.DRAFT, zeros)
     expected = torch.zeros(10, dtype=torch.float64)
     expected[[7, 3, 9, 0, 5]] = probs.double()
     expected /= expected.sum()
-    assert chi_square_p_value(listed.draw(keys).numpy(), expected.numpy()) > FALSE_ALARM
+    assert chi_square_p_value(listed.sample(keys).numpy(), expected.numpy()) > FALSE_ALARM
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_residual_is_what_weights_leave(size):
-    """Weights of the most and the least likely tokens, and one beyond what there is to take."""
+def test_residual_is_the_distribution_minus_the_weights(size):
+    """Weights of the most and the least likely tokens, and one above its probability."""
     logits = logits_of(1, seed=3)
     probs = logits[0].double().softmax(0)
     order = probs.argsort(descending=True)
@@ -150,25 +150,25 @@ def test_a_residual_is_what_weights_leave(size):
 
     def drawn(shard, own):
         distribution = Distribution.of_logits(own(logits), batch_of([1.0], [0], [1.0]), shard)
-        return distribution.draw_residual(zeros, entries, keys)
+        return distribution.sample_residual(zeros, entries, keys)
 
     ranks = on_ranks(size, drawn)
     assert all(torch.equal(rank, ranks[0]) for rank in ranks)
     assert chi_square_p_value(ranks[0].numpy(), (left / left.sum()).numpy()) > FALSE_ALARM
 
 
-def test_where_nothing_is_left_the_distribution_itself_is_drawn():
+def test_an_empty_residual_samples_the_distribution():
     logits = torch.full((1, VOCAB_SIZE), -torch.inf)
     logits[0, 17] = 3.0
     shard = VocabShard(TensorParallelGroup(), 0, VOCAB_SIZE)
     distribution = Distribution.of_logits(logits, batch_of([1.0], [0], [1.0]), shard)
     row = torch.tensor([0])
     weights = TokenWeights(row, torch.tensor([17]), torch.tensor([1.0], dtype=torch.float64))
-    assert distribution.draw_residual(row, weights, NoiseKeys(row, row, row)).tolist() == [17]
+    assert distribution.sample_residual(row, weights, NoiseKeys(row, row, row)).tolist() == [17]
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_confident_drafts_temperature_is_lowered(size):
+def test_confidence_lowers_the_temperature(size):
     logits = logits_of(4)
     batch = batch_of([0.7, 0.0, 1.3, 1.0])
     chosen = torch.tensor([True, False, True])  # of the sampled rows 0, 2 and 3
@@ -182,7 +182,7 @@ def test_a_confident_drafts_temperature_is_lowered(size):
         assert_close(temperatures, expected.float(), rtol=1e-5, atol=0)
 
 
-def test_streams_and_offsets_have_numbers_of_their_own():
+def test_streams_and_offsets_are_independent():
     zeros = torch.zeros(1000, dtype=torch.int64)
     keys = NoiseKeys(torch.arange(1000), zeros, zeros)
     drawn = [
@@ -200,14 +200,14 @@ def test_streams_and_offsets_have_numbers_of_their_own():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_the_highest_probability_is_softmaxs_and_the_same_on_all_ranks(size):
+def test_highest_probability_equals_softmax_on_all_ranks(size):
     logits = logits_of(9)
 
     def found(group):
         part = group.share_of(VOCAB_SIZE)
         own = logits[:, part.start : part.stop]
         if part.stop == VOCAB_SIZE:
-            own = pad(own, (0, 5), value=100.0)  # columns that stand for no token
+            own = pad(own, (0, 5), value=100.0)  # padding columns
         return highest_probs(own, VocabShard(group, part.start, VOCAB_SIZE))
 
     ranks = run_ranks(size, found)

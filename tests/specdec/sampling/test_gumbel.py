@@ -25,7 +25,7 @@ def keys(seeds, choices=0, positions=0) -> NoiseKeys:
 
 @pytest.fixture(scope="module")
 def many_chunks() -> torch.Tensor:
-    """The noise of 2,000 chunks of 8 requests, [16000, CHUNK_TOKENS]."""
+    """Return the noise of 2,000 chunks of 8 requests, [16000, CHUNK_TOKENS]."""
     seeds = torch.arange(8).repeat_interleave(2000) + 1000
     return gumbel_noise(keys(seeds), torch.arange(2000).repeat(8))
 
@@ -49,20 +49,20 @@ def documented_noise(seed: int, choice: int, position: int, token: int) -> float
     ("seed", "choice", "position", "chunk"),
     [(0, 0, 0, 0), (2**63 - 1, 0, 0, 1), (12345678901234567, 3, 70000, 2374)],
 )
-def test_is_the_documented_function(seed, choice, position, chunk):
+def test_noise_equals_the_documented_function(seed, choice, position, chunk):
     noise = gumbel_noise(keys([seed], choice, position), torch.tensor([chunk]))
     tokens = range(chunk * CHUNK_TOKENS, (chunk + 1) * CHUNK_TOKENS)
     expected = [documented_noise(seed, choice, position, token) for token in tokens]
     np.testing.assert_allclose(noise[0], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_chunk_alone_equals_the_chunk_among_others(monkeypatch, many_chunks):
+def test_noise_of_a_chunk_does_not_depend_on_the_batch(monkeypatch, many_chunks):
     monkeypatch.setattr(noise_module, "_CPU_SLAB_COUNTERS", 100)  # slabs of 6 chunks
     chosen = torch.tensor([0, 1, 5, 999, 1999, 3, 700])
     assert torch.equal(gumbel_noise(keys([1000] * 7), chosen), many_chunks[chosen])
 
 
-def test_each_part_of_the_key_counts():
+def test_each_part_of_the_key_changes_the_noise():
     chunk = torch.tensor([3])
     noise = gumbel_noise(keys([7]), chunk)
     for other in (keys([8]), keys([7 + 2**32]), keys([7], choices=1), keys([7], positions=1)):
@@ -70,7 +70,7 @@ def test_each_part_of_the_key_counts():
     assert not torch.isclose(gumbel_noise(keys([7]), chunk + 1), noise).any()
 
 
-def test_largest_noise_is_that_of_the_whole_chunk(many_chunks):
+def test_largest_noise_is_the_maximum_of_the_chunk(many_chunks):
     seeds = torch.arange(8).repeat_interleave(2000) + 1000
     largest = largest_noise(keys(seeds), torch.arange(2000).repeat(8))
     assert torch.equal(largest.noise, many_chunks.amax(1))
@@ -78,7 +78,7 @@ def test_largest_noise_is_that_of_the_whole_chunk(many_chunks):
 
 
 # 1,024,000 values: the standard error of the mean is 1.3e-3, of the variance 3.6e-3; the limits
-# are six of them, which chance exceeds once in 500 million.
+# are six of them, exceeded by chance once in 500 million.
 def test_moments(many_chunks):
     assert many_chunks.double().mean().item() == pytest.approx(np.euler_gamma, abs=7.6e-3)
     assert many_chunks.double().var().item() == pytest.approx(math.pi**2 / 6, abs=2.2e-2)
@@ -89,7 +89,7 @@ def test_distribution_of_all_tokens_is_gumbel(many_chunks):
 
 
 @pytest.mark.parametrize("offset", [0, 1, 31, 63])
-def test_distribution_of_one_place_in_the_chunk_is_gumbel(many_chunks, offset):
+def test_distribution_of_one_offset_is_gumbel(many_chunks, offset):
     assert stats.kstest(many_chunks[:, offset].numpy(), "gumbel_r").pvalue > FALSE_ALARM
 
 
@@ -102,7 +102,7 @@ def test_tokens_of_a_chunk_are_independent(many_chunks):
     for place in (0, 1, CHUNK_TOKENS - 2, CHUNK_TOKENS - 1):
         p_value = chi_square_p_value(ranks[:, place], np.full(CHUNK_TOKENS, 1 / CHUNK_TOKENS))
         assert p_value > FALSE_ALARM, place
-    # The second largest of n independent values does not depend on who is the largest.
+    # The second largest of n independent values does not depend on which is the largest.
     pairs = ranks[:, -1] * CHUNK_TOKENS + ranks[:, -2]
     probs = np.full((CHUNK_TOKENS, CHUNK_TOKENS), 1 / (CHUNK_TOKENS * (CHUNK_TOKENS - 1)))
     np.fill_diagonal(probs, 0)

@@ -1,4 +1,4 @@
-"""Every parameter against the definition, one row at a time, and against transformers' own."""
+"""Reference tests: every parameter against a row-by-row definition and transformers."""
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
-from specdec.sampling import LogitEdits, Shaping, TokenHistory, apply_token_masks
+from specdec.sampling import BatchLogitsProcessor, LogitsProcessor, TokenHistory, apply_token_masks
 from specdec.types.sampling_spec import SamplingRules
 from specdec.types.sharding import partition
 from tests.specdec import plain
@@ -56,13 +56,13 @@ rows = st.tuples(
 
 
 def shaped(logits, batch, tokens=range(VOCAB_SIZE)):
-    """All rows at once, of one rank's tokens."""
-    edits = LogitEdits(tokens)
+    """Process all rows at once, for one rank's tokens."""
+    edits = BatchLogitsProcessor(tokens)
     for row, (row_rules, prompt, output, mask) in enumerate(batch):
         history = None
         if row_rules.needs_tokens:
             history = TokenHistory([*prompt, *output], len(prompt))
-        edits.add(row, Shaping.of(row_rules, tokens), len(output), history, mask)
+        edits.add(row, LogitsProcessor.of(row_rules, tokens), len(output), history, mask)
     return edits.apply(logits[:, tokens.start : tokens.stop].clone()), edits
 
 
@@ -73,7 +73,7 @@ def random_logits(num_rows=1, seed=0):
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(rows, min_size=1, max_size=4), st.integers(1, 3), st.integers(0, 99))
-def test_mixed_rows_equal_the_definition_on_any_number_of_ranks(batch, num_ranks, seed):
+def test_mixed_batch_equals_the_reference_on_any_number_of_ranks(batch, num_ranks, seed):
     logits = random_logits(len(batch), seed)
     parts = [shaped(logits, batch, share) for share in partition(VOCAB_SIZE, num_ranks)]
     for row, (row_rules, prompt, output, mask) in enumerate(batch):
@@ -85,17 +85,17 @@ def test_mixed_rows_equal_the_definition_on_any_number_of_ranks(batch, num_ranks
         assert torch.equal(torch.cat([part[row] for part, _ in parts]), logits[row])
 
 
-def test_rows_that_ask_for_nothing_are_left_as_they_are():
+def test_rows_without_parameters_are_unchanged():
     logits = random_logits(2).bfloat16()
     neutral = SamplingRules(min_tokens=3, end_token_ids=(5,))
-    edits = LogitEdits(range(VOCAB_SIZE))
+    edits = BatchLogitsProcessor(range(VOCAB_SIZE))
     for row in range(2):
-        edits.add(row, Shaping.of(neutral, range(VOCAB_SIZE)), 3, None)
+        edits.add(row, LogitsProcessor.of(neutral, range(VOCAB_SIZE)), 3, None)
     assert edits.apply(logits) is logits
     assert edits.rows == []
 
 
-def test_edits_are_made_in_float32():
+def test_changes_are_applied_in_float32():
     logits = random_logits().bfloat16()
     biased = SamplingRules(logit_bias=((3, 0.001),))
     result, _ = shaped(logits, [(biased, [1], [], None)])
@@ -146,7 +146,7 @@ def test_penalties_of_the_openai_api():
     assert taken[5] == taken[7] == 0  # in the prompt alone
 
 
-def test_bad_words_do_not_begin_in_the_prompt():
+def test_bad_words_do_not_match_in_the_prompt():
     words = SamplingRules(bad_words=((7, 5, 20), (5, 21), (5, 8, 22), (8, 23)))
     at_once, _ = shaped(random_logits(), [(words, PROMPT, [], None)])
     assert at_once.isfinite().all()
@@ -154,7 +154,7 @@ def test_bad_words_do_not_begin_in_the_prompt():
     assert later.isneginf().nonzero()[:, 1].tolist() == [23]
 
 
-def test_a_grammar_that_is_at_its_end_goes_before_min_tokens():
+def test_a_completed_grammar_has_priority_over_min_tokens():
     end = 40
     only_end = np.zeros(3, dtype=np.int32)
     only_end[end // 32] = 1 << end % 32

@@ -7,7 +7,7 @@ from tests.specdec.fakes import run_ranks
 
 
 def read(logits, token_ids, num_best, num_ranks=1):
-    """Every rank's reading; all must be equal."""
+    """Return the result, which must be equal on every rank."""
     shares = partition(logits.shape[1], num_ranks)
 
     def of_rank(group):
@@ -43,13 +43,13 @@ def test_equals_log_softmax_and_sorting(num_ranks, num_best, vocab_size):
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
-def test_equal_tokens_are_in_order_of_their_ids(num_ranks):
+def test_equal_logits_are_ordered_by_token_id(num_ranks):
     logits = torch.randint(0, 3, (4, 500), generator=torch.Generator().manual_seed(1)).float()
     logits[3] = 0
     check(logits, [0, 250, 499, 77], 20, num_ranks)
 
 
-def test_a_rank_may_hold_fewer_tokens_than_are_asked_for():
+def test_a_rank_may_have_fewer_tokens_than_requested():
     check(torch.randn(3, 7, generator=torch.Generator().manual_seed(2)), [0, 3, 6], 7, 3)
 
 
@@ -60,7 +60,7 @@ def test_other_float_types():
     assert (result.token_ids == read(logits.float(), [1, 2, 3], 4).token_ids).all()
 
 
-def test_nan_is_no_likely_token():
+def test_nan_is_never_a_likely_token():
     logits = torch.tensor([[0.0, torch.nan, 1.0], [torch.nan] * 3])
     result = read(logits, [1, 0], 1)
     assert result.logprobs[0, 0] == -torch.inf

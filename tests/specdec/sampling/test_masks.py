@@ -9,7 +9,7 @@ from specdec.sampling import apply_token_masks
 
 @pytest.mark.parametrize("num_tokens", [1, 31, 32, 100, 383])
 @pytest.mark.parametrize("first_token", [0, 8, 13, 128])
-def test_bits_say_which_logits_stay(num_tokens, first_token):
+def test_bits_select_the_unmasked_logits(num_tokens, first_token):
     rng = np.random.default_rng(num_tokens + first_token)
     words = rng.integers(-(2**31), 2**31, (3, 17), dtype=np.int32)  # 544 tokens
     logits = torch.randn(5, num_tokens)
@@ -23,7 +23,7 @@ def test_bits_say_which_logits_stay(num_tokens, first_token):
     assert torch.equal(logits, expected)
 
 
-def test_tokens_beyond_the_masks_may_not_come():
+def test_tokens_beyond_the_masks_are_masked():
     logits = torch.zeros(1, 50)
     apply_token_masks(logits, [0], [np.array([-1], dtype=np.int32)], 10)
     assert (logits[0, :22] == 0).all()

@@ -25,7 +25,7 @@ def batch_of(
     min_p: float | list[float] = 0.0,
     seed: int = 7,
 ) -> SamplingBatch:
-    """Row i is output position i of one request."""
+    """Make a batch whose row i is output position i of one request."""
     return SamplingBatch.from_lists(
         temperatures=temperature if isinstance(temperature, list) else [temperature] * num_rows,
         top_k=top_k if isinstance(top_k, list) else [top_k] * num_rows,
@@ -49,7 +49,7 @@ def sample_whole(logits: Tensor, batch: SamplingBatch) -> Tensor:
 def cut_by_sort(
     logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float = 0.0
 ) -> Tensor:
-    """Log-probabilities relative to the best token's; logits without ties."""
+    """Return log-probabilities relative to the best token's; logits without ties."""
     scores = (logits - logits.amax(1, keepdim=True)) / temperature
     ordered, order = scores.sort(dim=1, descending=True)
     ordered[ordered.exp() < min_p] = -torch.inf
@@ -61,7 +61,7 @@ def cut_by_sort(
 
 
 def argmax_with_all_noise(scores: Tensor, seed: int = 7) -> Tensor:
-    """The definition, with the noise of every token of every row."""
+    """Return the tokens by definition, with the noise of every token of every row."""
     num_rows, vocab_size = scores.shape
     num_chunks = -(-vocab_size // CHUNK_TOKENS)
     positions = torch.arange(num_rows).repeat_interleave(num_chunks)
@@ -85,7 +85,7 @@ CUTS = [
 @pytest.mark.parametrize("limits", CUTS, ids=str)
 @pytest.mark.parametrize("spread", [0.01, 2.0, 8.0])
 @pytest.mark.parametrize("many_chunks", [0, 10**9])
-def test_is_the_argmax_with_all_noise(limits, spread, many_chunks, monkeypatch):
+def test_sample_equals_the_argmax_with_all_noise(limits, spread, many_chunks, monkeypatch):
     monkeypatch.setattr(sampler_module, "_MANY_CHUNKS", many_chunks)
     logits = random_logits(200, 1000, spread)
     expected = argmax_with_all_noise(cut_by_sort(logits, *limits))
@@ -95,7 +95,7 @@ def test_is_the_argmax_with_all_noise(limits, spread, many_chunks, monkeypatch):
 @pytest.mark.parametrize("num_ranks", [2, 3])
 @pytest.mark.parametrize("limits", [(0.0, 0, 1.0, 0.0), *CUTS], ids=str)
 @pytest.mark.parametrize("vocab_size", [7, 1000])
-def test_any_division_of_the_vocabulary_gives_the_same_tokens(num_ranks, limits, vocab_size):
+def test_any_sharding_gives_the_same_tokens(num_ranks, limits, vocab_size):
     logits = random_logits(100, vocab_size)
     batch = batch_of(100, *limits)
     shares = partition(vocab_size, num_ranks)
@@ -113,7 +113,7 @@ def test_any_division_of_the_vocabulary_gives_the_same_tokens(num_ranks, limits,
         assert results[0][1] == ["all_gather"]
 
 
-def test_a_rank_with_padding_only_in_its_columns_ignores_it():
+def test_padding_columns_are_ignored():
     logits = random_logits(20, 130)
     logits[:, 100:] = 1000
     batch = batch_of(20, [0.0, 1.0] * 10)
@@ -160,7 +160,7 @@ def test_mixed_batch_equals_its_rows_alone():
 
 
 @pytest.mark.parametrize("other", ["seeds", "choices", "positions"])
-def test_seed_choice_and_position_each_change_the_draw(other):
+def test_seed_choice_and_position_each_change_the_sample(other):
     fields = {"seeds": [1] * 300, "choices": [0] * 300, "positions": list(range(300))}
     limits = {
         "temperatures": [1.0] * 300,
@@ -189,7 +189,7 @@ def test_converts_other_float_types(dtype, temperature):
     "limits", [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 0.5, 0.0), (3, 0.5, 0.0), (0, 0.5, 0.1)], ids=str
 )
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_broken_logits_give_tokens_in_range(temperature, limits, num_ranks):
+def test_nan_logits_give_tokens_in_range(temperature, limits, num_ranks):
     logits = random_logits(7, 150)
     logits[0] = torch.nan
     logits[1] = -torch.inf
@@ -223,7 +223,7 @@ def test_no_rows():
 
 
 def drawn(logits: Tensor, num_draws: int, *limits: float) -> np.ndarray:
-    """SampleParams from one row of logits, [1, vocab_size]."""
+    """Return counts of samples from one row of logits, [1, vocab_size]."""
     rows = logits.expand(1000, -1)
     seeds = range(num_draws // len(rows))
     return torch.cat(
@@ -253,7 +253,7 @@ def test_distribution_over_many_chunks_is_the_targets(temperature):
     assert chi_square_p_value(tokens, target_probs(logits, temperature, 0, 1.0)) > FALSE_ALARM
 
 
-def test_chi_square_notices_a_distribution_that_is_slightly_wrong():
+def test_chi_square_detects_a_slightly_wrong_distribution():
     logits = random_logits(1, 50)
     tokens = drawn(logits, 40_000, 1.0, 0, 1.0)
     assert chi_square_p_value(tokens, target_probs(logits, 1.05, 0, 1.0)) < FALSE_ALARM
@@ -261,7 +261,7 @@ def test_chi_square_notices_a_distribution_that_is_slightly_wrong():
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-def test_peaks_that_are_known_are_not_looked_for_again(num_ranks, monkeypatch):
+def test_a_known_argmax_is_not_computed_again(num_ranks, monkeypatch):
     logits, temperatures = random_logits(4, 100), [0.0, 0.7, 0.0, 0.7]
     plain = sample_whole(logits, batch_of(4, temperatures))
     shares = partition(100, num_ranks)

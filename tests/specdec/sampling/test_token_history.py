@@ -7,11 +7,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from specdec.sampling import TokenHistory
 
-tokens = st.lists(st.integers(0, 6), max_size=8)  # few, so that they come again
+tokens = st.lists(st.integers(0, 6), max_size=8)  # few, so that they repeat
 
 
 class Growth(RuleBasedStateMachine):
-    """A history beside a plain list."""
+    """A history compared with a plain list."""
 
     @initialize(prompt=st.lists(st.integers(0, 6), min_size=1, max_size=8), output=tokens)
     def admit(self, prompt, output):
@@ -58,7 +58,7 @@ TestGrowth.settings = settings(max_examples=60, stateful_step_count=20, deadline
 
 
 @given(tokens, tokens)
-def test_ends_with_looks_at_output_alone(prompt, output):
+def test_ends_with_ignores_the_prompt(prompt, output):
     history = TokenHistory([9, *prompt, *output], 1 + len(prompt))
     for count in range(len(output) + 1):
         assert history.ends_with(output[len(output) - count :])
@@ -66,7 +66,7 @@ def test_ends_with_looks_at_output_alone(prompt, output):
     assert not history.ends_with([*output, 8])
 
 
-def test_counts_do_not_change_with_what_comes():
+def test_counts_are_a_copy():
     history = TokenHistory([1, 2], 1)
     before = history.counts()
     history.extend([2, 3])
@@ -76,7 +76,7 @@ def test_counts_do_not_change_with_what_comes():
     assert before.num_in_output.tolist() == [0, 1]
 
 
-def test_tokens_may_not_be_missing():
+def test_missing_tokens_are_rejected():
     with pytest.raises(AssertionError):
         TokenHistory([1, 2], 3)
     with pytest.raises(AssertionError):

@@ -10,11 +10,11 @@ from transformers import MinPLogitsWarper
 
 from specdec.distributed.group import TensorParallelGroup
 from specdec.sampling.chunks import ScoreChunks
-from specdec.sampling.truncation import Truncation, min_score, support_floors
+from specdec.sampling.truncation import Truncation, min_score, truncation_floors
 from specdec.types.sharding import partition
 from tests.specdec.fakes import run_ranks
 
-# Sums of float64 probabilities are compared with this, so that the order of addition is free.
+# Tolerance of sums of float64 probabilities, for any order of addition.
 TOLERANCE = 1e-12
 
 
@@ -25,7 +25,7 @@ def kept(
     num_ranks: int = 1,
     min_p: list[float] | None = None,
 ) -> Tensor:
-    """Which tokens stay at temperature 1; each rank holds a part of the columns."""
+    """Return the tokens that are kept at temperature 1; each rank holds a part of the columns."""
     min_scores = [min_score(each) for each in min_p or [0.0] * len(top_k)]
     truncation = Truncation.from_lists(top_k, top_p, min_scores, "cpu")
     shares = partition(logits.shape[1], num_ranks)
@@ -34,7 +34,7 @@ def kept(
         share = shares[group.rank]
         chunks = ScoreChunks.of_logits(logits[:, share.start : share.stop], share.start)
         chunks.scale(torch.ones(len(logits)), group)
-        floors = support_floors(chunks, truncation, group)
+        floors = truncation_floors(chunks, truncation, group)
         start = share.start - chunks.first_chunk * chunks.scores.shape[2]
         scores = chunks.scores.flatten(1)[:, start : start + len(share)]
         return scores >= floors.unsqueeze(1)
@@ -45,7 +45,7 @@ def kept(
 def assert_is_support(
     mask: list[bool], logits: list[float], top_k: int, top_p: float, min_p: float
 ) -> None:
-    """Checks the definition of min_p, top_k and top_p on sorted scores."""
+    """Check the definition of min_p, top_k and top_p on sorted scores."""
     best = max(logits)
     scores = (torch.tensor(logits) - best).tolist()  # as float32, in which they are compared
     floor = min(score for score, is_kept in zip(scores, mask, strict=True) if is_kept)
@@ -126,19 +126,19 @@ def test_equals_sorting_on_large_vocabularies(spread, dtype, num_ranks):
         pytest.param([0.5, 0.25, 0.125, 0.125], 2, 0.6, [1, 0, 0, 0], id="renormalised"),
     ],
 )
-def test_by_hand(probs, top_k, top_p, expected):
+def test_hand_computed_cases(probs, top_k, top_p, expected):
     mask = kept(torch.tensor([probs]).log(), [top_k], [top_p])
     assert mask[0].int().tolist() == expected
 
 
 @pytest.mark.parametrize("min_p", [0.001, 0.1, 0.7, 1.0])
-def test_min_p_is_that_of_transformers(min_p):
+def test_min_p_equals_transformers(min_p):
     logits = torch.randn(4, 3000, generator=torch.Generator().manual_seed(2)) * 3
     expected = MinPLogitsWarper(min_p)(None, logits).isfinite()
     assert torch.equal(kept(logits, [0] * 4, [1.0] * 4, 2, [min_p] * 4), expected)
 
 
-def test_rows_do_not_touch_each_other():
+def test_rows_are_independent():
     logits = torch.randn(6, 700, generator=torch.Generator().manual_seed(1)) * 3
     top_k, top_p = [0, 5, 0, 40, 0, 700], [1.0, 1.0, 0.7, 0.5, 1.0, 0.999]
     together = kept(logits, top_k, top_p)
@@ -147,10 +147,10 @@ def test_rows_do_not_touch_each_other():
     assert together[0].all()
 
 
-def test_rows_that_are_not_cut_need_no_collective():
+def test_rows_without_limits_need_no_collective():
     def collectives(group):
         chunks = ScoreChunks.of_logits(torch.randn(2, 100), 0)
-        support_floors(
+        truncation_floors(
             chunks, Truncation.from_lists([0, 0], [1.0, 1.0], [-math.inf] * 2, "cpu"), group
         )
         return group.called
@@ -158,6 +158,6 @@ def test_rows_that_are_not_cut_need_no_collective():
     assert run_ranks(1, collectives) == [[]]
 
 
-def test_a_row_without_scores_keeps_what_it_has():
+def test_a_row_without_scores_is_unchanged():
     logits = torch.full((3, 10), -torch.inf)
     assert kept(logits, [3, 0, 3], [1.0, 0.5, 0.5]).shape == (3, 10)

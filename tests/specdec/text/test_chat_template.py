@@ -1,4 +1,4 @@
-"""What a template reads, renders and refuses."""
+"""Variables, rendering and errors of chat templates."""
 
 import pytest
 from transformers import PreTrainedTokenizerFast
@@ -34,14 +34,14 @@ def template(backend: PreTrainedTokenizerFast, text: object) -> ChatTemplate:
     return ChatTemplate(tokenizer)
 
 
-def test_it_knows_what_a_template_reads(backend):
+def test_variables_of_a_template(backend):
     plain, rich = template(backend, PLAIN), template(backend, RICH)
     assert plain.variables == {"messages", "add_generation_prompt"}
     assert (plain.takes_tools, plain.options()) == (False, frozenset())
     assert (rich.takes_tools, rich.options()) == (True, {"enable_thinking"})
 
 
-def test_a_conversation_becomes_text(backend):
+def test_rendering_of_a_conversation(backend):
     plain = template(backend, PLAIN)
     assert plain.render(Conversation(MESSAGES)) == "[user]Hi[assistant]"
     closed = Conversation(MESSAGES, add_generation_prompt=False)
@@ -50,13 +50,13 @@ def test_a_conversation_becomes_text(backend):
 
 def test_tools_and_variables_reach_the_template(backend):
     rich = template(backend, RICH)
-    told = rich.render(Conversation(MESSAGES, (TOOL,), template_kwargs={"enable_thinking": True}))
-    assert '"name": "ask"' in told
-    assert told.endswith("<think>Hi")
+    text = rich.render(Conversation(MESSAGES, (TOOL,), template_kwargs={"enable_thinking": True}))
+    assert '"name": "ask"' in text
+    assert text.endswith("<think>Hi")
     assert "<think>" not in rich.render(Conversation(MESSAGES))
 
 
-def test_the_last_message_can_be_left_open(backend):
+def test_the_last_message_can_be_continued(backend):
     turns = (*MESSAGES, {"role": "assistant", "content": "The river"})
     open_end = Conversation(turns, add_generation_prompt=False, continue_final_message=True)
     assert template(backend, PLAIN + "<end>").render(open_end).endswith("[assistant]The river")
@@ -66,7 +66,7 @@ def test_the_last_message_can_be_left_open(backend):
     ("text", "conversation", "field", "words"),
     [
         (None, Conversation(MESSAGES), "messages", "no chat template"),
-        ("{{ raise_exception('no!') }}", Conversation(MESSAGES), "messages", "which says: no!"),
+        ("{{ raise_exception('no!') }}", Conversation(MESSAGES), "messages", "which raised: no!"),
         ("{{", Conversation(MESSAGES), "messages", "acceptable"),
         (
             PLAIN,
@@ -88,20 +88,20 @@ def test_the_last_message_can_be_left_open(backend):
         ),
     ],
 )
-def test_what_cannot_be_rendered_is_told(backend, text, conversation, field, words):
+def test_the_error_quotes_what_the_template_raised(backend, text, conversation, field, words):
     with pytest.raises(InvalidValueError, match=words) as caught:
         template(backend, text).render(conversation)
     assert caught.value.field == field
 
 
-def test_of_several_templates_the_one_for_tools_is_looked_at(backend):
+def test_of_several_templates_the_one_for_tools_defines_the_variables(backend):
     both = [{"name": "default", "template": PLAIN}, {"name": "tool_use", "template": RICH}]
     several = template(backend, {each["name"]: each["template"] for each in both})
     assert several.takes_tools
     assert several.render(Conversation(MESSAGES)) == "[user]Hi[assistant]"
 
 
-def test_options_are_those_of_the_template_that_is_rendered(backend):
+def test_options_belong_to_the_rendered_template(backend):
     several = template(backend, {"default": PLAIN, "tool_use": RICH})
     options = {"enable_thinking": True}
     with pytest.raises(InvalidValueError):
@@ -109,7 +109,7 @@ def test_options_are_those_of_the_template_that_is_rendered(backend):
     assert several.render(Conversation(MESSAGES, (TOOL,), template_kwargs=options))
 
 
-def test_what_jinja_and_transformers_supply_is_no_option(backend):
+def test_variables_of_jinja_and_transformers_are_not_options(backend):
     text = "{% set x = namespace(a=1) %}{{ range(2) }}{{ strftime_now('%Y') }}{{ tone }}"
     assert template(backend, text).options() == {"tone"}
 

@@ -22,7 +22,7 @@ def tokenizer(tiny_model_dir: Path) -> Tokenizer:
 
 @pytest.fixture(scope="session")
 def byte_ids(tokenizer: Tokenizer) -> list[int]:
-    """The token of each byte: a byte-level vocabulary writes some bytes as other characters."""
+    """Return the token of each byte; some bytes are written as other characters."""
     backend = tokenizer._backend
     kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
     moved = (b for b in range(256) if b not in kept)
@@ -33,7 +33,7 @@ def byte_ids(tokenizer: Tokenizer) -> list[int]:
 def expected_text(
     text: str, stop: tuple[str, ...], *, begin: int = 0, includes_stop: bool = False
 ) -> tuple[str, str | None]:
-    """The slow reference: the text up to the first stop string, and which one that is.
+    """Return the text up to the first stop string, and that stop string: the slow reference.
 
     begin: how many characters a stop string must reach beyond.
     """
@@ -54,7 +54,7 @@ def detokenize(
     includes_stop: bool = False,
     min_tokens: int = 0,
 ) -> tuple[str, str | None]:
-    """Feeds all tokens, taking at random moments."""
+    """Append all tokens, and call `take` at random moments."""
     detokenizer = IncrementalDetokenizer(
         tokenizer, stop, includes_stop=includes_stop, min_tokens=min_tokens
     )
@@ -78,7 +78,7 @@ PIECES = st.lists(st.one_of(st.integers(0, 400), BYTES), max_size=24)
 
 
 def spelled(pieces: list[int | bytes], byte_ids: list[int]) -> list[int]:
-    """The tokens of PIECES."""
+    """Return the tokens of PIECES."""
     return [
         token_id
         for piece in pieces
@@ -116,8 +116,8 @@ def test_joined_text_is_the_decoded_text(
     assert stopped in (None, expected_stop)
 
 
-# Of whole characters only: which token's text a character is that two have a part of is not for
-# this reference to say.
+# Complete characters only: the reference does not define to which token a character belongs that is
+# split over two.
 WORDS = st.lists(
     st.sampled_from(["a", "aa", "aab", "the", " river", "\n", "e", " ", "it"]), max_size=24
 )
@@ -125,7 +125,7 @@ WORDS = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(WORDS, STOPS, st.integers(0, 12), st.booleans(), st.randoms(use_true_random=False))
-def test_stop_strings_within_the_first_tokens_are_passed_over(
+def test_stop_strings_within_min_tokens_are_ignored(
     tokenizer: Tokenizer,
     words: list[str],
     stop: tuple[str, ...],
@@ -151,7 +151,9 @@ def test_any_bytes(
     assert text == bytes(data).decode(errors="replace")
 
 
-def test_no_half_characters_and_no_needless_wait(tokenizer: Tokenizer, byte_ids: list[int]) -> None:
+def test_characters_are_returned_as_soon_as_complete(
+    tokenizer: Tokenizer, byte_ids: list[int]
+) -> None:
     detokenizer = IncrementalDetokenizer(tokenizer)
     seen = []
     for byte in ("a" + EMOJI).encode():
@@ -161,7 +163,7 @@ def test_no_half_characters_and_no_needless_wait(tokenizer: Tokenizer, byte_ids:
     assert detokenizer.flush() == ""
 
 
-def test_unfinished_character_ends_as_a_replacement(
+def test_an_incomplete_character_ends_as_a_replacement(
     tokenizer: Tokenizer, byte_ids: list[int]
 ) -> None:
     detokenizer = IncrementalDetokenizer(tokenizer)
@@ -172,7 +174,7 @@ def test_unfinished_character_ends_as_a_replacement(
     assert detokenizer.flush() == ""
 
 
-def test_bytes_that_are_no_text_are_not_held_for_ever(
+def test_invalid_bytes_are_not_held_back_indefinitely(
     tokenizer: Tokenizer, byte_ids: list[int]
 ) -> None:
     detokenizer = IncrementalDetokenizer(tokenizer)
@@ -181,7 +183,7 @@ def test_bytes_that_are_no_text_are_not_held_for_ever(
     assert len(detokenizer.take()) == 1000
 
 
-def test_special_tokens_are_text_only_if_asked(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_text_only_if_requested(tokenizer: Tokenizer) -> None:
     token_ids = [1, *tokenizer.encode("the town"), 2]
     skipping = IncrementalDetokenizer(tokenizer)
     showing = IncrementalDetokenizer(tokenizer, skip_special_tokens=False)
@@ -195,7 +197,7 @@ def test_special_tokens_are_text_only_if_asked(tokenizer: Tokenizer) -> None:
 def feed(
     tokenizer: Tokenizer, text: str, stop: tuple[str, ...]
 ) -> tuple[list[str], IncrementalDetokenizer]:
-    """Appends `text` a character at a time, up to a stop string; what each `take` gave."""
+    """Append `text` by characters, up to a stop string; return the result of each `take`."""
     detokenizer = IncrementalDetokenizer(tokenizer, stop)
     taken = []
     for char in text:
@@ -206,7 +208,7 @@ def feed(
     return taken, detokenizer
 
 
-def test_the_beginning_of_a_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
+def test_a_possible_stop_string_is_held_back(tokenizer: Tokenizer) -> None:
     taken, detokenizer = feed(tokenizer, "xabaabay", ("aabab",))
     assert taken == ["x", "", "ab", "", "", "", "", "aabay"]
     assert detokenizer.flush() == ""
@@ -232,7 +234,7 @@ def test_text_ends_before_the_first_stop_string(
 
 
 @pytest.mark.parametrize(("includes_stop", "expected"), [(False, " r"), (True, " riv")])
-def test_a_token_may_hold_the_stop_string_and_more(
+def test_a_token_may_contain_the_stop_string_and_more(
     tokenizer: Tokenizer, includes_stop: bool, expected: str
 ) -> None:
     (token_id,) = tokenizer.encode(" river")
@@ -242,14 +244,14 @@ def test_a_token_may_hold_the_stop_string_and_more(
     assert detokenizer.flush() == ""
 
 
-def test_a_stop_string_may_begin_in_what_was_passed_over(tokenizer: Tokenizer) -> None:
+def test_a_stop_string_may_begin_within_min_tokens(tokenizer: Tokenizer) -> None:
     detokenizer = IncrementalDetokenizer(tokenizer, ("ab",), min_tokens=3)
     found = [detokenizer.append(tokenizer.encode(char)[0]) for char in "abab"]
     assert found == [None, None, None, "ab"]
     assert detokenizer.flush() == "ab"
 
 
-def test_nothing_may_follow_a_stop_string(tokenizer: Tokenizer) -> None:
+def test_no_token_may_follow_a_stop_string(tokenizer: Tokenizer) -> None:
     _, detokenizer = feed(tokenizer, "a.", (".",))
     with pytest.raises(AssertionError):
         detokenizer.append(50)
@@ -257,7 +259,7 @@ def test_nothing_may_follow_a_stop_string(tokenizer: Tokenizer) -> None:
 
 @pytest.fixture(scope="session")
 def llama2_like(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
-    """Word pieces that begin with a sign for the space, and a token for every byte."""
+    """A SentencePiece-like tokenizer: a marker for spaces, and a token for every byte."""
     pieces = ["<unk>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "▁the", "▁river", "s"]
     backend = Backend(
         models.BPE(
@@ -298,11 +300,11 @@ def test_spaces_and_fallback_bytes(llama2_like: Tokenizer) -> None:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(st.integers(1, 260), max_size=60), st.randoms(use_true_random=False))
-def test_broken_fallback_bytes_lose_no_text(
+def test_invalid_fallback_bytes_lose_no_text(
     llama2_like: Tokenizer, token_ids: list[int], rng: random.Random
 ) -> None:
     text, _ = detokenize(llama2_like, token_ids, (), rng)
-    # Each time broken bytes fill the window, one U+FFFD more may be shown.
+    # Each time invalid bytes fill the window, one extra U+FFFD may be returned.
     assert len(text) <= len(llama2_like.decode(token_ids)) + len(token_ids) // 8
     shown = iter(text)
     at_once = llama2_like.decode(token_ids).replace("\ufffd", "")
@@ -310,7 +312,7 @@ def test_broken_fallback_bytes_lose_no_text(
 
 
 @pytest.mark.parametrize("kind", ["text", "broken bytes", "special tokens"])
-def test_a_token_costs_the_same_however_long_the_text(
+def test_the_cost_of_a_token_does_not_depend_on_the_text_length(
     llama2_like: Tokenizer, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     token_ids = {
@@ -336,7 +338,7 @@ def test_a_token_costs_the_same_however_long_the_text(
 
 @settings(max_examples=250, deadline=None)
 @given(PIECES)
-def test_bytes_and_windows_make_the_same_text(
+def test_byte_and_window_decoders_are_equal(
     tokenizer: Tokenizer, byte_ids: list[int], pieces: list[int | bytes]
 ) -> None:
     token_ids = spelled(pieces, byte_ids)
@@ -354,7 +356,7 @@ def test_bytes_and_windows_make_the_same_text(
         ("für", "f\ufffdr"),  # here each letter is one, and stands for a byte
     ],
 )
-def test_added_tokens_are_decoded_as_tokenizers_does(
+def test_added_tokens_are_decoded_as_in_tokenizers(
     tiny_model_dir: Path, tmp_path: Path, token: str, text: str
 ) -> None:
     files = PreTrainedTokenizerFast.from_pretrained(tiny_model_dir)

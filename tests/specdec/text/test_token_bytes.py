@@ -14,14 +14,14 @@ def tokenizer(tiny_model_dir: Path) -> Tokenizer:
     return Tokenizer(tiny_model_dir)
 
 
-def test_joined_they_are_the_text(tokenizer):
+def test_joined_bytes_are_the_text(tokenizer):
     token_ids = tokenizer.encode(TEXT, add_special_tokens=False)
     parts = TokenBytes(tokenizer).of(token_ids)
     assert len(parts) == len(token_ids)
     assert b"".join(parts).decode() == TEXT
 
 
-def test_a_special_token_is_its_name_and_an_unknown_id_nothing(tokenizer):
+def test_a_special_token_is_its_name_and_an_unknown_id_is_empty(tokenizer):
     assert TokenBytes(tokenizer).of([0, 99_999]) == [b"<|endoftext|>", b""]
 
 
@@ -29,6 +29,6 @@ def test_a_vocabulary_of_another_kind_is_decoded_token_by_token(tokenizer, monke
     def refuse(_):
         raise UnsupportedModelError("neither")
 
-    monkeypatch.setattr("specdec.text.vocab_bytes.Spelling", refuse)
+    monkeypatch.setattr("specdec.text.vocab_bytes.VocabBytes", refuse)
     token_ids = tokenizer.encode("The river", add_special_tokens=False)
     assert b"".join(TokenBytes(tokenizer).of(token_ids)) == b"The river"

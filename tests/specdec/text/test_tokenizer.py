@@ -21,7 +21,7 @@ def own_dir(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("text", ["", "The river, 2003.", "naïve 🤯 你好\n\t  x", "\x00"])
-def test_decoding_undoes_encoding(tokenizer: Tokenizer, text: str) -> None:
+def test_decoding_inverts_encoding(tokenizer: Tokenizer, text: str) -> None:
     token_ids = tokenizer.encode(text)
     assert tokenizer.decode(token_ids) == text
     check_token_ids("token_ids", token_ids, tokenizer.vocab_size)
@@ -31,13 +31,11 @@ def test_decoding_undoes_encoding(tokenizer: Tokenizer, text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "The river, 2003.", f"{TURN_START}user\nnaïve 🤯 你好{TURN_END}"]
 )
-def test_a_text_has_the_ids_that_the_library_gives_it(
-    tokenizer: Tokenizer, text: str, adds: bool
-) -> None:
+def test_encoding_equals_transformers(tokenizer: Tokenizer, text: str, adds: bool) -> None:
     assert tokenizer.encode(text, adds) == tokenizer._backend.encode(text, None, False, adds).ids
 
 
-def test_a_conversation_counts_with_all_that_is_rendered(tokenizer: Tokenizer) -> None:
+def test_the_length_limit_counts_the_rendered_text(tokenizer: Tokenizer) -> None:
     long = Conversation(({"role": "user", "content": "x" * (MAX_RENDERED_CHARS + 1)},))
     with pytest.raises(InvalidValueError) as caught:
         tokenizer.encode_conversation(long)
@@ -50,13 +48,13 @@ def test_vocabulary(tokenizer: Tokenizer) -> None:
     assert tokenizer.blank_token_ids == frozenset()
 
 
-def test_special_tokens_are_skipped_only_if_asked(tokenizer: Tokenizer) -> None:
+def test_special_tokens_are_skipped_only_if_requested(tokenizer: Tokenizer) -> None:
     token_ids = tokenizer.encode(f"river{TURN_END}")
     assert tokenizer.decode(token_ids) == "river"
     assert tokenizer.decode(token_ids, skip_special_tokens=False) == f"river{TURN_END}"
 
 
-def test_ids_beyond_the_vocabulary_are_no_text(tokenizer: Tokenizer) -> None:
+def test_ids_beyond_the_vocabulary_are_empty(tokenizer: Tokenizer) -> None:
     assert tokenizer.decode([*tokenizer.encode("river"), 383, 100_000]) == "river"
 
 
@@ -71,14 +69,14 @@ def test_files_cannot_truncate_a_prompt(own_dir: Path, tokenizer: Tokenizer) -> 
     assert Tokenizer(own_dir).encode(text) == tokenizer.encode(text)
 
 
-def test_half_a_surrogate_pair_is_refused(tokenizer: Tokenizer) -> None:
+def test_a_lone_surrogate_is_rejected(tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidValueError) as caught:
         tokenizer.encode("ab\ud83d")
     assert caught.value.field == "text"
     assert "character 2" in str(caught.value)
 
 
-def test_a_chat_ends_where_the_answer_begins(tokenizer: Tokenizer) -> None:
+def test_a_chat_prompt_ends_with_the_generation_prompt(tokenizer: Tokenizer) -> None:
     messages = [ChatMessage("system", "Be brief."), ChatMessage("user", "When?")]
     text = tokenizer.decode(tokenizer.encode_chat(messages), skip_special_tokens=False)
     assert text == (
@@ -96,7 +94,7 @@ def test_a_chat_ends_where_the_answer_begins(tokenizer: Tokenizer) -> None:
         ([ChatMessage("user", "\udc00")], "messages[0].content"),
     ],
 )
-def test_malformed_messages_are_refused(
+def test_malformed_messages_are_rejected(
     tokenizer: Tokenizer, messages: list[ChatMessage], field: str
 ) -> None:
     with pytest.raises(InvalidValueError) as caught:
@@ -107,14 +105,12 @@ def test_malformed_messages_are_refused(
 @pytest.mark.parametrize(
     ("template", "reason"),
     [
-        ("{{ raise_exception('no system\nmessages') }}", "says: no system messages"),
+        ("{{ raise_exception('no system\nmessages') }}", "raised: no system messages"),
         ("{{ messages[7]['role'] }}", "failed on them"),
         ("{% for %}", "failed on them"),
     ],
 )
-def test_what_a_template_refuses_is_told_in_one_line(
-    own_dir: Path, template: str, reason: str
-) -> None:
+def test_an_error_of_a_template_is_one_line(own_dir: Path, template: str, reason: str) -> None:
     (own_dir / "chat_template.jinja").write_text(template)
     with pytest.raises(InvalidValueError) as caught:
         Tokenizer(own_dir).encode_chat([ChatMessage("user", "a")])
@@ -123,13 +119,13 @@ def test_what_a_template_refuses_is_told_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_no_chat_template(own_dir: Path) -> None:
+def test_a_missing_chat_template_is_an_error(own_dir: Path) -> None:
     (own_dir / "chat_template.jinja").unlink()
     with pytest.raises(InvalidValueError, match="no chat template"):
         Tokenizer(own_dir).encode_chat([ChatMessage("user", "a")])
 
 
-def test_a_directory_without_a_tokenizer(tmp_path: Path) -> None:
+def test_a_directory_without_a_tokenizer_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(UnsupportedModelError) as caught:
         Tokenizer(tmp_path)
@@ -156,7 +152,7 @@ def test_ids_out_of_range_are_named(token_ids: list[int], index: int) -> None:
 
 
 @pytest.mark.parametrize("token_ids", [[], [0, 382]])
-def test_ids_in_range(token_ids: list[int]) -> None:
+def test_ids_in_range_are_accepted(token_ids: list[int]) -> None:
     check_token_ids("prompt_token_ids", token_ids, 383)
 
 
@@ -169,14 +165,14 @@ def test_smollm2_adds_its_system_message(smollm2_dir: Path) -> None:
 
 
 @pytest.mark.model
-def test_smollm2_makes_each_digit_a_token(smollm2_dir: Path) -> None:
+def test_smollm2_splits_digits(smollm2_dir: Path) -> None:
     tokenizer = Tokenizer(smollm2_dir)
     words = [tokenizer.decode([token_id]) for token_id in tokenizer.encode("in   2003")]
     assert words == ["in", "   ", "2", "0", "0", "3"]
 
 
-def test_several_can_be_read_at_once(tiny_model_dir: Path) -> None:
-    """In a process of its own, that has read none yet: imports are first made there."""
+def test_tokenizers_can_be_loaded_concurrently(tiny_model_dir: Path) -> None:
+    """Runs in a new process, since the race is in the first imports."""
     code = (
         "import sys\n"
         "from concurrent.futures import ThreadPoolExecutor\n"

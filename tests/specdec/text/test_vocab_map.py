@@ -1,4 +1,4 @@
-"""Which tokens of two vocabularies are the same."""
+"""The map between the shared tokens of two vocabularies."""
 
 import dataclasses
 
@@ -42,15 +42,15 @@ def test_mapped_tokens_have_the_same_text(vocabularies, kind):
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_no_common_text_is_left_out(vocabularies, kind):
+def test_every_common_text_is_mapped(vocabularies, kind):
     draft, target = vocabularies[kind], vocabularies["target"]
     shared = map_vocabularies(draft, target)
     texts = set(draft.spelling.ordinary.values()) & set(target.spelling.ordinary.values())
-    assert shared.num_shared == len(texts) + 1  # and what ends a text
+    assert shared.num_shared == len(texts) + 1  # and the end token
 
 
 @pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
-def test_what_ends_a_text_is_the_same_whatever_its_name(vocabularies, kind):
+def test_end_tokens_are_mapped_for_any_name(vocabularies, kind):
     draft, target = vocabularies[kind], vocabularies["target"]
     shared = map_vocabularies(draft, target)
     [end] = [target.tokenizer.vocabulary[TURN_END]]
@@ -59,7 +59,7 @@ def test_what_ends_a_text_is_the_same_whatever_its_name(vocabularies, kind):
     assert all(shared.draft_to_target[token] == -1 for token in special)
 
 
-def test_a_special_token_is_not_the_text_of_its_name(vocabularies, tmp_path):
+def test_a_special_token_is_not_mapped_to_the_text_of_its_name(vocabularies, tmp_path):
     tokenizer = byte_level(TEXT, 400)
     tokenizer.add_tokens([TURN_END])  # as text, not as a special token
     tokenizer.save_pretrained(tmp_path)
@@ -69,7 +69,7 @@ def test_a_special_token_is_not_the_text_of_its_name(vocabularies, tmp_path):
     assert shared.draft_to_target[read.vocabulary[TURN_END]] == -1
 
 
-def test_padding_is_mapped_to_nothing(vocabularies):
+def test_padding_is_not_mapped(vocabularies):
     target = vocabularies["target"]
     padded = dataclasses.replace(target, size=target.size + 32)
     shared = map_vocabularies(padded, target)
@@ -79,8 +79,8 @@ def test_padding_is_mapped_to_nothing(vocabularies):
     assert shared.target_to_draft.tolist() == [*range(target.size)]
 
 
-def test_equal_tokenizers_share_even_tokens_of_equal_text(vocabularies):
-    """A byte and the letter that it spells: apart, only one of them has a counterpart."""
+def test_equal_tokenizers_share_tokens_of_equal_text(vocabularies):
+    """A byte and a character with equal text: with different tokenizers only one is mapped."""
     draft = vocabularies["sentencepiece"]
     letter = draft.tokenizer.vocabulary["<0x65>"]
     padded = dataclasses.replace(draft, size=draft.size + 8)
@@ -88,14 +88,14 @@ def test_equal_tokenizers_share_even_tokens_of_equal_text(vocabularies):
     assert map_vocabularies(draft, vocabularies["target"]).draft_to_target[letter] == -1
 
 
-def test_a_model_with_fewer_tokens_than_its_tokenizer_has_no_others(vocabularies):
+def test_tokens_beyond_the_models_vocabulary_are_not_mapped(vocabularies):
     draft = dataclasses.replace(vocabularies["byte-level"], size=390)
     shared = map_vocabularies(draft, vocabularies["target"])
     assert len(shared.draft_to_target) == 390
     assert shared.target_to_draft.max() < 390
 
 
-def test_too_little_in_common_is_refused_in_one_line(vocabularies):
+def test_too_few_shared_tokens_are_rejected_in_one_line(vocabularies):
     shared = map_vocabularies(vocabularies["byte-level"], vocabularies["target"])
     require_enough_shared(shared, "speculative_config.model", "some/draft")
     few = dataclasses.replace(shared, draft_to_target=shared.draft_to_target.clip(max=-1))

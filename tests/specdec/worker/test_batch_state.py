@@ -1,4 +1,4 @@
-"""What a worker knows of tokens after any run of steps is what it would know if made afresh."""
+"""Invariant tests: after any steps, BatchState equals one that is built from the tokens."""
 
 import random
 from dataclasses import replace
@@ -9,7 +9,7 @@ import torch
 
 from specdec.types.messages import SequenceAdmission, StepInput, StepRow
 from specdec.types.sampling_spec import SamplingRules, Verifier
-from specdec.worker.batch_state import SequenceTable
+from specdec.worker.batch_state import BatchState
 
 RULES = SamplingRules(frequency_penalty=0.5, bad_words=((1, 2),))
 GREEDY = SamplingRules(temperature=0)
@@ -17,11 +17,11 @@ PLAIN_ROW = StepRow(7, 3, (1, 2, 3), 2, True)
 
 
 class Worker:
-    """A sequence on a worker, beside the tokens that it really has."""
+    """A sequence on a rank, with the tokens that it is expected to have."""
 
     def __init__(self, seed):
         self.random = random.Random(seed)
-        self.table = SequenceTable(4, torch.device("cpu"), range(50))
+        self.table = BatchState(4, torch.device("cpu"), range(50))
         self.prompt = self.tokens(self.random.randint(1, 9))
         self.known = list(self.prompt)
         self.is_admitted = False
@@ -48,7 +48,7 @@ class Worker:
 
     def check(self):
         history = self.table._states[7].history
-        fresh = SequenceTable(4, torch.device("cpu"), range(50))
+        fresh = BatchState(4, torch.device("cpu"), range(50))
         admission = SequenceAdmission(7, len(self.prompt), RULES, tuple(self.known))
         fresh.update(StepInput(0, (), (admission,), (), ()))
         expected = fresh._states[7].history
@@ -59,7 +59,7 @@ class Worker:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_target_that_verifies_and_preempts(seed):
+def test_histories_of_a_target_with_drafts_and_preemption(seed):
     worker = Worker(seed)
     for _ in range(60):
         if worker.random.random() < 0.1:
@@ -68,26 +68,26 @@ def test_a_target_that_verifies_and_preempts(seed):
             worker.admit()
             middle = worker.random.randint(0, len(worker.known) - 1)
             if middle:
-                worker.table.follow([worker.row(0, middle, samples=False)])
+                worker.table.update_histories([worker.row(0, middle, samples=False)])
                 worker.check()
             row = worker.row(middle, len(worker.known))
         else:
             drafts = worker.tokens(worker.random.randint(0, 4))
             row = worker.row(len(worker.known) - 1, len(worker.known), drafts)
-        worker.table.follow([row])
+        worker.table.update_histories([row])
         worker.check()
-        worker.table.logit_edits([row])
+        worker.table.logits_processor([row])
         worker.check()
         num_accepted = worker.random.randint(0, row.num_draft_tokens)
         new = [*row.drafts[:num_accepted], *worker.tokens(1)]
-        worker.table.extend(7, new)
+        worker.table.append_output(7, new)
         worker.known += new
         worker.check()
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_a_draft_model_that_guesses_and_falls_behind(seed):
-    """Its guesses are known to it until the next row says how many came true."""
+def test_histories_of_a_draft_model_that_falls_behind(seed):
+    """Draft tokens stay in the history until the next row, which has the accepted ones."""
     worker = Worker(seed)
     worker.admit()
     num_computed = 0
@@ -97,32 +97,32 @@ def test_a_draft_model_that_guesses_and_falls_behind(seed):
             worker.admit()
             num_computed = 0
         if worker.random.random() < 0.3:
-            worker.known += worker.tokens(worker.random.randint(1, 6))  # without its help
+            worker.known += worker.tokens(worker.random.randint(1, 6))  # not drafted
         end = len(worker.known) - 1
         if num_computed < end and worker.random.random() < 0.5:
             chunk_end = worker.random.randint(num_computed + 1, end)
-            worker.table.follow([worker.row(num_computed, chunk_end, samples=False)])
+            worker.table.update_histories([worker.row(num_computed, chunk_end, samples=False)])
             num_computed = chunk_end
         row = worker.row(num_computed, len(worker.known))
-        worker.table.follow([row])
+        worker.table.update_histories([row])
         worker.check()
         drafted = worker.tokens(worker.random.randint(0, 4))
         for place, token in enumerate(drafted):
-            worker.table.follow([StepRow(7, row.end + place, (token,), 0, True)])
+            worker.table.update_histories([StepRow(7, row.end + place, (token,), 0, True)])
         num_true = worker.random.randint(0, len(drafted))
         num_computed = min(row.end + num_true, row.end + max(0, len(drafted) - 1))
         worker.known += [*drafted[:num_true], *worker.tokens(1)]
 
 
-def test_edits_follow_the_drafts_row_by_row():
-    table = SequenceTable(4, torch.device("cpu"), range(10))
+def test_penalties_include_earlier_drafts_of_the_row():
+    table = BatchState(4, torch.device("cpu"), range(10))
     rules = SamplingRules(frequency_penalty=1.0, min_tokens=2, end_token_ids=(9,))
     admission = SequenceAdmission(0, 2, rules, (1, 2))
     other = SequenceAdmission(1, 1, SamplingRules())
     table.update(StepInput(0, (), (admission, other), (), ()))
     rows = [StepRow(1, 0, (5,), 0, True), StepRow(0, 0, (1, 2, 3, 3, 4), 3, True)]
-    table.follow(rows)
-    edits = table.logit_edits(rows)
+    table.update_histories(rows)
+    edits = table.logits_processor(rows)
     logits = edits.apply(torch.zeros(5, 10))
     assert logits[0].tolist() == [0] * 10
     taken = [{3: 0}, {3: 1}, {3: 2}, {3: 2, 4: 1}]
@@ -133,22 +133,22 @@ def test_edits_follow_the_drafts_row_by_row():
     assert edits.rows == [1, 2, 3, 4]
 
 
-def test_sequences_whose_rules_need_no_tokens_are_not_followed():
-    table = SequenceTable(4, torch.device("cpu"), range(10))
+def test_no_history_without_rules_that_need_tokens():
+    table = BatchState(4, torch.device("cpu"), range(10))
     table.update(StepInput(0, (), (SequenceAdmission(0, 3, SamplingRules()),), (), ()))
-    table.follow([StepRow(0, 0, (1, 2, 3), 0, True)])
-    table.extend(0, (4,))
+    table.update_histories([StepRow(0, 0, (1, 2, 3), 0, True)])
+    table.append_output(0, (4,))
     assert table._states[0].history is None
 
 
-def takes_best(rules, row):
-    table = SequenceTable(4, torch.device("cpu"), range(50))
+def is_plain_greedy(rules, row):
+    table = BatchState(4, torch.device("cpu"), range(50))
     table.update(StepInput(0, (), (SequenceAdmission(7, 3, rules, (1, 2, 3)),), (), ()))
-    return table.takes_best(row)
+    return table.is_plain_greedy(row)
 
 
-def test_a_greedy_row_with_drafts_takes_the_best():
-    assert takes_best(GREEDY, PLAIN_ROW)
+def test_a_greedy_row_with_drafts_is_plain_greedy():
+    assert is_plain_greedy(GREEDY, PLAIN_ROW)
 
 
 @pytest.mark.parametrize(
@@ -167,8 +167,8 @@ def test_a_greedy_row_with_drafts_takes_the_best():
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_rules_that_ask_for_more_than_the_best(changes):
-    assert not takes_best(replace(GREEDY, **changes), PLAIN_ROW)
+def test_rules_that_are_not_plain_greedy(changes):
+    assert not is_plain_greedy(replace(GREEDY, **changes), PLAIN_ROW)
 
 
 @pytest.mark.parametrize(
@@ -179,5 +179,5 @@ def test_rules_that_ask_for_more_than_the_best(changes):
     ],
     ids=lambda changes: next(iter(changes)),
 )
-def test_rows_that_ask_for_more_than_the_best(changes):
-    assert not takes_best(GREEDY, PLAIN_ROW._replace(**changes))
+def test_rows_that_are_not_plain_greedy(changes):
+    assert not is_plain_greedy(GREEDY, PLAIN_ROW._replace(**changes))

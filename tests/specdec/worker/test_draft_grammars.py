@@ -1,4 +1,4 @@
-"""A draft worker's matchers, against ones that are built from nothing at every step."""
+"""Reference tests: matchers of a draft rank against new ones at every step."""
 
 import numpy as np
 import pytest
@@ -49,7 +49,7 @@ def some_tokens(compiler, rng, output, count):
     return tokens
 
 
-def test_it_follows_what_was_drafted_rejected_and_admitted_again(compiler):
+def test_matchers_follow_drafts_rejections_and_readmissions(compiler):
     rng, grammars = np.random.default_rng(0), DraftGrammars(compiler)
     output = some_tokens(compiler, rng, [], 3)
     admit(grammars, SequenceAdmission(1, len(PROMPT), SamplingRules(), (*PROMPT, *output), SPEC))
@@ -64,7 +64,7 @@ def test_it_follows_what_was_drafted_rejected_and_admitted_again(compiler):
         num_true = int(rng.integers(0, 4))
         known = len(whole) + min(num_true, 2)
         output += drafts[:num_true] + some_tokens(compiler, rng, output + drafts[:num_true], 1)
-        if step % 7 == 6:  # preempted, and what it had run was found in the cache
+        if step % 7 == 6:  # preempted; its tokens were in the prefix cache
             admission = SequenceAdmission(1, len(PROMPT), SamplingRules(), (*PROMPT, *output), SPEC)
             admit(grammars, admission, released=(1,))
         if len(output) > 40:
@@ -79,7 +79,7 @@ def test_a_sequence_without_a_grammar_has_no_mask(compiler):
     assert not grammars.is_finished(1)
 
 
-def test_what_cannot_be_followed_is_drafted_without_a_mask(compiler):
+def test_an_invalid_grammar_or_output_has_no_mask(compiler):
     grammars = DraftGrammars(compiler)
     bad = StructuredOutput(regex="(a")
     admit(grammars, SequenceAdmission(1, 3, SamplingRules(), PROMPT, bad))
@@ -88,7 +88,7 @@ def test_what_cannot_be_followed_is_drafted_without_a_mask(compiler):
     assert grammars.mask(2) is None
 
 
-def test_it_knows_when_only_an_end_may_come(compiler):
+def test_is_finished_when_only_an_end_is_allowed(compiler):
     grammars = DraftGrammars(compiler)
     spec = StructuredOutput(choice=("a", "b"))
     admit(grammars, SequenceAdmission(1, 3, SamplingRules(), PROMPT, spec))

@@ -1,5 +1,5 @@
 from specdec.types.messages import StepRow
-from specdec.worker.target_worker import places_of_guesses, places_to_verify
+from specdec.worker.target_model_runner import positions_of_guesses, positions_to_verify
 
 
 def row(num_drafts: int, num_lookahead: int) -> StepRow:
@@ -7,12 +7,12 @@ def row(num_drafts: int, num_lookahead: int) -> StepRow:
     return StepRow(1, 0, tokens, num_drafts, True, num_lookahead_tokens=num_lookahead)
 
 
-def test_drafts_are_verified_and_all_guesses_are_seen_beside_a_lookahead() -> None:
+def test_positions_with_lookahead() -> None:
     rows = [row(2, 0), row(2, 3), row(0, 0), row(0, 2)]
     # Of logits: 0 to 2, 3 to 8, 9, 10 to 12.
-    assert places_to_verify(rows) == [0, 1, 2, 3, 4, 5, 9, 10]
-    assert places_of_guesses(rows) == [4, 5, 6, 7, 8, 11, 12]
+    assert positions_to_verify(rows) == [0, 1, 2, 3, 4, 5, 9, 10]
+    assert positions_of_guesses(rows) == [4, 5, 6, 7, 8, 11, 12]
 
 
-def test_without_a_lookahead_nothing_but_drafts_is_seen() -> None:
-    assert places_of_guesses([row(2, 0), row(0, 0)]) == []
+def test_no_positions_of_guesses_without_lookahead() -> None:
+    assert positions_of_guesses([row(2, 0), row(0, 0)]) == []

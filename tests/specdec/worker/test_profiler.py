@@ -1,4 +1,4 @@
-"""Profiles of a runner's steps."""
+"""Profiling of a runner's steps."""
 
 import gzip
 import json
@@ -29,7 +29,7 @@ def runner(tiny_model_dir):
     return load_runner(tiny_model_dir, "float32", engine_config(0), TensorParallelGroup(), None)
 
 
-def test_steps_are_counted_and_named_and_the_runner_is_as_before(runner, tmp_path):
+def test_profile_names_steps_and_restores_the_runner(runner, tmp_path):
     model = runner.model
     plain = [runner.execute(each).rows[0].token_ids for each in (ADMITTED, decode(1), decode(2))]
     runner.execute(StepInput(3, (0,), (), (), ()))
@@ -55,7 +55,7 @@ def test_steps_are_counted_and_named_and_the_runner_is_as_before(runner, tmp_pat
     assert {"step", "forward", "logits"} <= names
 
 
-def test_a_trace_beyond_the_limit_is_not_kept(runner, tmp_path):
+def test_a_trace_above_the_limit_is_not_kept(runner, tmp_path):
     profiler = StepProfiler(runner)
     with profiler.step():
         runner.execute(ADMITTED)

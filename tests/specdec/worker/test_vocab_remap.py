@@ -1,11 +1,11 @@
-"""Logits of a draft in the order of the target's vocabulary, over one rank or several."""
+"""Draft logits in the order of the target's vocabulary, on one and several ranks."""
 
 import numpy as np
 import pytest
 import torch
 
 from specdec.text.vocab_map import VocabularyMap
-from specdec.worker.vocab_remap import TargetOrder
+from specdec.worker.vocab_remap import VocabRemap
 from tests.specdec.fakes import run_ranks
 
 DRAFT_SIZE, TARGET_SIZE, NUM_SHARED = 50, 71, 23
@@ -23,13 +23,13 @@ def vocabulary():
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_each_token_of_the_target_has_the_drafts_logit(vocabulary, size):
+def test_each_target_token_has_the_logit_of_the_draft(vocabulary, size):
     logits = torch.randn(5, DRAFT_SIZE, generator=torch.Generator().manual_seed(1))
 
     def arranged(group):
-        order = TargetOrder(vocabulary, group, torch.device("cpu"))
+        order = VocabRemap(vocabulary, group, torch.device("cpu"))
         held = group.share_of(DRAFT_SIZE)
-        return order.first_token, order.arrange(logits[:, held.start : held.stop])
+        return order.first_token, order.apply(logits[:, held.start : held.stop])
 
     ranks = run_ranks(size, arranged)
     assert [first for first, _ in ranks] == [rank * TARGET_SIZE // size for rank in range(size)]

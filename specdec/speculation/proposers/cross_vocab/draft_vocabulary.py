@@ -12,7 +12,7 @@ from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
     VocabAdapter,
 )
 from specdec.speculation.proposers.vocab_mapping import ModelVocabulary, map_vocabularies
-from specdec.text.vocab_bytes import Spelling
+from specdec.text.vocab_bytes import VocabBytes
 from specdec.text.vocab_map import VocabularyMap
 
 
@@ -25,8 +25,8 @@ class DraftVocabulary:
     """
 
     shared: VocabularyMap | None = None
-    draft: Spelling | None = None
-    target: Spelling | None = None
+    draft: VocabBytes | None = None
+    target: VocabBytes | None = None
 
     @classmethod
     def between(cls, draft: Path, target: Path) -> DraftVocabulary:

@@ -24,7 +24,7 @@ from specdec.speculation.proposers.cross_vocab.vocab_adapter import (
     known_prefix,
     plain_admission,
 )
-from specdec.text.vocab_bytes import Spelling, split_text
+from specdec.text.vocab_bytes import VocabBytes, split_text
 from specdec.text.vocab_map import VocabularyMap, drafts_text
 from specdec.types.messages import SequenceAdmission
 
@@ -45,7 +45,7 @@ class _State:
 class CrossVocabAdapter:
     """Adapter between two tokenizers, by text."""
 
-    def __init__(self, vocabulary: VocabularyMap, draft: Spelling, target: Spelling) -> None:
+    def __init__(self, vocabulary: VocabularyMap, draft: VocabBytes, target: VocabBytes) -> None:
         self._to_target = vocabulary.draft_to_target
         self._draft = draft
         self._target = target

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from specdec.text.vocab_bytes import Spelling, split_text
+from specdec.text.vocab_bytes import VocabBytes, split_text
 
 _MAX_WINDOW_TOKENS = 24
 _MIN_WINDOW_TOKENS = 12
@@ -23,7 +23,7 @@ class Retokenizer:
     num_kept: number of leading tokens that the last `extend` did not change.
     """
 
-    def __init__(self, spelling: Spelling) -> None:
+    def __init__(self, spelling: VocabBytes) -> None:
         self._spelling = spelling
         self.token_ids = list(spelling.prefix)
         self.num_kept = len(self.token_ids)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from specdec.distributed.group import TensorParallelGroup
+from specdec.kernels.backend import KernelBackend
 from specdec.kernels.cpu import MatrixFormat, native_library
 from specdec.models.layers import RowParallelLinear, VocabEmbedding, VocabHead
 from specdec.models.layers.matrix import FullMatrix, NativeMatrix, make_matrix, row_blocks
@@ -26,8 +27,7 @@ def matrix_of(kernels, weight, dtype=torch.float32, quantization=None, blocks=No
         tuple(weight.shape),
         dtype,
         quantization=quantization,
-        kernels=kernels,
-        device=CPU,
+        backend=KernelBackend.select(kernels, CPU),
     )
 
 
@@ -97,7 +97,7 @@ def test_kernels_are_selected_by_configuration():
 
 
 def test_without_compiler_auto_uses_torch_and_native_is_rejected(monkeypatch):
-    monkeypatch.setattr("specdec.models.layers.matrix.native_library", lambda: None)
+    monkeypatch.setattr("specdec.kernels.backend.native_library", lambda: None)
     weight = random_tensor(20, 16)
     assert isinstance(matrix_of("auto", weight), FullMatrix)
     with pytest.raises(InvalidValueError, match="kernels is 'native'; it must be auto or torch"):
@@ -142,7 +142,9 @@ def test_row_blocks_are_bounded_and_complete():
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_unquantized_head_serves_as_tied_embedding(tiny_model_dir, kernels):
-    reader = open_checkpoint(tiny_model_dir, torch.float32, kernels=kernels)
+    reader = open_checkpoint(
+        tiny_model_dir, torch.float32, backend=KernelBackend.select(kernels, CPU)
+    )
     table = VocabHead(reader, *HEAD).table
     rows = reader.read(*HEAD)
     embedding = VocabEmbedding(table, HEAD[2], TensorParallelGroup(), torch.float32)
@@ -151,7 +153,8 @@ def test_unquantized_head_serves_as_tied_embedding(tiny_model_dir, kernels):
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
 def test_quantized_head_has_no_table(tiny_model_dir, kernels):
-    reader = open_checkpoint(tiny_model_dir, torch.float32, "int8", kernels=kernels)
+    backend = KernelBackend.select(kernels, CPU)
+    reader = open_checkpoint(tiny_model_dir, torch.float32, "int8", backend=backend)
     assert VocabHead(reader, *HEAD).table is None
 
 
@@ -163,11 +166,12 @@ def test_ranks_sum_to_the_full_product(tiny_model_dir, size, quantization, limit
 
     def run(group):
         cols = group.share_of(200)
-        reader = open_checkpoint(tiny_model_dir, torch.float32, quantization, kernels="native")
+        backend = KernelBackend.select("native", CPU)
+        reader = open_checkpoint(tiny_model_dir, torch.float32, quantization, backend=backend)
         linear = RowParallelLinear(reader, name, shape, cols, group)
         return linear(x[:, cols.start : cols.stop], residual.clone())
 
-    reader = open_checkpoint(tiny_model_dir, torch.float32, kernels="torch")
+    reader = open_checkpoint(tiny_model_dir, torch.float32)
     full = RowParallelLinear(reader, name, shape, range(200), TensorParallelGroup())
     for result in run_ranks(size, run):
         assert relative_error(result - residual, full(x, residual) - residual) < limit

@@ -84,11 +84,11 @@ def test_ranks_sum_to_the_full_product(tiny_model_dir, size):
 
     def run(group):
         cols = group.share_of(200)
-        reader = open_checkpoint(tiny_model_dir, torch.float32, "int8", kernels="torch")
+        reader = open_checkpoint(tiny_model_dir, torch.float32, "int8")
         linear = RowParallelLinear(reader, name, shape, cols, group)
         return linear(x[:, cols.start : cols.stop], residual.clone())
 
-    reader = open_checkpoint(tiny_model_dir, torch.float32, kernels="torch")
+    reader = open_checkpoint(tiny_model_dir, torch.float32)
     full = RowParallelLinear(reader, name, shape, range(200), TensorParallelGroup())
     for result in run_ranks(size, run):
         assert relative_error(result - residual, full(x, residual) - residual) < 0.02

@@ -1,4 +1,4 @@
-"""What a checkpoint says of its tensors before they are read."""
+"""Dtypes of the tensors of a checkpoint."""
 
 import pytest
 import torch
@@ -27,12 +27,12 @@ def directory(tmp_path):
         ("d", torch.float32),
     ],
 )
-def test_float32_is_held_exactly_in_what_all_are_stored_in(directory, names, dtype):
+def test_float32_uses_the_common_stored_dtype(directory, names, dtype):
     assert open_checkpoint(directory, torch.float32).exact_dtype(*names) == dtype
 
 
 @pytest.mark.parametrize("name", ["a", "c", "d"])
-def test_other_types_round_and_are_held_as_they_are(directory, name):
+def test_other_dtypes_are_unchanged(directory, name):
     assert open_checkpoint(directory, torch.bfloat16).exact_dtype(name) == torch.bfloat16
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints that were quantized elsewhere, against the weights that they stand for."""
+"""Reference tests: quantized checkpoints against their dequantized weights."""
 
 import logging
 from functools import partial
@@ -41,7 +41,7 @@ FORMATS = {
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory):
-    """Every dimension a multiple of 16, and not one of 48."""
+    """A model whose dimensions are multiples of 16, and not of 48."""
     directory = tmp_path_factory.mktemp("source")
     return tiny_llama_dir(directory, intermediate=208, layers=1)
 
@@ -56,7 +56,7 @@ def model_dirs(request, source, tmp_path):
     return packed, plain
 
 
-def test_any_window_equals_that_of_the_weight_it_stands_for(model_dirs):
+def test_any_slice_equals_that_of_the_dequantized_weight(model_dirs):
     packed, plain = model_dirs
     name = "model.layers.0.mlp.up_proj.weight"
     reader = open_checkpoint(packed, torch.float32)
@@ -79,13 +79,13 @@ def test_logits_equal_those_of_the_dequantized_weights(model_dirs):
     assert torch.equal(found, expected)
 
 
-def test_one_line_warns_of_what_it_costs(source, tmp_path, caplog):
+def test_a_warning_states_the_cost_of_dequantization(source, tmp_path, caplog):
     write_packed(source, tmp_path / "packed", tmp_path / "plain", AWQ, awq)
     with caplog.at_level(logging.WARNING):
         for directory in (tmp_path / "packed", tmp_path / "plain"):
             open_checkpoint(directory, torch.float32)
     (record,) = caplog.records
-    assert "dequantized as they load" in record.getMessage()
+    assert "dequantized during loading" in record.getMessage()
 
 
 @pytest.mark.parametrize(
@@ -98,25 +98,25 @@ def test_one_line_warns_of_what_it_costs(source, tmp_path, caplog):
         ({}, "an unnamed method"),
     ],
 )
-def test_an_unknown_format_is_told_what_is_supported(config, what):
+def test_the_error_for_an_unknown_format_lists_the_supported_ones(config, what):
     with pytest.raises(UnsupportedModelError, match=f"quantized by {what} .*; supported: awq"):
         weight_format(config)
 
 
-def test_a_config_with_an_unknown_format_is_refused(source, tmp_path):
+def test_a_config_with_an_unknown_format_is_rejected(source, tmp_path):
     write_packed(source, tmp_path / "a", tmp_path / "b", {"quant_method": "quip"}, awq)
     with pytest.raises(UnsupportedModelError, match="quantized by quip"):
         ModelConfig.from_directory(tmp_path / "a")
 
 
-def test_blocks_without_a_size_are_refused(source, tmp_path):
+def test_block_scales_without_a_block_size_are_rejected(source, tmp_path):
     pack = partial(float8, per="block")
     write_packed(source, tmp_path / "a", tmp_path / "b", {"quant_method": "fp8"}, pack)
     with pytest.raises(UnsupportedModelError, match="needs a weight_block_size"):
         run_ranks(1, lambda group: load(tmp_path / "a", group))
 
 
-def test_scales_of_another_shape_are_refused(source, tmp_path):
+def test_scales_of_another_shape_are_rejected(source, tmp_path):
     def pack(weight):
         tensors, plain = float8(weight, per="channel")
         return tensors | {"weight_scale": torch.ones(3, 1)}, plain

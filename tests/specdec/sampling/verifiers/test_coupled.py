@@ -21,7 +21,7 @@ TARGET = random_logits(VOCAB_SIZE, VOCAB_SIZE, spread=1.5, seed=0)
 
 
 def verified_greedily(sampled, drafts):
-    """Of a target whose best tokens are `sampled`."""
+    """Verify drafts with a target whose best tokens are `sampled`."""
     logits = one_hot(torch.tensor(sampled, dtype=torch.int64), 16).float()
     zeros = torch.zeros(len(sampled), dtype=torch.int64)
     batch = DraftBatch([Draft(draft) for draft in drafts], logits.device)
@@ -46,7 +46,7 @@ def verified_greedily(sampled, drafts):
         ),
     ],
 )
-def test_longest_agreeing_prefix_and_one_more(sampled, drafts, expected):
+def test_the_longest_equal_prefix_is_accepted(sampled, drafts, expected):
     verified = verified_greedily(sampled, drafts)
     assert list(verified) == expected
     assert verified.token_ids.tolist() == [token for tokens in expected for token in tokens]
@@ -56,7 +56,7 @@ def test_longest_agreeing_prefix_and_one_more(sampled, drafts, expected):
         assert array.dtype == np.int32
 
 
-def test_rows_and_drafts_must_fit():
+def test_numbers_of_rows_and_drafts_must_match():
     with pytest.raises(IndexError):
         verified_greedily([1, 2], [[1, 2, 3]])
 
@@ -73,12 +73,12 @@ def speculation(draft, temperature, num_draft):
 
 @pytest.fixture(scope="module")
 def plain(temperature):
-    """Without speculation."""
+    """Generate without speculation."""
     return speculation(TARGET, temperature, 0).generate(NUM_TRIALS, LENGTH)
 
 
 def joint_probs(temperature: float, place: int) -> np.ndarray:
-    """Of the tokens at `place` and after it, [VOCAB_SIZE ** 2]."""
+    """Count pairs of tokens at `place` and after it, [VOCAB_SIZE ** 2]."""
     probs = (TARGET.double() / temperature).softmax(1).numpy()
     before = np.linalg.matrix_power(probs, place + 1)[0]
     return (before[:, None] * probs).flatten()
@@ -96,7 +96,7 @@ def joint_probs(temperature: float, place: int) -> np.ndarray:
         pytest.param(-TARGET, 1, (0.0, 0.2), id="bad draft"),
     ],
 )
-def test_output_is_the_targets_whatever_is_drafted(temperature, plain, draft, num_draft, rates):
+def test_output_does_not_depend_on_the_drafts(temperature, plain, draft, num_draft, rates):
     trials = speculation(draft, temperature, num_draft).generate(NUM_TRIALS, LENGTH)
     assert np.array_equal(trials.token_ids, plain.token_ids)
     for place in range(LENGTH - 1):
@@ -106,7 +106,7 @@ def test_output_is_the_targets_whatever_is_drafted(temperature, plain, draft, nu
     assert least < trials.acceptance_rate < most
 
 
-def test_a_run_in_which_every_draft_is_refused_says_what_one_without_drafts_says():
+def test_output_with_only_rejected_drafts_equals_output_without_drafts():
     temperature = 0.6
 
     def never_right(tokens, positions):
@@ -140,7 +140,7 @@ def test_acceptance_reaches_the_bound_of_the_paper(spread):
     )
     variation = (target.softmax(1) - draft.softmax(1)).abs().sum().item() / 2
     bound = (1 - variation) / (1 + variation)
-    # Six standard errors below the bound: chance gets there once in a billion.
+    # Six standard errors below the bound: a false alarm once in a billion.
     accepted = (drawn == drafted).float().mean().item()
     assert accepted > bound - 6 * 0.5 / NUM_TRIALS**0.5
 

@@ -1,4 +1,4 @@
-"""What the lossless verifiers let through is distributed as the target's own tokens are."""
+"""Lossless tests: the output of the lossless verifiers has the target's distribution."""
 
 from itertools import accumulate, product
 
@@ -15,7 +15,7 @@ from tests.specdec.sampling.chi_square import (
 from tests.specdec.sampling.verifiers.trials import Speculation, markov, positional, random_logits
 
 VERIFIERS = ["coupled", "rejection", "block"]
-LIMIT = 10  # standard deviations of chi-square: out of reach by chance
+LIMIT = 10  # standard deviations of chi-square, not reached by chance
 LENGTH = 3
 
 
@@ -24,7 +24,7 @@ def softmax(logits, temperature):
 
 
 def check_positions(verifier, vocab_size, num_trials, temperature, num_draft, num_listed):
-    """Tokens of different positions are independent here, and each must have its distribution."""
+    """Check the distribution of each position; positions are independent here."""
     target = random_logits(LENGTH, vocab_size, spread=1.0, seed=vocab_size)
     draft = target + random_logits(LENGTH, vocab_size, spread=0.7, seed=vocab_size + 1)
     speculation = Speculation(
@@ -53,7 +53,9 @@ def test_every_position_has_the_targets_distribution(verifier, temperature, num_
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 @pytest.mark.parametrize("num_draft", [1, 3])
-def test_every_position_of_a_large_vocabulary_has_it(verifier, temperature, num_draft):
+def test_every_position_of_a_large_vocabulary_has_the_targets_distribution(
+    verifier, temperature, num_draft
+):
     check_positions(verifier, 4096, 40_960, temperature, num_draft, num_listed=256)
 
 
@@ -70,7 +72,7 @@ def check_opposite_draft(verifier, num_trials, temperature, num_draft):
 
 
 @pytest.mark.parametrize("verifier", VERIFIERS)
-def test_a_draft_that_wants_the_opposite_is_made_up_for(verifier):
+def test_an_opposite_draft_distribution_is_corrected(verifier):
     trials, probs = check_opposite_draft(verifier, 20_000, 1.0, 1)
     for place in range(LENGTH):
         assert total_variation(trials.token_ids[:, place], probs[place]) < 0.02
@@ -81,7 +83,9 @@ def test_a_draft_that_wants_the_opposite_is_made_up_for(verifier):
 @pytest.mark.parametrize("verifier", VERIFIERS)
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
 @pytest.mark.parametrize("num_draft", [1, 3])
-def test_an_opposite_draft_is_made_up_for_in_many_trials(verifier, temperature, num_draft):
+def test_an_opposite_draft_distribution_is_corrected_in_many_trials(
+    verifier, temperature, num_draft
+):
     check_opposite_draft(verifier, 200_000, temperature, num_draft)
 
 
@@ -90,7 +94,7 @@ def test_an_opposite_draft_is_made_up_for_in_many_trials(verifier, temperature, 
     [("coupled", 2), ("rejection", 3), ("block", 2), ("block", 4)],
 )
 def test_consecutive_tokens_have_the_targets_joint_distribution(verifier, num_draft):
-    """Of models that look at the last token, so that a wrong weight of a prefix would show."""
+    """Models that depend on the last token expose a wrong weight of a prefix."""
     size, num_trials = 6, 20_000
     target = random_logits(size, size, spread=1.0, seed=11)
     draft = target + random_logits(size, size, spread=1.0, seed=12)
@@ -108,7 +112,7 @@ def test_consecutive_tokens_have_the_targets_joint_distribution(verifier, num_dr
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
-def test_what_follows_a_prefix_makes_up_for_the_whole_of_it(verifier):
+def test_the_residual_after_a_prefix_corrects_the_whole_prefix(verifier):
     """The first draft token comes twice too often, so p_1 is about 0.5; it is often the last kept.
 
     What then follows has to come from max(p_1 p - q, 0), about (0, 0.05, 0.25) here. The residual
@@ -133,7 +137,7 @@ def test_what_follows_a_prefix_makes_up_for_the_whole_of_it(verifier):
         ("block", {"top_k": 9, "top_p": 0.8}),
     ],
 )
-def test_what_the_parameters_cut_off_never_comes(verifier, cut):
+def test_truncated_tokens_are_never_output(verifier, cut):
     size = 16
     target = random_logits(1, size, spread=1.0, seed=21)
     draft = target + random_logits(1, size, spread=1.0, seed=22)
@@ -151,7 +155,7 @@ def test_what_the_parameters_cut_off_never_comes(verifier, cut):
 
 
 @pytest.mark.parametrize("seed", [31, 32])
-def test_block_accepts_at_least_as_much_as_rejection(seed):
+def test_block_accepts_at_least_as_many_tokens_as_rejection(seed):
     size, num_trials = 12, 8000
     target = random_logits(size, size, spread=1.5, seed=seed)
     draft = target + random_logits(size, size, spread=1.0, seed=seed + 10)
@@ -161,14 +165,14 @@ def test_block_accepts_at_least_as_much_as_rejection(seed):
         .num_accepted
         for verifier in ("rejection", "block")
     }
-    # Both have the same drafts. Six standard errors: chance gets there once in a billion.
+    # Both have the same drafts. Six standard errors: a false alarm once in a billion.
     gains = accepted["block"] - accepted["rejection"]
     assert gains.mean() > -6 * gains.std() / num_trials**0.5
-    assert gains.mean() > 0.05  # and these pairs leave room to gain
+    assert gains.mean() > 0.05  # block verification has an advantage on these pairs
 
 
 def expected_length(verifier, target, draft, num_draft):
-    """Mean number of accepted tokens after token 0, summed over all drafts."""
+    """Return the mean number of accepted tokens after token 0, summed over all drafts."""
     length_of = {"rejection": rejection_length, "block": block_length}[verifier]
     total = 0.0
     for tokens in product(range(len(target)), repeat=num_draft):
@@ -199,14 +203,14 @@ def block_length(target, draft, tokens, ratios):
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
-def test_mean_lengths_are_those_of_the_papers(verifier):
+def test_mean_lengths_equal_those_of_the_papers(verifier):
     size, num_trials = 4, 10_000
     target = random_logits(size, size, spread=1.0, seed=41)
     draft = target + random_logits(size, size, spread=1.0, seed=42)
     speculation = Speculation(verifier, markov(target), markov(draft), size, 1.0, 3)
     accepted = speculation.generate(num_trials, 1).num_accepted
     expected = expected_length(verifier, softmax(target, 1.0), softmax(draft, 1.0), 3)
-    # Six standard errors: chance gets there once in a billion.
+    # Six standard errors: a false alarm once in a billion.
     assert abs(accepted.mean() - expected) < 6 * accepted.std() / num_trials**0.5
 
 
@@ -214,13 +218,13 @@ def test_mean_lengths_are_those_of_the_papers(verifier):
 def test_the_target_as_its_own_draft_is_always_accepted(verifier):
     target = random_logits(16, 16, spread=1.5, seed=51)
     trials = Speculation(verifier, markov(target), markov(target), 16, 0.8, 3).generate(2000, 4)
-    # p / q misses 1 by what float32 rounds off: one refusal in millions.
+    # p / q differs from 1 by float32 rounding: one rejection in millions.
     assert trials.acceptance_rate > 0.9999
 
 
 @pytest.mark.parametrize("verifier", ["rejection", "block"])
-def test_a_draft_that_had_to_come_is_made_up_for(verifier):
-    """As a lookup's draft: verified as if drawn from a distribution with one token."""
+def test_a_deterministic_draft_is_corrected(verifier):
+    """A prompt-lookup draft is verified as a sample of a distribution with one token."""
     size, num_trials = 8, 10_000
     target = random_logits(size, size, spread=1.0, seed=61)
     draft = random_logits(size, size, spread=1.0, seed=62)

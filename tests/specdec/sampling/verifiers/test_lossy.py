@@ -15,19 +15,19 @@ ENTROPY = 1.875 * math.log(2)
 
 
 def verify(verifier, logits, drafts, *, temperature=1.0, seed=0, shard=None, **params):
-    """verifier: one for all drafts, or one for each."""
+    """Verify drafts; verifier: one for all drafts, or one for each."""
     verifiers = verifier if isinstance(verifier, list) else [verifier] * len(drafts)
     lengths = torch.tensor([len(draft) + 1 for draft in drafts])
     seeds = torch.arange(len(drafts)).repeat_interleave(lengths) + seed
     positions = torch.cat([torch.arange(length) for length in lengths])
     batch = sampling_batch(temperature, seeds, positions, **params)
-    judged = [Draft(*each) for each in zip(drafts, verifiers, strict=True)]
+    batch_drafts = [Draft(*each) for each in zip(drafts, verifiers, strict=True)]
     shard = shard or shard_of(VOCAB_SIZE)
-    return VERIFY[verifiers[0].name](logits, batch, DraftBatch(judged, logits.device), shard)
+    return VERIFY[verifiers[0].name](logits, batch, DraftBatch(batch_drafts, logits.device), shard)
 
 
 def coupled(logits, num_tokens, **options):
-    """The token that each row defines, whatever is drafted."""
+    """Return the coupled token of each row, which does not depend on drafts."""
     rows = [verify(Verifier(), logits[i : i + 1], [[]], **options) for i in range(num_tokens)]
     return [int(row.token_ids[0]) for row in rows]
 
@@ -40,8 +40,8 @@ def logits_of(num_rows):
     ("threshold", "kept"),
     [(0.0, 5), (0.0624, 5), (0.0626, 3), (0.249, 2), (0.4, 1), (0.51, 0)],
 )
-def test_threshold_keeps_what_is_likely_enough(threshold, kept):
-    """Each token alone; one that the target draws anyway is kept in any case."""
+def test_threshold_accepts_likely_tokens(threshold, kept):
+    """Test each token alone; a token that the target samples itself is always kept."""
     drafts = [[token] for token in range(VOCAB_SIZE)]
     logits = logits_of(2 * VOCAB_SIZE)
     verified = verify(Verifier("threshold", threshold=threshold), logits, drafts)
@@ -62,7 +62,7 @@ def test_threshold_keeps_what_is_likely_enough(threshold, kept):
         (0.0626, 1.0, 3),
     ],
 )
-def test_typical_keeps_what_does_not_surprise(epsilon, delta, kept):
+def test_typical_accepts_typical_tokens(epsilon, delta, kept):
     limit = min(epsilon, delta * math.exp(-ENTROPY))
     assert sum(prob > limit for prob in PROBS) == kept
     drafts = [[token] for token in range(VOCAB_SIZE)]
@@ -74,7 +74,7 @@ def test_typical_keeps_what_does_not_surprise(epsilon, delta, kept):
         assert accepted == (token < kept or bool(plain.num_accepted[token]))
 
 
-def test_each_sequence_has_limits_of_its_own():
+def test_limits_are_per_sequence():
     verifiers = [Verifier("threshold", threshold=value) for value in (0.2, 0.6, 0.2)]
     logits = logits_of(9)
     verified = verify(verifiers, logits, [[1, 1], [1, 1, 1], [2]])
@@ -84,7 +84,7 @@ def test_each_sequence_has_limits_of_its_own():
     assert (verified.num_accepted[1] > 0) == (first == 1)
 
 
-def test_after_the_first_refusal_comes_the_coupled_token():
+def test_the_coupled_token_follows_the_first_rejection():
     logits = random_logits(4, VOCAB_SIZE, spread=1.0, seed=2)
     for seed in range(30):
         plain = verify(Verifier(), logits, [[0, 1, 2]], seed=seed)
@@ -101,22 +101,22 @@ def test_after_the_first_refusal_comes_the_coupled_token():
 
 
 @pytest.mark.parametrize("name", ["typical", "threshold"])
-def test_at_temperature_0_tokens_are_judged_as_at_1(name):
+def test_temperature_0_uses_probabilities_of_temperature_1(name):
     logits = logits_of(4)
     verified = verify(Verifier(name, threshold=0.2), logits, [[1, 1, 7]], temperature=0.0, top_k=1)
     assert list(verified) == [(1, 1, 0)]
 
 
 @pytest.mark.parametrize("name", ["typical", "threshold"])
-def test_what_cannot_be_drawn_is_never_kept(name):
+def test_impossible_tokens_are_never_accepted(name):
     verifier = Verifier(name, epsilon=0.0, delta=0.0, threshold=0.0)
-    for draft in ([5], [4]):  # of no chance, and cut off
+    for draft in ([5], [4]):  # of probability 0, and truncated
         verified = verify(verifier, logits_of(2), [draft], top_k=2)
         assert verified.num_accepted.tolist() == [0]
 
 
 @pytest.mark.parametrize("name", ["typical", "threshold"])
-def test_ranks_agree_with_one_that_holds_everything(name):
+def test_sharded_ranks_equal_one_rank(name):
     verifier = Verifier(name, threshold=0.15)
     logits = random_logits(9, VOCAB_SIZE, spread=1.0, seed=4)
     drafts = [[1, 2, 3], [], [4, 5], []]
@@ -135,7 +135,7 @@ def test_ranks_agree_with_one_that_holds_everything(name):
 
 
 @pytest.mark.parametrize("name", ["typical", "threshold"])
-def test_bad_logits_of_one_sequence_leave_the_others_alone(name):
+def test_nan_logits_of_one_sequence_do_not_affect_others(name):
     logits = random_logits(6, VOCAB_SIZE, spread=1.0, seed=5)
     verifier = Verifier(name, threshold=0.1)
     good = list(verify(verifier, logits, [[1, 2], [3, 4]]))

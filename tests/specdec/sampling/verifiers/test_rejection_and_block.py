@@ -1,4 +1,4 @@
-"""Single rounds of `rejection` and `block`: exact tokens, ranks, bad logits, counters."""
+"""Single rounds of `rejection` and `block`: exact tokens, ranks, NaN logits, counters."""
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("verifier", ["rejection", "block"])
 
 
 def verify(verifier, logits, drafts, *, seed=0, shard=None, temperature=1.0):
-    """drafts: Draft objects, or tokens that had to come. Each has seeds of its own."""
+    """Verify drafts: Draft objects, or tokens of probability 1. Each has a separate seed."""
     drafts = [each if isinstance(each, Draft) else Draft(each) for each in drafts]
     lengths = torch.tensor([len(each.token_ids) + 1 for each in drafts])
     seeds = torch.arange(len(drafts)).repeat_interleave(lengths) + seed
@@ -28,12 +28,12 @@ def verify(verifier, logits, drafts, *, seed=0, shard=None, temperature=1.0):
 
 
 def certain(tokens):
-    """Logits of a target that knows what it wants."""
+    """Return logits of a deterministic target."""
     return one_hot(torch.tensor(tokens), VOCAB_SIZE) * 1e4
 
 
 def drawn_from(tokens, probs):
-    """A draft whose tokens came from `probs` [num_tokens, VOCAB_SIZE], listed best first."""
+    """Make a draft whose tokens were sampled from `probs` [num_tokens, VOCAB_SIZE]."""
     order = np.argsort(-probs, axis=1)
     listed = np.take_along_axis(probs, order, axis=1).astype(np.float32)
     return Draft(tokens, probs=DraftProbs(order.astype(np.int32), listed))
@@ -54,7 +54,7 @@ def drawn_from(tokens, probs):
         pytest.param([1, 2, 0, 0], [[0], [0]], [(1,), (0, 0)], id="token 0"),
     ],
 )
-def test_exact_tokens_of_a_target_that_is_certain(verifier, has_probs, wanted, drafts, expected):
+def test_exact_tokens_of_a_deterministic_target(verifier, has_probs, wanted, drafts, expected):
     spread = np.full(VOCAB_SIZE, 1 / VOCAB_SIZE)
     given = [
         drawn_from(draft, np.tile(spread, (len(draft), 1))) if has_probs and draft else draft
@@ -67,7 +67,7 @@ def test_exact_tokens_of_a_target_that_is_certain(verifier, has_probs, wanted, d
 
 
 @BOTH
-def test_a_token_of_no_chance_is_never_kept_nor_drawn(verifier):
+def test_an_impossible_token_is_never_accepted_nor_sampled(verifier):
     logits = random_logits(3, VOCAB_SIZE, spread=1.0, seed=1)
     logits[:, 5] = -torch.inf
     verified = verify(verifier, logits.repeat(200, 1), [[3, 5]] * 200)
@@ -98,7 +98,7 @@ def a_ragged_batch(seed):
 
 @BOTH
 @pytest.mark.parametrize("size", [2, 3])
-def test_ranks_agree_with_one_that_holds_everything(verifier, size):
+def test_sharded_ranks_equal_one_rank(verifier, size):
     def verified(group, logits, drafts, seed):
         held = group.share_of(VOCAB_SIZE)
         shard = VocabShard(group, held.start, VOCAB_SIZE)
@@ -113,7 +113,7 @@ def test_ranks_agree_with_one_that_holds_everything(verifier, size):
 
 
 @BOTH
-def test_no_rank_sends_more_than_a_few_numbers_a_row(verifier):
+def test_ranks_send_a_few_numbers_for_each_row(verifier):
     logits, drafts = a_ragged_batch(0)
     sizes = []
 
@@ -135,7 +135,7 @@ def test_no_rank_sends_more_than_a_few_numbers_a_row(verifier):
 
 @BOTH
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
-def test_bad_logits_of_one_sequence_leave_the_others_alone(verifier, bad):
+def test_nan_logits_of_one_sequence_do_not_affect_others(verifier, bad):
     logits, drafts = a_ragged_batch(3)
     good = list(verify(verifier, logits, drafts))
     logits[4] = bad  # the only row of the second sequence
@@ -147,7 +147,7 @@ def test_bad_logits_of_one_sequence_leave_the_others_alone(verifier, bad):
 
 
 @BOTH
-def test_a_row_is_judged_alike_alone_and_in_a_batch(verifier):
+def test_verification_does_not_depend_on_the_batch(verifier):
     logits, drafts = a_ragged_batch(5)
     together = list(verify(verifier, logits, drafts))
     start = 0
@@ -157,8 +157,8 @@ def test_a_row_is_judged_alike_alone_and_in_a_batch(verifier):
         start = end
 
 
-def test_block_keeps_what_rejection_would_not():
-    """A token that came too often is made good by one that came too rarely.
+def test_block_accepts_a_prefix_that_rejection_rejects():
+    """A token that is drafted too often is compensated by one that is drafted too rarely.
 
     The first draft token has p / q = 0.5, the second 2: so p_1 = 0.5 and p_2 = 1, and the whole
     draft is always kept. Rejection keeps the first half of the time, and then the second.

@@ -1,4 +1,4 @@
-"""Texts generated with speculation by models that are tables of logits: many of them, fast."""
+"""Fast generation of many texts with speculation, by models that are tables of logits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from specdec.types.messages import DraftProbs
 from specdec.types.sampling_params import VerifierName
 
 Model = Callable[[Tensor, Tensor], Tensor]
-"""Last tokens [n] and positions of the tokens to come [n] to logits [n, vocab_size]."""
+"""Function from last tokens [n] and positions of the next tokens [n] to logits [n, vocab_size]."""
 
 _ROWS_AT_ONCE = 2**24  # elements of logits
 
@@ -31,12 +31,12 @@ def random_logits(num_rows: int, vocab_size: int, spread: float, seed: int) -> T
 
 
 def markov(logits: Tensor) -> Model:
-    """Looks at the last token only; logits: [vocab_size, vocab_size]."""
+    """Make a model that depends on the last token only; logits: [vocab_size, vocab_size]."""
     return lambda tokens, positions: logits[tokens]
 
 
 def positional(logits: Tensor) -> Model:
-    """Looks at the position only, so that tokens are independent; logits: [length, vocab_size]."""
+    """Make a model that depends on the position only; logits: [length, vocab_size]."""
     return lambda tokens, positions: logits[positions.clamp(max=len(logits) - 1)]
 
 
@@ -57,7 +57,7 @@ def sampling_batch(
 
 @dataclass(frozen=True)
 class Trials:
-    """What came out. Each trial has a seed of its own, from 0 up."""
+    """The output of all trials. Trial i has seed i."""
 
     token_ids: np.ndarray  # [num_trials, length]
     num_accepted: np.ndarray  # of the first round of each trial
@@ -71,7 +71,7 @@ class Trials:
 
 @dataclass(frozen=True)
 class Speculation:
-    """How to generate.
+    """Generator of texts with speculation.
 
     num_listed: most tokens that a draft with known chances is drawn from. has_draft_probs: False
     for drafts that are the draft model's best token, as lookups are certain of theirs.
@@ -89,7 +89,7 @@ class Speculation:
     has_draft_probs: bool = True
 
     def generate(self, num_trials: int, length: int) -> Trials:
-        """Text after token 0."""
+        """Generate text after token 0."""
         size = max(1, _ROWS_AT_ONCE // (self.vocab_size + 64) // (self.num_draft + 1))
         parts = [
             self._generate(torch.arange(start, min(start + size, num_trials)), length)
@@ -123,7 +123,7 @@ class Speculation:
     def round(
         self, seeds: Tensor, positions: Tensor, last: Tensor
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of new tokens [n], and the tokens, one sequence after another."""
+        """Return the numbers of new tokens [n], and the concatenated tokens."""
         columns, listed = [last], []
         for offset in range(self.num_draft):
             tokens, draft_probs = self._drafted(columns[-1], seeds, positions + offset, offset)
@@ -145,16 +145,16 @@ class Speculation:
     def _drafted(
         self, last: Tensor, seeds: Tensor, positions: Tensor, offset: int
     ) -> tuple[Tensor, DraftProbs | None]:
-        """As the draft worker does it."""
+        """Sample a draft as the draft model runner does."""
         batch, shard = self._batch(seeds, positions), shard_of(self.vocab_size)
         logits = self.draft(last, positions)
         if not self.has_draft_probs:
             return logits.argmax(1), None
         if self.verifier not in ("rejection", "block"):
             return sample(logits, batch, shard.group, 0, self.vocab_size), None
-        listed = Distribution.of_logits(logits, batch, shard).best(self.num_listed)
+        listed = Distribution.of_logits(logits, batch, shard).top(self.num_listed)
         offsets = torch.full_like(positions, offset)
-        drawn = listed.draw(batch.noise_keys.of_stream(Stream.DRAFT, offsets))
+        drawn = listed.sample(batch.noise_keys.of_stream(Stream.DRAFT, offsets))
         token_ids = listed.token_ids.numpy().astype(np.int32)
         return drawn, DraftProbs(token_ids, listed.probs.numpy())
 
@@ -165,7 +165,7 @@ class Speculation:
 
 
 def _stacked(listed: list[DraftProbs | None], count: int) -> list[DraftProbs | None]:
-    """One entry a trial, from one entry a draft token."""
+    """Return one entry for each trial, from one entry for each draft token."""
     if not listed or listed[0] is None:
         return [None] * count
     token_ids = np.stack([each.token_ids for each in listed if each], axis=1)

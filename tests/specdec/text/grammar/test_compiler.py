@@ -1,4 +1,4 @@
-"""What cannot be enforced is refused, quickly and by name; what can is compiled once."""
+"""Rejection of grammars that cannot be enforced, and the cache of compiled grammars."""
 
 import contextlib
 import json
@@ -61,7 +61,7 @@ BAD = {
 
 
 @pytest.mark.parametrize("spec", BAD.values(), ids=BAD)
-def test_bad_and_hostile_ones_are_refused_within_two_seconds(compiler, spec):
+def test_invalid_and_hostile_grammars_are_rejected_within_two_seconds(compiler, spec):
     started_s = time.monotonic()
     with pytest.raises(InvalidValueError) as caught:
         compiler.compile(StructuredOutput(**spec))
@@ -71,7 +71,7 @@ def test_bad_and_hostile_ones_are_refused_within_two_seconds(compiler, spec):
     assert len(str(caught.value)) < 700
 
 
-def test_errors_tell_nothing_of_the_library():
+def test_errors_do_not_expose_the_library():
     error = refusal("regex", "a", "panic: assertion failed: x\n<backtrace>\n 0: lib.rs")
     assert str(error).endswith("enforced: it is too large")
     error = refusal("regex", "a", "NoExtensionBias\n<non-verbose/>")
@@ -100,8 +100,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("spec", HOSTILE.values(), ids=HOSTILE)
-def test_hostile_ones_answer_within_two_seconds(compiler, spec):
-    """Either way: a grammar that is bounded when it runs, or an error of the request's own."""
+def test_hostile_grammars_return_within_two_seconds(compiler, spec):
+    """The result is a grammar with bounded cost, or an error of the request."""
     started_s = time.monotonic()
     try:
         here = compiler.compile(StructuredOutput(**spec)).matcher()
@@ -112,7 +112,7 @@ def test_hostile_ones_answer_within_two_seconds(compiler, spec):
     assert time.monotonic() - started_s < 2
 
 
-def test_one_of_each_size_is_refused_unread():
+def test_oversized_grammars_are_rejected_before_parsing():
     for spec in (
         {"json_schema": " " * (MAX_SCHEMA_CHARS + 1)},
         {"regex": ""},
@@ -126,14 +126,14 @@ def test_one_of_each_size_is_refused_unread():
 
 
 @pytest.mark.parametrize("fields", [{}, {"regex": "a", "json_object": True}])
-def test_exactly_one_kind_is_asked_for(fields):
+def test_exactly_one_kind_is_required(fields):
     with pytest.raises(InvalidValueError, match="exactly one of"):
         StructuredOutput(**fields)
 
 
 @pytest.fixture
 def counted(tokenizer, monkeypatch):
-    """A compiler of its own whose compilations are counted, and wait for a gate."""
+    """A separate compiler that counts its compilations and blocks them at a gate."""
     gate, calls = threading.Event(), []
     compile_now = compiler_module.first_matcher
 
@@ -148,7 +148,7 @@ def counted(tokenizer, monkeypatch):
     gate.set()
 
 
-def test_one_that_is_asked_for_twice_at_once_is_compiled_once(counted):
+def test_concurrent_requests_for_a_grammar_compile_it_once(counted):
     compiler, gate, calls = counted
     with ThreadPoolExecutor(8) as threads:
         waiting = [threads.submit(compiler.compile, StructuredOutput(regex="a+")) for _ in range(8)]
@@ -160,7 +160,7 @@ def test_one_that_is_asked_for_twice_at_once_is_compiled_once(counted):
     assert compiler.compile(StructuredOutput(regex="a+")) in grammars
 
 
-def test_a_failure_is_not_kept(counted):
+def test_a_failure_is_not_cached(counted):
     compiler, gate, calls = counted
     gate.set()
     for _ in range(2):
@@ -169,7 +169,7 @@ def test_a_failure_is_not_kept(counted):
     assert len(calls) == 2
 
 
-def test_those_used_longest_ago_are_dropped(counted, monkeypatch):
+def test_least_recently_used_grammars_are_evicted(counted, monkeypatch):
     compiler, gate, calls = counted
     gate.set()
     monkeypatch.setattr(compiler_module, "MAX_CACHED_GRAMMARS", 2)
@@ -181,7 +181,7 @@ def test_those_used_longest_ago_are_dropped(counted, monkeypatch):
 def test_the_cache_is_bounded_in_bytes(counted, monkeypatch):
     compiler, gate, calls = counted
     gate.set()
-    monkeypatch.setattr(compiler, "_tries_first", True)  # so it goes by time
+    monkeypatch.setattr(compiler, "_tries_first", True)  # limits the cache by compile times
     monkeypatch.setattr(compiler, "_try", lambda spec: None)
     monkeypatch.setattr(compiler_module, "MAX_CACHED_BYTES", 0)
     for _ in range(2):
@@ -189,11 +189,11 @@ def test_the_cache_is_bounded_in_bytes(counted, monkeypatch):
     assert len(calls) == 2
 
 
-def test_waiting_too_long_is_an_error(counted, monkeypatch):
+def test_a_full_queue_or_timeout_is_an_overload_error(counted, monkeypatch):
     compiler, _, _ = counted
     monkeypatch.setattr(compiler, "_timeout_s", 0.05)
     monkeypatch.setattr(compiler_module, "MAX_WAITING", 2)
-    for regex in ("a", "b", "c"):  # two wait; for a third there is no room
+    for regex in ("a", "b", "c"):  # two wait; the queue is full for the third
         with pytest.raises(OverloadedError):
             compiler.compile(StructuredOutput(regex=regex))
     with pytest.raises(OverloadedError):
@@ -201,7 +201,7 @@ def test_waiting_too_long_is_an_error(counted, monkeypatch):
 
 
 def _chain(length):
-    """A schema of references, each to the next."""
+    """Return a schema of references, each to the next."""
     links = {str(i): {"$ref": f"#/$defs/{i + 1}"} for i in range(length)}
     return {"$ref": "#/$defs/0", "$defs": {**links, str(length): {"type": "integer"}}}
 
@@ -213,10 +213,10 @@ def _chain(length):
         pytest.param({"type": "integer", "multipleOf": 99_999_999}, id="minutes and gigabytes"),
     ],
 )
-def test_what_would_take_the_process_with_it_is_refused(compiler, schema):
+def test_grammars_that_crash_the_process_are_rejected(compiler, schema):
     spec = StructuredOutput(json_schema=json.dumps(schema))
     for _ in range(3):  # more than there are trial processes
-        with pytest.raises(InvalidValueError, match="takes more than 1 s and 2 GiB"):
+        with pytest.raises(InvalidValueError, match="its compilation exceeds 1 s and 2 GiB"):
             compiler.submit(spec).result(60)
     assert compiler.submit(StructuredOutput(regex="[a-z]+")).result(60).matcher()
 
@@ -229,14 +229,14 @@ def test_what_would_take_the_process_with_it_is_refused(compiler, schema):
         pytest.param("\n" * 65_000 + "x", id="empty lines"),
     ],
 )
-def test_reading_a_grammar_takes_time_in_proportion(grammar):
+def test_parsing_time_is_linear(grammar):
     started_s = time.process_time()
     with contextlib.suppress(InvalidValueError):
         to_llguidance(StructuredOutput(grammar=grammar))
-    assert time.process_time() - started_s < 1  # where the square of it takes minutes
+    assert time.process_time() - started_s < 1  # quadratic time would take minutes
 
 
-def test_few_sequences_share_a_copy(counted):
+def test_sequences_per_copy_are_limited(counted):
     compiler, gate, calls = counted
     gate.set()
     spec = StructuredOutput(regex="a*")
@@ -256,7 +256,7 @@ def test_an_exhausted_grammar_is_compiled_again(counted):
     assert len(calls) == 2
 
 
-def test_a_grammar_may_run_out_of_states(tokenizer, monkeypatch, rng):
+def test_a_grammar_may_exhaust_its_lexer_states(tokenizer, monkeypatch, rng):
     from llguidance import LLParserLimits
 
     monkeypatch.setattr(trial_module, "LIMITS", LLParserLimits(max_lexer_states=300))
@@ -269,7 +269,7 @@ def test_a_grammar_may_run_out_of_states(tokenizer, monkeypatch, rng):
     assert compiler.compile(spec) is not grammar
 
 
-def test_a_tokenizer_that_cannot_be_read_refuses_requests_not_the_service(tokenizer):
+def test_an_unsupported_tokenizer_rejects_requests_only(tokenizer):
     class Odd:
         special_token_ids = frozenset()
 
@@ -277,5 +277,5 @@ def test_a_tokenizer_that_cannot_be_read_refuses_requests_not_the_service(tokeni
             return "{}"
 
     compiler = GrammarCompiler(Odd(), VOCAB_SIZE, EOS)
-    with pytest.raises(InvalidValueError, match="left out: the tokenizer is of no known kind"):
+    with pytest.raises(InvalidValueError, match="left out: the tokenizer is not supported"):
         compiler.compile(StructuredOutput(json_object=True))

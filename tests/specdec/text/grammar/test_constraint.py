@@ -1,4 +1,4 @@
-"""What a grammar makes of drafts."""
+"""Drafts under a grammar."""
 
 import pytest
 
@@ -21,24 +21,24 @@ def constraint(compiler):
 
 @pytest.fixture
 def spell(vocabulary):
-    """One token a character."""
+    """Return one token for each character."""
     return lambda text: [vocabulary.encode(char)[0] for char in text]
 
 
-def test_a_draft_is_cut_where_it_cannot_go_on(constraint, spell):
+def test_a_draft_is_cut_at_its_first_invalid_token(constraint, spell):
     drafted = constraint(regex="[ab]{9}").extend(spell("abxa"), 8)
     assert list(drafted.token_ids) == spell("ab")
     assert len(drafted.masks) == 3
 
 
-def test_no_more_than_there_is_room_for(constraint, spell):
+def test_the_limit_of_tokens_is_respected(constraint, spell):
     assert list(constraint(regex="[ab]{9}").extend(spell("abab"), 3).token_ids) == spell("aba")
     drafted = constraint(choice=("the river is cold",)).extend((), 0)
     assert drafted.token_ids == ()
     assert len(drafted.masks) == 1
 
 
-def test_what_must_come_is_drafted_without_a_proposal(constraint, vocabulary):
+def test_forced_tokens_are_drafted_without_a_proposal(constraint, vocabulary):
     text = "the river"
     drafted = constraint(choice=(text,)).extend((), 20)
     assert list(drafted.token_ids) == vocabulary.encode(text)
@@ -47,7 +47,7 @@ def test_what_must_come_is_drafted_without_a_proposal(constraint, vocabulary):
         assert allowed(mask) == {token}
 
 
-def test_what_must_come_is_put_behind_and_instead_of_drafts(constraint, spell, vocabulary):
+def test_forced_tokens_are_added_to_and_replace_drafts(constraint, spell, vocabulary):
     forced = vocabulary.encode("-river")
     free = constraint(regex="[ab]{2}-river[ab]")
     good = free.extend([*spell("ab"), *forced, *spell("b")], 20)
@@ -56,11 +56,11 @@ def test_what_must_come_is_put_behind_and_instead_of_drafts(constraint, spell, v
     assert list(wrong.token_ids) == [*spell("ab"), *forced]
 
 
-def test_nothing_is_drafted_behind_the_end(constraint, spell):
+def test_nothing_is_drafted_after_the_end(constraint, spell):
     assert list(constraint(regex="[ab]{2}").extend(spell("abab"), 8).token_ids) == spell("ab")
 
 
-def test_drafting_leaves_the_grammar_where_it_was(constraint, spell):
+def test_drafting_does_not_change_the_grammar_state(constraint, spell):
     here = constraint(regex="[ab]{4}c[ab]{2}")
     first = here.extend(spell("abab"), 8)
     again = here.extend(spell("abab"), 8)
@@ -68,7 +68,7 @@ def test_drafting_leaves_the_grammar_where_it_was(constraint, spell):
     assert (first.masks == again.masks).all()
 
 
-def test_it_follows_verified_tokens(constraint, spell):
+def test_verified_tokens_advance_the_grammar(constraint, spell):
     here = constraint(regex="a{2}b{2}|b{9}")
     here.follow([*PROMPT, *spell("a")])
     here.follow([*PROMPT, *spell("aab")])
@@ -85,7 +85,7 @@ def test_a_sampled_draft_is_not_cut(constraint, spell):
     assert (drafted.masks[2:] == -1).all()
 
 
-def test_ends_wait_for_min_tokens_unless_nothing_else_may_come(constraint, spell):
+def test_end_tokens_are_masked_before_min_tokens_unless_forced(constraint, spell):
     here = constraint(min_tokens=3, regex="a{0,4}")
     masks = here.extend(spell("aaaa"), 8).masks
     assert [bool(allowed(mask) & EOS) for mask in masks] == [False, False, False, True, True]

@@ -22,12 +22,12 @@ LANGUAGES = [
     ["the river", "the bridge", "the", "them"],
     ["a", "ab", "abc", "abcd", "b"],
     ["yes", "no"],
-    ['say "x"', "back\\slash", "two\nlines", "naïve", "😀", "😢"],
+    ['ask "x"', "back\\slash", "two\nlines", "naïve", "😀", "😢"],
 ]
 
 
 def walk(matcher, rng, most=200):
-    """Tokens chosen at random among the allowed ones, up to the end that was chosen, if one was."""
+    """Sample random allowed tokens, until an end token or the limit."""
     tokens = []
     while len(tokens) < most:
         mask = allowed(matcher.allowed_mask())
@@ -41,13 +41,13 @@ def walk(matcher, rng, most=200):
 
 
 @pytest.mark.parametrize("texts", LANGUAGES)
-def test_masks_allow_what_continues_one_of_the_texts(matcher, vocabulary, texts):
+def test_masks_allow_the_continuations_of_the_texts(matcher, vocabulary, texts):
     states = [((), matcher(choice=tuple(texts)))]
     ends = set()
     for path, here in states:
         prefix = vocabulary.decode(path)
         if "�" in prefix:
-            continue  # within a character: the plain reference knows only whole ones
+            continue  # within a character: the reference supports complete characters only
         mask = allowed(here.allowed_mask())
         expected, next_chars = vocabulary.starts(texts, prefix)
         whole = {token for token in mask if token in EOS or token in vocabulary.texts}
@@ -66,7 +66,7 @@ def test_masks_allow_what_continues_one_of_the_texts(matcher, vocabulary, texts)
 
 
 @pytest.mark.parametrize("texts", LANGUAGES)
-def test_the_usual_tokenization_of_every_text_is_allowed(matcher, vocabulary, texts):
+def test_the_canonical_tokenization_of_every_text_is_allowed(matcher, vocabulary, texts):
     for text in texts:
         tokens = vocabulary.encode(text)
         here = matcher(choice=tuple(texts))
@@ -124,7 +124,7 @@ def test_rollback_restores_the_masks(matcher, rng, regex):
         assert (here.allowed_mask() == masks[len(tokens)]).all()
 
 
-def test_rollback_takes_back_an_end(matcher):
+def test_rollback_undoes_an_end(matcher):
     here = matcher(choice=("a", "b"))
     before = here.allowed_mask()
     token = min(allowed(before) - EOS)
@@ -141,7 +141,7 @@ def test_rollback_takes_back_an_end(matcher):
     assert here.num_valid([token, min(EOS), token]) == 2
 
 
-def test_an_end_where_more_might_have_come(matcher):
+def test_an_end_before_optional_text(matcher):
     here = matcher(regex="a*")
     before = here.allowed_mask()
     assert here.num_valid([min(EOS), min(EOS)]) >= 1
@@ -152,7 +152,7 @@ def test_an_end_where_more_might_have_come(matcher):
 
 
 @pytest.mark.parametrize("case", CASES[:30], ids=lambda case: case.name)
-def test_forced_tokens_are_the_only_bits_of_the_masks(matcher, rng, case):
+def test_forced_tokens_are_the_only_allowed_tokens(matcher, rng, case):
     here = matcher(json_schema=case.text)
     for token in walk(matcher(json_schema=case.text), rng, most=60)[0]:
         forced = here.forced_tokens(8)
@@ -164,7 +164,7 @@ def test_forced_tokens_are_the_only_bits_of_the_masks(matcher, rng, case):
         here.advance(token)
 
 
-def test_forced_tokens_are_the_usual_tokenization(matcher, vocabulary):
+def test_forced_tokens_are_the_canonical_tokenization(matcher, vocabulary):
     text = '{"kind":"river","length":'
     schema = {
         "properties": {"kind": {"const": "river"}, "length": {"enum": [7, 8]}},
@@ -192,20 +192,20 @@ def test_masks_along_a_draft(matcher, vocabulary):
     assert masks.shape == (5, -(-VOCAB_SIZE // 32))
     assert (masks[0] == here.allowed_mask()).all()
     assert x not in allowed(masks[2])
-    assert (masks[3:] == -1).all()  # behind a token that may not come nothing is decided
+    assert (masks[3:] == -1).all()  # masks after an invalid token allow everything
     here.advance(a)
     assert (masks[1] == here.allowed_mask()).all()
 
 
-def test_a_token_that_may_not_come_is_an_error_and_changes_nothing(matcher, vocabulary):
+def test_an_invalid_token_is_an_error_and_changes_nothing(matcher, vocabulary):
     here = matcher(choice=("yes", "no"))
     before = here.allowed_mask()
-    with pytest.raises(GrammarError, match="not what structured_output allows"):
+    with pytest.raises(GrammarError, match="not allowed by structured_output"):
         here.advance(vocabulary.encode("x")[0])
     assert (here.allowed_mask() == before).all()
 
 
-def test_a_grammar_that_runs_out_of_means_is_an_error_for_its_sequence_alone(compiler, rng):
+def test_an_exhausted_grammar_fails_only_its_sequence(compiler, rng):
     grammar = compiler.compile(StructuredOutput(grammar='start: x\nx: x x x | x x | /./ | ""'))
     stuck, other = grammar.matcher(), compiler.compile(StructuredOutput(json_object=True)).matcher()
     with pytest.raises(GrammarError, match="cannot be continued"):

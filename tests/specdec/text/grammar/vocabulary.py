@@ -1,4 +1,4 @@
-"""The tiny tokenizer's vocabulary, read in the plainest way."""
+"""The tiny tokenizer's vocabulary: reference implementation."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ class TinyVocabulary:
         return self._tokenizer.decode(tokens)
 
     def starts(self, texts, prefix):
-        """Tokens that some of `texts` may go on with after `prefix`; those that end one are EOS."""
+        """Return the tokens that may follow `prefix` in one of `texts`; EOS after a whole text."""
         rests = {text[len(prefix) :] for text in texts if text.startswith(prefix)}
         starts = {
             token
@@ -36,12 +36,12 @@ class TinyVocabulary:
 
 
 def allowed(mask):
-    """The tokens whose bits are set."""
+    """Return the tokens whose bits are set."""
     bits = (mask[np.arange(len(mask) * 32) // 32] >> (np.arange(len(mask) * 32) % 32)) & 1
     return set(np.flatnonzero(bits).tolist())
 
 
 def wander(matcher, rng, count):
-    """Goes on by `count` random tokens that do not end the text."""
+    """Advance by `count` random tokens that do not end the text."""
     for _ in range(count):
         matcher.advance(int(rng.choice(sorted(allowed(matcher.allowed_mask()) - EOS))))

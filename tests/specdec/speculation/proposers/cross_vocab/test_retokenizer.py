@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from specdec.speculation.proposers.cross_vocab.retokenizer import Retokenizer
 from specdec.text.tokenizer import Tokenizer
-from specdec.text.vocab_bytes import Spelling
+from specdec.text.vocab_bytes import VocabBytes
 from tests.specdec.tiny import TEXT
 from tests.specdec.trained import byte_level, sentencepiece
 
@@ -19,7 +19,7 @@ def spellings(tmp_path_factory):
     for name, tokenizer in (("byte", byte_level(TEXT, 400)), ("piece", sentencepiece(TEXT, 420))):
         directory = tmp_path_factory.mktemp(name)
         tokenizer.save_pretrained(directory)
-        found.append(Spelling(Tokenizer(directory)))
+        found.append(VocabBytes(Tokenizer(directory)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""What the workers of a target and of a draft model have in common."""
+"""Base class of the runners of a target and of a draft model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from torch import Tensor
 from specdec.distributed.group import TensorParallelGroup
 from specdec.models.loading import Decoder
 from specdec.sampling import VocabShard
-from specdec.worker.batch_state import SequenceTable
+from specdec.worker.batch_state import BatchState
 
 
-class Runner:
-    """One rank of a model, its KV pool, and what it knows of the sequences."""
+class ModelRunner:
+    """One rank of a model, its KV pool and the state of its sequences."""
 
     def __init__(
         self,
@@ -22,16 +22,16 @@ class Runner:
         block_size: int,
         vocab_size: int,
     ) -> None:
-        """Allocates the KV pool: `num_blocks` of `block_size` tokens."""
+        """Allocate the KV pool: `num_blocks` of `block_size` tokens."""
         self.model = model
         self.group = group
         self.block_size = block_size
         self.vocab_size = vocab_size
         self.kv_cache = model.new_kv_cache(num_blocks * block_size)
-        self._sequences = SequenceTable(block_size, self.kv_cache.device, model.vocab_slice)
+        self._batch_state = BatchState(block_size, self.kv_cache.device, model.vocab_slice)
 
     def _logits(self, hidden: Tensor) -> Tensor:
-        """This rank's part of the logits after `hidden` [R, hidden_size]; a collective call."""
+        """Return this rank's logits of `hidden` [R, hidden_size]; a collective call."""
         return self.model.compute_logits(hidden)
 
     @property

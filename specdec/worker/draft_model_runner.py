@@ -1,0 +1,280 @@
+"""One rank of a draft model: extends sequences by a few tokens each, with its own KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.distributed.group import TensorParallelGroup
+from specdec.models.loading import Decoder
+from specdec.sampling import (
+    Distribution,
+    SamplingBatch,
+    Stream,
+    highest_probs,
+    sample,
+    scale_by_confidence,
+)
+from specdec.text.vocab_map import VocabularyMap, drafts_text
+from specdec.types.messages import (
+    BlockTableDelta,
+    DraftedRow,
+    DraftOutput,
+    DraftProbs,
+    DraftRow,
+    DraftStep,
+    SequenceAdmission,
+    StepRow,
+)
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.batch_state import TokenSpan
+from specdec.worker.draft_grammars import DraftGrammars
+from specdec.worker.model_runner import ModelRunner
+from specdec.worker.vocab_remap import SharedTokenMask, VocabRemap
+
+MAX_DRAFT_CANDIDATES = 256
+"""Number of most likely tokens that a draft token with probabilities is sampled from."""
+
+
+@dataclass
+class _PartialDraft:
+    """The draft of one sequence so far, with its distributions if the verifier needs them."""
+
+    token_ids: list[int] = field(default_factory=list)
+    candidates: list[DraftProbs] = field(default_factory=list)  # [1, num_candidates] each
+
+    def finished(self, seq_id: int) -> DraftedRow:
+        if not self.candidates:
+            return DraftedRow(seq_id, tuple(self.token_ids))
+        probs = np.concatenate([each.probs for each in self.candidates])
+        token_ids = np.concatenate([each.token_ids for each in self.candidates])
+        width = int((probs > 0).any(0).sum())  # the most likely come first
+        draft_probs = DraftProbs(token_ids[:, :width], probs[:, :width])
+        return DraftedRow(seq_id, tuple(self.token_ids), draft_probs)
+
+
+_Sampler = Callable[[Tensor, SamplingBatch, Sequence[_PartialDraft], int], None]
+
+
+class DraftModelRunner(ModelRunner):
+    """Executes draft steps in order; with several ranks each gets the same steps.
+
+    For most verifiers a draft token is sampled with the noise that the target will use
+    (`specdec.sampling.verifiers`), so an accurate draft is accepted at any temperature. For
+    verifiers that need draft probabilities it is sampled from the MAX_DRAFT_CANDIDATES most likely
+    tokens, with a separate noise stream, and sent with their probabilities: verification is exact
+    for the truncated distribution that the token was sampled from.
+
+    A draft ends early if no next token is likely enough. This is evaluated before sampling, from
+    the distribution, so it depends on the earlier tokens of the draft only, and every sampled token
+    is verified. (Dropping unlikely tokens after sampling would change the distribution that
+    verification assumes.) The proof of block verification also holds for every draft whose length
+    is determined by the tokens before its end.
+    """
+
+    def __init__(
+        self,
+        model: Decoder,
+        group: TensorParallelGroup,
+        *,
+        num_blocks: int,
+        block_size: int,
+        vocab_size: int,
+        grammars: DraftGrammars,
+        vocabulary: VocabularyMap | None = None,
+        confidence_threshold: float = 0.0,
+    ) -> None:
+        """Allocate the KV pool.
+
+        vocabulary: map between the tokens of draft and target, if their vocabularies differ.
+        confidence_threshold: minimum probability, at temperature 1, of the most likely token; below
+            it a draft ends.
+        """
+        super().__init__(
+            model, group, num_blocks=num_blocks, block_size=block_size, vocab_size=vocab_size
+        )
+        self.grammars = grammars
+        self._confidence_threshold = confidence_threshold
+        self._vocab_remap: VocabRemap | None = None
+        self._shared_token_mask: SharedTokenMask | None = None
+        device = self.kv_cache.device
+        if vocabulary is not None and vocabulary.has_equal_ids:
+            self._shared_token_mask = SharedTokenMask(vocabulary, model.vocab_slice, device)
+        elif vocabulary is not None:
+            self._vocab_remap = VocabRemap(vocabulary, group, device)
+
+    def draft(self, step: DraftStep) -> DraftOutput:
+        """Apply the step's updates and return its drafts, the same on every rank."""
+        self._batch_state.update(step)
+        self.grammars.update(step)
+        drafts = {row.seq_id: _PartialDraft() for row in step.drafts}
+        rows = [
+            self._row(row.seq_id, row.num_computed_tokens, row.token_ids) for row in step.drafts
+        ]
+        requested = {row.seq_id: row for row in step.drafts}
+        num_drafted = 0
+        while rows:
+            spans = [
+                TokenSpan(row.seq_id, requested[row.seq_id].first_index + num_drafted)
+                for row in rows
+            ]
+            rows = self._extend(rows, spans, [drafts[row.seq_id] for row in rows], num_drafted)
+            num_drafted += 1
+            rows = [
+                self._row(row.seq_id, row.end, (drafts[row.seq_id].token_ids[-1],))
+                for row in rows
+                if num_drafted < requested[row.seq_id].num_draft_tokens
+            ]
+            rows = [row for row in rows if not self.grammars.is_finished(row.seq_id)]
+        return DraftOutput(
+            step.step_id, tuple(draft.finished(seq_id) for seq_id, draft in drafts.items())
+        )
+
+    def catch_up(self, step: DraftStep) -> None:
+        """Run the step's tokens that the draft model has not computed yet; call after `draft`."""
+        for row in step.rows:
+            self.grammars.move_to(row.seq_id, row.num_computed_tokens, row.token_ids)
+        if step.rows:
+            self._batch_state.update_histories(step.rows)
+            self.model(self._batch_state.model_input(step.rows), self.kv_cache)
+
+    def warm_up(self, num_tokens: int) -> None:
+        """Run one prefill of `num_tokens` and one draft, so that the first request is not slow.
+
+        Overwrites the first blocks of the pool, which must be unused.
+        """
+        num_blocks = -(-(num_tokens + 1) // self.block_size)
+        admission = SequenceAdmission(-1, num_tokens, SamplingRules(top_p=0.9))
+        table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
+        chunk = StepRow(-1, 0, (0,) * num_tokens, 0, False)
+        first = DraftStep(-1, (), (admission,), (table,), (chunk,), ())
+        self.draft(first)
+        self.catch_up(first)
+        row = DraftRow(-1, num_tokens, (0,), 1, num_tokens + 1)
+        self.draft(DraftStep(-1, (), (), (), (), (row,)))
+        self.draft(DraftStep(-1, (-1,), (), (), (), ()))
+
+    def _row(self, seq_id: int, start: int, token_ids: tuple[int, ...]) -> StepRow:
+        """Build a row that runs `token_ids` and samples one token, masked by a grammar if any."""
+        self.grammars.move_to(seq_id, start, token_ids)
+        mask = self.grammars.mask(seq_id)
+        return StepRow(seq_id, start, token_ids, 0, True, grammar_mask=mask)
+
+    def _extend(
+        self,
+        rows: Sequence[StepRow],
+        spans: Sequence[TokenSpan],
+        drafts: Sequence[_PartialDraft],
+        num_drafted: int,
+    ) -> list[StepRow]:
+        """Append a token to the drafts, which have `num_drafted` tokens; return the rows extended.
+
+        The drafts of the other rows have ended.
+        """
+        self._batch_state.update_histories(rows)
+        last = [end - 1 for end in accumulate(len(row.token_ids) for row in rows)]
+        hidden = self.model(self._batch_state.model_input(rows), self.kv_cache)
+        logits = self._logits(hidden[last])
+        logits = self._batch_state.logits_processor(rows).apply(logits)
+        if self._shared_token_mask is not None:
+            logits = self._shared_token_mask.apply(logits)
+        confident = self._confident_rows(logits)
+        for sampler, members in self._by_sampler(rows, confident).items():
+            own = logits if len(members) == len(rows) else logits[members]
+            batch = self._sampling_batch(own, [spans[member] for member in members])
+            sampler(own, batch, [drafts[member] for member in members], num_drafted)
+        return [rows[index] for index in confident]
+
+    def _confident_rows(self, logits: Tensor) -> list[int]:
+        """Return the rows of logits [num_rows, num_tokens] that reach the confidence threshold."""
+        if self._confidence_threshold == 0:
+            return list(range(len(logits)))
+        is_confident = highest_probs(logits, self._shard) >= self._confidence_threshold
+        indices: list[int] = is_confident.nonzero().flatten().tolist()
+        return indices
+
+    def _by_sampler(
+        self, rows: Sequence[StepRow], indices: Sequence[int]
+    ) -> dict[_Sampler, list[int]]:
+        """Group the indices of rows by how they are sampled."""
+        members_of: dict[_Sampler, list[int]] = {}
+        for index in indices:
+            members_of.setdefault(self._sampler(rows[index]), []).append(index)
+        return members_of
+
+    def _sampler(self, row: StepRow) -> _Sampler:
+        """Return how to sample a row.
+
+        Drafts of another vocabulary are sent without probabilities, as if each had probability 1.
+        Verification is still exact, since its acceptance test uses a separate noise stream.
+        """
+        rules = self._batch_state.rules(row.seq_id)
+        if self._vocab_remap is not None:
+            return self._sample_coupled if drafts_text(rules) else self._sample_remapped
+        return self._sample_candidates if rules.needs_draft_probs else self._sample_coupled
+
+    def _sampling_batch(self, logits: Tensor, spans: Sequence[TokenSpan]) -> SamplingBatch:
+        """Build the sampling batch of `spans`, with scaled temperatures where the rules ask."""
+        batch = self._batch_state.sampling_batch(spans)
+        rules = [self._batch_state.rules(span.seq_id) for span in spans]
+        is_scaled = [each.scale_draft_temperature for each in rules if each.temperature > 0]
+        if not any(is_scaled):
+            return batch
+        chosen = torch.tensor(is_scaled, device=logits.device)
+        return scale_by_confidence(logits, batch, chosen, self._shard)
+
+    def _sample_coupled(
+        self,
+        logits: Tensor,
+        batch: SamplingBatch,
+        drafts: Sequence[_PartialDraft],
+        num_drafted: int,
+    ) -> None:
+        """Sample with the noise that the target uses."""
+        del num_drafted
+        shard = self._shard
+        sampled = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
+        for draft, token_id in zip(drafts, sampled.tolist(), strict=True):
+            draft.token_ids.append(token_id)
+
+    def _sample_remapped(
+        self,
+        logits: Tensor,
+        batch: SamplingBatch,
+        drafts: Sequence[_PartialDraft],
+        num_drafted: int,
+    ) -> None:
+        """Sample from the tokens shared with the target, with the noise of the target's ids."""
+        del num_drafted
+        remap = self._vocab_remap
+        assert remap is not None, "a vocabulary map is needed"
+        sampled = sample(remap.apply(logits), batch, self.group, remap.first_token, remap.size)
+        for draft, token_id in zip(drafts, remap.draft_ids[sampled].tolist(), strict=True):
+            draft.token_ids.append(token_id)
+
+    def _sample_candidates(
+        self,
+        logits: Tensor,
+        batch: SamplingBatch,
+        drafts: Sequence[_PartialDraft],
+        num_drafted: int,
+    ) -> None:
+        """Sample from the most likely tokens with a separate noise stream; store probabilities.
+
+        The stored probabilities are by the target's token ids.
+        """
+        top = Distribution.of_logits(logits, batch, self._shard).top(MAX_DRAFT_CANDIDATES)
+        offsets = torch.full_like(batch.noise_keys.positions, num_drafted)
+        sampled = top.sample(batch.noise_keys.of_stream(Stream.DRAFT, offsets))
+        token_ids = top.token_ids.cpu().numpy().astype(np.int32)
+        if self._shared_token_mask is not None:
+            token_ids = self._shared_token_mask.target_ids(token_ids)
+        draft_probs = DraftProbs(token_ids, top.probs.cpu().numpy())
+        for index, (draft, token_id) in enumerate(zip(drafts, sampled.tolist(), strict=True)):
+            draft.token_ids.append(token_id)
+            draft.candidates.append(draft_probs[index : index + 1])

@@ -1,0 +1,267 @@
+"""One rank of the target model: runs a step's forward pass and verifies the drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from specdec.kernels.sample import RowArgmax, row_argmax
+from specdec.sampling import SamplingBatch, all_ranks_argmax, sample
+from specdec.sampling.verifiers import VERIFY, Draft, DraftBatch, VerifiedTokens, verify_greedy
+from specdec.types.messages import (
+    BlockTableDelta,
+    PromptLogprobs,
+    SequenceAdmission,
+    StepInput,
+    StepRow,
+    VerifiedRow,
+    VerifyOutput,
+)
+from specdec.types.sampling_params import VerifierName
+from specdec.types.sampling_spec import SamplingRules
+from specdec.worker.batch_state import TokenSpan
+from specdec.worker.logprobs import KeptLogits, LogprobReader
+from specdec.worker.model_runner import ModelRunner
+
+
+def positions_to_verify(rows: Sequence[StepRow]) -> list[int]:
+    """Return the indices of the logits of the last known tokens and the drafts, in order."""
+    positions, end = list[int](), 0
+    for row in rows:
+        start, end = end, end + 1 + row.num_guesses
+        positions.extend(range(start, start + 1 + row.num_draft_tokens))
+    return positions
+
+
+def positions_of_guesses(rows: Sequence[StepRow]) -> list[int]:
+    """Return the indices of the logits of all guesses of rows with lookahead tokens, in order."""
+    positions, end = list[int](), 0
+    for row in rows:
+        start, end = end, end + 1 + row.num_guesses
+        if row.num_lookahead_tokens:
+            positions.extend(range(start + 1, end))
+    return positions
+
+
+class TargetModelRunner(ModelRunner):
+    """Executes steps in order; with several ranks each gets the same steps."""
+
+    def execute(self, step: StepInput) -> VerifyOutput:
+        """Run one step; return the same output on every rank."""
+        self._batch_state.update(step)
+        if not step.rows:
+            return VerifyOutput(step.step_id, ())
+        rows = self._batch_state.resolve_pending(step.rows)
+        self._batch_state.update_histories(rows)
+        hidden = self.model(self._batch_state.model_input(rows), self.kv_cache)
+        prompt_logprobs = (
+            tuple(self._prompt_logprobs(rows, hidden))
+            if self._batch_state.has_prompt_logprobs
+            else ()
+        )
+        verified = (*self._verify(rows, hidden), *_invalid_chunks(rows, hidden))
+        return VerifyOutput(step.step_id, verified, prompt_logprobs)
+
+    def warm_up(self, num_tokens: int) -> None:
+        """Run one prefill of `num_tokens` and one decode, so that the first request is not slow.
+
+        Overwrites the first blocks of the pool, which must be unused.
+        """
+        num_blocks = -(-(num_tokens + 1) // self.block_size)
+        admission = SequenceAdmission(-1, num_tokens, SamplingRules(top_p=0.9))
+        table = BlockTableDelta(-1, 0, tuple(range(num_blocks)))
+        prefill = StepRow(-1, 0, (0,) * num_tokens, 0, True)
+        decode = StepRow(-1, num_tokens, (0,), 0, True)
+        self.execute(StepInput(-1, (), (admission,), (table,), (prefill,)))
+        self.execute(StepInput(-1, (), (), (), (decode,)))
+        self.execute(StepInput(-1, (-1,), (), (), ()))
+
+    def _verify(self, step_rows: Sequence[StepRow], hidden: Tensor) -> list[VerifiedRow]:
+        """Verify the rows that sample; hidden: [T, hidden_size].
+
+        Logits are computed for the last known token and the guesses of each row only.
+        """
+        rows = [row for row in step_rows if row.samples]
+        if not rows:
+            return []
+        scored = _scored_tokens(step_rows)
+        logits, argmax = self.model.compute_logits_and_argmax(
+            hidden if len(scored) == len(hidden) else hidden[scored]
+        )
+        if all(map(self._batch_state.is_plain_greedy, rows)):  # the rest would not change anything
+            global_argmax = self._all_ranks_argmax(argmax)
+            tokens = _verify_greedy(global_argmax, rows)
+            return self._record_output(rows, tokens, global_argmax.invalid_rows)
+        if lookahead := self._lookahead_tokens(rows, logits):
+            positions = torch.tensor(positions_to_verify(rows), device=logits.device)
+            logits, argmax = logits[positions], argmax.take(positions)
+        rules = [self._batch_state.rules(row.seq_id) for row in rows]
+        kept = KeptLogits(logits, rows, [each.logprobs for each in rules])
+        has_nan = argmax.has_nan
+        processor = self._batch_state.logits_processor(rows)
+        logits = processor.apply(logits)
+        if processor.rows:
+            argmax = argmax.with_rows(processor.rows, row_argmax(logits[processor.rows]))
+        # NaN is detected in the model's own logits, even where the rules mask the token.
+        global_argmax = self._all_ranks_argmax(replace(argmax, has_nan=has_nan))
+        if all(each.is_greedy for each in rules):
+            tokens = _verify_greedy(global_argmax, rows)
+        else:
+            tokens = self._verify_sampled(rows, logits, argmax)
+        verified = self._record_output(rows, tokens, global_argmax.invalid_rows, kept)
+        if not lookahead:
+            return verified
+        return [row._replace(lookahead_token_ids=lookahead.get(row.seq_id, ())) for row in verified]
+
+    def _lookahead_tokens(
+        self, rows: Sequence[StepRow], logits: Tensor
+    ) -> dict[int, tuple[int, ...]]:
+        """Return the argmax after each guess, by sequence with lookahead tokens.
+
+        logits: [R, len(vocab_slice)], of the last known token and the guesses of each row.
+        """
+        if not (positions := positions_of_guesses(rows)):
+            return {}
+        best = iter(self._greedy_tokens(logits[positions]))
+        return {
+            row.seq_id: tuple(islice(best, row.num_guesses))
+            for row in rows
+            if row.num_lookahead_tokens
+        }
+
+    def _greedy_tokens(self, logits: Tensor) -> list[int]:
+        """Return the argmax of each row of logits [R, len(vocab_slice)]; a collective call."""
+        batch = SamplingBatch.greedy(len(logits), logits.device)
+        shard = self._shard
+        best = sample(logits, batch, shard.group, shard.first_token, shard.vocab_size)
+        token_ids: list[int] = best.tolist()
+        return token_ids
+
+    def _all_ranks_argmax(self, argmax: RowArgmax) -> RowArgmax:
+        """Return the argmax over the whole vocabulary; argmax: of this rank. A collective call."""
+        return all_ranks_argmax(argmax, self.group, self.model.vocab_slice.start)
+
+    def _record_output(
+        self,
+        rows: Sequence[StepRow],
+        verified: Sequence[tuple[int, ...]],
+        is_invalid: Sequence[bool],
+        kept: KeptLogits | None = None,
+    ) -> list[VerifiedRow]:
+        """Append the new tokens to the sequences, and return them with their log-probabilities.
+
+        is_invalid: whether each row of logits holds NaN. Tokens of a sequence end before the first
+        invalid row; the next step begins with that row. kept: logits of the rows that request
+        log-probabilities.
+        """
+        output: list[tuple[int, tuple[int, ...]]] = []
+        end = 0
+        for row, token_ids in zip(rows, verified, strict=True):
+            start, end = end, end + row.num_draft_tokens + 1
+            own = is_invalid[start:end]
+            num_valid = own.index(True) if True in own else len(own)
+            output.append((row.seq_id, token_ids[:num_valid]))
+        logprobs = kept.logprobs(self._logprob_reader, output) if kept else {}
+        for seq_id, token_ids in output:
+            self._batch_state.append_output(seq_id, token_ids)
+        return [
+            VerifiedRow(seq_id, token_ids, logprobs.get(seq_id), has_bad_logits=not token_ids)
+            for seq_id, token_ids in output
+        ]
+
+    def _prompt_logprobs(self, rows: Sequence[StepRow], hidden: Tensor) -> Iterator[PromptLogprobs]:
+        """Yield log-probabilities of the prompt tokens after those of `rows`, where requested."""
+        first = 0
+        for row in rows:
+            num_best = self._batch_state.rules(row.seq_id).prompt_logprobs
+            if num_best is not None and (tokens := self._batch_state.next_prompt_tokens(row)):
+                logprobs = self._logprob_reader.read_prompt(
+                    hidden[first : first + len(tokens)], tokens, num_best, self._logits
+                )
+                yield PromptLogprobs(row.seq_id, row.num_computed_tokens + 1, logprobs)
+            first += len(row.token_ids)
+
+    @property
+    def _logprob_reader(self) -> LogprobReader:
+        return LogprobReader(self.group, self.model.vocab_slice.start, self.vocab_size)
+
+    def _verify_sampled(
+        self, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
+    ) -> Sequence[tuple[int, ...]]:
+        """Run the verifier of each row; return the new tokens of each.
+
+        logits: [sum of num_draft_tokens + 1, len(vocab_slice)]; argmax: of these rows.
+        """
+        members_of = self._by_verifier(rows)
+        if len(members_of) == 1:
+            return list(self._run_verifier(next(iter(members_of)), rows, logits, argmax))
+        verified: list[tuple[int, ...]] = [()] * len(rows)
+        ends = np.cumsum([row.num_draft_tokens + 1 for row in rows])
+        scored = np.split(np.arange(len(logits)), ends[:-1])
+        for name, members in members_of.items():
+            positions = np.concatenate([scored[member] for member in members])
+            own = torch.from_numpy(positions).to(logits.device)
+            own_rows = [rows[member] for member in members]
+            tokens = self._run_verifier(name, own_rows, logits[own], argmax.take(own))
+            for member, token_ids in zip(members, tokens, strict=True):
+                verified[member] = token_ids
+        return verified
+
+    def _run_verifier(
+        self, name: VerifierName, rows: Sequence[StepRow], logits: Tensor, argmax: RowArgmax
+    ) -> VerifiedTokens:
+        batch = self._batch_state.sampling_batch([_sampled_span(row) for row in rows], argmax)
+        drafts = DraftBatch([self._draft(row) for row in rows], logits.device)
+        return VERIFY[name](logits, batch, drafts, self._shard)
+
+    def _by_verifier(self, rows: Sequence[StepRow]) -> dict[VerifierName, list[int]]:
+        """Group the indices of the rows by their verifier."""
+        members_of: dict[VerifierName, list[int]] = {}
+        for index, row in enumerate(rows):
+            name = self._batch_state.rules(row.seq_id).acting_verifier
+            members_of.setdefault(name, []).append(index)
+        return members_of
+
+    def _draft(self, row: StepRow) -> Draft:
+        return Draft(row.drafts, self._batch_state.rules(row.seq_id).verifier, row.draft_probs)
+
+
+def _sampled_span(row: StepRow) -> TokenSpan:
+    """Return the tokens that a row samples: one after its last known token and after each draft."""
+    return TokenSpan(row.seq_id, row.known_end, row.num_draft_tokens + 1)
+
+
+def _scored_tokens(rows: Sequence[StepRow]) -> list[int]:
+    """Return the flat indices of the tokens whose logits are needed, in the order of the rows."""
+    scored: list[int] = []
+    end = 0
+    for row in rows:
+        end += len(row.token_ids)
+        if row.samples:
+            scored.extend(range(end - row.num_guesses - 1, end))
+    return scored
+
+
+def _verify_greedy(argmax: RowArgmax, rows: Sequence[StepRow]) -> Sequence[tuple[int, ...]]:
+    """Verify rows against the argmax of their logits; return the new tokens of each."""
+    return verify_greedy(argmax.token_ids.tolist(), [row.drafts for row in rows])
+
+
+def _invalid_chunks(rows: Sequence[StepRow], hidden: Tensor) -> Iterator[VerifiedRow]:
+    """Yield the rows that do not sample and whose hidden states [T, hidden_size] have NaN or Inf.
+
+    Their KV is invalid too, and must not be shared with other requests through the prefix cache.
+    """
+    if all(row.samples for row in rows):
+        return
+    is_finite: list[bool] = hidden.isfinite().all(1).tolist()
+    end = 0
+    for row in rows:
+        start, end = end, end + len(row.token_ids)
+        if not row.samples and not all(is_finite[start:end]):
+            yield VerifiedRow(row.seq_id, (), has_bad_logits=True)
