@@ -1,4 +1,4 @@
-"""Help under headings, for commands with so many options that a list would not be read."""
+"""Help output with options grouped into sections, for commands with many options."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _WIDTH = 100
 
 
 class SectionedOption(click.Option):
-    """An option that says under which heading it stands."""
+    """An option that belongs to a section of the help."""
 
     def __init__(self, *arguments: Any, section: str, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
@@ -18,14 +18,14 @@ class SectionedOption(click.Option):
 
 
 class SectionedCommand(click.Command):
-    """A command with so many options that its help shows them under headings."""
+    """A command whose help groups the options into sections."""
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.context_settings.setdefault("max_content_width", _WIDTH)
 
     def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Options and what they mean by heading, in the order of the first of each."""
+        """Return the help records of the options by section, in the order of the options."""
         found: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -34,7 +34,7 @@ class SectionedCommand(click.Command):
         return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes each heading with its options."""
+        """Write each section with its options."""
         for heading, records in self.sections(ctx).items():
             with formatter.section(heading):
                 formatter.write_dl(records)

@@ -1,4 +1,4 @@
-"""How the commands that ask for an answer say what kind of answer."""
+"""Sampling flags of `specdec generate` and `specdec chat`."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class _TokenBias(click.ParamType[tuple[int, float]]):
         try:
             return int(token_id), float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not a token id, =, and a number", param, ctx)
+            self.fail(f"{value!r} must be TOKEN_ID=BIAS", param, ctx)
 
 
 class _Threshold(click.ParamType[float | str]):
-    """A number, or a word for SpeculationOptions to judge."""
+    """A number, or the name of a preset, which SpeculationOptions validates."""
 
     name = "NUMBER|PRESET"
 
@@ -54,8 +54,9 @@ def _flag(section: str, *names: str, **attributes: Any) -> Callable[[_Command], 
     return click.option(*names, cls=SectionedOption, section=section, **attributes)
 
 
-_LENGTH, _SAMPLING, _FORM = "Length and end", "Sampling", "Form of the answer, one of"
-_SPECULATION, _REPORT = "Speculation", "What is reported"
+_LENGTH, _SAMPLING = "Length and stop conditions", "Sampling"
+_FORM = "Structured output (mutually exclusive)"
+_SPECULATION, _OUTPUT = "Speculation", "Output"
 
 _FLAGS = (
     click.option(
@@ -64,137 +65,195 @@ _FLAGS = (
         type=click.FloatRange(min=0, min_open=True),
         default=DEFAULT_TIMEOUT_S,
         show_default=True,
-        help="Seconds that the whole answer may take.",
+        help="Timeout of the request in seconds.",
     ),
     _flag(
         _LENGTH,
         "--max-tokens",
         type=int,
-        help="Most tokens to generate. Default: the model's, or what fits.",
+        help="Maximum number of tokens to generate. Default: the model's, or up to the context "
+        "length.",
     ),
-    _flag(_LENGTH, "--min-tokens", type=int, help="Tokens before the answer may end. Default: 0."),
-    _flag(_LENGTH, "--stop", multiple=True, help="Text to end before; up to 16 times."),
+    _flag(
+        _LENGTH, "--min-tokens", type=int, help="Minimum number of tokens to generate. Default: 0."
+    ),
+    _flag(_LENGTH, "--stop", multiple=True, help="Stop string; may be repeated, up to 16 times."),
     _flag(
         _LENGTH,
         "--stop-token-id",
         "stop_token_ids",
         type=int,
         multiple=True,
-        help="Token to end at; up to 256 times.",
+        help="Token id to stop at; may be repeated, up to 256 times.",
     ),
     _flag(
         _LENGTH,
         "--include-stop",
         "include_stop_str_in_output",
         is_flag=True,
-        help="Show what ended the answer, too.",
+        help="Include the stop string in the output.",
     ),
-    _flag(_LENGTH, "--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token."),
-    _flag(_LENGTH, "--show-special-tokens", is_flag=True, help="Show special tokens as text."),
     _flag(
-        _SAMPLING, "--temperature", type=float, help="From 0 (greedy) to 100. Default: the model's."
+        _LENGTH,
+        "--ignore-eos",
+        is_flag=True,
+        help="Keep generating after an end-of-sequence token.",
+    ),
+    _flag(
+        _LENGTH, "--show-special-tokens", is_flag=True, help="Show special tokens in the output."
+    ),
+    _flag(
+        _SAMPLING,
+        "--temperature",
+        type=float,
+        help="Sampling temperature, from 0 (greedy) to 100. Default: the model's.",
     ),
     _flag(
         _SAMPLING,
         "--top-p",
         type=float,
-        help="Probability to keep, above 0, to 1. Default: the model's.",
+        help="Cumulative probability of the tokens to sample from, above 0, at most 1. Default: "
+        "the model's.",
     ),
     _flag(
-        _SAMPLING, "--top-k", type=int, help="Likely tokens to keep; 0: all. Default: the model's."
+        _SAMPLING,
+        "--top-k",
+        type=int,
+        help="Number of most likely tokens to sample from; 0 for all. Default: the model's.",
     ),
     _flag(
         _SAMPLING,
         "--min-p",
         type=float,
-        help="Keep tokens so likely beside the likeliest, from 0 to 1. Default: the model's.",
+        help="Minimum probability of a token relative to the most likely one, from 0 to 1. "
+        "Default: the model's.",
     ),
     _flag(
         _SAMPLING,
         "--repetition-penalty",
         type=float,
-        help="Makes what was said or asked less likely, above 0, to 100. Default: the model's.",
+        help="Penalty on tokens that occur in the prompt or the output, above 0, at most 100. "
+        "Default: the model's.",
     ),
     _flag(
         _SAMPLING,
         "--presence-penalty",
         type=float,
-        help="Makes what was said less likely, from -2 to 2. Default: 0.",
+        help="Penalty on tokens that occur in the output, from -2 to 2. Default: 0.",
     ),
     _flag(
         _SAMPLING,
         "--frequency-penalty",
         type=float,
-        help="The same for each time it was said, from -2 to 2. Default: 0.",
+        help="Penalty on tokens by their count in the output, from -2 to 2. Default: 0.",
     ),
     _flag(
         _SAMPLING,
         "--logit-bias",
         type=_TokenBias(),
         multiple=True,
-        help="Added to a token's logit, from -100 to 100; up to 1024 times.",
+        help="Bias to add to a token's logit, from -100 to 100; may be repeated, up to 1024 times.",
     ),
-    _flag(_SAMPLING, "--bad-word", "bad_words", multiple=True, help="Text not to say."),
+    _flag(
+        _SAMPLING,
+        "--bad-word",
+        "bad_words",
+        multiple=True,
+        help="Text that must not be generated; may be repeated.",
+    ),
     _flag(
         _SAMPLING,
         "--allowed-token-id",
         "allowed_token_ids",
         type=int,
         multiple=True,
-        help="The only tokens to say; may be repeated.",
+        help="Token id to restrict the output to; may be repeated.",
     ),
-    _flag(_SAMPLING, "--seed", type=int, help="Fixes the answer. Default: the service's choice."),
-    _flag(_FORM, "--json-schema", type=_FILE, help="JSON that the schema in a file accepts."),
-    _flag(_FORM, "--json-object", is_flag=True, help="Any JSON object."),
-    _flag(_FORM, "--regex", help="A text that a regular expression matches as a whole."),
-    _flag(_FORM, "--grammar", type=_FILE, help="A text of the EBNF grammar in a file."),
-    _flag(_FORM, "--choice", multiple=True, help="One of the texts given so."),
-    _flag(_SPECULATION, "--no-speculation", is_flag=True, help="Draft nothing: slower."),
+    _flag(_SAMPLING, "--seed", type=int, help="Random seed. Default: chosen by the service."),
+    _flag(
+        _FORM,
+        "--json-schema",
+        type=_FILE,
+        help="Generate JSON that matches the schema in this file.",
+    ),
+    _flag(_FORM, "--json-object", is_flag=True, help="Generate a JSON object."),
+    _flag(_FORM, "--regex", help="Generate text that matches this regular expression entirely."),
+    _flag(
+        _FORM,
+        "--grammar",
+        type=_FILE,
+        help="Generate text that follows the EBNF grammar in this file.",
+    ),
+    _flag(_FORM, "--choice", multiple=True, help="Generate one of the given texts; repeatable."),
+    _flag(_SPECULATION, "--no-speculation", is_flag=True, help="Disable speculative decoding."),
     _flag(
         _SPECULATION,
         "--num-speculative-tokens",
         type=int,
-        help="Draft tokens a step, from 0 to 32. Default: the service's number.",
+        help="Number of draft tokens per step, from 0 to 32. Default: the service's.",
     ),
     _flag(
         _SPECULATION,
         "--speculation-method",
         "method",
         type=click.Choice(SPECULATION_METHODS),
-        help="What drafts. Default: what is loaded.",
+        help="Drafting method. Default: the loaded one.",
     ),
     _flag(
         _SPECULATION,
         "--verifier",
         type=click.Choice(VERIFIERS),
-        help="What decides on drafts; typical and threshold change the answer. Default: the "
+        help="Method that verifies draft tokens; typical and threshold are lossy. Default: the "
         "service's.",
     ),
-    _flag(_SPECULATION, "--typical-epsilon", type=float, help="Of typical. Default: 0.09."),
-    _flag(_SPECULATION, "--typical-delta", type=float, help="Of typical. Default: 0.3."),
+    _flag(
+        _SPECULATION,
+        "--typical-epsilon",
+        type=float,
+        help="Epsilon of the typical verifier. Default: 0.09.",
+    ),
+    _flag(
+        _SPECULATION,
+        "--typical-delta",
+        type=float,
+        help="Delta of the typical verifier. Default: 0.3.",
+    ),
     _flag(
         _SPECULATION,
         "--acceptance-threshold",
         type=_Threshold(),
-        help="Of threshold: from 0 to 1, strict, medium, lenient or auto. Default: auto.",
+        help="Threshold of the threshold verifier: a number from 0 to 1, strict, medium, lenient "
+        "or auto. Default: auto.",
     ),
     _flag(
         _SPECULATION,
         "--scale-draft-temperature",
         is_flag=True,
-        help="Draft more greedily where the draft model is sure.",
+        help="Lower the draft temperature where the draft model is confident.",
     ),
 )
 
-_REPORT_FLAGS = (
-    _flag(_REPORT, "-n", "--n", type=int, help="Choices to generate, from 1 to 128. Default: 1."),
+_OUTPUT_FLAGS = (
     _flag(
-        _REPORT,
+        _OUTPUT,
+        "-n",
+        "--n",
+        type=int,
+        help="Number of choices to generate, from 1 to 128. Default: 1.",
+    ),
+    _flag(
+        _OUTPUT,
         "--logprobs",
         type=int,
-        help="Log-probabilities of the answer's tokens and of so many likely ones, from 0 to 20.",
+        help="Show log probabilities of the output tokens and of this many most likely "
+        "alternatives, from 0 to 20.",
     ),
-    _flag(_REPORT, "--prompt-logprobs", type=int, help="The same for the prompt's tokens."),
+    _flag(
+        _OUTPUT,
+        "--prompt-logprobs",
+        type=int,
+        help="Show log probabilities of the prompt tokens in the same way.",
+    ),
 )
 
 _SPECULATION_NAMES = (
@@ -209,22 +268,22 @@ _SPECULATION_NAMES = (
 _FORM_NAMES = ("json_schema", "json_object", "regex", "grammar", "choice")
 
 
-def answer_flags(command: _Command) -> _Command:
-    """Gives a command `timeout_s`, and the arguments of `sampling_params`."""
+def sampling_flags(command: _Command) -> _Command:
+    """Add the flags of `timeout_s` and of the arguments of `sampling_params` to a command."""
     for flag in reversed(_FLAGS):
         command = flag(command)
     return command
 
 
-def report_flags(command: _Command) -> _Command:
-    """Gives a command those arguments of `sampling_params` that ask for more than one text."""
-    for flag in reversed(_REPORT_FLAGS):
+def output_flags(command: _Command) -> _Command:
+    """Add the flags for several choices and log probabilities to a command."""
+    for flag in reversed(_OUTPUT_FLAGS):
         command = flag(command)
     return command
 
 
 def sampling_params(**flags: Any) -> SamplingParams:
-    """What the flags ask for; those that are not given are left to the service."""
+    """Create sampling parameters from the flags; the service decides what is not given."""
     given = {name: value for name, value in flags.items() if _is_given(value)}
     speculation = {name: given.pop(name) for name in _SPECULATION_NAMES if name in given}
     if given.pop("no_speculation", False):
@@ -246,7 +305,7 @@ def _is_given(value: object) -> bool:
 
 
 def _content(value: object) -> Any:
-    """Of a file its text; bytes that are no UTF-8 are kept, for StructuredOutput to refuse."""
+    """Return a file's text, or the value; StructuredOutput rejects bytes that are not UTF-8."""
     if isinstance(value, Path):
         return value.read_text(encoding="utf-8", errors="surrogateescape")
     return value

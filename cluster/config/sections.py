@@ -1,4 +1,4 @@
-"""Under which heading each setting is explained."""
+"""Sections of the settings in `specdec serve --help` and the configuration reference."""
 
 from __future__ import annotations
 
@@ -75,5 +75,5 @@ SECTIONS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 
 
 def section_of(setting: str) -> str:
-    """Its heading."""
+    """Return the heading of a setting's section."""
     return next((name for name, members in SECTIONS.items() if setting in members), OTHER)
