@@ -5,7 +5,9 @@ import sys
 
 import pytest
 
-LIST_IMPORTS = "import sys, {module}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+LIST_IMPORTS = (
+    "import sys, {module}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+)
 LOAD_TOKENIZER = "import pathlib, specdec.text.tokenizer as t; t.Tokenizer(pathlib.Path({path!r}))"
 
 
@@ -22,5 +24,7 @@ def test_no_torch_without_a_model(module):
 
 
 def test_a_tokenizer_is_loaded_without_torch(tiny_model_dir):
-    code = f"{LOAD_TOKENIZER.format(path=str(tiny_model_dir))}\n{LIST_IMPORTS.format(module='json')}"
+    code = (
+        f"{LOAD_TOKENIZER.format(path=str(tiny_model_dir))}\n{LIST_IMPORTS.format(module='json')}"
+    )
     assert run_python(code) == ["transformers"]
