@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cluster.api.http.admin_json import to_json
 from cluster.cli.connection_options import ADMIN_FLAG_NAMES, admin_client, admin_flags
+from cluster.cli.help import combine_flags
 from cluster.cli.output import json_flag
 from cluster.cli.tables import (
     audit_table,
@@ -32,8 +32,6 @@ from specdec.types.profile import (
     ProfileOrder,
 )
 from specdec.types.sampling_params import SPECULATION_METHODS, VERIFIERS, VerifierName
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 @click.command(short_help="Show the replicas and their load.")
@@ -95,7 +93,7 @@ def speculation() -> None:
     """Show or change the speculation settings of a running service."""
 
 
-@speculation.command("get")
+@speculation.command("get", short_help="Show the current settings.")
 @json_flag
 @admin_flags
 def get_speculation(as_json: bool, **connection: Any) -> None:
@@ -104,17 +102,19 @@ def get_speculation(as_json: bool, **connection: Any) -> None:
         _show(client.get_speculation(), as_json)
 
 
-def _change_flags(command: _Command) -> _Command:
-    reason = click.option("--reason", default="", help="Reason to record in the audit log.")
-    version = click.option(
+_change_flags = combine_flags(
+    json_flag,
+    admin_flags,
+    click.option(
         "--expected-version",
         type=int,
         help="Fail unless this is the current version of the settings. Default: any version.",
-    )
-    return json_flag(admin_flags(version(reason(command))))
+    ),
+    click.option("--reason", default="", help="Reason to record in the audit log."),
+)
 
 
-@speculation.command("set")
+@speculation.command("set", short_help="Change settings on every replica.")
 @click.option(
     "--mode",
     type=click.Choice(SPECULATION_MODES),
@@ -198,7 +198,7 @@ def reset_speculation(
         _show(client.set_speculation(change), as_json)
 
 
-@speculation.command("watch")
+@speculation.command("watch", short_help="Print load and draft decisions at an interval.")
 @click.option(
     "--interval",
     "interval_s",

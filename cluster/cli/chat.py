@@ -9,13 +9,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any, cast
 
 import click
 
 from cluster.cli.completion_result import CompletionResult, receive
-from cluster.cli.connection_options import client_flags
+from cluster.cli.connection_options import client_flags, pop_connection
 from cluster.cli.help import SectionedCommand
 from cluster.cli.sampling_options import sampling_flags, sampling_params
 from specdec.client import Client, ClientError
@@ -150,29 +149,23 @@ def _notify(text: str) -> None:
     click.echo(click.style(text, dim=True), err=True)
 
 
-@click.command(cls=SectionedCommand)
+@click.command(cls=SectionedCommand, short_help="Chat with the served model.")
 @click.option("--system", help="System message; /system changes it.")
 @client_flags
 @sampling_flags
-def chat(
-    system: str | None,
-    address: str,
-    tls_ca_file: Path | None,
-    api_key: str | None,
-    timeout_s: float,
-    **sampling: Any,
-) -> None:
+def chat(system: str | None, **flags: Any) -> None:
     """Chat with the served model; /help lists the commands.
 
     Messages may also be piped in, one per line.
     """
-    params = sampling_params(**sampling)
+    connection = pop_connection(flags)
+    params = sampling_params(**flags)
     is_interactive = sys.stdin.isatty()
     if is_interactive:
         with suppress(ImportError):
             import readline  # noqa: F401  # adds line editing and history to `input`
         _notify("/help lists commands")
-    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key) as client:
+    with Client(**connection) as client:
         conversation = Conversation(client, params, system)
         lines = typed_lines() if is_interactive else _piped_lines()
         run_chat(conversation, lines, continue_on_error=is_interactive)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cluster.api.admin_token import TOKEN_VARIABLE, read_token
+from cluster.cli.help import combine_flags
 from specdec.client import AdminClient
 
 DEFAULT_ADDRESS = "127.0.0.1:9000"
+API_KEY_VARIABLE = "SPECDEC_API_KEY"
+ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_CLIENT_ARGUMENTS = ("address", "timeout_s", "tls_ca_file", "api_key")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 _address = click.option(
     "--address",
@@ -21,52 +24,37 @@ _address = click.option(
     show_default=True,
     help="host:port of the service's gRPC API.",
 )
-_tls_ca_file = click.option(
+tls_ca_flag = click.option(
     "--tls-ca-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    type=_FILE,
     help="CA certificates (PEM) to verify the service with. Default: no TLS.",
 )
-
-
-def connection_flags(command: _Command) -> _Command:
-    """Add --address and --tls-ca-file to a command."""
-    return _address(_tls_ca_file(command))
-
-
-API_KEY_VARIABLE = "SPECDEC_API_KEY"
-
 api_key_flag = click.option(
     "--api-key",
     envvar=API_KEY_VARIABLE,
     help=f"API key of the service. Default: ${API_KEY_VARIABLE}, which other users of the machine "
     "cannot read.",
 )
-
-
-def client_flags(command: _Command) -> _Command:
-    """Add --address, --tls-ca-file and --api-key to a command."""
-    return connection_flags(api_key_flag(command))
-
-
-ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
-
-_token_file = click.option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"File with the admin token. Default: ${TOKEN_VARIABLE}, or none.",
+client_flags = combine_flags(_address, tls_ca_flag, api_key_flag)
+admin_flags = combine_flags(
+    _address,
+    tls_ca_flag,
+    click.option(
+        "--token-file",
+        type=_FILE,
+        help=f"File with the admin token. Default: ${TOKEN_VARIABLE}, or none.",
+    ),
+    click.option(
+        "--model",
+        default="",
+        help="Model to address, if several are served. Default: the first.",
+    ),
 )
 
 
-_model = click.option(
-    "--model",
-    default="",
-    help="Model to address, if several are served. Default: the first.",
-)
-
-
-def admin_flags(command: _Command) -> _Command:
-    """Add the flags of `admin_client` to a command."""
-    return connection_flags(_token_file(_model(command)))
+def pop_connection(flags: dict[str, Any]) -> dict[str, Any]:
+    """Remove the arguments of `specdec.client.Client` from `flags` and return them."""
+    return {name: flags.pop(name) for name in _CLIENT_ARGUMENTS if name in flags}
 
 
 def admin_client(

@@ -9,7 +9,7 @@ from typing import Literal
 
 import click
 
-from cluster.cli.connection_options import api_key_flag
+from cluster.cli.connection_options import api_key_flag, tls_ca_flag
 from cluster.cli.environment import Environment, Library, Reached, inspect_environment
 from cluster.cli.output import json_flag, show_json
 
@@ -206,11 +206,7 @@ def _line(name: str, finding: Finding) -> str:
     help="Also check that the package index and the model hub are reachable.",
 )
 @click.option("--address", help="Also check the service at this host:port.")
-@click.option(
-    "--tls-ca-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="CA certificates (PEM) to verify that service with. Default: no TLS.",
-)
+@tls_ca_flag
 @api_key_flag
 @json_flag
 @click.pass_context

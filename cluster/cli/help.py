@@ -1,12 +1,16 @@
-"""Help output with options grouped into sections, for commands with many options."""
+"""Help with flags grouped into sections, for commands with many flags, and combined flags."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 _WIDTH = 100
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+Flag = Callable[[Any], Any]
+"""A decorator that adds a flag to a command."""
 
 
 class SectionedOption(click.Option):
@@ -15,6 +19,22 @@ class SectionedOption(click.Option):
     def __init__(self, *arguments: Any, section: str, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.section = section
+
+
+def section_flag(section: str, *names: str, **attributes: Any) -> Flag:
+    """Return a flag in a section of the help; the arguments are those of `click.option`."""
+    return click.option(*names, cls=SectionedOption, section=section, **attributes)
+
+
+def combine_flags(*flags: Flag) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds several flags to a command, in this order."""
+
+    def add(command: _Command) -> _Command:
+        for flag in reversed(flags):
+            command = flag(command)
+        return command
+
+    return add
 
 
 class SectionedCommand(click.Command):

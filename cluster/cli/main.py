@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,7 +20,7 @@ from cluster.cli.bench.cli import bench
 from cluster.cli.chat import chat
 from cluster.cli.completion import completion
 from cluster.cli.completion_result import chunk_as_json, receive
-from cluster.cli.connection_options import client_flags
+from cluster.cli.connection_options import client_flags, pop_connection
 from cluster.cli.doctor import doctor
 from cluster.cli.errors import OneLineErrors
 from cluster.cli.help import SectionedCommand
@@ -37,7 +36,7 @@ from specdec.types.responses import StreamChunk
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="specdec", message="specdec %(version)s")
 def main() -> None:
-    """Serve LLMs with speculative decoding."""
+    """Serve large language models with speculative decoding."""
 
 
 @main.command("version")
@@ -111,14 +110,11 @@ def generate(
     system: str | None,
     stream: bool | None,
     as_json: bool,
-    address: str,
-    tls_ca_file: Path | None,
-    api_key: str | None,
-    timeout_s: float,
-    **sampling: Any,
+    **flags: Any,
 ) -> None:
     """Generate a completion for PROMPT with the served model; - reads the prompt from stdin."""
-    content, params = _prompt(prompt, system, raw), sampling_params(**sampling)
+    connection = pop_connection(flags)
+    content, params = _prompt(prompt, system, raw), sampling_params(**flags)
     if stream is None:
         stream = not as_json and params.n == 1 and sys.stdout.isatty()
     if stream and not as_json and params.n > 1:
@@ -126,10 +122,7 @@ def generate(
     output = _stream_text() if stream else nullcontext(_show_nothing)
     if stream and as_json:
         output = nullcontext(_show_json)
-    with (
-        Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key) as client,
-        output as show,
-    ):
+    with Client(**connection) as client, output as show:
         result = receive(client.generate_stream(content, params), show)
     if as_json:
         show_json(result.outcome if stream else result.content | result.outcome)
@@ -146,16 +139,9 @@ def generate(
 )
 @json_flag
 @client_flags
-def tokenize(
-    text: str,
-    as_chat: bool,
-    as_json: bool,
-    address: str,
-    tls_ca_file: Path | None,
-    api_key: str | None,
-) -> None:
+def tokenize(text: str, as_chat: bool, as_json: bool, **connection: Any) -> None:
     """Show the tokens of TEXT as the service tokenizes a prompt; - reads TEXT from stdin."""
-    with Client(address, tls_ca_file=tls_ca_file, api_key=api_key) as client:
+    with Client(**connection) as client:
         result = client.tokenize(_prompt(text, None, not as_chat))
     if as_json:
         show_json(asdict(result))

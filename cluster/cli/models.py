@@ -12,7 +12,7 @@ def models() -> None:
     """List model aliases and download models."""
 
 
-@models.command("fetch")
+@models.command("fetch", short_help="Download a model.")
 @click.argument("name")
 @json_flag
 def fetch_model(name: str, as_json: bool) -> None:
@@ -26,7 +26,7 @@ def fetch_model(name: str, as_json: bool) -> None:
     click.echo(directory)
 
 
-@models.command("list")
+@models.command("list", short_help="List the model aliases.")
 @json_flag
 def list_models(as_json: bool) -> None:
     """List the model aliases and whether they are in the cache."""

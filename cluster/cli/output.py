@@ -6,19 +6,14 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cluster.cli.completion_result import CompletionResult
 from specdec.types.responses import Choice, PositionLogprobs, TokenLogprob
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
-
-
-def json_flag(command: _Command) -> _Command:
-    """Add --json to a command, as `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
 def print_stderr(line: str) -> None:

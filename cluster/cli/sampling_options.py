@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from cluster.cli.help import SectionedOption
+from cluster.cli.help import combine_flags, section_flag
 from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 from specdec.types.sampling_params import (
     SPECULATION_METHODS,
@@ -17,8 +17,6 @@ from specdec.types.sampling_params import (
     SpeculationOptions,
     StructuredOutput,
 )
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -50,15 +48,13 @@ class _Threshold(click.ParamType[float | str]):
             return str(value)
 
 
-def _flag(section: str, *names: str, **attributes: Any) -> Callable[[_Command], _Command]:
-    return click.option(*names, cls=SectionedOption, section=section, **attributes)
+_length = partial(section_flag, "Length and stop conditions")
+_sampling = partial(section_flag, "Sampling")
+_structured = partial(section_flag, "Structured output (mutually exclusive)")
+_speculation = partial(section_flag, "Speculation")
+_output = partial(section_flag, "Output")
 
-
-_LENGTH, _SAMPLING = "Length and stop conditions", "Sampling"
-_FORM = "Structured output (mutually exclusive)"
-_SPECULATION, _OUTPUT = "Speculation", "Output"
-
-_FLAGS = (
+sampling_flags = combine_flags(
     click.option(
         "--timeout",
         "timeout_s",
@@ -67,189 +63,159 @@ _FLAGS = (
         show_default=True,
         help="Timeout of the request in seconds.",
     ),
-    _flag(
-        _LENGTH,
+    _length(
         "--max-tokens",
         type=int,
         help="Maximum number of tokens to generate. Default: the model's, or up to the context "
         "length.",
     ),
-    _flag(
-        _LENGTH, "--min-tokens", type=int, help="Minimum number of tokens to generate. Default: 0."
-    ),
-    _flag(_LENGTH, "--stop", multiple=True, help="Stop string; may be repeated, up to 16 times."),
-    _flag(
-        _LENGTH,
+    _length("--min-tokens", type=int, help="Minimum number of tokens to generate. Default: 0."),
+    _length("--stop", multiple=True, help="Stop string; may be repeated, up to 16 times."),
+    _length(
         "--stop-token-id",
         "stop_token_ids",
         type=int,
         multiple=True,
         help="Token id to stop at; may be repeated, up to 256 times.",
     ),
-    _flag(
-        _LENGTH,
+    _length(
         "--include-stop",
         "include_stop_str_in_output",
         is_flag=True,
         help="Include the stop string in the output.",
     ),
-    _flag(
-        _LENGTH,
+    _length(
         "--ignore-eos",
         is_flag=True,
         help="Keep generating after an end-of-sequence token.",
     ),
-    _flag(
-        _LENGTH, "--show-special-tokens", is_flag=True, help="Show special tokens in the output."
-    ),
-    _flag(
-        _SAMPLING,
+    _length("--show-special-tokens", is_flag=True, help="Show special tokens in the output."),
+    _sampling(
         "--temperature",
         type=float,
         help="Sampling temperature, from 0 (greedy) to 100. Default: the model's.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--top-p",
         type=float,
         help="Cumulative probability of the tokens to sample from, above 0, at most 1. Default: "
         "the model's.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--top-k",
         type=int,
         help="Number of most likely tokens to sample from; 0 for all. Default: the model's.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--min-p",
         type=float,
         help="Minimum probability of a token relative to the most likely one, from 0 to 1. "
         "Default: the model's.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--repetition-penalty",
         type=float,
         help="Penalty on tokens that occur in the prompt or the output, above 0, at most 100. "
         "Default: the model's.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--presence-penalty",
         type=float,
         help="Penalty on tokens that occur in the output, from -2 to 2. Default: 0.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--frequency-penalty",
         type=float,
         help="Penalty on tokens by their count in the output, from -2 to 2. Default: 0.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--logit-bias",
         type=_TokenBias(),
         multiple=True,
         help="Bias to add to a token's logit, from -100 to 100; may be repeated, up to 1024 times.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--bad-word",
         "bad_words",
         multiple=True,
         help="Text that must not be generated; may be repeated.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--allowed-token-id",
         "allowed_token_ids",
         type=int,
         multiple=True,
         help="Token id to restrict the output to; may be repeated.",
     ),
-    _flag(_SAMPLING, "--seed", type=int, help="Random seed. Default: chosen by the service."),
-    _flag(
-        _FORM,
+    _sampling("--seed", type=int, help="Random seed. Default: chosen by the service."),
+    _structured(
         "--json-schema",
         type=_FILE,
         help="Generate JSON that matches the schema in this file.",
     ),
-    _flag(_FORM, "--json-object", is_flag=True, help="Generate a JSON object."),
-    _flag(_FORM, "--regex", help="Generate text that matches this regular expression entirely."),
-    _flag(
-        _FORM,
+    _structured("--json-object", is_flag=True, help="Generate a JSON object."),
+    _structured("--regex", help="Generate text that matches this regular expression entirely."),
+    _structured(
         "--grammar",
         type=_FILE,
         help="Generate text that follows the EBNF grammar in this file.",
     ),
-    _flag(_FORM, "--choice", multiple=True, help="Generate one of the given texts; repeatable."),
-    _flag(_SPECULATION, "--no-speculation", is_flag=True, help="Disable speculative decoding."),
-    _flag(
-        _SPECULATION,
+    _structured("--choice", multiple=True, help="Generate one of the given texts; repeatable."),
+    _speculation("--no-speculation", is_flag=True, help="Disable speculative decoding."),
+    _speculation(
         "--num-speculative-tokens",
         type=int,
         help="Number of draft tokens per step, from 0 to 32. Default: the service's.",
     ),
-    _flag(
-        _SPECULATION,
+    _speculation(
         "--speculation-method",
         "method",
         type=click.Choice(SPECULATION_METHODS),
         help="Drafting method. Default: the loaded one.",
     ),
-    _flag(
-        _SPECULATION,
+    _speculation(
         "--verifier",
         type=click.Choice(VERIFIERS),
         help="Method that verifies draft tokens; typical and threshold are lossy. Default: the "
         "service's.",
     ),
-    _flag(
-        _SPECULATION,
+    _speculation(
         "--typical-epsilon",
         type=float,
         help="Epsilon of the typical verifier. Default: 0.09.",
     ),
-    _flag(
-        _SPECULATION,
+    _speculation(
         "--typical-delta",
         type=float,
         help="Delta of the typical verifier. Default: 0.3.",
     ),
-    _flag(
-        _SPECULATION,
+    _speculation(
         "--acceptance-threshold",
         type=_Threshold(),
         help="Threshold of the threshold verifier: a number from 0 to 1, strict, medium, lenient "
         "or auto. Default: auto.",
     ),
-    _flag(
-        _SPECULATION,
+    _speculation(
         "--scale-draft-temperature",
         is_flag=True,
         help="Lower the draft temperature where the draft model is confident.",
     ),
 )
 
-_OUTPUT_FLAGS = (
-    _flag(
-        _OUTPUT,
+output_flags = combine_flags(
+    _output(
         "-n",
         "--n",
         type=int,
         help="Number of choices to generate, from 1 to 128. Default: 1.",
     ),
-    _flag(
-        _OUTPUT,
+    _output(
         "--logprobs",
         type=int,
         help="Show log probabilities of the output tokens and of this many most likely "
         "alternatives, from 0 to 20.",
     ),
-    _flag(
-        _OUTPUT,
+    _output(
         "--prompt-logprobs",
         type=int,
         help="Show log probabilities of the prompt tokens in the same way.",
@@ -266,20 +232,6 @@ _SPECULATION_NAMES = (
     "scale_draft_temperature",
 )
 _FORM_NAMES = ("json_schema", "json_object", "regex", "grammar", "choice")
-
-
-def sampling_flags(command: _Command) -> _Command:
-    """Add the flags of `timeout_s` and of the arguments of `sampling_params` to a command."""
-    for flag in reversed(_FLAGS):
-        command = flag(command)
-    return command
-
-
-def output_flags(command: _Command) -> _Command:
-    """Add the flags for several choices and log probabilities to a command."""
-    for flag in reversed(_OUTPUT_FLAGS):
-        command = flag(command)
-    return command
 
 
 def sampling_params(**flags: Any) -> SamplingParams:

@@ -167,7 +167,7 @@ def _complete_model(
     return aliases or [CompletionItem(incomplete, type="file")]
 
 
-@click.command(cls=_ServeCommand)
+@click.command(cls=_ServeCommand, short_help="Serve a model over gRPC and HTTP.")
 @click.argument("model_argument", metavar="[MODEL]", required=False, shell_complete=_complete_model)
 @click.option(
     "--config",

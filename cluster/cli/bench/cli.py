@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -71,11 +72,8 @@ def methods(
     temperature: float,
     output: Path | None,
     plot: Path | None,
-    timeout_s: float,
     as_json: bool,
-    address: str,
-    tls_ca_file: Path | None,
-    api_key: str | None,
+    **connection: Any,
 ) -> None:
     """Compare the loaded speculation methods, and no speculation, on PROMPTS_FILE.
 
@@ -88,8 +86,7 @@ def methods(
     """
     prompts = read_prompts(prompts_file)[:num_prompts]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=_SEED)
-    connection = Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key)
-    with connection as client, progress_bar(None, "request") as advance:
+    with Client(**connection) as client, progress_bar(None, "request") as advance:
         report = compare(client, prompts, params, advance)
     if output is not None:
         output.write_text(json.dumps(asdict(report)) + "\n", encoding="utf-8")
