@@ -193,8 +193,8 @@ def serve(
 ) -> None:
     """Serve MODEL over gRPC and the OpenAI-compatible HTTP API, until Ctrl-C.
 
-    MODEL is the same as --model. Most flags of `vllm serve` are accepted by their names;
-    unsupported flags are rejected with a hint (see docs/cli.md).
+    MODEL is the same as --model. Flags of `vllm serve` with the same meaning are accepted by their
+    names (see docs/cli.md).
     """
     given = {name: value for name, value in flags.items() if value is not None}
     if model_argument is not None:
