@@ -158,12 +158,7 @@ _change_flags = combine_flags(
     "as 20:off or 5:2; may be repeated, by ascending rate. Replaces all existing rules.",
 )
 @click.option("--no-rules", is_flag=True, help="Remove all rules.")
-@click.option(
-    "--ttl",
-    "ttl_s",
-    type=float,
-    help="Seconds until all overrides expire; 0 for never.",
-)
+@click.option("--ttl", "ttl_s", type=float, help="Seconds until all overrides expire; 0 for never.")
 @click.option("--reset", is_flag=True, help="Reset to the configured values first.")
 @_change_flags
 def set_speculation(

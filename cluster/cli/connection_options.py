@@ -10,6 +10,7 @@ import click
 from cluster.api.admin_token import TOKEN_VARIABLE, read_token
 from cluster.cli.help import combine_flags
 from specdec.client import AdminClient
+from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 
 DEFAULT_ADDRESS = "127.0.0.1:9000"
 API_KEY_VARIABLE = "SPECDEC_API_KEY"
@@ -35,6 +36,14 @@ api_key_flag = click.option(
     help=f"API key of the service. Default: ${API_KEY_VARIABLE}, which other users of the machine "
     "cannot read.",
 )
+timeout_flag = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="Timeout of the request in seconds.",
+)
 client_flags = combine_flags(_address, tls_ca_flag, api_key_flag)
 admin_flags = combine_flags(
     _address,
@@ -45,9 +54,7 @@ admin_flags = combine_flags(
         help=f"File with the admin token. Default: ${TOKEN_VARIABLE}, or none.",
     ),
     click.option(
-        "--model",
-        default="",
-        help="Model to address, if several are served. Default: the first.",
+        "--model", default="", help="Model to address, if several are served. Default: the first."
     ),
 )
 

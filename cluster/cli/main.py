@@ -105,12 +105,7 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
 @sampling_flags
 @output_flags
 def generate(
-    prompt: str,
-    raw: bool,
-    system: str | None,
-    stream: bool | None,
-    as_json: bool,
-    **flags: Any,
+    prompt: str, raw: bool, system: str | None, stream: bool | None, as_json: bool, **flags: Any
 ) -> None:
     """Generate a completion for PROMPT with the served model; - reads the prompt from stdin."""
     connection = pop_connection(flags)

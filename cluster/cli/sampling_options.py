@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
+from cluster.cli.connection_options import timeout_flag
 from cluster.cli.help import combine_flags, section_flag
-from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 from specdec.types.sampling_params import (
     SPECULATION_METHODS,
     VERIFIERS,
@@ -55,14 +55,7 @@ _speculation = partial(section_flag, "Speculation")
 _output = partial(section_flag, "Output")
 
 sampling_flags = combine_flags(
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
-        default=DEFAULT_TIMEOUT_S,
-        show_default=True,
-        help="Timeout of the request in seconds.",
-    ),
+    timeout_flag,
     _length(
         "--max-tokens",
         type=int,
@@ -84,11 +77,7 @@ sampling_flags = combine_flags(
         is_flag=True,
         help="Include the stop string in the output.",
     ),
-    _length(
-        "--ignore-eos",
-        is_flag=True,
-        help="Keep generating after an end-of-sequence token.",
-    ),
+    _length("--ignore-eos", is_flag=True, help="Keep generating after an end-of-sequence token."),
     _length("--show-special-tokens", is_flag=True, help="Show special tokens in the output."),
     _sampling(
         "--temperature",
@@ -149,16 +138,12 @@ sampling_flags = combine_flags(
     ),
     _sampling("--seed", type=int, help="Random seed. Default: chosen by the service."),
     _structured(
-        "--json-schema",
-        type=_FILE,
-        help="Generate JSON that matches the schema in this file.",
+        "--json-schema", type=_FILE, help="Generate JSON that matches the schema in this file."
     ),
     _structured("--json-object", is_flag=True, help="Generate a JSON object."),
     _structured("--regex", help="Generate text that matches this regular expression entirely."),
     _structured(
-        "--grammar",
-        type=_FILE,
-        help="Generate text that follows the EBNF grammar in this file.",
+        "--grammar", type=_FILE, help="Generate text that follows the EBNF grammar in this file."
     ),
     _structured("--choice", multiple=True, help="Generate one of the given texts; repeatable."),
     _speculation("--no-speculation", is_flag=True, help="Disable speculative decoding."),
@@ -180,14 +165,10 @@ sampling_flags = combine_flags(
         "service's.",
     ),
     _speculation(
-        "--typical-epsilon",
-        type=float,
-        help="Epsilon of the typical verifier. Default: 0.09.",
+        "--typical-epsilon", type=float, help="Epsilon of the typical verifier. Default: 0.09."
     ),
     _speculation(
-        "--typical-delta",
-        type=float,
-        help="Delta of the typical verifier. Default: 0.3.",
+        "--typical-delta", type=float, help="Delta of the typical verifier. Default: 0.3."
     ),
     _speculation(
         "--acceptance-threshold",
@@ -204,10 +185,7 @@ sampling_flags = combine_flags(
 
 output_flags = combine_flags(
     _output(
-        "-n",
-        "--n",
-        type=int,
-        help="Number of choices to generate, from 1 to 128. Default: 1.",
+        "-n", "--n", type=int, help="Number of choices to generate, from 1 to 128. Default: 1."
     ),
     _output(
         "--logprobs",

@@ -15,7 +15,7 @@ from cluster.cli.help import SectionedCommand, SectionedOption
 from cluster.cli.output import print_stderr
 from cluster.config.multi_model import read_models
 from cluster.config.sections import SECTIONS, section_of
-from cluster.config.serve_config import ServeConfig, settings
+from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, NOT_HERE, RENAMED
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
 from specdec.config.speculative_keys import SPECULATION_KEYS
@@ -89,7 +89,7 @@ class _SettingChoice(click.Choice[str]):
 
 def _setting_flags(command: _Command) -> _Command:
     """Add a flag for each field of ServeConfig, with its description and limits."""
-    known = settings()
+    known = ServeConfig.settings()
     order = [name for members in SECTIONS.values() for name in members]
     order += [name for name in known if name not in order]
     for name in reversed(order):

@@ -24,7 +24,6 @@ from specdec.config.fields import (
     NOT_NEGATIVE,
     POSITIVE,
     TEXT,
-    Setting,
     one_of,
     optional,
     setting,
@@ -42,10 +41,7 @@ class ServeConfig(LLMConfig):
     """
 
     served_model_name: str = setting(
-        "",
-        TEXT,
-        "Model name that API requests use",
-        "the alias, or the last component of the path",
+        "", TEXT, "Model name that API requests use", "the alias, or the last component of the path"
     )
     queue_timeout_s: float = setting(
         60.0, POSITIVE, "Seconds that a request may wait in the queue before it is rejected"
@@ -275,11 +271,6 @@ class ServeConfig(LLMConfig):
         if self.draft_labels and (speculation is None or speculation.method != "draft_model"):
             limit = "left out unless the method of speculative_config is draft_model"
             raise InvalidValueError("draft_labels", self.draft_labels, limit)
-
-
-def settings() -> dict[str, Setting]:
-    """Return every setting by name, in the order of the fields."""
-    return ServeConfig.settings()
 
 
 def _can_trace() -> bool:

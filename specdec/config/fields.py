@@ -1,4 +1,4 @@
-"""What a setting of the service may be, and how its limits and meaning are told."""
+"""Configuration fields: their limits, descriptions and default texts."""
 
 from __future__ import annotations
 

@@ -13,10 +13,9 @@ from cluster.cli.bench.load_cli import bench_serve
 from cluster.cli.bench.method_plot import svg
 from cluster.cli.bench.methods import MethodReport, MethodResult, compare
 from cluster.cli.bench.prompts import read_prompts
-from cluster.cli.connection_options import client_flags
+from cluster.cli.connection_options import client_flags, timeout_flag
 from cluster.cli.output import json_flag, progress_bar, show_json
 from specdec.client import Client
-from specdec.client.sync_client import DEFAULT_TIMEOUT_S
 from specdec.types.sampling_params import SamplingParams
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -55,14 +54,7 @@ bench.add_command(bench_serve)
 )
 @click.option("--output", type=_NEW_FILE, help="Write the JSON report to this file.")
 @click.option("--plot", type=_NEW_FILE, help="Write a bar chart to this file, as SVG.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=DEFAULT_TIMEOUT_S,
-    show_default=True,
-    help="Timeout of a request in seconds.",
-)
+@timeout_flag
 @json_flag
 @client_flags
 def methods(

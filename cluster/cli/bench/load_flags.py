@@ -91,14 +91,10 @@ load_flags = combine_flags(
         help="API to measure: gRPC, /v1/chat/completions or /v1/completions.",
     ),
     _service(
-        "--base-url",
-        default=_DEFAULT_URL,
-        show_default=True,
-        help="Base URL of the OpenAI API.",
+        "--base-url", default=_DEFAULT_URL, show_default=True, help="Base URL of the OpenAI API."
     ),
     _service(
-        "--model",
-        help="Model name for the OpenAI API. Default: the first model of /v1/models.",
+        "--model", help="Model name for the OpenAI API. Default: the first model of /v1/models."
     ),
     _service(
         "--timeout",

@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from cluster.api.api_keys import KEYS_VARIABLE, read_keys
 from cluster.cli import main
 from cluster.config.sections import OTHER, SECTIONS
-from cluster.config.serve_config import ServeConfig, settings
+from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, NOT_HERE, RENAMED
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import SPECULATION_KEYS
@@ -43,7 +43,7 @@ def test_serve_with_defaults(served):
 
 def test_serve_has_a_flag_for_each_setting():
     text = run_cli("serve", "--help").stdout
-    for name in settings():
+    for name in ServeConfig.settings():
         assert re.search(rf"--{name.replace('_', '-')}[ ,]", text), name
 
 
@@ -122,7 +122,7 @@ def test_a_service_that_fails_to_start(served, monkeypatch):
 
 def test_every_setting_is_in_one_section():
     members = [name for names in SECTIONS.values() for name in names]
-    assert sorted(members) == sorted(settings())
+    assert sorted(members) == sorted(ServeConfig.settings())
     assert f"{OTHER}:" not in run_cli("serve", "--help").stdout
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.serve_config import ServeConfig, settings
+from cluster.config.serve_config import ServeConfig
 from specdec.config.engine import DTYPE_BYTES, EngineConfig
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
@@ -49,10 +49,10 @@ def test_the_default_served_model_name(model, name):
 
 
 @pytest.mark.parametrize(
-    ("device", "asked", "limit"), [("cpu", None, 64), ("cpu", 300, 300), ("cuda", None, None)]
+    ("device", "given", "limit"), [("cpu", None, 64), ("cpu", 300, 300), ("cuda", None, None)]
 )
-def test_the_default_of_max_prefill_tokens_depends_on_the_device(device, asked, limit):
-    config = ServeConfig(device=device, max_prefill_tokens=asked, speculative_config=None)
+def test_the_default_of_max_prefill_tokens_depends_on_the_device(device, given, limit):
+    config = ServeConfig(device=device, max_prefill_tokens=given, speculative_config=None)
     assert config.prefill_limit == limit
 
 
@@ -63,8 +63,8 @@ def test_defaults_and_limits_are_those_of_the_engine():
     for field in dataclasses.fields(EngineConfig):
         if field.default not in (dataclasses.MISSING, None) and field.name != "async_scheduling":
             assert getattr(config, field.name) == field.default, field.name
-    assert settings()["dtype"].limit.options == ("auto", *DTYPE_BYTES)
-    assert settings()["quantization"].limit.options == ("none", *QUANTIZATION_METHODS)
+    assert ServeConfig.settings()["dtype"].limit.options == ("auto", *DTYPE_BYTES)
+    assert ServeConfig.settings()["quantization"].limit.options == ("none", *QUANTIZATION_METHODS)
     assert ServeConfig().quantization_method is None
     for method in QUANTIZATION_METHODS:
         assert ServeConfig(quantization=method).quantization_method == method
@@ -80,7 +80,7 @@ def test_defaults_and_limits_are_those_of_the_engine():
 
 def test_every_literal_has_the_options_of_its_setting():
     hints = typing.get_type_hints(ServeConfig, localns={"SpeculativeConfig": SpeculativeConfig})
-    for name, setting in settings().items():
+    for name, setting in ServeConfig.settings().items():
         if setting.limit.options:
             assert typing.get_args(hints[name]) == setting.limit.options
 
@@ -134,7 +134,8 @@ def test_an_invalid_value_is_reported_with_its_limit(field, value, limit):
 
 
 @pytest.mark.parametrize(
-    "field", [name for name, setting in settings().items() if setting.limit.accepts(None)]
+    "field",
+    [name for name, setting in ServeConfig.settings().items() if setting.limit.accepts(None)],
 )
 def test_none_is_allowed_for_optional_settings(field):
     assert getattr(ServeConfig.from_mapping({field: None}), field) is None
@@ -159,7 +160,7 @@ def test_speculative_config_is_validated(value, field):
 
 @dataclasses.dataclass(frozen=True)
 class OtherSpeculation:
-    """Fields of kinds that SpeculativeConfig may come to have."""
+    """Fields of types that SpeculativeConfig does not have yet."""
 
     names: tuple[typing.Literal["a", "b"], ...] = ()
     threshold: float | typing.Literal["auto"] = "auto"
@@ -292,10 +293,10 @@ def test_overrides_take_precedence_over_yaml(tmp_path):
 
 
 def test_help_has_description_limit_and_default():
-    assert settings()["max_num_seqs"].help == (
+    assert ServeConfig.settings()["max_num_seqs"].help == (
         "Maximum number of sequences that run concurrently (1 to 4096). Default: 64."
     )
-    for name, setting in settings().items():
+    for name, setting in ServeConfig.settings().items():
         assert setting.meaning, name
         assert setting.default, name
 
