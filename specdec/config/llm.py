@@ -108,8 +108,8 @@ class LLMConfig:
     max_prefill_tokens: int | None = setting(
         None,
         optional(whole_number(1, 2**20)),
-        "Maximum number of prompt tokens in a forward pass that also decodes; a smaller chunked "
-        "prefill delays decoding requests less",
+        "Maximum number of prompt tokens in a forward pass that also decodes; smaller prefill "
+        "chunks delay decoding requests less",
         "64 on a CPU; on a GPU limited by max_num_batched_tokens alone",
     )
     block_size: int = setting(
