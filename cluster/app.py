@@ -1,8 +1,8 @@
-"""The service as an application of Ray Serve, for whoever runs Ray and Serve themselves.
+"""Builds the service as a Ray Serve application, for an existing Ray cluster or KubeRay.
 
-A Serve config file names it as `import_path: cluster.app:build`, once for each model, and says in
-`args` what `specdec serve --config` would say. Nothing of a model is looked at here: this runs
-where Serve pleases, and the models on nodes of their own.
+A Serve config file refers to it as `import_path: cluster.app:build`, once for each model; `args`
+has the keys of the configuration file of `specdec serve --config`. The builder does not read model
+files: Serve may run it on any node, and the models are on other nodes.
 """
 
 from __future__ import annotations
@@ -21,31 +21,30 @@ _OF_SERVE = ("host", "http_port", "grpc_port", "grpc_max_message_mib")
 _OF_OUR_SERVERS = ("tls_cert_file", "tls_key_file")
 _REFUSED = {
     **dict.fromkeys(
-        _OF_SERVE, "left out; http_options and grpc_options of the Serve config say it"
+        _OF_SERVE, "left out; set http_options and grpc_options of the Serve config instead"
     ),
-    **dict.fromkeys(
-        _OF_OUR_SERVERS, "left out; what stands before Serve's ingress has to speak TLS"
-    ),
-    "ray_address": "left out; it runs where Serve does",
+    **dict.fromkeys(_OF_OUR_SERVERS, "left out; terminate TLS in a proxy before Serve's ingress"),
+    "ray_address": "left out; the application runs on the cluster of Serve",
 }
 
 
 def build(args: dict[str, Any]) -> serve.Application:
-    """One model with its replicas and its ControlPlane. `args`: settings, in our words or vLLM's.
+    """Build the application of one model: its replicas and its ControlPlane.
 
-    Raises InvalidValueError for a key that is unknown, or that has no meaning here.
+    args: settings, by our names or vLLM's. Raises InvalidValueError for an unknown or unsupported
+    key.
     """
     return make_application(ServeConfig.from_sources(application_settings(args)))
 
 
 def application_settings(args: Mapping[str, Any]) -> dict[str, Any]:
-    """What `args` mean on a Serve of somebody else's. Raises InvalidValueError."""
+    """Return the settings in `args` with ingress serve. Raises InvalidValueError."""
     for key, value in args.items():
         if (limit := _REFUSED.get(our_name(key))) is not None:
             raise InvalidValueError(key, value, limit)
     if args.get("ingress", "serve") != "serve":
         raise InvalidValueError("ingress", args["ingress"], "serve, or left out")
     if args.get("device") == "auto":
-        limit = "cpu or cuda: the models may run on another node than the one that reads this"
+        limit = "cpu or cuda: the models may run on another node than the builder"
         raise InvalidValueError("device", "auto", limit)
     return {**args, "ingress": "serve"}

@@ -1,4 +1,4 @@
-"""The command line: one module a command, and what commands share.
+"""The `specdec` command line: one module per command, and the modules that commands share.
 
-It only parses, calls and prints; what a command does belongs to the folders below.
+Commands parse flags, call other packages and print results; logic belongs in those packages.
 """

@@ -1,19 +1,25 @@
-"""The operator's commands: `specdec status`, `specdec speculation` and `specdec profile`."""
+"""Admin commands: `specdec status`, `specdec speculation` and `specdec profile`."""
 
 from __future__ import annotations
 
 import getpass
 import socket
-from collections.abc import Callable
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cluster.api.http.admin_json import to_json
 from cluster.cli.connection_options import ADMIN_FLAG_NAMES, admin_client, admin_flags
+from cluster.cli.help import combine_flags
 from cluster.cli.output import json_flag
-from cluster.cli.tables import audit_table, moment_line, profile_table, replica_table, state_table
+from cluster.cli.tables import (
+    audit_table,
+    profile_table,
+    replica_table,
+    state_table,
+    statistics_line,
+)
 from specdec.config.methods import METHOD_NAMES
 from specdec.types.control import SPECULATION_MODES, SpeculationRule
 from specdec.types.control_changes import MAX_AUDIT_PAGE, SpeculationChange, SpeculationState
@@ -28,31 +34,29 @@ from specdec.types.profile import (
 )
 from specdec.types.sampling_params import VERIFIERS, VerifierName
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
-
-@click.command(short_help="Show every replica and its load.")
+@click.command(short_help="Show the replicas and their load.")
 @json_flag
 @admin_flags
 def status(as_json: bool, **connection: Any) -> None:
-    """Show every replica with its load, and what is wanted of speculation."""
+    """Show the replicas with their load, and the speculation settings."""
     with admin_client(**connection) as client:
-        answer = client.status()
+        service = client.status()
     if as_json:
-        click.echo(to_json(answer))
+        click.echo(to_json(service))
         return
-    click.echo(replica_table(answer))
+    click.echo(replica_table(service))
     click.echo()
-    click.echo(state_table(answer.speculation))
+    click.echo(state_table(service.speculation))
 
 
-@click.command(short_help="Record what the models do in their next steps.")
+@click.command(short_help="Profile the next steps of the models.")
 @click.option(
     "--num-steps",
     type=int,
     default=DEFAULT_PROFILE_STEPS,
     show_default=True,
-    help=f"Steps of each model, from 1 to {MAX_PROFILE_STEPS}.",
+    help=f"Number of steps to record of each model, from 1 to {MAX_PROFILE_STEPS}.",
 )
 @click.option(
     "--timeout",
@@ -60,23 +64,24 @@ def status(as_json: bool, **connection: Any) -> None:
     type=float,
     default=DEFAULT_PROFILE_TIMEOUT_S,
     show_default=True,
-    help=f"Seconds to wait for so many, from {MIN_PROFILE_TIMEOUT_S:g} to "
+    help=f"Seconds to wait for these steps, from {MIN_PROFILE_TIMEOUT_S:g} to "
     f"{MAX_PROFILE_TIMEOUT_S:g}.",
 )
 @click.option(
     "--replica",
     "replica_id",
     default="",
-    help="Whose models, as `specdec status` names it. Default: of the replica that answers.",
+    help="Replica to profile, as shown by `specdec status`. Default: the replica that receives the "
+    "call.",
 )
 @json_flag
 @admin_flags
 def profile(
     num_steps: int, timeout_s: float, replica_id: str, as_json: bool, **connection: Any
 ) -> None:
-    """Record what the models of a replica do in their next steps, and show what took most.
+    """Profile the next steps of a replica's models and show the most expensive operations.
 
-    The service needs a --profile-dir for the traces, and requests to have steps.
+    The service must run with --profile-dir, and must have requests to process.
     """
     order = ProfileOrder(num_steps, timeout_s, replica_id)
     with admin_client(**connection) as client:
@@ -86,102 +91,94 @@ def profile(
 
 @click.group()
 def speculation() -> None:
-    """Show or change how the service speculates, while it runs."""
+    """Show or change the speculation settings of a running service."""
 
 
-@speculation.command("get")
+@speculation.command("get", short_help="Show the current settings.")
 @json_flag
 @admin_flags
 def get_speculation(as_json: bool, **connection: Any) -> None:
-    """Show what is in force, what is configured, and who changed it last."""
+    """Show the effective and the configured settings, and the last change."""
     with admin_client(**connection) as client:
         _show(client.get_speculation(), as_json)
 
 
-_who_flags = (
-    click.option("--reason", default="", help="Why, for whoever looks at it later."),
+_change_flags = combine_flags(
+    json_flag,
+    admin_flags,
     click.option(
         "--expected-version",
         type=int,
-        help="Change nothing unless this is the present version. Default: any is.",
+        help="Fail unless this is the current version of the settings. Default: any version.",
     ),
+    click.option("--reason", default="", help="Reason to record in the audit log."),
 )
 
 
-def _change_flags(command: _Command) -> _Command:
-    for flag in _who_flags:
-        command = flag(command)
-    return json_flag(admin_flags(command))
-
-
-@speculation.command("set")
+@speculation.command("set", short_help="Change settings on every replica.")
 @click.option(
     "--mode",
     type=click.Choice(SPECULATION_MODES),
-    help="auto drafts up to the threshold, as much as pays; on at every load; off at none.",
+    help="auto drafts up to the threshold, if the policy expects a speedup; on always drafts; off "
+    "never does.",
 )
 @click.option(
     "--threshold",
     type=int,
-    help="Most decoding requests on a replica that mode auto drafts for, from 0 to 4096.",
+    help="Maximum number of decoding requests on a replica at which mode auto drafts, from 0 to "
+    "4096.",
 )
 @click.option(
     "--num-speculative-tokens",
     type=int,
-    help="Draft tokens a step for requests that do not choose, and most that the policy may "
-    "choose; from 0 to 32.",
+    help="Default number of draft tokens per step, and the maximum for the policy, from 0 to 32.",
 )
 @click.option(
     "--method",
     type=click.Choice(METHOD_NAMES),
-    help="What drafts for requests that do not choose, where several methods are loaded.",
+    help="Default drafting method, if several are loaded.",
 )
 @click.option(
     "--allow-request-override/--no-allow-request-override",
     default=None,
-    help="Whether requests may choose method and number, and opt out.",
+    help="Allow requests to choose the method and the number of tokens, and to opt out.",
 )
 @click.option(
     "--allowed-verifier",
     "allowed_verifiers",
     type=click.Choice(VERIFIERS),
     multiple=True,
-    help="A verifier that new requests may name; again for each. Default: no change.",
+    help="Verifier that new requests may select; may be repeated. Default: no change.",
 )
 @click.option(
     "--rule",
     "rules",
     multiple=True,
-    metavar="RPS:WHAT",
-    help="From so many requests a second over the service on, a mode or a number of draft tokens, "
-    "such as 20:off or 5:2; again for each, by ascending rate. They replace those that there are.",
+    metavar="RPS:VALUE",
+    help="Mode or number of draft tokens from a request rate (requests/s of the service) on, such "
+    "as 20:off or 5:2; may be repeated, by ascending rate. Replaces all existing rules.",
 )
-@click.option("--no-rules", is_flag=True, help="Take all rules away.")
-@click.option(
-    "--ttl",
-    "ttl_s",
-    type=float,
-    help="Seconds after which all that operators have set ends; 0 for never.",
-)
-@click.option("--reset", is_flag=True, help="First go back to the configured values.")
+@click.option("--no-rules", is_flag=True, help="Remove all rules.")
+@click.option("--ttl", "ttl_s", type=float, help="Seconds until all overrides expire; 0 for never.")
+@click.option("--reset", is_flag=True, help="Reset to the configured values first.")
 @_change_flags
 def set_speculation(
     as_json: bool,
     rules: tuple[str, ...],
     no_rules: bool,
     allowed_verifiers: tuple[VerifierName, ...],
-    **words: Any,
+    **flags: Any,
 ) -> None:
-    """Change what is given, on every replica within a second. It outlasts a restart."""
-    connection = {name: words.pop(name) for name in ADMIN_FLAG_NAMES}
-    wanted = SpeculationChange(
-        updated_by=_who(),
+    """Change the given settings on every replica within a second. They persist across restarts."""
+    connection = {name: flags.pop(name) for name in ADMIN_FLAG_NAMES}
+    change = SpeculationChange(
+        updated_by=_operator(),
         rules=_rules(rules, no_rules),
         allowed_verifiers=allowed_verifiers or None,
-        **words,
+        **flags,
     )
     with admin_client(**connection) as client:
-        _show(client.set_speculation(wanted), as_json)
+        _show(client.set_speculation(change), as_json)
 
 
 @speculation.command("reset")
@@ -189,34 +186,48 @@ def set_speculation(
 def reset_speculation(
     as_json: bool, reason: str, expected_version: int | None, **connection: Any
 ) -> None:
-    """Go back to the configured values: take back all that operators have set."""
-    wanted = SpeculationChange(
-        reset=True, updated_by=_who(), reason=reason, expected_version=expected_version
+    """Remove all overrides and return to the configured values."""
+    change = SpeculationChange(
+        reset=True, updated_by=_operator(), reason=reason, expected_version=expected_version
     )
     with admin_client(**connection) as client:
-        _show(client.set_speculation(wanted), as_json)
+        _show(client.set_speculation(change), as_json)
 
 
-@speculation.command("watch")
-@click.option("--interval", "interval_s", type=float, default=1.0, help="Seconds, from 0.2 to 60.")
-@click.option("--count", type=click.IntRange(min=1), help="End after so many. Default: go on.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object a line.")
+@speculation.command("watch", short_help="Print load and draft decisions at an interval.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=float,
+    default=1.0,
+    help="Seconds between lines, from 0.2 to 60.",
+)
+@click.option(
+    "--count", type=click.IntRange(min=1), help="Number of lines to print. Default: no limit."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
 @admin_flags
 def watch_speculation(
     interval_s: float, count: int | None, as_json: bool, **connection: Any
 ) -> None:
-    """Show what is drafted and why, a line a moment, until Ctrl-C."""
+    """Print load and draft decisions at an interval, until Ctrl-C."""
     with admin_client(**connection) as client:
         for fleet in islice(client.watch(interval_s), count):
-            click.echo(to_json(fleet) if as_json else moment_line(fleet))
+            click.echo(to_json(fleet) if as_json else statistics_line(fleet))
 
 
 @speculation.command("log")
-@click.option("--count", type=click.IntRange(1, MAX_AUDIT_PAGE), default=20, show_default=True)
+@click.option(
+    "--count",
+    type=click.IntRange(1, MAX_AUDIT_PAGE),
+    default=20,
+    show_default=True,
+    help="Number of changes to show.",
+)
 @json_flag
 @admin_flags
 def audit_log(count: int, as_json: bool, **connection: Any) -> None:
-    """Show the latest changes, the newest first: who, when, what and why."""
+    """Show the audit log of changes, newest first."""
     with admin_client(**connection) as client:
         page = client.audit_log(count)
     click.echo(to_json(page) if as_json else audit_table(page))
@@ -224,27 +235,27 @@ def audit_log(count: int, as_json: bool, **connection: Any) -> None:
 
 def _rules(texts: tuple[str, ...], no_rules: bool) -> tuple[SpeculationRule, ...] | None:
     if no_rules and texts:
-        raise click.UsageError("--rule and --no-rules exclude each other")
+        raise click.UsageError("--rule and --no-rules are mutually exclusive")
     return tuple(map(_rule, texts)) if texts or no_rules else None
 
 
 def _rule(text: str) -> SpeculationRule:
-    """RPS:MODE or RPS:NUMBER."""
-    rate, _, what = text.partition(":")
+    """Parse RPS:MODE or RPS:NUMBER. Raises InvalidValueError."""
+    rate, _, value = text.partition(":")
     try:
-        if what in SPECULATION_MODES:
-            return SpeculationRule(float(rate), mode=what)
-        return SpeculationRule(float(rate), num_speculative_tokens=int(what))
+        if value in SPECULATION_MODES:
+            return SpeculationRule(float(rate), mode=value)
+        return SpeculationRule(float(rate), num_speculative_tokens=int(value))
     except ValueError as error:
-        limit = "a rate, a colon, and a mode or a number, such as 20:off"
+        limit = "RPS:MODE or RPS:NUMBER, such as 20:off"
         raise InvalidValueError("rule", text, limit) from error
 
 
-def _who() -> str:
+def _operator() -> str:
     try:
         user = getpass.getuser()
     except (KeyError, OSError):  # a user id without a name, as in a container
-        user = "somebody"
+        user = "unknown"
     return f"{user}@{socket.gethostname()}"
 
 

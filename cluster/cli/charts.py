@@ -1,4 +1,4 @@
-"""Charts of lines and of bars, as SVG."""
+"""Line and bar charts, as SVG."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _BAR, _GAP = 16, 12
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines over a logarithmic axis. series: by name, y for each of `x`; NaN leaves a gap."""
+    """Lines over a logarithmic x axis. series: by name, the y value of each `x`; NaN is skipped."""
 
     title: str
     x_label: str
@@ -31,14 +31,14 @@ class LineChart:
 
 @dataclass(frozen=True)
 class BarChart:
-    """Groups of bars. groups: by its name, the figure of each bar by its name."""
+    """Groups of bars. groups: by group name, the value of each bar by its name."""
 
     title: str
     groups: Mapping[str, Mapping[str, float]]
 
 
 def line_charts(charts: Sequence[LineChart]) -> str:
-    """The charts, one below the other."""
+    """Draw the charts below each other."""
     drawing = Drawing(_WIDTH, _HEIGHT * len(charts))
     for index, chart in enumerate(charts):
         _draw_lines(drawing, chart, _HEIGHT * index)
@@ -46,7 +46,7 @@ def line_charts(charts: Sequence[LineChart]) -> str:
 
 
 def bar_charts(charts: Sequence[BarChart]) -> str:
-    """The charts, one below the other."""
+    """Draw the charts below each other."""
     right = max(_LEFT + _group_width(chart) * len(chart.groups) for chart in charts)
     drawing = Drawing(right + _RIGHT, _HEIGHT * len(charts))
     for index, chart in enumerate(charts):
@@ -55,7 +55,7 @@ def bar_charts(charts: Sequence[BarChart]) -> str:
 
 
 def nice_ceiling(value: float) -> float:
-    """The least of 1, 2, 2.5, 5 and 10 times a power of ten that is at least `value`."""
+    """Return the smallest of 1, 2, 2.5, 5 and 10 times a power of ten that is at least `value`."""
     if value <= 0:
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -63,16 +63,16 @@ def nice_ceiling(value: float) -> float:
 
 
 def _draw_bars(drawing: Drawing, chart: BarChart, top: int, right: int) -> None:
-    """Groups from left to right, and what the colours mean beside them."""
+    """Draw the groups from left to right, with a legend beside them."""
     drawing.text(Point(12, top + 26), chart.title)
     ceiling = nice_ceiling(max(max(group.values()) for group in chart.groups.values()))
     _draw_grid(drawing, top, right, ceiling)
     colours, width = _colours(_bar_names(chart)), _group_width(chart)
     for index, (label, group) in enumerate(chart.groups.items()):
         left = _LEFT + width * index
-        for place, (name, colour) in enumerate(colours.items()):
+        for column, (name, colour) in enumerate(colours.items()):
             height = _PLOT_HEIGHT * group.get(name, 0.0) / ceiling
-            corner = Point(left + _GAP + _BAR * place, top + _TOP + _PLOT_HEIGHT - height)
+            corner = Point(left + _GAP + _BAR * column, top + _TOP + _PLOT_HEIGHT - height)
             drawing.bar(corner, _BAR - 2, height, colour)
         drawing.text(Point(left + width / 2, top + _HEIGHT - 22), label, "middle")
     _draw_legend(drawing, top, right + 12, colours)
@@ -91,23 +91,23 @@ def _draw_lines(drawing: Drawing, chart: LineChart, top: int) -> None:
     values = [y for line in chart.series.values() for y in line if not math.isnan(y)]
     ceiling = nice_ceiling(max(values, default=0.0))
     _draw_grid(drawing, top, _LEFT + _PLOT_WIDTH, ceiling)
-    places = [_LEFT + _PLOT_WIDTH * share for share in _log_shares(chart.x)]
-    for place, value in zip(places, chart.x, strict=True):
-        drawing.text(Point(place, top + _HEIGHT - 26), f"{value:g}", "middle")
+    x_pixels = [_LEFT + _PLOT_WIDTH * position for position in _log_positions(chart.x)]
+    for x, value in zip(x_pixels, chart.x, strict=True):
+        drawing.text(Point(x, top + _HEIGHT - 26), f"{value:g}", "middle")
     drawing.text(Point(_LEFT + _PLOT_WIDTH / 2, top + _HEIGHT - 8), chart.x_label, "middle")
     colours = _colours(list(chart.series))
     for name, line in chart.series.items():
         points = [
-            Point(place, top + _TOP + _PLOT_HEIGHT * (1 - y / ceiling))
-            for place, y in zip(places, line, strict=True)
+            Point(x, top + _TOP + _PLOT_HEIGHT * (1 - y / ceiling))
+            for x, y in zip(x_pixels, line, strict=True)
             if not math.isnan(y)
         ]
         drawing.line(points, colours[name], 2)
     _draw_legend(drawing, top, _LEFT + _PLOT_WIDTH + 20, colours)
 
 
-def _log_shares(x: Sequence[float]) -> list[float]:
-    """Where each lies between the first and the last, from 0 to 1."""
+def _log_positions(x: Sequence[float]) -> list[float]:
+    """Return the position of each value between the first and the last on a log scale, 0 to 1."""
     low, high = math.log(x[0]), math.log(x[-1])
     return [(math.log(value) - low) / ((high - low) or 1.0) for value in x]
 

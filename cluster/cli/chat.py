@@ -1,7 +1,7 @@
-"""`specdec chat`: a conversation in the terminal.
+"""`specdec chat`: an interactive conversation in the terminal.
 
-Answers go to stdout, everything else to stderr, so that a script can talk too: one line each in,
-the answers out.
+The model's output goes to stdout, everything else to stderr, so that scripts can pipe one message
+per line in and read the output.
 """
 
 from __future__ import annotations
@@ -9,15 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, suppress
-from pathlib import Path
 from typing import Any, cast
 
 import click
 
-from cluster.cli.completion_result import Answer, receive
-from cluster.cli.connection_options import client_flags
+from cluster.cli.completion_result import CompletionResult, receive
+from cluster.cli.connection_options import client_flags, pop_connection
 from cluster.cli.help import SectionedCommand
-from cluster.cli.sampling_options import answer_flags, sampling_params
+from cluster.cli.sampling_options import sampling_flags, sampling_params
 from specdec.client import Client, ClientError
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import StreamChunk
@@ -25,29 +24,30 @@ from specdec.types.sampling_params import SamplingParams
 from specdec.types.stats import SpeculationStats
 
 HELP = """\
-/system TEXT  instruct the model from here on; no text takes the instruction back
-/reset        begin anew; the instruction stays
-/stats        what all answers so far took
-/exit         leave, as Ctrl-D does
-Ctrl-C stops an answer."""
+/system TEXT  set the system message; without TEXT remove it
+/reset        start a new conversation; the system message stays
+/stats        show statistics of all completions so far
+/exit         quit, like Ctrl-D
+Ctrl-C stops the current completion."""
 
 
 class Conversation:
-    """What was said, with the instruction before it, and what the answers took."""
+    """A chat history with its system message, and the statistics of its completions."""
 
     def __init__(self, client: Client, params: SamplingParams, system: str | None = None) -> None:
         self._client = client
         self._params = params
         self._system = system
         self._turns: list[ChatMessage] = []
-        self._answers: list[Answer] = []
+        self._results: list[CompletionResult] = []
 
-    def ask(self, text: str) -> None:
-        """Shows the answer as it comes. Ctrl-C ends it; what was shown stays part of what was said.
+    def send(self, text: str) -> None:
+        """Send a user message and stream the reply to stdout.
 
-        Raises ClientError, and then nothing was said.
+        Ctrl-C stops the reply; the part that was shown stays in the history. Raises ClientError and
+        leaves the history unchanged if the request fails.
         """
-        question = ChatMessage("user", text)
+        message = ChatMessage("user", text)
         pieces: list[str] = []
 
         def show(chunk: StreamChunk) -> None:
@@ -55,38 +55,40 @@ class Conversation:
             click.echo(chunk.text, nl=False)
 
         try:
-            answer = self._receive(question, show)
+            result = self._receive(message, show)
         except KeyboardInterrupt:
-            _say("stopped")
+            _notify("stopped")
         else:
-            self._answers.append(answer)
-            _say(answer.summary)
+            self._results.append(result)
+            _notify(result.summary)
         if pieces:
-            self._turns += [question, ChatMessage("assistant", "".join(pieces))]
+            self._turns += [message, ChatMessage("assistant", "".join(pieces))]
 
-    def obey(self, line: str) -> bool:
-        """Runs a line that begins with a slash; False when it says to leave."""
+    def run_command(self, line: str) -> bool:
+        """Run a command line that begins with a slash; return False for /exit."""
         command, _, argument = line.partition(" ")
         match command:
             case "/exit":
                 return False
             case "/reset":
                 self._turns.clear()
-                _say("begun anew")
+                _notify("conversation reset")
             case "/system":
                 self._system = argument.strip() or None
-                _say("instructed" if self._system else "no instruction any more")
+                _notify("system message set" if self._system else "system message removed")
             case "/stats":
-                _say(self._statistics())
+                _notify(self._statistics())
             case "/help":
-                _say(HELP)
+                _notify(HELP)
             case _:
-                _say(f"{command} is no command; there are:\n{HELP}")
+                _notify(f"unknown command {command}; the commands are:\n{HELP}")
         return True
 
-    def _receive(self, question: ChatMessage, show: Callable[[StreamChunk], None]) -> Answer:
-        instructions = [ChatMessage("system", self._system)] if self._system else []
-        chat = [*instructions, *self._turns, question]
+    def _receive(
+        self, message: ChatMessage, show: Callable[[StreamChunk], None]
+    ) -> CompletionResult:
+        system = [ChatMessage("system", self._system)] if self._system else []
+        chat = [*system, *self._turns, message]
         stream = self._client.generate_stream(chat, self._params)
         with closing(cast(Generator[StreamChunk, None, None], stream)) as chunks:
             try:
@@ -95,82 +97,75 @@ class Conversation:
                 click.echo()
 
     def _statistics(self) -> str:
-        usages = [answer.usage for answer in self._answers]
-        speculation = SpeculationStats(
-            sum(usage.speculation.num_drafts for usage in usages),
-            sum(usage.speculation.num_draft_tokens for usage in usages),
-            sum(usage.speculation.num_accepted_tokens for usage in usages),
-        )
+        usages = [result.usage for result in self._results]
+        speculation = SpeculationStats.sum(usage.speculation for usage in usages)
         num_tokens = sum(usage.completion_tokens for usage in usages)
-        elapsed_s = sum(answer.total_s for answer in self._answers)
+        elapsed_s = sum(result.total_s for result in self._results)
         return (
-            f"{len(usages)} answer(s), {num_tokens} tokens, "
+            f"{len(usages)} completion(s), {num_tokens} tokens, "
             f"{num_tokens / elapsed_s if elapsed_s else 0:.1f} tokens/s, "
             f"acceptance rate {speculation.acceptance_rate:.0%}, "
             f"mean acceptance length {speculation.mean_acceptance_length:.2f}"
         )
 
 
-def converse(conversation: Conversation, lines: Iterator[str], *, survives_errors: bool) -> None:
-    """Answers line by line until they end or one says to leave.
+def run_chat(conversation: Conversation, lines: Iterator[str], *, continue_on_error: bool) -> None:
+    """Send messages and run commands line by line, until the input ends or /exit.
 
-    survives_errors: whether a refused question is reported and the talk goes on; else it raises.
+    continue_on_error: whether to print the error of a failed request and go on; else raise it.
     """
     for line in lines:
         if line.startswith("/"):
-            if not conversation.obey(line):
+            if not conversation.run_command(line):
                 return
         elif line.strip():
             try:
-                conversation.ask(line)
+                conversation.send(line)
             except ClientError as error:
-                if not survives_errors:
+                if not continue_on_error:
                     raise
                 click.echo(f"error: {error}", err=True)
 
 
 def typed_lines(read: Callable[[str], str] = input) -> Iterator[str]:
-    """Lines from a terminal until Ctrl-D; Ctrl-C drops the line that is being typed."""
+    """Yield lines from a terminal until Ctrl-D; Ctrl-C discards the current line."""
     while True:
         try:
             yield read("> ")
         except KeyboardInterrupt:
-            click.echo("\n(Ctrl-D or /exit leaves)", err=True)
+            click.echo("\n(Ctrl-D or /exit quits)", err=True)
         except EOFError:
             click.echo(err=True)
             return
 
 
 def _piped_lines() -> Iterator[str]:
-    """Bytes that are no UTF-8 are kept as they are on a command line, for the client to refuse."""
+    """Yield lines of stdin; invalid UTF-8 becomes surrogates, which the client rejects."""
     for line in sys.stdin.buffer:
         yield line.decode("utf-8", "surrogateescape").rstrip("\r\n")
 
 
-def _say(text: str) -> None:
+def _notify(text: str) -> None:
     click.echo(click.style(text, dim=True), err=True)
 
 
-@click.command(cls=SectionedCommand)
-@click.option("--system", help="Instruction to begin with; /system changes it.")
+@click.command(cls=SectionedCommand, short_help="Chat with the served model.")
+@click.option("--system", help="System message; /system changes it.")
 @client_flags
-@answer_flags
-def chat(
-    system: str | None,
-    address: str,
-    tls_ca_file: Path | None,
-    api_key: str | None,
-    timeout_s: float,
-    **sampling: Any,
-) -> None:
-    """Talk with the model that is served. Lines may be piped in, too; /help lists commands."""
-    params = sampling_params(**sampling)
-    is_typed = sys.stdin.isatty()
-    if is_typed:
+@sampling_flags
+def chat(system: str | None, **flags: Any) -> None:
+    """Chat with the served model; /help lists the commands.
+
+    Messages may also be piped in, one per line.
+    """
+    connection = pop_connection(flags)
+    params = sampling_params(**flags)
+    is_interactive = sys.stdin.isatty()
+    if is_interactive:
         with suppress(ImportError):
-            import readline  # noqa: F401  # from then on `input` can edit and recall lines
-        _say("/help lists commands")
-    with Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key) as client:
+            import readline  # noqa: F401  # adds line editing and history to `input`
+        _notify("/help lists commands")
+    with Client(**connection) as client:
         conversation = Conversation(client, params, system)
-        lines = typed_lines() if is_typed else _piped_lines()
-        converse(conversation, lines, survives_errors=is_typed)
+        lines = typed_lines() if is_interactive else _piped_lines()
+        run_chat(conversation, lines, continue_on_error=is_interactive)

@@ -1,4 +1,4 @@
-"""`specdec completion`: what a shell needs to complete the command's words."""
+"""`specdec completion`: generates shell completion scripts."""
 
 from __future__ import annotations
 
@@ -7,21 +7,26 @@ from click.shell_completion import get_completion_class
 
 _SHELLS = ("bash", "zsh", "fish")
 COMPLETE_VARIABLE = "_SPECDEC_COMPLETE"
-"""By which the script asks the command; click looks at it when it starts."""
+"""The environment variable through which the script asks click for completions."""
 
 
-@click.command(short_help="Print the script by which a shell completes this command.")
+_HELP = """Generate the completion script for SHELL: bash, zsh or fish.
+
+The script completes commands, flags and their values. To load it in every session:
+
+\b
+bash   eval "$(specdec completion bash)"      in ~/.bashrc
+zsh    eval "$(specdec completion zsh)"       in ~/.zshrc
+fish   specdec completion fish | source       in ~/.config/fish/config.fish
+"""
+
+
+@click.command(help=_HELP, short_help="Generate a shell completion script.")
 @click.argument("shell", type=click.Choice(_SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:
-    r"""Print the script that completes commands, flags and their values in SHELL.
-
-    \b
-    bash   eval "$(specdec completion bash)"      in ~/.bashrc
-    zsh    eval "$(specdec completion zsh)"       in ~/.zshrc
-    fish   specdec completion fish | source       in ~/.config/fish/config.fish
-    """
+    """Print the completion script of a shell."""
     kind = get_completion_class(shell)
-    assert kind is not None, "click knows the shells that are offered"
+    assert kind is not None, "click supports these shells"
     root = ctx.find_root().command
     click.echo(kind(root, {}, "specdec", COMPLETE_VARIABLE).source())

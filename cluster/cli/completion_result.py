@@ -1,4 +1,4 @@
-"""A streamed completion, and how long it took."""
+"""Streamed completions with their timing."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from specdec.types.responses import Choice, PositionLogprobs, StreamChunk, Usage
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A completion with the time it took, in seconds since it was asked for."""
+class CompletionResult:
+    """A completion with its time to first token and total time, in seconds since the request."""
 
     chunks: tuple[StreamChunk, ...]
     first_token_s: float
@@ -22,7 +22,7 @@ class Answer:
 
     @cached_property
     def choices(self) -> tuple[Choice, ...]:
-        """What was said, by choice."""
+        """The joined chunks of each choice."""
         by_index: dict[int, list[StreamChunk]] = {}
         for chunk in self.chunks:
             by_index.setdefault(chunk.choice, []).append(chunk)
@@ -30,12 +30,12 @@ class Answer:
 
     @property
     def prompt_logprobs(self) -> tuple[PositionLogprobs, ...] | None:
-        """Of the prompt's tokens from the second on; None where they were not asked for."""
+        """Log probabilities of the prompt's tokens from the second on; None if not requested."""
         return self.chunks[0].prompt_logprobs
 
     @property
     def content(self) -> dict[str, Any]:
-        """What was said, as JSON takes it."""
+        """The choices and the prompt's log probabilities, as JSON data."""
         content: dict[str, Any] = {"choices": [_choice_as_json(each) for each in self.choices]}
         if self.prompt_logprobs is not None:
             content["prompt_logprobs"] = [asdict(each) for each in self.prompt_logprobs]
@@ -43,19 +43,19 @@ class Answer:
 
     @property
     def usage(self) -> Usage:
-        """What the request took."""
+        """Token usage of the request."""
         usage = self.chunks[-1].usage
         assert usage is not None, "the last chunk of a stream carries the usage"
         return usage
 
     @property
     def tokens_per_s(self) -> float:
-        """Over the whole time, the wait for the first token included."""
+        """Output tokens per second of the total time, including the time to first token."""
         return self.usage.completion_tokens / self.total_s
 
     @property
     def outcome(self) -> dict[str, Any]:
-        """All but what was said, as JSON takes it."""
+        """Everything but the content, as JSON data."""
         last = self.chunks[-1]
         return {
             "request_id": last.request_id,
@@ -70,7 +70,7 @@ class Answer:
 
     @property
     def summary(self) -> str:
-        """One line for a reader."""
+        """One line of text."""
         speculation = self.usage.speculation
         lossy = "" if self.usage.is_lossless else f", lossy verifier {self.usage.verifier}"
         return (
@@ -85,9 +85,9 @@ def receive(
     chunks: Iterator[StreamChunk],
     show: Callable[[StreamChunk], None],
     clock: Callable[[], float] = time.perf_counter,
-) -> Answer:
-    """Shows chunks as they come, and returns all of them with their timing."""
-    asked_at, first_at = clock(), None
+) -> CompletionResult:
+    """Pass each chunk to `show`, and return all chunks with their timing."""
+    sent_at, first_at = clock(), None
     received = []
     for chunk in chunks:
         if first_at is None and chunk.token_ids:
@@ -95,13 +95,13 @@ def receive(
         received.append(chunk)
         show(chunk)
     done_at = clock()
-    return Answer(tuple(received), (first_at or done_at) - asked_at, done_at - asked_at)
+    return CompletionResult(tuple(received), (first_at or done_at) - sent_at, done_at - sent_at)
 
 
 def chunk_as_json(chunk: StreamChunk) -> dict[str, Any]:
-    """What one chunk says, as JSON takes it; what it leaves unsaid is left out."""
+    """Return the fields of a chunk that are set, as JSON data."""
     reason = chunk.finish_reason
-    said: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "choice": chunk.choice,
         "text": chunk.text,
         "token_ids": chunk.token_ids,
@@ -110,26 +110,26 @@ def chunk_as_json(chunk: StreamChunk) -> dict[str, Any]:
     }
     for name in ("logprobs", "prompt_logprobs"):
         logprobs = getattr(chunk, name)
-        said[name] = None if logprobs is None else [asdict(each) for each in logprobs]
-    return {name: value for name, value in said.items() if value is not None}
+        fields[name] = None if logprobs is None else [asdict(each) for each in logprobs]
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def _joined(chunks: Sequence[StreamChunk]) -> Choice:
     last = chunks[-1]
-    assert last.finish_reason is not None, "the last chunk of a choice says why it ended"
-    has_logprobs = last.logprobs is not None
+    assert last.finish_reason is not None, "the last chunk of a choice has a finish reason"
+    logprobs = tuple(chain.from_iterable(chunk.logprobs or () for chunk in chunks))
     return Choice(
         index=last.choice,
         text="".join(chunk.text for chunk in chunks),
         token_ids=tuple(chain.from_iterable(chunk.token_ids for chunk in chunks)),
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        logprobs=tuple(chain.from_iterable(chunk.logprobs or () for chunk in chunks))
-        if has_logprobs
-        else None,
+        logprobs=None if last.logprobs is None else logprobs,
     )
 
 
 def _choice_as_json(choice: Choice) -> dict[str, Any]:
-    said = asdict(choice) | {"finish_reason": choice.finish_reason.value}
-    return {name: value for name, value in said.items() if name != "logprobs" or value is not None}
+    fields = asdict(choice) | {"finish_reason": choice.finish_reason.value}
+    if choice.logprobs is None:
+        del fields["logprobs"]
+    return fields

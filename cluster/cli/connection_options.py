@@ -1,74 +1,72 @@
-"""Where the commands that ask a service find it."""
+"""Connection flags of the commands that call a service."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from cluster.api.admin_token import TOKEN_VARIABLE, read_token
+from cluster.cli.help import combine_flags
 from specdec.client import AdminClient
+from specdec.client.calls import DEFAULT_TIMEOUT_S
 
 DEFAULT_ADDRESS = "127.0.0.1:9000"
+API_KEY_VARIABLE = "SPECDEC_API_KEY"
+ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+_CLIENT_ARGUMENTS = ("address", "timeout_s", "tls_ca_file", "api_key")
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 _address = click.option(
-    "--address", default=DEFAULT_ADDRESS, show_default=True, help="host:port of gRPC."
+    "--address",
+    default=DEFAULT_ADDRESS,
+    show_default=True,
+    help="host:port of the service's gRPC API.",
 )
-_tls_ca_file = click.option(
+tls_ca_flag = click.option(
     "--tls-ca-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Certificates (PEM) that vouch for the service. Default: no TLS.",
+    type=_FILE,
+    help="CA certificates (PEM) to verify the service with. Default: no TLS.",
 )
-
-
-def connection_flags(command: _Command) -> _Command:
-    """Gives a command `address` and `tls_ca_file`."""
-    return _address(_tls_ca_file(command))
-
-
-API_KEY_VARIABLE = "SPECDEC_API_KEY"
-
 api_key_flag = click.option(
     "--api-key",
     envvar=API_KEY_VARIABLE,
-    help=f"API key, where the service wants one. Default: ${API_KEY_VARIABLE}, which other users "
-    "of the machine cannot read.",
+    help=f"API key of the service. Default: ${API_KEY_VARIABLE}, which other users of the machine "
+    "cannot read.",
+)
+timeout_flag = click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=DEFAULT_TIMEOUT_S,
+    show_default=True,
+    help="Timeout of the request in seconds.",
+)
+client_flags = combine_flags(_address, tls_ca_flag, api_key_flag)
+admin_flags = combine_flags(
+    _address,
+    tls_ca_flag,
+    click.option(
+        "--token-file",
+        type=_FILE,
+        help=f"File with the admin token. Default: ${TOKEN_VARIABLE}, or none.",
+    ),
+    click.option(
+        "--model", default="", help="Model to address, if several are served. Default: the first."
+    ),
 )
 
 
-def client_flags(command: _Command) -> _Command:
-    """Gives a command `address`, `tls_ca_file` and `api_key`."""
-    return connection_flags(api_key_flag(command))
-
-
-ADMIN_FLAG_NAMES = ("address", "tls_ca_file", "token_file", "model")
-
-_token_file = click.option(
-    "--token-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"File with the operators' token. Default: ${TOKEN_VARIABLE}, or none.",
-)
-
-
-_model = click.option(
-    "--model",
-    default="",
-    help="Which model it is about, where several are served. Default: the first.",
-)
-
-
-def admin_flags(command: _Command) -> _Command:
-    """Gives a command what `admin_client` takes."""
-    return connection_flags(_token_file(_model(command)))
+def pop_connection(flags: dict[str, Any]) -> dict[str, Any]:
+    """Remove the arguments of `specdec.client.Client` from `flags` and return them."""
+    return {name: flags.pop(name) for name in _CLIENT_ARGUMENTS if name in flags}
 
 
 def admin_client(
     address: str, tls_ca_file: Path | None, token_file: Path | None, model: str
 ) -> AdminClient:
-    """A client with the operators' token, where there is one. Raises InvalidValueError."""
+    """Create an admin client with the token, if there is one. Raises InvalidValueError."""
     token = read_token("token_file", token_file)
     return AdminClient(address, tls_ca_file=tls_ca_file, token=token, model=model)

@@ -1,4 +1,4 @@
-"""`specdec doctor`: what a new user stumbles over, and what to do about it."""
+"""`specdec doctor`: checks whether this machine can run the service, and suggests fixes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Literal
 
 import click
 
-from cluster.cli.connection_options import api_key_flag
-from cluster.cli.environment import Library, Reached, Surroundings, observe
+from cluster.cli.connection_options import api_key_flag, tls_ca_flag
+from cluster.cli.environment import Environment, Library, Reached, inspect_environment
 from cluster.cli.output import json_flag, show_json
 
 Status = Literal["ok", "warn", "fail"]
@@ -20,8 +20,8 @@ DEFAULT_PORTS = (9000, 8000)
 _MIB, _GIB = 2**20, 2**30
 _OLDEST_PYTHON = (3, 11, 0)
 _NEEDED_BYTES = int(2.7 * _GIB)
-"""The default model takes 0.5 GiB, its int8 copy 0.25, KV of one long sequence in both 0.7, the
-processes of the service 1.2."""
+"""GiB: 0.5 for the default model, 0.25 for its int8 copy, 0.7 for the KV caches of one long
+sequence, 1.2 for the processes of the service."""
 _AMPLE_BYTES = 4 * _GIB
 _OBJECT_STORE_BYTES = 100 * _MIB
 _MAX_FAULT_CHARS = 300
@@ -32,132 +32,134 @@ _COLOURS: dict[Status, str] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found, and what to do about it unless all is well."""
+    """Result of a check, with advice unless the status is ok."""
 
     status: Status
     found: str
     advice: str = ""
 
 
-def check_python(seen: Surroundings) -> Finding:
-    """The interpreter's version."""
-    found = ".".join(map(str, seen.python_version))
-    if seen.python_version < _OLDEST_PYTHON:
-        return Finding("fail", found, "install Python 3.11 or newer and make the environment anew")
+def check_python(env: Environment) -> Finding:
+    """Check the version of Python."""
+    found = ".".join(map(str, env.python_version))
+    if env.python_version < _OLDEST_PYTHON:
+        return Finding("fail", found, "install Python 3.11 or newer and rebuild the environment")
     return Finding("ok", found)
 
 
-def check_torch(seen: Surroundings) -> Finding:
-    """That torch loads, and has no more threads than cores to run them."""
-    if seen.torch.error:
-        return _not_imported(seen.torch)
-    threads, cores = seen.num_torch_threads, seen.num_cores
-    found = f"{seen.torch.version}, {threads} threads on {cores} cores"
+def check_torch(env: Environment) -> Finding:
+    """Check that torch can be imported and does not use more threads than cores."""
+    if env.torch.error:
+        return _not_imported(env.torch)
+    threads, cores = env.num_torch_threads, env.num_cores
+    found = f"{env.torch.version}, {threads} threads on {cores} cores"
     if threads > cores:
-        advice = f"set OMP_NUM_THREADS={cores}: threads beyond the cores wait for one another"
+        advice = f"set OMP_NUM_THREADS={cores}: more threads than cores slow each other down"
         return Finding("warn", found, advice)
     return Finding("ok", found)
 
 
-def check_kernels(seen: Surroundings) -> Finding:
-    """That the kernels for CPUs compile; without them models run too, but in w8a8, by torch's."""
-    if not seen.kernels_fault:
+def check_kernels(env: Environment) -> Finding:
+    """Check that the C++ CPU kernels compile; without them torch's are used, and w8a8 is not."""
+    if not env.kernels_fault:
         return Finding("ok", "compiled for this processor")
-    found = f"torch's only: {seen.kernels_fault[:_MAX_FAULT_CHARS]}"
-    advice = "install g++ or clang++: without them models run slower on CPUs, in w8a8 not at all"
+    found = f"not available: {env.kernels_fault[:_MAX_FAULT_CHARS]}"
+    advice = (
+        "install g++ or clang++: without native kernels CPUs are slower and w8a8 is unsupported"
+    )
     return Finding("warn", found, advice)
 
 
-def check_ray(seen: Surroundings) -> Finding:
-    """That Ray loads."""
-    return _not_imported(seen.ray) if seen.ray.error else Finding("ok", seen.ray.version)
+def check_ray(env: Environment) -> Finding:
+    """Check that Ray can be imported."""
+    return _not_imported(env.ray) if env.ray.error else Finding("ok", env.ray.version)
 
 
-def check_memory(seen: Surroundings) -> Finding:
-    """That the default model fits."""
-    found = f"{seen.available_memory_bytes / _GIB:.1f} GiB free"
-    if seen.available_memory_bytes < _NEEDED_BYTES:
+def check_memory(env: Environment) -> Finding:
+    """Check that the default model fits into the available memory."""
+    found = f"{env.available_memory_bytes / _GIB:.1f} GiB available"
+    if env.available_memory_bytes < _NEEDED_BYTES:
         needed = f"{_NEEDED_BYTES / _GIB:.1f} GiB"
-        return Finding("fail", found, f"the default model needs {needed}: end something else")
-    if seen.available_memory_bytes < _AMPLE_BYTES:
+        return Finding("fail", found, f"the default model needs {needed}: stop other processes")
+    if env.available_memory_bytes < _AMPLE_BYTES:
         return Finding("warn", found, "enough for the default model, not for much larger ones")
     return Finding("ok", found)
 
 
-def check_gpus(seen: Surroundings) -> Finding:
-    """That torch sees the GPUs that the driver sees; none is fine."""
-    if len(seen.gpus) < seen.num_gpu_devices:
-        found = f"{seen.num_gpu_devices} present, {len(seen.gpus)} usable"
-        return Finding("warn", found, "install a torch that is built for the driver's CUDA")
-    return Finding("ok", ", ".join(seen.gpus) or "none: models run on the CPU")
+def check_gpus(env: Environment) -> Finding:
+    """Check that torch can use all GPUs of the driver; no GPU is ok."""
+    if len(env.gpus) < env.num_gpu_devices:
+        found = f"{env.num_gpu_devices} present, {len(env.gpus)} usable"
+        return Finding("warn", found, "install a build of torch for the driver's CUDA version")
+    return Finding("ok", ", ".join(env.gpus) or "none: models run on the CPU")
 
 
-def check_ports(seen: Surroundings) -> Finding:
-    """That the default ports are free."""
-    if not seen.taken_ports:
+def check_ports(env: Environment) -> Finding:
+    """Check that the default ports are free."""
+    if not env.taken_ports:
         return Finding("ok", f"{' and '.join(map(str, DEFAULT_PORTS))} are free")
-    found = f"{' and '.join(map(str, seen.taken_ports))} in use"
-    advice = "unless that is the service itself, serve with other --grpc-port and --http-port"
+    found = f"{' and '.join(map(str, env.taken_ports))} in use"
+    advice = "unless the service itself uses them, set other ports with --grpc-port and --http-port"
     return Finding("warn", found, advice)
 
 
-def check_cache(seen: Surroundings) -> Finding:
-    """That models can be kept."""
-    if seen.cache_error:
-        advice = "make it writable, or set SPECDEC_CACHE_DIR to a directory that is"
-        return Finding("fail", f"{seen.cache_dir}: {seen.cache_error}", advice)
-    return Finding("ok", str(seen.cache_dir))
+def check_cache(env: Environment) -> Finding:
+    """Check that the model cache is writable."""
+    if env.cache_error:
+        advice = "make it writable, or set SPECDEC_CACHE_DIR to a writable directory"
+        return Finding("fail", f"{env.cache_dir}: {env.cache_error}", advice)
+    return Finding("ok", str(env.cache_dir))
 
 
-def check_models(seen: Surroundings) -> Finding:
-    """That there is a model to serve."""
-    if seen.cached_models:
-        return Finding("ok", ", ".join(seen.cached_models))
-    advice = "specdec serve fetches one; specdec models list says which and how large"
+def check_models(env: Environment) -> Finding:
+    """Check that a model is in the cache."""
+    if env.cached_models:
+        return Finding("ok", ", ".join(env.cached_models))
+    advice = "specdec serve downloads the model; specdec models list shows the sizes"
     return Finding("warn", "none in the cache", advice)
 
 
-def check_shared_memory(seen: Surroundings) -> Finding:
-    """That Ray's object store fits in shared memory."""
-    if seen.shm_bytes is None:
+def check_shared_memory(env: Environment) -> Finding:
+    """Check that Ray's object store fits in shared memory."""
+    if env.shm_bytes is None:
         return Finding("warn", "no /dev/shm", "Ray uses the disk instead, which is slower")
-    found = f"{seen.shm_bytes / _MIB:.0f} MiB in /dev/shm"
-    if seen.shm_bytes < _OBJECT_STORE_BYTES:
-        return Finding("warn", found, "give the container more, as by --shm-size=1g")
+    found = f"{env.shm_bytes / _MIB:.0f} MiB in /dev/shm"
+    if env.shm_bytes < _OBJECT_STORE_BYTES:
+        return Finding("warn", found, "increase it, such as with docker run --shm-size=1g")
     return Finding("ok", found)
 
 
-def check_open_files(seen: Surroundings) -> Finding:
-    """That Ray's processes and the clients' connections find file descriptors."""
-    found = f"{seen.max_open_files} at once"
-    if seen.max_open_files < _NEEDED_FILES:
-        return Finding("fail", found, f"raise the limit, as by ulimit -n {_AMPLE_FILES}")
-    if seen.max_open_files < _AMPLE_FILES:
-        return Finding("warn", found, f"raise it for many clients, as by ulimit -n {_AMPLE_FILES}")
+def check_open_files(env: Environment) -> Finding:
+    """Check that the limit on file descriptors suffices for Ray and client connections."""
+    found = f"limit {env.max_open_files}"
+    if env.max_open_files < _NEEDED_FILES:
+        return Finding("fail", found, f"raise the limit: ulimit -n {_AMPLE_FILES}")
+    if env.max_open_files < _AMPLE_FILES:
+        return Finding("warn", found, f"raise the limit for many clients: ulimit -n {_AMPLE_FILES}")
     return Finding("ok", found)
 
 
-def check_network(seen: Surroundings) -> Finding:
-    """That models can be fetched. One source is enough, and none where a model is here."""
-    lost = [each for each in seen.network if each.error]
-    found = "; ".join(_heard(each) for each in seen.network)
-    if not lost:
+def check_network(env: Environment) -> Finding:
+    """Check that models can be downloaded; one source, or a cached model, is enough."""
+    unreachable = [each for each in env.network if each.error]
+    found = "; ".join(_reached_text(each) for each in env.network)
+    if not unreachable:
         return Finding("ok", found)
-    if len(lost) == len(seen.network) and not seen.cached_models:
+    if len(unreachable) == len(env.network) and not env.cached_models:
         return Finding("fail", found, "set a proxy or a mirror (PIP_INDEX_URL, HF_ENDPOINT)")
-    return Finding("warn", found, "what is reachable, or in the cache, can be served")
+    return Finding("warn", found, "models that are reachable or in the cache can be served")
 
 
-def check_service(seen: Surroundings) -> Finding:
-    """That a service answers."""
-    assert seen.service is not None, "asked about a service that was not looked for"
-    if seen.service.error:
-        advice = "start one by specdec serve, or see what its log says"
-        return Finding("fail", _heard(seen.service), advice)
-    return Finding("ok", _heard(seen.service))
+def check_service(env: Environment) -> Finding:
+    """Check that the service at the given address responds."""
+    assert env.service is not None, "no address was given"
+    if env.service.error:
+        advice = "start one with specdec serve, or check its log"
+        return Finding("fail", _reached_text(env.service), advice)
+    return Finding("ok", _reached_text(env.service))
 
 
-CHECKS: dict[str, Callable[[Surroundings], Finding]] = {
+CHECKS: dict[str, Callable[[Environment], Finding]] = {
     "python": check_python,
     "torch": check_torch,
     "CPU kernels": check_kernels,
@@ -172,21 +174,21 @@ CHECKS: dict[str, Callable[[Surroundings], Finding]] = {
 }
 
 
-def examine(seen: Surroundings) -> dict[str, Finding]:
-    """Every check by its name; network and service only where they were looked at."""
+def examine(env: Environment) -> dict[str, Finding]:
+    """Return the findings by check; network and service only if they were inspected."""
     checks = dict(CHECKS)
-    if seen.network:
+    if env.network:
         checks["network"] = check_network
-    if seen.service is not None:
+    if env.service is not None:
         checks["service"] = check_service
-    return {name: check(seen) for name, check in checks.items()}
+    return {name: check(env) for name, check in checks.items()}
 
 
 def _not_imported(library: Library) -> Finding:
-    return Finding("fail", library.error, "make the environment anew, as by make setup")
+    return Finding("fail", library.error, "rebuild the environment, such as with make setup")
 
 
-def _heard(reached: Reached) -> str:
+def _reached_text(reached: Reached) -> str:
     return f"{reached.name}: {reached.error or reached.answer}"
 
 
@@ -196,30 +198,34 @@ def _line(name: str, finding: Finding) -> str:
     return f"{status} {name:<14} {finding.found}{advice}"
 
 
-@click.command(short_help="Check this machine, one line each.")
-@click.option("--network", "asks_network", is_flag=True, help="Also see where models come from.")
-@click.option("--address", help="host:port of a running service to ask, too.")
+@click.command(short_help="Check whether this machine can run the service.")
 @click.option(
-    "--tls-ca-file",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Certificates (PEM) that vouch for that service. Default: no TLS.",
+    "--network",
+    "with_network",
+    is_flag=True,
+    help="Also check that the package index and the model hub are reachable.",
 )
+@click.option("--address", help="Also check the service at this host:port.")
+@tls_ca_flag
 @api_key_flag
 @json_flag
 @click.pass_context
 def doctor(
     ctx: click.Context,
-    asks_network: bool,
+    with_network: bool,
     address: str | None,
     tls_ca_file: Path | None,
     api_key: str | None,
     as_json: bool,
 ) -> None:
-    """Check this machine, one line each; exit code 1 where the service could not run."""
+    """Check whether this machine can run the service, and suggest fixes.
+
+    Prints one line per check. The exit code is 1 if a check fails.
+    """
     findings = examine(
-        observe(
+        inspect_environment(
             DEFAULT_PORTS,
-            asks_network=asks_network,
+            with_network=with_network,
             address=address,
             tls_ca_file=tls_ca_file,
             api_key=api_key,

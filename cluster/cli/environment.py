@@ -1,4 +1,4 @@
-"""What a machine offers a service, as `specdec doctor` sees it. Facts only; doctor.py judges."""
+"""Inspects the machine for `specdec doctor`: facts only; doctor.py evaluates them."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from cluster.config.network import listen_error
 from specdec.client import Client, ClientError
+from specdec.config.hardware import available_cpus, available_memory_bytes
 from specdec.config.paths import default_cache_dir
 
 _NETWORK_TIMEOUT_S = 10.0
@@ -27,7 +26,7 @@ _SERVICE_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True)
 class Library:
-    """A library as it was imported; `error` says why it was not."""
+    """Version of an imported library, or the error of importing it."""
 
     version: str = ""
     error: str = ""
@@ -35,7 +34,7 @@ class Library:
 
 @dataclass(frozen=True)
 class Reached:
-    """Something that was asked over the network; `error` says why it did not answer."""
+    """Answer of a remote endpoint, or the error of reaching it."""
 
     name: str
     answer: str = ""
@@ -43,14 +42,14 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class Surroundings:
-    """What was found.
+class Environment:
+    """Facts about the machine and its environment.
 
-    cores: those that this process may use. kernels_fault: why those for CPUs do not compile.
-    gpus: names, by torch. num_gpu_devices: by the driver.
-    taken_ports: of those that were asked about. cache_error: why the cache cannot be written.
-    cached_models: aliases that are in the cache. shm_bytes: of /dev/shm, None where there is none.
-    network: who was asked, nobody unless wanted. service: None unless one was to be asked.
+    kernels_fault: why the CPU kernels do not compile, or "". num_cores: available to this process.
+    gpus: names as reported by torch. num_gpu_devices: GPUs as reported by the driver.
+    taken_ports: ports in use. cache_error: why the cache is not writable, or "".
+    cached_models: aliases in the cache. shm_bytes: size of /dev/shm, None without it.
+    network: the remote endpoints that were checked. service: None if no address was given.
     """
 
     python_version: tuple[int, int, int]
@@ -72,29 +71,29 @@ class Surroundings:
     service: Reached | None
 
 
-def observe(
+def inspect_environment(
     ports: Sequence[int],
     *,
-    asks_network: bool,
+    with_network: bool,
     address: str | None,
     tls_ca_file: Path | None,
     api_key: str | None,
-) -> Surroundings:
-    """Looks at everything, which takes seconds: torch and ray are imported."""
+) -> Environment:
+    """Collect the facts, which takes seconds: torch and ray are imported."""
     from specdec.config.model_aliases import ALIASES
     from specdec.models.resolve import packaged_directory
 
     torch = _imported("torch")
-    num_threads, gpus = (0, ()) if torch.error else _torch_sees()
-    cores, memory_bytes = _machine() if torch.error else _share_of_machine()
+    num_threads, gpus = (0, ()) if torch.error else _torch_threads_and_gpus()
+
     cache = default_cache_dir()
-    return Surroundings(
+    return Environment(
         python_version=sys.version_info[:3],
         torch=torch,
         num_torch_threads=num_threads,
         kernels_fault=torch.error or _kernels_fault(),
-        num_cores=cores,
-        available_memory_bytes=memory_bytes,
+        num_cores=available_cpus(),
+        available_memory_bytes=available_memory_bytes(),
         gpus=gpus,
         num_gpu_devices=len(list(Path("/proc/driver/nvidia/gpus").glob("*"))),
         ray=_imported("ray"),
@@ -104,7 +103,7 @@ def observe(
         cached_models=tuple(each for each in ALIASES if packaged_directory(each, cache).is_dir()),
         shm_bytes=_size(Path("/dev/shm")),
         max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        network=(_package_index(), _hub()) if asks_network else (),
+        network=(_package_index(), _hub()) if with_network else (),
         service=None if address is None else _service(address, tls_ca_file, api_key),
     )
 
@@ -112,12 +111,12 @@ def observe(
 def _imported(name: str) -> Library:
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # a broken build raises whatever it likes
+    except Exception as error:  # a broken build may raise anything
         return Library(error=" ".join(f"{type(error).__name__}: {error}".split()))
     return Library(version=str(module.__version__))
 
 
-def _torch_sees() -> tuple[int, tuple[str, ...]]:
+def _torch_threads_and_gpus() -> tuple[int, tuple[str, ...]]:
     import torch
 
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -128,18 +127,6 @@ def _kernels_fault() -> str:
     from specdec.worker import native_library_fault  # imports torch
 
     return " ".join(native_library_fault().split())
-
-
-def _share_of_machine() -> tuple[int, int]:
-    """Cores and bytes of memory that a service would find."""
-    from specdec.config.hardware import available_cpus, available_memory_bytes
-
-    return available_cpus(), available_memory_bytes()
-
-
-def _machine() -> tuple[int, int]:
-    """The same without regard to control groups, for when torch cannot be imported."""
-    return len(os.sched_getaffinity(0)), psutil.virtual_memory().available
 
 
 def _write_error(directory: Path) -> str:
@@ -156,18 +143,18 @@ def _size(path: Path) -> int | None:
 
 
 def _package_index() -> Reached:
-    """By pip, which knows what index is configured."""
+    """Check the package index that pip is configured with."""
     command = [sys.executable, "-m", "pip", "index", "versions", "pip"]
     try:
-        asked = subprocess.run(
+        completed = subprocess.run(
             command, capture_output=True, text=True, timeout=_NETWORK_TIMEOUT_S, check=False
         )
     except subprocess.TimeoutExpired:
         return Reached("package index", error=f"no answer within {_NETWORK_TIMEOUT_S:.0f} s")
-    if asked.returncode:
-        last_line = (asked.stderr.strip().splitlines() or ["pip says nothing"])[-1]
+    if completed.returncode:
+        last_line = (completed.stderr.strip().splitlines() or ["pip failed without output"])[-1]
         return Reached("package index", error=last_line)
-    return Reached("package index", answer="answers")
+    return Reached("package index", answer="reachable")
 
 
 def _hub() -> Reached:

@@ -1,7 +1,7 @@
-"""How the command ends where something goes wrong.
+"""Error handling of the command line.
 
-Exit code 1 is for what a caller can cause and for what nobody expected, 2 for wrong usage, 130 for
-Ctrl-C. With 1 goes one line on stderr, which is a JSON object where the command was given --json.
+Exit code 1 means that the command failed, 2 that its usage was wrong, 130 that Ctrl-C interrupted
+it. A failure prints one line to stderr, which is a JSON object if --json was given.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ _AS_JSON = "cluster.cli.errors.as_json"
 
 
 class OneLineErrors(click.Group):
-    """Ends every failure in one line on stderr instead of a traceback."""
+    """Command group that reports a failure in one line on stderr instead of a traceback."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Notes on the way whether the command shall print JSON."""
-        ctx.meta[_AS_JSON] = _asks_for_json(args)
+        """Parse the arguments, and record whether --json is among them."""
+        ctx.meta[_AS_JSON] = _has_json_flag(args)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Runs the command that is named, and says what came of it."""
+        """Run the command, and turn exceptions into messages and exit codes."""
         as_json = ctx.meta[_AS_JSON]
         try:
             return super().invoke(ctx)
@@ -39,29 +39,29 @@ class OneLineErrors(click.Group):
         except KeyboardInterrupt:
             ctx.exit(EXIT_INTERRUPTED)
         except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
-            raise  # click knows what to do
+            raise  # click handles these
         except Exception as error:
             if os.environ.get(DEBUG_VARIABLE) == "1":
                 raise
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            told = f"unexpected {reason} (set {DEBUG_VARIABLE}=1 to see the traceback)"
-            _fail(ctx, error, told, as_json)
+            message = f"unexpected {reason} (set {DEBUG_VARIABLE}=1 to see the traceback)"
+            _fail(ctx, error, message, as_json)
 
 
-def _asks_for_json(arguments: list[str]) -> bool:
-    """Whether --json is among the flags; what follows a bare -- is text."""
+def _has_json_flag(arguments: list[str]) -> bool:
+    """Return whether --json is among the flags; arguments after a bare -- are text."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return "--json" in arguments[:end]
 
 
 def _fail(ctx: click.Context, error: Exception, message: str, as_json: bool) -> None:
-    told = json.dumps({"error": _as_json(error, message)}) if as_json else f"error: {message}"
-    click.echo(told, err=True)
+    line = json.dumps({"error": _as_json(error, message)}) if as_json else f"error: {message}"
+    click.echo(line, err=True)
     ctx.exit(EXIT_FAILED)
 
 
 def _as_json(error: Exception, message: str) -> dict[str, str]:
-    """kind: a gRPC status, or the name of the error; field and limit of a value that is wrong."""
+    """Return kind (a gRPC status or the error's class), message, and field and limit if known."""
     if isinstance(error, ClientError):
         return {"kind": error.code.name, "message": message}
     if isinstance(error, InvalidValueError):

@@ -1,31 +1,51 @@
-"""Help under headings, for commands with so many options that a list would not be read."""
+"""Help with flags grouped into sections, for commands with many flags, and combined flags."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 _WIDTH = 100
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+Flag = Callable[[Any], Any]
+"""A decorator that adds a flag to a command."""
 
 
 class SectionedOption(click.Option):
-    """An option that says under which heading it stands."""
+    """An option that belongs to a section of the help."""
 
     def __init__(self, *arguments: Any, section: str, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.section = section
 
 
+def section_flag(section: str, *names: str, **attributes: Any) -> Flag:
+    """Return a flag in a section of the help; the arguments are those of `click.option`."""
+    return click.option(*names, cls=SectionedOption, section=section, **attributes)
+
+
+def combine_flags(*flags: Flag) -> Callable[[_Command], _Command]:
+    """Return a decorator that adds several flags to a command, in this order."""
+
+    def add(command: _Command) -> _Command:
+        for flag in reversed(flags):
+            command = flag(command)
+        return command
+
+    return add
+
+
 class SectionedCommand(click.Command):
-    """A command with so many options that its help shows them under headings."""
+    """A command whose help groups the options into sections."""
 
     def __init__(self, *arguments: Any, **attributes: Any) -> None:
         super().__init__(*arguments, **attributes)
         self.context_settings.setdefault("max_content_width", _WIDTH)
 
     def sections(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Options and what they mean by heading, in the order of the first of each."""
+        """Return the help records of the options by section, in the order of the options."""
         found: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
@@ -34,7 +54,7 @@ class SectionedCommand(click.Command):
         return found
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Writes each heading with its options."""
+        """Write each section with its options."""
         for heading, records in self.sections(ctx).items():
             with formatter.section(heading):
                 formatter.write_dl(records)

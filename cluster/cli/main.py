@@ -1,7 +1,7 @@
-"""The `specdec` command: serve a model, ask it, talk with it, steer it, fetch models.
+"""The `specdec` command.
 
-Answers go to stdout, everything else to stderr. Whatever takes long to import is imported where it
-is used, so that `specdec generate` starts at once.
+Results go to stdout, everything else to stderr. Modules that are slow to import are imported where
+they are used, so that `specdec generate` starts fast.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 import click
@@ -21,13 +20,13 @@ from cluster.cli.bench.cli import bench
 from cluster.cli.chat import chat
 from cluster.cli.completion import completion
 from cluster.cli.completion_result import chunk_as_json, receive
-from cluster.cli.connection_options import client_flags
+from cluster.cli.connection_options import client_flags, pop_connection
 from cluster.cli.doctor import doctor
 from cluster.cli.errors import OneLineErrors
 from cluster.cli.help import SectionedCommand
 from cluster.cli.models import models
-from cluster.cli.output import json_flag, lines_of, say, show_json
-from cluster.cli.sampling_options import answer_flags, report_flags, sampling_params
+from cluster.cli.output import json_flag, print_stderr, result_lines, show_json
+from cluster.cli.sampling_options import output_flags, sampling_flags, sampling_params
 from cluster.cli.serve import serve
 from specdec.client import Client
 from specdec.types.chat import ChatMessage
@@ -37,13 +36,13 @@ from specdec.types.responses import StreamChunk
 @click.group(cls=OneLineErrors, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="specdec", message="specdec %(version)s")
 def main() -> None:
-    """Serve LLMs with speculative decoding."""
+    """Serve large language models with speculative decoding."""
 
 
 @main.command("version")
 @json_flag
 def show_version(as_json: bool) -> None:
-    """Print the version."""
+    """Show the version."""
     if as_json:
         show_json({"version": version("specdec")})
         return
@@ -51,19 +50,19 @@ def show_version(as_json: bool) -> None:
 
 
 @contextmanager
-def _text_shown() -> Iterator[Callable[[StreamChunk], None]]:
-    """Prints texts on one line, and ends that line even where the answer breaks off."""
-    begun = False
+def _stream_text() -> Iterator[Callable[[StreamChunk], None]]:
+    """Yield a function that prints texts on one line; end the line even after an error."""
+    has_output = False
 
     def show(chunk: StreamChunk) -> None:
-        nonlocal begun
-        begun = True
+        nonlocal has_output
+        has_output = True
         click.echo(chunk.text, nl=False)
 
     try:
         yield show
     finally:
-        if begun:
+        if has_output:
             click.echo()
 
 
@@ -72,14 +71,14 @@ def _show_json(chunk: StreamChunk) -> None:
 
 
 def _show_nothing(chunk: StreamChunk) -> None:
-    """Leaves it all to the end."""
+    """Print nothing until the completion is finished."""
 
 
 def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]:
     if raw and system is not None:
-        raise click.UsageError("--system has no place in a --raw prompt")
+        raise click.UsageError("--system cannot be used with --raw")
     if text == "-":
-        # Bytes that are no UTF-8 are kept as they are on a command line, for the client to refuse.
+        # Invalid UTF-8 becomes surrogates, as in command line arguments; the client rejects them.
         text = sys.stdin.buffer.read().decode("utf-8", "surrogateescape").removesuffix("\n")
     if raw:
         return text
@@ -87,80 +86,64 @@ def _prompt(text: str, system: str | None, raw: bool) -> str | list[ChatMessage]
     return [*instructions, ChatMessage("user", text)]
 
 
-@main.command(cls=SectionedCommand, short_help="Complete a prompt with the model that is served.")
+@main.command(cls=SectionedCommand, short_help="Generate a completion for a prompt.")
 @click.argument("prompt")
-@click.option("--raw", is_flag=True, help="Send PROMPT as it is, not as a user's chat message.")
-@click.option("--system", help="System message to put before PROMPT.")
+@click.option("--raw", is_flag=True, help="Send PROMPT without applying the chat template.")
+@click.option("--system", help="System message to send before PROMPT.")
 @click.option(
     "--stream/--no-stream",
     default=None,
-    help="Show the answer as it comes. Default: on a terminal, unless --json or several choices.",
+    help="Stream the output. Default: if stdout is a terminal, without --json and with n = 1.",
 )
 @click.option(
     "--json",
     "as_json",
     is_flag=True,
-    help="Print one JSON object; with --stream a line for each chunk, then one with the rest.",
+    help="Print one JSON object; with --stream one object per chunk, then one with the statistics.",
 )
 @client_flags
-@answer_flags
-@report_flags
+@sampling_flags
+@output_flags
 def generate(
-    prompt: str,
-    raw: bool,
-    system: str | None,
-    stream: bool | None,
-    as_json: bool,
-    address: str,
-    tls_ca_file: Path | None,
-    api_key: str | None,
-    timeout_s: float,
-    **sampling: Any,
+    prompt: str, raw: bool, system: str | None, stream: bool | None, as_json: bool, **flags: Any
 ) -> None:
-    """Complete PROMPT ("-": standard input) with the model that is served."""
-    content, params = _prompt(prompt, system, raw), sampling_params(**sampling)
+    """Generate a completion for PROMPT with the served model; - reads the prompt from stdin."""
+    connection = pop_connection(flags)
+    content, params = _prompt(prompt, system, raw), sampling_params(**flags)
     if stream is None:
         stream = not as_json and params.n == 1 and sys.stdout.isatty()
     if stream and not as_json and params.n > 1:
-        raise click.UsageError("several choices come all at once; --stream shows them with --json")
-    shown = _text_shown() if stream else nullcontext(_show_nothing)
+        raise click.UsageError("--stream needs --json if n is greater than 1")
+    output = _stream_text() if stream else nullcontext(_show_nothing)
     if stream and as_json:
-        shown = nullcontext(_show_json)
-    with (
-        Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key) as client,
-        shown as show,
-    ):
-        answer = receive(client.generate_stream(content, params), show)
+        output = nullcontext(_show_json)
+    with Client(**connection) as client, output as show:
+        result = receive(client.generate_stream(content, params), show)
     if as_json:
-        show_json(answer.outcome if stream else answer.content | answer.outcome)
+        show_json(result.outcome if stream else result.content | result.outcome)
         return
-    for line in lines_of(answer, with_text=not stream):
+    for line in result_lines(result, with_text=not stream):
         click.echo(line)
-    say(answer.summary)
+    print_stderr(result.summary)
 
 
-@main.command(short_help="Show the tokens of a text.")
+@main.command(short_help="Tokenize a text.")
 @click.argument("text")
-@click.option("--chat", "as_chat", is_flag=True, help="As a user's message, in the chat template.")
+@click.option(
+    "--chat", "as_chat", is_flag=True, help="Apply the chat template to TEXT as a user message."
+)
 @json_flag
 @client_flags
-def tokenize(
-    text: str,
-    as_chat: bool,
-    as_json: bool,
-    address: str,
-    tls_ca_file: Path | None,
-    api_key: str | None,
-) -> None:
-    """Show the tokens of TEXT ("-": standard input), exactly as of a prompt, and how many."""
-    with Client(address, tls_ca_file=tls_ca_file, api_key=api_key) as client:
-        read = client.tokenize(_prompt(text, None, not as_chat))
+def tokenize(text: str, as_chat: bool, as_json: bool, **connection: Any) -> None:
+    """Show the tokens of TEXT as the service tokenizes a prompt; - reads TEXT from stdin."""
+    with Client(**connection) as client:
+        result = client.tokenize(_prompt(text, None, not as_chat))
     if as_json:
-        show_json(asdict(read))
+        show_json(asdict(result))
         return
-    for token_id, token in zip(read.token_ids, read.tokens, strict=True):
+    for token_id, token in zip(result.token_ids, result.tokens, strict=True):
         click.echo(f"{token_id}\t{token}")
-    say(f"{len(read.token_ids)} tokens; prompt and answer may have {read.max_model_len}")
+    print_stderr(f"{len(result.token_ids)} tokens (max_model_len is {result.max_model_len})")
 
 
 main.add_command(serve)

@@ -1,35 +1,35 @@
-"""`specdec models`: what can be served by a short name, and fetching it."""
+"""`specdec models`: lists the model aliases and downloads models."""
 
 from __future__ import annotations
 
 import click
 
-from cluster.cli.output import json_flag, say, show_json
+from cluster.cli.output import json_flag, print_stderr, show_json
 
 
 @click.group()
 def models() -> None:
-    """Fetch models, and list those that have a short name."""
+    """List model aliases and download models."""
 
 
-@models.command("fetch")
+@models.command("fetch", short_help="Download a model.")
 @click.argument("name")
 @json_flag
 def fetch_model(name: str, as_json: bool) -> None:
-    """Fetch the model called NAME, an alias or a Hugging Face Hub id, and print where it is."""
+    """Download model NAME, an alias or a Hugging Face Hub id, and print its directory."""
     from specdec.models.resolve import resolve
 
-    directory = resolve(name, progress=say)
+    directory = resolve(name, progress=print_stderr)
     if as_json:
         show_json({"name": name, "directory": str(directory)})
         return
     click.echo(directory)
 
 
-@models.command("list")
+@models.command("list", short_help="List the model aliases.")
 @json_flag
 def list_models(as_json: bool) -> None:
-    """List the aliases, and which of them are in the cache."""
+    """List the model aliases and whether they are in the cache."""
     from specdec.config.model_aliases import ALIASES
     from specdec.config.paths import default_cache_dir
     from specdec.models.resolve import packaged_directory

@@ -1,4 +1,4 @@
-"""What commands print: answers for a reader, JSON for programs, and the rest on stderr."""
+"""Output of the commands: results as text or JSON on stdout, messages and progress on stderr."""
 
 from __future__ import annotations
 
@@ -6,36 +6,31 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from cluster.cli.completion_result import Answer
+from cluster.cli.completion_result import CompletionResult
 from specdec.types.responses import Choice, PositionLogprobs, TokenLogprob
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
+json_flag = click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 
 
-def json_flag(command: _Command) -> _Command:
-    """Gives a command `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
-
-
-def say(line: str) -> None:
-    """Tells whoever runs the command; standard output is for what was asked for."""
+def print_stderr(line: str) -> None:
+    """Print a message to stderr; stdout is reserved for results."""
     click.echo(line, err=True)
 
 
 def show_json(value: dict[str, Any]) -> None:
-    """Prints one line of JSON."""
+    """Print one line of JSON."""
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
 @contextmanager
 def progress_bar(total: int | None, unit: str, what: str = "") -> Iterator[Callable[[], None]]:
-    """Yields what to call at each thing done; shows them on a terminal, until all are done.
+    """Show a progress bar if stderr is a terminal; yield the function that advances it.
 
-    total: None where it is not known. May be called by several threads.
+    total: None if it is not known. The function is thread-safe.
     """
     from tqdm import tqdm
 
@@ -48,20 +43,20 @@ def progress_bar(total: int | None, unit: str, what: str = "") -> Iterator[Calla
         yield advance
 
 
-def lines_of(answer: Answer, *, with_text: bool) -> Iterator[str]:
-    """The lines to print: texts, under headings where there are several, and log-probabilities.
+def result_lines(result: CompletionResult, *, with_text: bool) -> Iterator[str]:
+    """Yield the lines of a result: texts, with headings if there are several, and logprobs.
 
-    with_text: False where a single text has been shown already.
+    with_text: False if the text was streamed already.
     """
-    for choice in answer.choices:
-        if len(answer.choices) > 1:
+    for choice in result.choices:
+        if len(result.choices) > 1:
             yield _heading(choice)
         if with_text:
             yield choice.text
         if choice.logprobs is not None:
-            yield from _table("answer", choice.logprobs)
-    if answer.prompt_logprobs is not None:
-        yield from _table("prompt", answer.prompt_logprobs)
+            yield from _table("output", choice.logprobs)
+    if result.prompt_logprobs is not None:
+        yield from _table("prompt", result.prompt_logprobs)
 
 
 def _heading(choice: Choice) -> str:
@@ -70,7 +65,7 @@ def _heading(choice: Choice) -> str:
 
 
 def _table(name: str, positions: Sequence[PositionLogprobs]) -> Iterator[str]:
-    """A line a token: its logarithm of probability, its rank, and the best ones."""
+    """Yield a line per token: its log probability, its rank and the most likely tokens."""
     yield f"{name + ' token':<20}{'logprob':>9}{'rank':>7}  best"
     for position in positions:
         chosen = position.chosen

@@ -1,15 +1,15 @@
-"""How the commands that ask for an answer say what kind of answer."""
+"""Sampling flags of `specdec generate` and `specdec chat`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
-from cluster.cli.help import SectionedOption
-from specdec.client.calls import DEFAULT_TIMEOUT_S
+from cluster.cli.connection_options import timeout_flag
+from cluster.cli.help import combine_flags, section_flag
 from specdec.config.methods import METHOD_NAMES
 from specdec.types.sampling_params import (
     VERIFIERS,
@@ -17,8 +17,6 @@ from specdec.types.sampling_params import (
     SpeculationOptions,
     StructuredOutput,
 )
-
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
@@ -33,11 +31,11 @@ class _TokenBias(click.ParamType[tuple[int, float]]):
         try:
             return int(token_id), float(bias)
         except ValueError:
-            self.fail(f"{value!r} is not a token id, =, and a number", param, ctx)
+            self.fail(f"{value!r} must be TOKEN_ID=BIAS", param, ctx)
 
 
 class _Threshold(click.ParamType[float | str]):
-    """A number, or a word for SpeculationOptions to judge."""
+    """A number, or the name of a preset, which SpeculationOptions validates."""
 
     name = "NUMBER|PRESET"
 
@@ -50,151 +48,156 @@ class _Threshold(click.ParamType[float | str]):
             return str(value)
 
 
-def _flag(section: str, *names: str, **attributes: Any) -> Callable[[_Command], _Command]:
-    return click.option(*names, cls=SectionedOption, section=section, **attributes)
+_length = partial(section_flag, "Length and stop conditions")
+_sampling = partial(section_flag, "Sampling")
+_structured = partial(section_flag, "Structured output (mutually exclusive)")
+_speculation = partial(section_flag, "Speculation")
+_output = partial(section_flag, "Output")
 
-
-_LENGTH, _SAMPLING, _FORM = "Length and end", "Sampling", "Form of the answer, one of"
-_SPECULATION, _REPORT = "Speculation", "What is reported"
-
-_FLAGS = (
-    click.option(
-        "--timeout",
-        "timeout_s",
-        type=click.FloatRange(min=0, min_open=True),
-        default=DEFAULT_TIMEOUT_S,
-        show_default=True,
-        help="Seconds that the whole answer may take.",
-    ),
-    _flag(
-        _LENGTH,
+sampling_flags = combine_flags(
+    timeout_flag,
+    _length(
         "--max-tokens",
         type=int,
-        help="Most tokens to generate. Default: the model's, or what fits.",
+        help="Maximum number of tokens to generate. Default: the model's, or up to the context "
+        "length.",
     ),
-    _flag(_LENGTH, "--min-tokens", type=int, help="Tokens before the answer may end. Default: 0."),
-    _flag(_LENGTH, "--stop", multiple=True, help="Text to end before; up to 16 times."),
-    _flag(
-        _LENGTH,
+    _length("--min-tokens", type=int, help="Minimum number of tokens to generate. Default: 0."),
+    _length("--stop", multiple=True, help="Stop string; may be repeated, up to 16 times."),
+    _length(
         "--stop-token-id",
         "stop_token_ids",
         type=int,
         multiple=True,
-        help="Token to end at; up to 256 times.",
+        help="Token id to stop at; may be repeated, up to 256 times.",
     ),
-    _flag(
-        _LENGTH,
+    _length(
         "--include-stop",
         "include_stop_str_in_output",
         is_flag=True,
-        help="Show what ended the answer, too.",
+        help="Include the stop string in the output.",
     ),
-    _flag(_LENGTH, "--ignore-eos", is_flag=True, help="Go on after an end-of-sequence token."),
-    _flag(_LENGTH, "--show-special-tokens", is_flag=True, help="Show special tokens as text."),
-    _flag(
-        _SAMPLING, "--temperature", type=float, help="From 0 (greedy) to 100. Default: the model's."
+    _length("--ignore-eos", is_flag=True, help="Keep generating after an end-of-sequence token."),
+    _length("--show-special-tokens", is_flag=True, help="Show special tokens in the output."),
+    _sampling(
+        "--temperature",
+        type=float,
+        help="Sampling temperature, from 0 (greedy) to 100. Default: the model's.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--top-p",
         type=float,
-        help="Probability to keep, above 0, to 1. Default: the model's.",
+        help="Cumulative probability of the tokens to sample from, above 0, at most 1. Default: "
+        "the model's.",
     ),
-    _flag(
-        _SAMPLING, "--top-k", type=int, help="Likely tokens to keep; 0: all. Default: the model's."
+    _sampling(
+        "--top-k",
+        type=int,
+        help="Number of most likely tokens to sample from; 0 for all. Default: the model's.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--min-p",
         type=float,
-        help="Keep tokens so likely beside the likeliest, from 0 to 1. Default: the model's.",
+        help="Minimum probability of a token relative to the most likely one, from 0 to 1. "
+        "Default: the model's.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--repetition-penalty",
         type=float,
-        help="Makes what was said or asked less likely, above 0, to 100. Default: the model's.",
+        help="Penalty on tokens that occur in the prompt or the output, above 0, at most 100. "
+        "Default: the model's.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--presence-penalty",
         type=float,
-        help="Makes what was said less likely, from -2 to 2. Default: 0.",
+        help="Penalty on tokens that occur in the output, from -2 to 2. Default: 0.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--frequency-penalty",
         type=float,
-        help="The same for each time it was said, from -2 to 2. Default: 0.",
+        help="Penalty on tokens by their count in the output, from -2 to 2. Default: 0.",
     ),
-    _flag(
-        _SAMPLING,
+    _sampling(
         "--logit-bias",
         type=_TokenBias(),
         multiple=True,
-        help="Added to a token's logit, from -100 to 100; up to 1024 times.",
+        help="Bias to add to a token's logit, from -100 to 100; may be repeated, up to 1024 times.",
     ),
-    _flag(_SAMPLING, "--bad-word", "bad_words", multiple=True, help="Text not to say."),
-    _flag(
-        _SAMPLING,
+    _sampling(
+        "--bad-word",
+        "bad_words",
+        multiple=True,
+        help="Text that must not be generated; may be repeated.",
+    ),
+    _sampling(
         "--allowed-token-id",
         "allowed_token_ids",
         type=int,
         multiple=True,
-        help="The only tokens to say; may be repeated.",
+        help="Token id to restrict the output to; may be repeated.",
     ),
-    _flag(_SAMPLING, "--seed", type=int, help="Fixes the answer. Default: the service's choice."),
-    _flag(_FORM, "--json-schema", type=_FILE, help="JSON that the schema in a file accepts."),
-    _flag(_FORM, "--json-object", is_flag=True, help="Any JSON object."),
-    _flag(_FORM, "--regex", help="A text that a regular expression matches as a whole."),
-    _flag(_FORM, "--grammar", type=_FILE, help="A text of the EBNF grammar in a file."),
-    _flag(_FORM, "--choice", multiple=True, help="One of the texts given so."),
-    _flag(_SPECULATION, "--no-speculation", is_flag=True, help="Draft nothing: slower."),
-    _flag(
-        _SPECULATION,
+    _sampling("--seed", type=int, help="Random seed. Default: chosen by the service."),
+    _structured(
+        "--json-schema", type=_FILE, help="Generate JSON that matches the schema in this file."
+    ),
+    _structured("--json-object", is_flag=True, help="Generate a JSON object."),
+    _structured("--regex", help="Generate text that matches this regular expression entirely."),
+    _structured(
+        "--grammar", type=_FILE, help="Generate text that follows the EBNF grammar in this file."
+    ),
+    _structured("--choice", multiple=True, help="Generate one of the given texts; repeatable."),
+    _speculation("--no-speculation", is_flag=True, help="Disable speculative decoding."),
+    _speculation(
         "--num-speculative-tokens",
         type=int,
-        help="Draft tokens a step, from 0 to 32. Default: the service's number.",
+        help="Number of draft tokens per step, from 0 to 32. Default: the service's.",
     ),
-    _flag(
-        _SPECULATION,
+    _speculation(
         "--speculation-method",
         "method",
         type=click.Choice(METHOD_NAMES),
-        help="What drafts. Default: what is loaded.",
+        help="Drafting method. Default: the loaded one.",
     ),
-    _flag(
-        _SPECULATION,
+    _speculation(
         "--verifier",
         type=click.Choice(VERIFIERS),
-        help="What decides on drafts; typical and threshold change the answer. Default: the "
+        help="Method that verifies draft tokens; typical and threshold are lossy. Default: the "
         "service's.",
     ),
-    _flag(_SPECULATION, "--typical-epsilon", type=float, help="Of typical. Default: 0.09."),
-    _flag(_SPECULATION, "--typical-delta", type=float, help="Of typical. Default: 0.3."),
-    _flag(
-        _SPECULATION,
+    _speculation(
+        "--typical-epsilon", type=float, help="Epsilon of the typical verifier. Default: 0.09."
+    ),
+    _speculation(
+        "--typical-delta", type=float, help="Delta of the typical verifier. Default: 0.3."
+    ),
+    _speculation(
         "--acceptance-threshold",
         type=_Threshold(),
-        help="Of threshold: from 0 to 1, strict, medium, lenient or auto. Default: auto.",
+        help="Threshold of the threshold verifier: a number from 0 to 1, strict, medium, lenient "
+        "or auto. Default: auto.",
     ),
-    _flag(
-        _SPECULATION,
+    _speculation(
         "--scale-draft-temperature",
         is_flag=True,
-        help="Draft more greedily where the draft model is sure.",
+        help="Lower the draft temperature where the draft model is confident.",
     ),
 )
 
-_REPORT_FLAGS = (
-    _flag(_REPORT, "-n", "--n", type=int, help="Choices to generate, from 1 to 128. Default: 1."),
-    _flag(
-        _REPORT,
+output_flags = combine_flags(
+    _output(
+        "-n", "--n", type=int, help="Number of choices to generate, from 1 to 128. Default: 1."
+    ),
+    _output(
         "--logprobs",
         type=int,
-        help="Log-probabilities of the answer's tokens and of so many likely ones, from 0 to 20.",
+        help="Show log probabilities of the output tokens and of this many most likely "
+        "alternatives, from 0 to 20.",
     ),
-    _flag(_REPORT, "--prompt-logprobs", type=int, help="The same for the prompt's tokens."),
+    _output(
+        "--prompt-logprobs",
+        type=int,
+        help="Show log probabilities of the prompt tokens in the same way.",
+    ),
 )
 
 _SPECULATION_NAMES = (
@@ -209,22 +212,8 @@ _SPECULATION_NAMES = (
 _FORM_NAMES = ("json_schema", "json_object", "regex", "grammar", "choice")
 
 
-def answer_flags(command: _Command) -> _Command:
-    """Gives a command `timeout_s`, and the arguments of `sampling_params`."""
-    for flag in reversed(_FLAGS):
-        command = flag(command)
-    return command
-
-
-def report_flags(command: _Command) -> _Command:
-    """Gives a command those arguments of `sampling_params` that ask for more than one text."""
-    for flag in reversed(_REPORT_FLAGS):
-        command = flag(command)
-    return command
-
-
 def sampling_params(**flags: Any) -> SamplingParams:
-    """What the flags ask for; those that are not given are left to the service."""
+    """Create sampling parameters from the flags; the service decides what is not given."""
     given = {name: value for name, value in flags.items() if _is_given(value)}
     speculation = {name: given.pop(name) for name in _SPECULATION_NAMES if name in given}
     if given.pop("no_speculation", False):
@@ -246,7 +235,7 @@ def _is_given(value: object) -> bool:
 
 
 def _content(value: object) -> Any:
-    """Of a file its text; bytes that are no UTF-8 are kept, for StructuredOutput to refuse."""
+    """Return a file's text, or the value; StructuredOutput rejects bytes that are not UTF-8."""
     if isinstance(value, Path):
         return value.read_text(encoding="utf-8", errors="surrogateescape")
     return value

@@ -1,4 +1,4 @@
-"""`specdec serve`: every setting as a flag, and vLLM's flags beside them."""
+"""`specdec serve`: a flag for every setting, and the flags of `vllm serve`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import click
 from click.shell_completion import CompletionItem
 
 from cluster.cli.help import SectionedCommand, SectionedOption
-from cluster.cli.output import say
+from cluster.cli.output import print_stderr
 from cluster.config.multi_model import read_models
 from cluster.config.sections import SECTIONS, section_of
-from cluster.config.serve_config import ServeConfig, settings
+from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
 from specdec.config.methods import METHOD_NAMES
@@ -28,15 +28,15 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _KEYS: Mapping[str, tuple[type[str | int], str]] = MappingProxyType(
     {
         "method": (str, f"Drafting method: {', '.join(METHOD_NAMES)}"),
-        "model": (str, "Draft model, named as the model is"),
-        "num_speculative_tokens": (int, "Draft tokens a step (1 to 32)"),
-        "draft_tensor_parallel_size": (int, "Shards to divide the draft model into (1 to 1024)"),
-        "speculation_threshold": (int, "Most decoding requests to draft for"),
-        "prompt_lookup_max": (int, "Longest n-gram that ngram looks up (1 to 16)"),
-        "prompt_lookup_min": (int, "Shortest n-gram that ngram looks up (1 to 16)"),
+        "model": (str, "Draft model: an alias, a directory, a GGUF file or a Hub id"),
+        "num_speculative_tokens": (int, "Number of draft tokens per step (1 to 32)"),
+        "draft_tensor_parallel_size": (int, "Number of ranks of the draft model (1 to 1024)"),
+        "speculation_threshold": (int, "Maximum number of decoding requests to draft for"),
+        "prompt_lookup_max": (int, "Maximum n-gram length of ngram (1 to 16)"),
+        "prompt_lookup_min": (int, "Minimum n-gram length of ngram (1 to 16)"),
     }
 )
-"""Type and meaning of the keys of speculative_config that have a flag."""
+"""Type and description of the keys of speculative_config that have a flag."""
 
 
 def _flag(name: str) -> str:
@@ -54,15 +54,15 @@ class _ServeCommand(SectionedCommand):
     """Command that accepts underscores in the names of flags, as vLLM does."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Raise UsageError."""
+        """Parse the arguments. Raises UsageError."""
         return super().parse_args(ctx, list(map(_with_dashes, args)))
 
 
-class _Words(click.Choice[str]):
-    """A setting's options, under vLLM's names too."""
+class _SettingChoice(click.Choice[str]):
+    """One of a setting's values, or vLLM's name for it."""
 
-    def __init__(self, setting: str, words: tuple[str, ...]) -> None:
-        super().__init__(words)
+    def __init__(self, setting: str, values: tuple[str, ...]) -> None:
+        super().__init__(values)
         self._setting = setting
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
@@ -70,8 +70,8 @@ class _Words(click.Choice[str]):
 
 
 def _setting_flags(command: _Command) -> _Command:
-    """One flag for each field of ServeConfig, which says what it means and what it may be."""
-    known = settings()
+    """Add a flag for each field of ServeConfig, with its description and limits."""
+    known = ServeConfig.settings()
     order = [name for members in SECTIONS.values() for name in members]
     order += [name for name in known if name not in order]
     for name in reversed(order):
@@ -80,7 +80,7 @@ def _setting_flags(command: _Command) -> _Command:
 
 
 def _setting_flag(name: str, setting: Setting) -> Callable[[_Command], _Command]:
-    others = [_flag(theirs) for theirs, ours in RENAMED.items() if ours == name]
+    aliases = [_flag(theirs) for theirs, ours in RENAMED.items() if ours == name]
     shared: dict[str, Any] = {
         "cls": SectionedOption,
         "section": section_of(name),
@@ -90,16 +90,16 @@ def _setting_flag(name: str, setting: Setting) -> Callable[[_Command], _Command]
         return click.option(f"{_flag(name)}/--no-{_flag(name)[2:]}", default=None, **shared)
     short = ["-tp"] if name == "tensor_parallel_size" else []
     kind = _kind(name, setting.limit)
-    return click.option(_flag(name), *others, *short, name, type=kind, **shared)
+    return click.option(_flag(name), *aliases, *short, name, type=kind, **shared)
 
 
 def _kind(name: str, limit: Limit) -> Any:
-    """How the command line reads it, and completes it. Paths are judged with the other settings."""
+    """Return the type of a flag. ServeConfig checks whether paths exist."""
     if limit is FILE:
         return click.Path(dir_okay=False)
     if limit is DIRECTORY:
         return click.Path(file_okay=False)
-    return _Words(name, limit.options) if limit.options else limit.kind
+    return _SettingChoice(name, limit.options) if limit.options else limit.kind
 
 
 def _speculation_flags(command: _Command) -> _Command:
@@ -113,19 +113,19 @@ def _speculation_flags(command: _Command) -> _Command:
 
 
 def _speculation_flag(key: str, names: list[str]) -> Callable[[_Command], _Command]:
-    kind, meaning = _KEYS[key]
+    kind, description = _KEYS[key]
     return click.option(
         *map(_flag, names),
         names[0],
         cls=SectionedOption,
         section=section_of("speculative_config"),
         type=kind,
-        help=f"{meaning}; {key} in speculative_config.",
+        help=f"{description}. Same as {key} in --speculative-config.",
     )
 
 
 def _always_flags(command: _Command) -> _Command:
-    """Add the flags with one possible value, hidden in the help."""
+    """Add vLLM's flags that have a single supported value; the help does not list them."""
     for name, always in ALWAYS.items():
         command = _always_flag(name, always)(command)
     return command
@@ -141,20 +141,21 @@ def _always_flag(name: str, always: Always) -> Callable[[_Command], _Command]:
 def _complete_model(
     ctx: click.Context, parameter: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
-    """The aliases, and directories and files of the shell's own finding."""
+    """Complete aliases; the shell completes paths."""
     from specdec.config.model_aliases import ALIASES
 
     aliases = [CompletionItem(name) for name in ALIASES if name.startswith(incomplete)]
     return aliases or [CompletionItem(incomplete, type="file")]
 
 
-@click.command(cls=_ServeCommand)
+@click.command(cls=_ServeCommand, short_help="Serve a model over gRPC and HTTP.")
 @click.argument("model_argument", metavar="[MODEL]", required=False, shell_complete=_complete_model)
 @click.option(
     "--config",
     "config_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="YAML file of the settings below, with underscores in their names; flags win over it.",
+    help="YAML file with the settings below, by their names with underscores. Flags take "
+    "precedence over it.",
 )
 @_setting_flags
 @click.option(
@@ -163,60 +164,60 @@ def _complete_model(
     multiple=True,
     cls=SectionedOption,
     section="Security",
-    help="Key that the OpenAI API asks for; again for each. Users of this machine can see it among "
-    "the processes, which they cannot with api_key_file or $SPECDEC_API_KEYS.",
+    help="API key that clients must present; may be repeated. It is visible to other users of this "
+    "machine in the process list; prefer --api-key-file or $SPECDEC_API_KEYS.",
 )
 @_speculation_flags
 @_always_flags
 def serve(
     model_argument: str | None, config_file: Path | None, api_keys: tuple[str, ...], **flags: Any
 ) -> None:
-    """Serve MODEL over gRPC and HTTP until Ctrl-C.
+    """Serve MODEL over gRPC and the OpenAI-compatible HTTP API, until Ctrl-C.
 
-    MODEL is what --model takes. Flags of `vllm serve` with the same meaning are accepted under
-    their names there (docs/cli.md).
+    MODEL is the same as --model. Flags of `vllm serve` with the same meaning are accepted by their
+    names (see docs/cli.md).
     """
     given = {name: value for name, value in flags.items() if value is not None}
     if model_argument is not None:
         if "model" in given:
-            raise click.UsageError("give the model once, as MODEL or by --model")
+            raise click.UsageError("MODEL and --model are mutually exclusive")
         given["model"] = model_argument
     if config_file is None:
         config, *others = [ServeConfig.from_sources(given)]
     else:
         config, *others = read_models(config_file, given)
     _set_keys(api_keys, (config, *others))
-    _say_warnings((config, *others))
+    _print_warnings((config, *others))
     from cluster.serve.startup import serve_forever
 
-    serve_forever(config, say, others)
+    serve_forever(config, print_stderr, others)
 
 
-def _say_warnings(configs: Sequence[ServeConfig]) -> None:
-    """Each once; with the names of the models that it concerns, where that is not all of them."""
-    concerned: dict[str, list[str]] = {}
+def _print_warnings(configs: Sequence[ServeConfig]) -> None:
+    """Print each warning once, with the names of the affected models unless all are."""
+    affected: dict[str, list[str]] = {}
     for config in configs:
         for warning in config.warnings:
-            concerned.setdefault(warning, []).append(config.served_model_name)
-    for warning, names in concerned.items():
-        whose = f"{', '.join(names)}: " if len(names) < len(configs) else ""
-        say(f"warning: {whose}{warning}")
+            affected.setdefault(warning, []).append(config.served_model_name)
+    for warning, names in affected.items():
+        models = f"{', '.join(names)}: " if len(names) < len(configs) else ""
+        print_stderr(f"warning: {models}{warning}")
 
 
 def _set_keys(keys: tuple[str, ...], configs: Sequence[ServeConfig]) -> None:
-    """Hands keys on in the environment, which other users cannot see and the replicas have."""
+    """Set the keys in the environment, which the replicas inherit and other users cannot read."""
     if not keys:
         return
     from cluster.api.api_keys import KEYS_VARIABLE, read_keys
 
     if any(config.api_key_file is not None for config in configs):
-        raise click.UsageError("--api-key and api_key_file exclude each other")
+        raise click.UsageError("--api-key and --api-key-file are mutually exclusive")
     if configs[0].ray_address is not None:
-        raise click.UsageError("where ray_address is given, keys have to be in an api_key_file")
+        raise click.UsageError("--api-key cannot be used with --ray-address; use --api-key-file")
     if any("," in key or not key.strip() for key in keys):
         limit = "8 printable ASCII characters or more, without spaces and commas"
         raise InvalidValueError("api_key", "not shown", limit)
     os.environ[KEYS_VARIABLE] = " ".join(keys)
     if len(read_keys("api_key", None)) != len(keys):
         raise InvalidValueError("api_key", "not shown", "without spaces")
-    say("warning: other users of this machine can see --api-key among the processes")
+    print_stderr("warning: --api-key is visible to other users of this machine in the process list")

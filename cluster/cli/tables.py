@@ -1,4 +1,4 @@
-"""What operators are shown: states, replicas, moments and changes as lines of text."""
+"""Text tables of the admin commands: settings, replicas, statistics, audit log and profiles."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from specdec.types.fleet import FleetStatistics, ReplicaStatus, ServiceStatus
 from specdec.types.profile import ProfileReport, WorkerProfile
 from specdec.types.sampling_params import VERIFIERS
 
-_SILENT_AFTER_S = 40.0  # an idle replica reports every 30
+_SILENT_AFTER_S = 40.0  # an idle replica reports every 30 s
 
 
 def state_table(state: SpeculationState) -> str:
-    """A line for each value and rule, and one for who changed it."""
+    """Return a line for each value and rule, and one for the last change."""
     rows = [
-        [name, _shown(getattr(state.in_force, name)), _origin(name, state)]
+        [name, _format_value(getattr(state.in_force, name)), _origin(name, state)]
         for name in CONTROL_VALUES
     ]
     rules = [_rule_line(state, index) for index in range(len(state.rules))]
@@ -24,7 +24,7 @@ def state_table(state: SpeculationState) -> str:
     return "\n".join([*_aligned(rows), *rules, _last_change(state), *expiry])
 
 
-def _shown(value: object) -> str:
+def _format_value(value: object) -> str:
     if isinstance(value, tuple):
         return "all" if value == VERIFIERS else ",".join(value)
     if isinstance(value, bool):
@@ -37,17 +37,17 @@ def _rule_line(state: SpeculationState, index: int) -> str:
     count = rule.num_speculative_tokens
     parts = [] if rule.mode is None else [f"mode {rule.mode}"]
     parts += [] if count is None else [f"num_speculative_tokens {count}"]
-    holds = " (holds now)" if index == state.active_rule else ""
-    return f"from {rule.min_requests_per_s:g} requests/s: {', '.join(parts)}{holds}"
+    active = " (active)" if index == state.active_rule else ""
+    return f"from {rule.min_requests_per_s:g} requests/s: {', '.join(parts)}{active}"
 
 
 def _origin(name: str, state: SpeculationState) -> str:
     value, configured = getattr(state.in_force, name), getattr(state.configured, name)
     if state.in_force.is_by_rule and _by_rule(name, state):
-        return f"by a rule; configured: {_shown(configured)}"
+        return f"by a rule; configured: {_format_value(configured)}"
     if name in state.overridden:
-        return f"set by an operator; configured: {_shown(configured)}"
-    assert value == configured, "another value than the configured, and nobody's"
+        return f"set by an operator; configured: {_format_value(configured)}"
+    assert value == configured, "only a rule or an override changes a configured value"
     return "as configured"
 
 
@@ -57,8 +57,8 @@ def _by_rule(name: str, state: SpeculationState) -> bool:
     return getattr(state.rules[state.active_rule], name, None) is not None
 
 
-def moment_line(fleet: FleetStatistics) -> str:
-    """Time, load, and of each replica what is drafted and why."""
+def statistics_line(fleet: FleetStatistics) -> str:
+    """Return time and load, and the draft decision of each replica with its reason."""
     reports = [replica.report for replica in fleet.status.replicas]
     speculation = fleet.totals.speculation
     drafts = ", ".join(
@@ -75,7 +75,7 @@ def moment_line(fleet: FleetStatistics) -> str:
 
 
 def audit_table(page: AuditPage) -> str:
-    """A line for each change: version, when, who, what and why."""
+    """Return a line for each change: version, time, operator, change and reason."""
     if not page.entries:
         return "never changed"
     return "\n".join(
@@ -102,14 +102,14 @@ def _last_change(state: SpeculationState) -> str:
     return f"version {state.version}, {state.updated_at:%Y-%m-%d %H:%M:%S} UTC{by}{reason}"
 
 
-def replica_table(answer: ServiceStatus) -> str:
-    """A heading and a line for each replica, and how many were lost."""
-    if not answer.replicas:
+def replica_table(service: ServiceStatus) -> str:
+    """Return a heading, a line for each replica, and the number of lost replicas."""
+    if not service.replicas:
         return "no replica has reported yet"
     heading = ["replica", "state", "up", "running", "waiting", "decoding", "kv", "speculation"]
-    lines = _aligned([heading, *(_replica_row(replica) for replica in answer.replicas)])
-    if answer.num_lost_replicas:
-        lines.append(f"{answer.num_lost_replicas} lost since the control plane started")
+    lines = _aligned([heading, *(_replica_row(replica) for replica in service.replicas)])
+    if service.num_lost_replicas:
+        lines.append(f"{service.num_lost_replicas} lost since the control plane started")
     return "\n".join(lines)
 
 
@@ -126,7 +126,7 @@ def _replica_row(replica: ReplicaStatus) -> list[str]:
         f"{report.kv_cache_usage:.0%}",
         f"{'on' if report.is_speculation_on else 'off'}"
         + ("" if version is None else f" (version {version})")
-        + (", draft worker away" if report.is_draft_worker_up is False else ""),
+        + (", draft worker unavailable" if report.is_draft_worker_up is False else ""),
     ]
 
 
@@ -137,7 +137,7 @@ def _condition(replica: ReplicaStatus) -> str:
 
 
 def profile_table(report: ProfileReport) -> str:
-    """Of each rank: how many steps, where the trace is, and a line for each operation."""
+    """Return, for each rank, the number of steps, the trace's path and a line per operation."""
     heading = f"replica {report.replica_id}, {report.elapsed_s:.1f} s"
     return "\n\n".join([heading, *map(_worker_table, report.workers)])
 
@@ -158,7 +158,7 @@ def _ms(value: float) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """The two largest units: 42s, 3m05s, 2h07m, 4d01h."""
+    """Format a duration in its two largest units: 42s, 3m05s, 2h07m, 4d01h."""
     minutes, rest_s = divmod(int(seconds), 60)
     hours, rest_minutes = divmod(minutes, 60)
     days, rest_hours = divmod(hours, 24)

@@ -1,4 +1,4 @@
-"""A configuration as a YAML file holds it."""
+"""Reads configuration files in YAML."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from specdec.types.errors import InvalidValueError
 
 
 def read_config_file(path: Path) -> dict[str, Any]:
-    """What a file says, by keys that nobody has looked at yet; an empty one says nothing.
+    """Return the unvalidated mapping of a YAML file; {} if it is empty.
 
-    Raises InvalidValueError for one that cannot be read, or is no mapping.
+    Raises InvalidValueError if the file cannot be read or is not a mapping.
     """
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))

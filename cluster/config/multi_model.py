@@ -1,4 +1,4 @@
-"""A configuration file that lists several models, each for an application of its own."""
+"""Configuration files that list several models; each model becomes a Serve application."""
 
 from __future__ import annotations
 
@@ -31,42 +31,42 @@ _MAX_NAME_CHARS = 63  # of a DNS label
 PATHS_OF_THE_SERVICE = frozenset(
     {"v1", "tokenize", "detokenize", "dashboard", "metrics", "health", "ready"}
 )
-"""First parts of the paths that a model answers under "/"; no other model's prefix can be one."""
+"""First components of the paths of the model at "/"; no other model may have one as its prefix."""
 
 
 def read_models(
     path: Path, overrides: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[ServeConfig, ...]:
-    """One configuration for each of `models`, or the only one of a file without that.
+    """Read one configuration for each entry of `models`, or a single one from a file without it.
 
-    What stands beside `models` holds for all of them; `overrides` win over it, and what a model
-    says of itself over both. Raises InvalidValueError.
+    Settings beside `models` apply to all models; `overrides` take precedence over them, and the
+    settings of a model's entry over both. Raises InvalidValueError.
     """
     content = read_config_file(path)
     if "models" not in content:
         return (ServeConfig.from_sources(content, overrides),)
     models = content.pop("models")
     for each in (content, overrides):
-        _refuse(_OF_A_MODEL, each, "left out beside models, where each says its own")
+        _refuse(_OF_A_MODEL, each, "left out beside models; set it in each entry")
     if not isinstance(models, list) or not models or not all(map(_is_mapping, models)):
         raise InvalidValueError("models", models, "a list of mappings of settings, at least one")
     for each in models:
-        _refuse(_OF_THE_SERVICE, each, "left out of models: it holds for the whole service")
+        _refuse(_OF_THE_SERVICE, each, "left out of models: it applies to the whole service")
     configs = tuple(ServeConfig.from_sources(content, overrides, each) for each in models)
     _check_together(configs)
     return configs
 
 
 def application_name(config: ServeConfig) -> str:
-    """What Serve calls the application of a model: its name as a DNS label."""
+    """Return the name of a model's Serve application: the model name as a DNS label."""
     label = re.sub(r"[^a-z0-9]+", "-", config.served_model_name.lower())
     return label[:_MAX_NAME_CHARS].strip("-") or "model"
 
 
 def check_prefix(config: ServeConfig) -> None:
-    """Raises InvalidValueError for a model whose name as a prefix would hide paths of another's."""
+    """Raise InvalidValueError if the model's prefix would hide a path of the model at "/"."""
     if (name := application_name(config)) in PATHS_OF_THE_SERVICE:
-        limit = f"another one where a model has the prefix /: /{name} is a path of its API"
+        limit = f"a different name: /{name} is an API path of the model at /"
         raise InvalidValueError("served_model_name", config.served_model_name, limit)
 
 
@@ -75,13 +75,13 @@ def _check_together(configs: tuple[ServeConfig, ...]) -> None:
     for each in others:
         check_prefix(each)
     if others and first.ingress != "serve":
-        limit = "serve for several models: they share its ports"
+        limit = "serve for several models: they share the ports"
         raise InvalidValueError("ingress", first.ingress, limit)
     names: dict[str, str] = {}
     for config in configs:
         name = application_name(config)
         if name in names:
-            limit = f"another one than {names[name]!r} of another model, beyond case and signs"
+            limit = f"different from {names[name]!r} in more than case and punctuation"
             raise InvalidValueError("served_model_name", config.served_model_name, limit)
         names[name] = config.served_model_name
 

@@ -1,4 +1,4 @@
-"""Where servers listen."""
+"""Checks and formatting of listen addresses."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_MODEL_CHARS = 256
 
 
 def listen_error(host: str, port: int) -> OSError | None:
-    """Why nobody could listen there now; None if somebody could."""
+    """Return the error of binding to an address, or None if it is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -21,12 +21,12 @@ def listen_error(host: str, port: int) -> OSError | None:
 
 
 def address_of(host: str, port: int) -> str:
-    """host:port, with brackets around an IPv6 address."""
+    """Return host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches what listens there; no name but localhost is looked up."""
+    """Return whether a host is localhost or a loopback address; other names are not resolved."""
     try:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,7 +1,7 @@
-"""How log lines look: one each, as text or as JSON, with the id of the request that it is about.
+"""Structured logging as text or JSON, one line for each record, with the request id.
 
-Lines go to stderr, in each process of the service. A field is added by `extra={...}`; the prompt
-and the answer of a request never are.
+Every process of the service logs to stderr. `extra={...}` adds fields; prompts and outputs of
+requests are never logged.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
 current_request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""Set where a request's id is known, in the task or thread that works on it alone."""
+"""The id of the request that the current task or thread serves."""
 
 _OURS = ("cluster", "specdec", "uvicorn")
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
-# What the filters of Ray Serve and the formatter of uvicorn go by.
-_OTHERS_OWN = frozenset({"skip_context_filter", "serve_access_log", "color_message"})
+# Attributes that the filters of Ray Serve and the formatter of uvicorn use.
+_INTERNAL = frozenset({"skip_context_filter", "serve_access_log", "color_message"})
 
 
 @dataclass(frozen=True)
 class LogConfig:
-    """What is written, and how."""
+    """Logging level and format."""
 
     level: LogLevel = "warning"
     format: LogFormat = "text"
 
 
 def configure(config: LogConfig) -> None:
-    """Sets this process's logging; what was set before is replaced.
+    """Configure logging of this process, replacing the previous configuration.
 
-    Our loggers write from `config.level` on, everybody else's from `warning` on. Ray Serve's has a
-    handler of its own, and gets our format.
+    Our loggers use `config.level`, all others `warning`. The handler of Ray Serve's logger gets our
+    formatter.
     """
     formatter = JsonFormatter() if config.format == "json" else TextFormatter()
     handler = logging.StreamHandler(sys.stderr)
@@ -47,18 +47,19 @@ def configure(config: LogConfig) -> None:
     for name in _OURS:
         logging.getLogger(name).setLevel(config.level.upper())
     for other in logging.getLogger("ray.serve").handlers:
-        if type(other) is logging.StreamHandler:  # a file has its own readers
+        if type(other) is logging.StreamHandler:  # keep the format of Serve's log files
             other.setFormatter(formatter)
 
 
 class TextFormatter(logging.Formatter):
-    """`time level logger (process) [request id] message key=value ...`, then any traceback.
+    """Formatter for `time level logger (process) [request id] message key=value ...`.
 
-    A line break inside a message is written as two characters, so that nobody can forge a line.
+    A traceback follows on further lines. Line breaks in a message are escaped, which prevents log
+    injection.
     """
 
     def format(self, record: logging.LogRecord) -> str:
-        """The whole entry."""
+        """Return the line of a record, with its traceback."""
         request_id = _request_id(record)
         about = f" [{request_id}]" if request_id else ""
         message = record.getMessage().replace("\n", "\\n").replace("\r", "\\r")
@@ -70,10 +71,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line: ts, level, logger, pid, message, request_id, and the fields."""
+    """Formatter for JSON lines: ts, level, logger, pid, message, request_id and added fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The whole entry; a value that JSON does not know is written as text."""
+        """Return the JSON object of a record; values that JSON does not support become text."""
         entry: dict[str, Any] = {
             "ts": _timestamp(record),
             "level": record.levelname.lower(),
@@ -91,8 +92,8 @@ def _request_id(record: logging.LogRecord) -> str | None:
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    """What the caller added by `extra`; Ray adds fields of its own, with an underscore."""
-    known = _STANDARD | _OTHERS_OWN | {"request_id"}
+    """Return the fields added by `extra`, without Ray's, which begin with an underscore."""
+    known = _STANDARD | _INTERNAL | {"request_id"}
     return {
         name: value
         for name, value in vars(record).items()
@@ -101,7 +102,7 @@ def _fields(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _timestamp(record: logging.LogRecord) -> str:
-    """UTC, to the millisecond, as RFC 3339 has it."""
+    """Return the time in UTC with milliseconds, as RFC 3339."""
     seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
     return f"{seconds}.{int(record.msecs):03d}Z"
 

@@ -1,4 +1,4 @@
-"""What a caller sends beside a request, for whoever needs it further inside: traces do."""
+"""Headers of the current request, in a context variable; tracing reads them."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ def _none() -> Headers:
 
 
 current_headers: ContextVar[Callable[[], Headers]] = ContextVar("headers", default=_none)
-"""Reads the headers of HTTP, or the metadata of gRPC, of the call that a task works on.
+"""Returns the HTTP headers or gRPC metadata of the call that the current task serves.
 
-Set where a call comes in. They are read only when they are asked for.
+Set where a call arrives; evaluated only when the headers are needed.
 """
 
 
 class KeepHeaders:
-    """Makes the headers of each HTTP request known; a middleware."""
+    """ASGI middleware that stores the headers of each HTTP request in `current_headers`."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Hands the request on."""
+        """Store the headers and call the application."""
         if scope["type"] == "http":
             current_headers.set(lambda: scope["headers"])
         await self._app(scope, receive, send)
 
 
 def text_headers(names: Iterable[str]) -> dict[str, str]:
-    """Those of the present call that bear one of these names, which are in lower case."""
+    """Return the current call's headers with these names, which are in lower case."""
     wanted = frozenset(names)
     pairs = ((_text(name).lower(), value) for name, value in current_headers.get()())
     return {name: _text(value) for name, value in pairs if name in wanted}

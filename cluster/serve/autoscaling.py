@@ -1,4 +1,7 @@
-"""How many replicas the load calls for. Serve asks, and sees to bounds and delays."""
+"""Autoscaling policy for Ray Serve: the number of replicas for a load.
+
+Serve calls the policy and applies the bounds and delays.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingP
 from cluster.config.serve_config import ServeConfig
 
 OPEN_REQUESTS = "open_requests"
-"""The load that a replica reports (`cluster.replica.load`): requests that it decodes, prefills or
-keeps waiting, or as many as its rate of tokens is worth.
+"""The load that a replica reports (`cluster.replica.load`): running and waiting requests, or the
+equivalent of its token rate.
 
-Serve's own count would take in calls that cost the engine nothing, such as watches.
+Serve's own metric also counts calls without cost for the engine, such as statistics streams.
 """
 
-_LOOK_BACK_S = 12.0  # Serve wants more than its own period of reports, 10
+_LOOK_BACK_S = 12.0  # must exceed Serve's report interval of 10 s
 _SLACK = 0.8
-"""A replica is given up once the others would stay below this share of their target: a load on the
-border would otherwise add and take away one for ever."""
+"""A replica is removed if the load of the others stays below this share of their target. Without
+this hysteresis a load at the threshold would add and remove a replica indefinitely."""
 
 
 def autoscaling_config(config: ServeConfig) -> AutoscalingConfig | None:
-    """What Serve's autoscaler is told; None where the number of replicas is fixed."""
+    """Return the configuration of Serve's autoscaler; None for a fixed number of replicas."""
     if config.max_replicas is None:
         return None
     return AutoscalingConfig(
@@ -39,9 +42,9 @@ def autoscaling_config(config: ServeConfig) -> AutoscalingConfig | None:
 
 
 def num_replicas(context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-    """The number that the load calls for, and no state of its own.
+    """Return the number of replicas for the load, and an empty policy state.
 
-    None is given up while a replica has yet to report, since its load is not known.
+    No replica is removed before all replicas have reported their load.
     """
     loads: Mapping[Any, float] = (context.aggregated_metrics or {}).get(OPEN_REQUESTS, {})
     target, load = context.config.target_ongoing_requests, sum(loads.values())

@@ -55,18 +55,18 @@ GRPC_SERVICER_FUNCTIONS = (
     "cluster.api.grpc.servicers.add_admin_service",
     "grpc_health.v1.health_pb2_grpc.add_HealthServicer_to_server",
 )
-"""What a Serve config file lists under `grpc_options`; the first concerns those after it."""
+"""The functions to list under `grpc_options` of a Serve config file; the first must come first."""
 
 _CLOSE_TIMEOUT_S = 10.0
-"""What a replica has to end its models and servers, when its requests have ended."""
+"""Time for a replica to stop its models and servers after its requests have ended."""
 
 _HEALTH_CHECK_PERIOD_S = 3.0
-# Only the Router rejects: Serve's own bound stands above whatever the engine may queue and run.
+# Only the Router rejects requests: Serve's limit is above any queue length of the engine.
 _MAX_ONGOING_REQUESTS = 100_000
 
 
 def _serve_app() -> FastAPI:
-    """The HTTP application on Serve's ingress; Serve builds it beside the replica's object."""
+    """Return the HTTP application for Serve's ingress, which finds the replica when called."""
 
     def get_replica() -> RouterReplica:
         replica: RouterReplica = serve.get_replica_context().servable_object
@@ -76,7 +76,7 @@ def _serve_app() -> FastAPI:
 
 
 class RouterReplica(InferenceServicer, AdminServicer):
-    """One replica. It is made, and so reachable through Serve, only once the model is warm."""
+    """One replica. Its constructor returns when the model is warm, so Serve routes to it then."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
@@ -113,17 +113,17 @@ class RouterReplica(InferenceServicer, AdminServicer):
             await self._ingress.set_ready(True)
 
     def _applications(self, config: ServeConfig) -> Applications:
-        """The others can be asked for by Serve's ingress alone; our own has a port each."""
+        """Return the other applications, which only Serve's ingress can forward to."""
         if config.ingress == "embedded":
             return Applications(config.served_model_name)
         return Applications(config.served_model_name, ServeDirectory(self._application).look)
 
     async def own_model_info(self) -> ModelInfo:
-        """Asked by other applications."""
+        """Return this model's information; called by other applications."""
         return self.router.model_info("")
 
     async def answer_call(self, call: ForwardedCall) -> AsyncGenerator[Any, None]:
-        """Asked by other applications: a gRPC call about this one's model."""
+        """Serve a gRPC call that another application forwarded."""
         async with aclosing(forwarding.answer(self, call)) as messages:
             async for each in messages:
                 yield each
@@ -131,7 +131,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
     async def answer_request(
         self, request: ForwardedRequest
     ) -> AsyncGenerator[ResponseHead | bytes, None]:
-        """Asked by other applications: an HTTP request about this one's model."""
+        """Serve an HTTP request that another application forwarded."""
         async with aclosing(http_forwarding.answer(self._own_app, request)) as messages:
             async for each in messages:
                 yield each
@@ -141,7 +141,7 @@ class RouterReplica(InferenceServicer, AdminServicer):
         return make_app(lambda: self.router, lambda: self, lambda: self.keys)
 
     async def check_health(self) -> None:
-        """Asked by Serve; raises once the target is lost for good, and the replica is replaced."""
+        """Raise once the target has failed permanently, so that Serve replaces the replica."""
         try:
             await self.router.check_models()
         except TargetFailedError:
@@ -152,25 +152,25 @@ class RouterReplica(InferenceServicer, AdminServicer):
                 await self._ingress.set_ready(self.router.is_ready)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Asked by Serve every few seconds; the load that cluster.serve.autoscaling judges."""
+        """Return the load for cluster.serve.autoscaling; Serve calls this every few seconds."""
         return {OPEN_REQUESTS: self.router.load_in_requests()}
 
     async def _profile(self, order: ProfileOrder) -> ProfileReport:
-        """Whoever is asked has it done by the replica that is meant."""
+        """Profile this replica, or forward the order to the replica that it names."""
         if order.replica_id in ("", self._replica_id):
             return await self.router.profile(order)
-        return await _profile_elsewhere(order, self._application)
+        return await _profile_other_replica(order, self._application)
 
-    async def profile_if_meant(self, order: ProfileOrder) -> ProfileReport | None:
-        """Asked of every replica by the one that was asked; None from all but one."""
+    async def profile_if_addressed(self, order: ProfileOrder) -> ProfileReport | None:
+        """Profile this replica if the broadcast order names it, else return None."""
         if order.replica_id != self._replica_id:
             return None
         return await self.router.profile(order)
 
     async def drain(self, timeout_s: float | None = None) -> None:
-        """Not ready any more; returns when no request runs, within the time that there is.
+        """Become not ready, and wait until all requests have ended or the timeout.
 
-        timeout_s: None for drain_timeout_s; 0 breaks off, and ends a drain that goes on already.
+        timeout_s: None for drain_timeout_s; 0 aborts all requests, also of a running drain.
         """
         self.watches.drain()
         if self._ingress is not None:
@@ -178,27 +178,28 @@ class RouterReplica(InferenceServicer, AdminServicer):
         await self.router.drain(timeout_s)
 
     async def __del__(self) -> None:
-        """Called by Serve when the replica stops, and no call that came by Serve is left."""
+        """Shut down; Serve calls this when the replica stops and its own calls have ended."""
         await self.drain()
-        await self.router.close()  # first, so that open streams end with a reason
+        await self.router.close()  # first, so that open streams end with an error
         if self._ingress is not None:
             await self._ingress.close()
         await self.control.close(self._replica_id, has_failed=self._has_failed)
 
 
-async def _profile_elsewhere(order: ProfileOrder, application: str) -> ProfileReport:
-    """By the replica that is meant. Raises what it raises; InvalidValueError where there is none.
+async def _profile_other_replica(order: ProfileOrder, application: str) -> ProfileReport:
+    """Broadcast the order, and return the report of the replica that it names.
 
-    A replica that is lost meanwhile does not answer, and is none.
+    Raises the error of that replica, or InvalidValueError if no replica has the id or it was lost
+    in the meantime.
     """
     handle = serve.get_deployment_handle(ROUTER, application)
-    asked = handle.broadcast("profile_if_meant", order)
-    for answer in await asked.results_async(return_exceptions=True):
-        if isinstance(answer, ProfileReport):
-            return answer
-        if isinstance(answer, RayTaskError):
-            raise answer.cause from answer
-    limit = "that of a replica, as `specdec status` shows it, or left out"
+    responses = handle.broadcast("profile_if_addressed", order)
+    for result in await responses.results_async(return_exceptions=True):
+        if isinstance(result, ProfileReport):
+            return result
+        if isinstance(result, RayTaskError):
+            raise result.cause from result
+    limit = "the id of a replica, as shown by `specdec status`, or left out"
     raise InvalidValueError("replica_id", order.replica_id, limit)
 
 
@@ -209,7 +210,7 @@ def _make_router(
     replica_id: str,
     found: FoundByDriver | None,
 ) -> Router:
-    """Where nobody has looked before, the models are fetched here, and the nodes are asked."""
+    """Create the Router; without `found`, locate the models and the memory of the nodes here."""
     if found is None:
         shares = node_shares(config, application)
         directories = resolve_models(config, log_progress)
@@ -221,11 +222,11 @@ def _make_router(
 
 
 def make_application(config: ServeConfig, found: FoundByDriver | None = None) -> serve.Application:
-    """Both deployments, bound to a configuration, with the resources of a replica declared.
+    """Bind both deployments to a configuration, with the resources of a replica.
 
-    found: None lets each replica find out on its nodes. Run again with another configuration,
-    Serve replaces one replica after the other. The bundles are packed on as few nodes as they fit;
-    each holds its ranks on one.
+    found: None lets each replica locate its models. When deployed again with another configuration,
+    Serve updates one replica at a time. The placement group packs its bundles on few nodes; the
+    ranks of a bundle are on one node.
     """
     replica = serve.ingress(_serve_app)(RouterReplica)
     deployment = serve.deployment(replica).options(
@@ -246,9 +247,9 @@ def make_application(config: ServeConfig, found: FoundByDriver | None = None) ->
 
 
 def _control_plane(config: ServeConfig) -> serve.Application:
-    """One replica, which Serve makes again when it dies. It reserves nothing: it mostly waits.
+    """Bind the ControlPlane: one replica without reserved CPUs, which Serve restarts if it dies.
 
-    It is kept on the head node, where its state is: it looks for its directory there.
+    It runs on the head node, where its state directory is.
     """
     speculation = config.speculative_config
     deployment = serve.deployment(ControlPlaneReplica).options(
@@ -256,9 +257,9 @@ def _control_plane(config: ServeConfig) -> serve.Application:
         ray_actor_options={"num_cpus": 0, "resources": {head_node_resource(): 0.0001}},
         max_ongoing_requests=_MAX_ONGOING_REQUESTS,
         health_check_period_s=_HEALTH_CHECK_PERIOD_S,
-        # Calls to it say nothing: a Router reports every second.
+        # No access log: every Router reports each second.
         logging_config={"log_level": config.log_level.upper(), "enable_access_log": False},
-        # The Routers that watch it end too, and nothing in it is lost.
+        # Short, as its state is persisted and the Routers stop too.
         graceful_shutdown_timeout_s=1.0,
         graceful_shutdown_wait_loop_s=0.1,
     )
@@ -276,7 +277,7 @@ def _control_plane(config: ServeConfig) -> serve.Application:
 
 
 def grpc_options(config: ServeConfig) -> gRPCOptions:
-    """What Serve's own gRPC ingress carries."""
+    """Return the options of Serve's gRPC ingress for our services."""
     return gRPCOptions(
         port=config.grpc_port,
         grpc_servicer_functions=list(GRPC_SERVICER_FUNCTIONS),

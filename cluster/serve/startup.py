@@ -1,4 +1,4 @@
-"""`specdec serve`: Ray, Serve on it, the Routers on that, until a signal comes."""
+"""`specdec serve`: starts Ray and the Serve applications, and stops them on a signal."""
 
 from __future__ import annotations
 
@@ -26,80 +26,84 @@ Report = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Served:
-    """A model to serve. found: None lets its replicas find out on their nodes."""
+class ServedModel:
+    """A model to serve. found: None if its replicas locate the model on their nodes."""
 
     config: ServeConfig
     found: FoundByDriver | None = None
 
     @property
     def application(self) -> str:
-        """What Serve calls it."""
+        """The name of its Serve application."""
         return application_name(self.config)
 
 
 def serve_forever(config: ServeConfig, report: Report, others: Sequence[ServeConfig] = ()) -> None:
-    """Starts everything, reports each stage, and returns after SIGINT or SIGTERM.
+    """Run the service until SIGINT or SIGTERM, and report each stage.
 
-    Everything that was started is gone when it returns. Raises SpecdecError when start-up fails.
+    Everything that was started is stopped on return. Raises SpecdecError if start-up fails.
     """
     signals = _Signals()
-    with running_service(config, report, signals.hurry, others):
+    with running_service(config, report, signals.abort, others):
         signals.wait()
-        report(_how_to_hurry(config))
+        report(_shutdown_message(config))
 
 
 @contextmanager
 def running_service(
     config: ServeConfig,
     report: Report,
-    hurry: threading.Event | None = None,
+    abort: threading.Event | None = None,
     others: Sequence[ServeConfig] = (),
 ) -> Iterator[None]:
-    """The service on a Ray of its own, or on the one it is to join, while the context lasts.
+    """Run the service on a local Ray instance or an existing cluster, within the context.
 
-    others: further models, whose settings of the whole service are those of `config`. When the
-    context ends, running requests may end within drain_timeout_s, unless `hurry` is set.
+    others: configurations of further models, with the same service-wide settings as `config`. At
+    the end of the context, running requests have drain_timeout_s to finish, unless `abort` is set.
     """
     started_at = time.monotonic()
     configs, session = (config, *others), RaySession(config)
     for each in configs:
-        read_token("admin_token_file", each.admin_token_file)  # what is wrong is told here
+        read_token("admin_token_file", each.admin_token_file)  # raises for an invalid file
         read_keys("api_key_file", each.api_key_file)
-    served = [Served(each) for each in configs] if session.is_joined else _find(configs, report)
+    served = (
+        [ServedModel(each) for each in configs]
+        if session.is_joined
+        else _locate_models(configs, report)
+    )
     report(f"joining Ray at {config.ray_address}" if session.is_joined else "starting Ray")
-    to_end: list[str] = []  # applications that are ours
+    started: list[str] = []  # names of our applications
     try:
         session.start()
         if session.is_joined:
             _check_cluster(served)
-        to_end += [each.application for each in served]
+        started += [each.application for each in served]
         for each in configs:
             report(f"loading {each.served_model_name} on {each.tensor_parallel_size} rank(s)")
         routes = deploy(served)
         elapsed_s = time.monotonic() - started_at
-        report(_how_to_call(configs, session.listening, routes[served[0].application], elapsed_s))
+        report(_ready_message(configs, session.listening, routes[served[0].application], elapsed_s))
         yield
     finally:
         drain_timeout_s = max(each.drain_timeout_s for each in configs)
-        session.stop(to_end, drain_timeout_s, hurry or threading.Event())
+        session.stop(started, drain_timeout_s, abort or threading.Event())
 
 
 class _Signals:
-    """The first SIGINT or SIGTERM asks to stop, the second one to stop without delay."""
+    """Handler of SIGINT and SIGTERM: the first one stops, the second one aborts requests."""
 
     def __init__(self) -> None:
-        self.hurry = threading.Event()
+        self.abort = threading.Event()
         self._stop = threading.Event()
 
     def wait(self) -> None:
-        """Returns at the first. Called after Ray has started, which takes SIGTERM for itself."""
+        """Wait for the first signal. Call it after Ray has started, which handles SIGTERM."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._receive)
         self._stop.wait()
 
     def _receive(self, *_: object) -> None:
-        (self.hurry if self._stop.is_set() else self._stop).set()
+        (self.abort if self._stop.is_set() else self._stop).set()
 
 
 def _require_free_port(host: str, port: int) -> None:
@@ -108,8 +112,8 @@ def _require_free_port(host: str, port: int) -> None:
         raise StartupError(f"cannot listen on {host}:{port}: {reason}") from error
 
 
-def _find(configs: Sequence[ServeConfig], report: Report) -> list[Served]:
-    """Models, ports and memory, on the only node that there is to be."""
+def _locate_models(configs: Sequence[ServeConfig], report: Report) -> list[ServedModel]:
+    """Check ports, and locate models and memory, on the only node of a local Ray instance."""
     for port in (configs[0].grpc_port, configs[0].http_port):
         _require_free_port(configs[0].host, port)
     directories = [resolve_models(config, report) for config in configs]
@@ -117,22 +121,22 @@ def _find(configs: Sequence[ServeConfig], report: Report) -> list[Served]:
     check_together(configs, available_cpus(), num_gpus)
     served = []
     for config, each in zip(configs, directories, strict=True):
-        memory_bytes = memory_per_replica(config, num_replicas)  # before anything takes some
+        memory_bytes = memory_per_replica(config, num_replicas)  # before Ray allocates memory
         _check_resources(config, each, memory_bytes)
         _report_overrides(config, report)
-        served.append(Served(config, FoundByDriver(each, memory_bytes, num_replicas)))
+        served.append(ServedModel(config, FoundByDriver(each, memory_bytes, num_replicas)))
     return served
 
 
 def _check_resources(config: ServeConfig, directories: ModelDirectories, memory_bytes: int) -> None:
-    """Finds out here what the Router would only find out after half a minute."""
+    """Raise now for missing resources, which the Router would detect after half a minute."""
     models = directories.configs()
     check_ranks(config, models, available_cpus())
     memory_plan(with_settled_dtype(config, models), models, memory_bytes)
 
 
-def _check_cluster(served: Sequence[Served]) -> None:
-    """Raises StartupError for an application that runs there; it would be replaced, and ended."""
+def _check_cluster(served: Sequence[ServedModel]) -> None:
+    """Raise StartupError for a running application of the same name, which would be replaced."""
     import ray
     from ray import serve
 
@@ -140,26 +144,26 @@ def _check_cluster(served: Sequence[Served]) -> None:
     for each in served:
         if each.application in running:
             raise StartupError(
-                f"an application {each.application} runs there already; stop it, or choose another "
-                "served_model_name"
+                f"application {each.application} already runs on this cluster; stop it, or set "
+                "another served_model_name"
             )
     require_placeable([each.config for each in served], ray.nodes())
 
 
 def _report_overrides(config: ServeConfig, report: Report) -> None:
-    """Says what an operator has set in an earlier run, since it wins over the configuration."""
+    """Report persisted speculation overrides, which take precedence over the configuration."""
     stored = ControlStore(state_dir(config.state_dir), config.served_model_name).read()
     has_expired = stored.expires_at_s is not None and stored.expires_at_s <= time.time()
     if config.speculative_config is not None and stored.overrides and not has_expired:
         values = ", ".join(f"{name} {value}" for name, value in stored.overrides.items())
         by = f" by {stored.updated_by}" if stored.updated_by else ""
-        report(f"speculation as set{by}: {values}; `specdec speculation reset` takes it back")
+        report(f"speculation overrides{by}: {values}; reset with `specdec speculation reset`")
 
 
-def deploy(served: Sequence[Served]) -> dict[str, str]:
-    """Brings the models up, or to other configurations, one replica after the other.
+def deploy(served: Sequence[ServedModel]) -> dict[str, str]:
+    """Deploy the models, or update running ones one replica at a time.
 
-    Returns the prefixes of their paths, by application, when all answer. Raises StartupError, and
+    Returns the route prefix of each application when all are ready. Raises StartupError, and
     InvalidValueError for a name that cannot be a prefix.
     """
     from ray import serve
@@ -183,12 +187,12 @@ def deploy(served: Sequence[Served]) -> dict[str, str]:
     return routes
 
 
-def _routes(served: Sequence[Served]) -> dict[str, str]:
-    """The first has the root, unless an application of before has it; the others their names."""
+def _routes(served: Sequence[ServedModel]) -> dict[str, str]:
+    """Return route prefixes: / for the first, unless it is taken, and the names for the others."""
     from ray import serve
 
-    before, ours = serve.status().applications, {each.application for each in served}
-    has_root = any(each.route_prefix == "/" for name, each in before.items() if name not in ours)
+    running, ours = serve.status().applications, {each.application for each in served}
+    has_root = any(each.route_prefix == "/" for name, each in running.items() if name not in ours)
     routes = {}
     for index, each in enumerate(served):
         is_root = index == 0 and not has_root
@@ -199,7 +203,7 @@ def _routes(served: Sequence[Served]) -> dict[str, str]:
 
 
 def _failure_reasons(names: Sequence[str]) -> Iterator[str]:
-    """The last line of what Serve recorded of each failed start: an error without traceback."""
+    """Yield the last line of Serve's message for each failed start: an error without traceback."""
     from ray import serve
 
     for name, application in serve.status().applications.items():
@@ -210,10 +214,10 @@ def _failure_reasons(names: Sequence[str]) -> Iterator[str]:
         yield str(lines[-1] if lines else application.message)
 
 
-def _how_to_call(
+def _ready_message(
     configs: Sequence[ServeConfig], listening: Listening, prefix: str, elapsed_s: float
 ) -> str:
-    """prefix: of the paths of the first, "/" unless it joined an application that has that."""
+    """Return the message with the addresses. prefix: route prefix of the first model."""
     config = configs[0]
     grpc_address = address_of(listening.host, listening.grpc_port)
     http_address = address_of(listening.host, listening.http_port)
@@ -221,21 +225,21 @@ def _how_to_call(
     names = ", ".join(each.served_model_name for each in configs)
     verb = "is" if len(configs) == 1 else "are"
     url = f"{scheme}://{http_address}{prefix.rstrip('/')}"
-    by_name = ""
-    how_to_try = f"specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
-    if prefix != "/":  # who names no model is answered by the one that has the root
-        by_name, how_to_try = f", model {config.served_model_name}", f"curl {url}/v1/models"
+    model = ""
+    example = f"specdec generate --address {grpc_address}{tls_flag} 'Why is the sky blue?'"
+    if prefix != "/":  # a request without a model name goes to the model at /
+        model, example = f", model {config.served_model_name}", f"curl {url}/v1/models"
     return (
-        f"{names} {verb} ready after {elapsed_s:.0f} s; Ctrl-C stops it\n"
-        f"  gRPC  {grpc_address}{by_name} (specdec.v1.InferenceService, AdminService, health, "
+        f"{names} {verb} ready after {elapsed_s:.0f} s; press Ctrl-C to stop\n"
+        f"  gRPC  {grpc_address}{model} (specdec.v1.InferenceService, AdminService, health, "
         "reflection)\n"
         f"  HTTP  {url}/health, /ready and /metrics\n"
-        f"  try   {how_to_try}"
+        f"  try   {example}"
     )
 
 
-def _how_to_hurry(config: ServeConfig) -> str:
+def _shutdown_message(config: ServeConfig) -> str:
     return (
-        f"stopping; running requests have up to {config.drain_timeout_s:g} s to end, "
-        "Ctrl-C ends them now"
+        f"stopping; running requests have up to {config.drain_timeout_s:g} s to finish, press "
+        "Ctrl-C again to abort them"
     )

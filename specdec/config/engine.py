@@ -1,4 +1,4 @@
-"""Configuration: frozen, checked where it is made, unknown keys refused."""
+"""Configuration of one engine and its draft model: frozen and validated when it is created."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ if TYPE_CHECKING:
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
 DTYPE_BYTES: Mapping[DTypeName, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2})
-"""Of each data type that a model may be served in, the size of an element."""
+"""Size in bytes of one element of each supported data type."""
 
 
 Kernels = Literal["auto", "native", "torch"]
-"""What multiplies on a CPU: `native` is this project's code in C++, compiled when it is first used;
-`auto` takes that where there is a compiler, and torch elsewhere."""
+"""Kernels on a CPU: `native` is this project's C++ code, compiled on first use; `auto` uses it if a
+compiler is installed, and torch otherwise."""
 
 
 _CPU_INFO = Path("/proc/cpuinfo")
 
 MAX_STREAM_INTERVAL = 2**20
-"""More tokens than are ever held back."""
+"""More tokens than are ever buffered."""
 
 
 @dataclass(frozen=True)
 class EngineConfig:
     """Limits of one engine.
 
-    max_model_len: most tokens of a sequence, prompt and output together.
+    max_model_len: maximum tokens of a sequence, prompt and output together.
     block_size: tokens in a KV block. num_blocks: KV blocks in the pool.
-    max_num_seqs: most sequences that run at once.
-    max_num_batched_tokens: most tokens of one forward pass.
-    max_prefill_tokens: most of them that may be of prompts while other sequences decode, which
-        bounds how long a prompt holds those up; None: as many as there is room for.
-    max_queue_len: most sequences that wait beyond max_num_seqs; one more is refused.
-    enable_prefix_caching: whether KV of a prompt's beginning is used again for the next one.
-    stream_interval: of how many new tokens of a choice is told at once, where a request does not
-        say; the first and the last ones never wait, and the second ones may be fewer.
-    async_scheduling: whether a step may be handed to the target before the one in flight is
-        collected, where nothing is drafted. Its target has to take two.
+    max_num_seqs: maximum number of running sequences.
+    max_num_batched_tokens: maximum tokens in one forward pass.
+    max_prefill_tokens: maximum prompt tokens in a pass in which other sequences decode, which
+        bounds the delay of those; None: limited by max_num_batched_tokens alone.
+    max_queue_len: maximum number of waiting sequences; more are rejected.
+    enable_prefix_caching: whether the KV blocks of a common prompt prefix are reused.
+    stream_interval: output tokens to buffer before they are sent, unless the request specifies it;
+        the first and the last tokens are sent immediately, and the second message may be shorter.
+    async_scheduling: whether a step may be sent to the target before the result of the previous
+        one is collected, when nothing is drafted. The target must accept two steps in flight.
     """
 
     max_model_len: int
@@ -80,10 +80,11 @@ class EngineConfig:
 class DraftLimits:
     """Limits of a draft model.
 
-    num_blocks, block_size: its KV pool. max_model_len: most tokens of a sequence.
-    max_catch_up_tokens: most tokens to catch up on in one step, over all sequences; bounds how long
-        the next drafts wait.
-    confidence_threshold: a draft ends where no token has this probability; 0 for never.
+    num_blocks, block_size: its KV pool. max_model_len: maximum tokens of a sequence.
+    max_catch_up_tokens: maximum tokens to prefill in one step, over all sequences, before drafting;
+        bounds the delay of the next drafts.
+    confidence_threshold: a draft ends when the most likely token has a lower probability; 0
+        disables this.
     """
 
     num_blocks: int
@@ -95,9 +96,9 @@ class DraftLimits:
 
 
 def has_fbgemm() -> bool:
-    """Whether torch is likely to multiply by int8 matrices here; a rank asks torch itself.
+    """Return whether torch probably supports int8 matrices here; a rank checks with torch.
 
-    FBGEMM is for x86 with AVX2.
+    FBGEMM requires x86 with AVX2.
     """
     if platform.machine() not in ("x86_64", "AMD64"):
         return False

@@ -14,12 +14,12 @@ _GPU_DRIVERS = (Path("/dev/nvidiactl"), Path("/dev/dxg"), Path("/dev/kfd"))
 
 
 def resolved_device(device: str) -> str:
-    """The device that is meant: auto is cuda where torch finds a GPU, and cpu elsewhere."""
+    """Return the device; auto becomes cuda if torch finds a GPU, and cpu otherwise."""
     if device != "auto":
         return device
     if not any(driver.exists() for driver in _GPU_DRIVERS):
         return "cpu"
-    import torch  # takes seconds, and is not needed to see that there is no driver
+    import torch  # here, as it takes seconds and is not needed without a driver
 
     return "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -28,36 +28,36 @@ _CONTROL_GROUP = Path("/sys/fs/cgroup")
 
 
 def available_memory_bytes() -> int:
-    """Memory that can be taken now, of the machine or of the control group, the smaller one."""
+    """Return the available memory of the machine or the control group, whichever is smaller."""
     available = psutil.virtual_memory().available
     limit, used = _read_int("memory.max"), _read_int("memory.current")
     if limit is None or used is None:
         return available
-    # Pages of files that were read or written are given back when memory is asked for.
+    # The kernel reclaims inactive file pages when memory is needed.
     return min(available, max(0, limit - used + _reclaimable_bytes()))
 
 
 def available_cpus() -> int:
-    """Cores that this process may run on, whole ones of the control group's quota."""
+    """Return the number of cores of this process, within the control group's CPU quota."""
     cores = len(os.sched_getaffinity(0))
     quota, _, period = (_read("cpu.max") or "max 1").partition(" ")
     return cores if quota == "max" else max(1, min(cores, int(quota) // int(period)))
 
 
 def num_gpus() -> int:
-    """That torch finds."""
-    import torch  # here, for a process that asks for GPUs alone
+    """Return the number of GPUs that torch finds."""
+    import torch  # here, as only GPU processes need it
 
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def smallest_gpu_bytes() -> int:
-    """What is free on the fullest GPU; raises InvalidValueError where torch finds none."""
+    """Return the smallest free memory of the GPUs. Raises InvalidValueError without a GPU."""
     import torch
 
     count = num_gpus()
     if count == 0:
-        raise InvalidValueError("device", "cuda", "cpu, or auto, where torch finds no GPU")
+        raise InvalidValueError("device", "cuda", "cpu or auto, as torch finds no GPU")
     return min(torch.cuda.mem_get_info(index)[0] for index in range(count))
 
 
@@ -72,7 +72,7 @@ def _read_int(name: str) -> int | None:
 
 
 def _read(name: str) -> str | None:
-    """A file of this process's control group (version 2), where there is one."""
+    """Read a file of this process's control group (version 2); None if there is none."""
     try:
         return (_CONTROL_GROUP / name).read_text().strip()
     except OSError:

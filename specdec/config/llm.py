@@ -1,6 +1,6 @@
-"""What model to run, how, and how to draft: what a service and a program of its own are both told.
+"""Settings of the model, the engine and speculation, shared by `specdec.LLM` and the service.
 
-Each setting says its own limits, default and meaning once.
+Each setting declares its limits, default and description once.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 Config = TypeVar("Config", bound="LLMConfig")
 
 _CPU_PREFILL_TOKENS = 64
-"""As many as reach a CPU's best rate: of SmolLM2 in float32, on one thread, a token costs 2.2 ms
-among 64 of them, 2.5 among 32 and 2.6 among 256, for all of which whoever decodes would wait."""
+"""The chunk size with the best prefill throughput on a CPU: SmolLM2 in float32 on one thread takes
+2.2 ms a token in chunks of 64, 2.5 ms in chunks of 32 and 2.6 ms in chunks of 256. A larger chunk
+also delays the requests that decode."""
 
 
 @dataclass(frozen=True)
 class LLMConfig:
-    """A model, and how an engine runs it. Made from code or a mapping, and checked all the same.
+    """Configuration of a model and its engine, validated when it is created.
 
     Raises InvalidValueError, which names field, value and limit.
     """
@@ -51,93 +52,102 @@ class LLMConfig:
     model: str = setting(
         "smollm2-135m-instruct",
         TEXT,
-        "Model to serve, as an alias, a directory, a GGUF file, or a Hugging Face Hub id such as "
+        "Model to serve: an alias, a directory, a GGUF file, or a Hugging Face Hub id such as "
         "org/name or org/name@revision",
     )
-    tensor_parallel_size: int = setting(1, whole_number(1, 1024), "Shards to divide the model into")
+    tensor_parallel_size: int = setting(
+        1, whole_number(1, 1024), "Number of tensor parallel ranks to split the model across"
+    )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = setting(
         "float32",
         one_of("auto", "float32", "bfloat16", "float16"),
-        "Data type of weights, activations and KV cache; auto is the one that config.json of "
-        "the model names, or float32 where it names none",
+        "Data type of weights, activations and KV cache; auto uses torch_dtype of the model's "
+        "config.json, or float32 if it has none",
     )
     device: Literal["auto", "cpu", "cuda"] = setting(
         "cpu",
         one_of("auto", "cpu", "cuda"),
-        "What the models run on: cuda gives each rank a GPU of its own, auto takes that where "
-        "torch finds one",
+        "Device to run the models on; cuda assigns one GPU to each rank, auto uses cuda if torch "
+        "finds a GPU",
     )
     gpu_memory_utilization: float = setting(
-        0.9, SHARE, "Share of each GPU's memory to take for weights and KV cache"
+        0.9, SHARE, "Fraction of each GPU's memory to use for weights and KV cache"
     )
     quantization: Literal["none", "int8", "w8a8"] = setting(
         "none",
         one_of("none", "int8", "w8a8"),
-        "How matrices are held and multiplied instead of in dtype, which changes what the model "
-        "says: by 8-bit weights with int8, and by activations of 8 bits too with w8a8, which is "
-        "faster yet with long prompts and many requests, and needs native kernels",
+        "Quantization of the weight matrices on a CPU, which changes the model's output: int8 uses "
+        "8-bit weights; w8a8 also uses 8-bit activations, is faster with long prompts and large "
+        "batches, and needs native kernels",
     )
     kernels: Literal["auto", "native", "torch"] = setting(
         "auto",
         one_of("auto", "native", "torch"),
-        "What multiplies on a CPU: native compiles this project's kernels in C++ when they are "
-        "first used, auto takes them where there is a compiler, and torch's own elsewhere",
+        "CPU kernels: native compiles specdec's C++ kernels on first use, torch uses PyTorch's, "
+        "auto uses native if a compiler is installed",
     )
     generation_config: Literal["auto", "none"] = setting(
         "auto",
         one_of("auto", "none"),
-        "What decides on sampling where a request says nothing: the model's generation_config.json "
-        "with auto, neutral values with none",
+        "Source of the default sampling parameters: auto reads the model's generation_config.json, "
+        "none uses neutral values",
     )
     max_model_len: int | None = setting(
         None,
         optional(whole_number(2, 2**24)),
-        "Most tokens of a prompt and its completion together",
+        "Maximum context length: tokens of the prompt and the output together",
         "the model's",
     )
-    max_num_seqs: int = setting(64, whole_number(1, 4096), "Most requests that run at once")
+    max_num_seqs: int = setting(
+        64, whole_number(1, 4096), "Maximum number of sequences that run concurrently"
+    )
     max_num_batched_tokens: int = setting(
         256,
         whole_number(1, 2**20),
-        "Most tokens of one forward pass, no fewer than max_num_seqs",
+        "Maximum number of tokens in one forward pass; at least max_num_seqs",
     )
     max_prefill_tokens: int | None = setting(
         None,
         optional(whole_number(1, 2**20)),
-        "Most tokens of prompts in a forward pass in which other requests decode, which wait for "
-        "all of it",
-        "64 on a CPU; on a GPU as many as max_num_batched_tokens leaves room for",
+        "Maximum number of prompt tokens in a forward pass that also decodes; smaller prefill "
+        "chunks delay decoding requests less",
+        "64 on a CPU; on a GPU limited by max_num_batched_tokens alone",
     )
-    block_size: int = setting(16, whole_number(1, 1024), "Tokens in a block of the KV cache")
+    block_size: int = setting(
+        16, whole_number(1, 1024), "Number of tokens in a block of the KV cache"
+    )
     max_queue_len: int = setting(
-        256, whole_number(0, 1_000_000), "Most requests that wait; one more is refused"
+        256, whole_number(0, 1_000_000), "Maximum number of waiting requests; more are rejected"
     )
     enable_prefix_caching: bool = setting(
-        True, BOOLEAN, "Whether the KV of a prompt's beginning is used again for the next one"
+        True, BOOLEAN, "Reuse the KV cache of a prompt prefix that was computed before"
     )
     stream_interval: int = setting(
         1,
         whole_number(1, 2**20),
-        "New tokens of an answer that a message of a stream waits for, where a request does not "
-        "say; the first and the last do not wait, and the second may come sooner, with others'",
+        "Number of tokens to buffer before a streaming message is sent, unless the request "
+        "specifies it; the first and the last token are sent immediately, and the second message "
+        "may be sent early",
     )
     async_scheduling: bool = setting(
         True,
         BOOLEAN,
-        "Whether the target has its next step at hand before the tokens of the one that runs are "
-        "known, while nothing is drafted; a token that ends its answer is then run on once in vain",
+        "Schedule the next step while the current one runs, as long as nothing is drafted; a "
+        "sequence that stops wastes the one step that was scheduled ahead",
     )
     kv_cache_memory_gib: float | None = setting(
         None,
         optional(POSITIVE),
-        "Memory for the KV cache, in GiB over all shards",
-        "decided from free memory",
+        "Size of the KV cache in GiB, over all ranks",
+        "computed from free memory",
     )
     speculative_config: SpeculativeConfig | None = setting(
         AUTO,  # what it stands for depends on the model
         SPECULATION,
-        'How to draft, such as {"method": "ngram", "num_speculative_tokens": 3}, or none',
-        "auto, an int8 copy of an alias's model, and ngram for other and for quantized models",
+        'Speculative decoding configuration as JSON, such as {"method": "ngram", '
+        '"num_speculative_tokens": 3}, or none',
+        "auto, which drafts with an int8 copy of an alias's model, and with ngram for other models "
+        "and quantized ones",
     )
 
     def __post_init__(self) -> None:
@@ -154,15 +164,16 @@ class LLMConfig:
 
     @classmethod
     def settings(cls) -> dict[str, Setting]:
-        """Every setting by name, in the order in which they are explained."""
+        """Return every setting by name, in the order of the fields."""
         return {each.name: each.metadata["setting"] for each in fields(cls)}
 
     @classmethod
     def from_mapping(cls: type[Config], mapping: Mapping[str, Any]) -> Config:
-        """Reads plain data, such as `to_mapping` makes; `speculative_config` may be JSON text too.
+        """Create a configuration from plain data, such as the result of `to_mapping`.
 
-        File names become absolute, so that they mean the same in a process that works elsewhere.
-        Raises InvalidValueError, also for an unknown key, with the nearest known one.
+        `speculative_config` may also be JSON text. Paths become absolute, so that they stay valid
+        in a process with another working directory. Raises InvalidValueError, also for an unknown
+        key, with the nearest known one.
         """
         refuse_unknown("configuration key", mapping, cls.settings())
         values = dict(mapping)
@@ -174,7 +185,7 @@ class LLMConfig:
         return cls(**values)
 
     def to_mapping(self) -> dict[str, Any]:
-        """Everything as plain data, to send to another process."""
+        """Return all settings as plain data, to send to another process."""
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         if self.speculative_config is not None:
             values["speculative_config"] = self.speculative_config.to_mapping()
@@ -184,13 +195,13 @@ class LLMConfig:
 
     @property
     def settled_dtype(self) -> DTypeName:
-        """`dtype`, of a configuration for which `with_settled_dtype` has found out what auto is."""
-        assert self.dtype != "auto", "the checkpoint has not been asked"
+        """`dtype` of a configuration whose auto was resolved by `with_settled_dtype`."""
+        assert self.dtype != "auto", "dtype auto is not resolved yet"
         return self.dtype
 
     @property
     def quantization_method(self) -> QuantizationMethod | None:
-        """`quantization` as loading takes it."""
+        """`quantization` as the loader expects it."""
         return None if self.quantization == "none" else self.quantization
 
     @property
@@ -201,7 +212,7 @@ class LLMConfig:
 
     @property
     def prefill_limit(self) -> int | None:
-        """`max_prefill_tokens`, decided where it was left open."""
+        """`max_prefill_tokens`, or the default of the device."""
         if self.max_prefill_tokens is None and self.device == "cpu":
             return _CPU_PREFILL_TOKENS
         return self.max_prefill_tokens

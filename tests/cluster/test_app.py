@@ -15,8 +15,8 @@ from specdec.types.errors import InvalidValueError
 CONFIG_FILES = sorted(Path("deploy/serve").glob("*.yaml"))
 
 
-def test_nothing_of_a_model_is_looked_at(tmp_path):
-    """It may be on other nodes alone, or not fetched yet."""
+def test_the_builder_does_not_read_the_model(tmp_path):
+    """The model may be on other nodes, or not downloaded yet."""
     application = build({"model": "org/of-another-node", "state_dir": str(tmp_path)})
     config, control_plane, found = application._bound_deployment.init_args
     assert config["model"] == "org/of-another-node"
@@ -25,17 +25,17 @@ def test_nothing_of_a_model_is_looked_at(tmp_path):
     assert found is None
 
 
-def test_where_state_is_kept_is_found_out_where_it_is(monkeypatch, tmp_path):
-    """On the head: who deploys may be another user, on another machine."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-who-deploys"))
+def test_the_state_directory_is_resolved_on_the_head_node(monkeypatch, tmp_path):
+    """The deploying user may be another one, on another machine."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "deployer"))
     _, control_plane, _ = build({})._bound_deployment.init_args
     arguments = control_plane._bound_deployment.init_args
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "of-the-head"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "head"))
     ControlPlaneReplica(*arguments)
-    assert [each.name for each in tmp_path.iterdir()] == ["of-the-head"]
+    assert [each.name for each in tmp_path.iterdir()] == ["head"]
 
 
-def test_the_words_of_vllm_are_taken(tmp_path):
+def test_names_of_vllm_are_accepted(tmp_path):
     args = {"dtype": "half", "num-speculative-tokens": 5, "state_dir": str(tmp_path)}
     config, *_ = build(args)._bound_deployment.init_args
     assert config["dtype"] == "float16"
@@ -50,27 +50,27 @@ def test_the_deployment_follows_the_arguments(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "message"),
     [
         ({"modle": "x"}, "did you mean model"),
-        ({"http_port": 80}, "http_port is 80; it must be left out; http_options"),
+        ({"http_port": 80}, "http_port is 80; it must be left out; set http_options"),
         ({"grpc_port": 80}, "grpc_options"),
         ({"host": "0.0.0.0"}, "http_options"),
-        ({"port": 80}, "port is 80; it must be left out; http_options"),
+        ({"port": 80}, "port is 80; it must be left out; set http_options"),
         ({"grpc_max_message_mib": 1}, "left out"),
-        ({"tls_cert_file": "cert.pem"}, "has to speak TLS"),
+        ({"tls_cert_file": "cert.pem"}, "terminate TLS"),
         ({"ingress": "embedded"}, "ingress is 'embedded'; it must be serve"),
         ({"device": "auto"}, "cpu or cuda"),
         ({"tensor_parallel_size": 0}, "tensor_parallel_size is 0"),
     ],
 )
-def test_what_has_no_meaning_there_is_refused(args, told):
-    with pytest.raises(InvalidValueError, match=told):
+def test_invalid_and_unsupported_settings_are_rejected(args, message):
+    with pytest.raises(InvalidValueError, match=message):
         build(args)
 
 
 @pytest.mark.parametrize("path", CONFIG_FILES, ids=lambda path: path.stem)
-def test_the_config_files_are_what_serve_and_the_builder_take(path):
+def test_serve_and_the_builder_accept_the_config_files(path):
     content = yaml.safe_load(path.read_text())
     schema = ServeDeploySchema.model_validate(content)
     assert schema.grpc_options.grpc_servicer_functions == list(GRPC_SERVICER_FUNCTIONS)

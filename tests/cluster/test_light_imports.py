@@ -1,12 +1,14 @@
-"""torch costs seconds and 200 MB: the ranks of models need it, and no other process does."""
+"""Only the ranks of models import torch, which takes seconds and 200 MB."""
 
 import subprocess
 import sys
 
 import pytest
 
-ASK = "import sys, {module}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
-READ = "import pathlib, specdec.text.tokenizer as t; t.Tokenizer(pathlib.Path({path!r}))"
+LIST_IMPORTS = (
+    "import sys, {module}; print(*sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+)
+LOAD_TOKENIZER = "import pathlib, specdec.text.tokenizer as t; t.Tokenizer(pathlib.Path({path!r}))"
 
 
 def run_python(code):
@@ -18,9 +20,11 @@ def run_python(code):
     "module", ["cluster.cli.main", "cluster.serve.startup", "cluster.serve.deployment"]
 )
 def test_no_torch_without_a_model(module):
-    assert run_python(ASK.format(module=module)) == []
+    assert run_python(LIST_IMPORTS.format(module=module)) == []
 
 
-def test_a_general_tokenizer_is_read_without_torch(tiny_model_dir):
-    code = f"{READ.format(path=str(tiny_model_dir))}\n{ASK.format(module='json')}"
+def test_a_tokenizer_is_loaded_without_torch(tiny_model_dir):
+    code = (
+        f"{LOAD_TOKENIZER.format(path=str(tiny_model_dir))}\n{LIST_IMPORTS.format(module='json')}"
+    )
     assert run_python(code) == ["transformers"]

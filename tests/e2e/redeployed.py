@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import replace
 
 from cluster.config.serve_config import ServeConfig
-from cluster.serve.startup import Served, deploy, running_service
+from cluster.serve.startup import ServedModel, deploy, running_service
 from cluster.workers.resources import FoundByDriver, memory_per_replica
 from specdec.client import Client, ClientError
 from specdec.engine.model_resolution import resolve_models
@@ -77,7 +77,7 @@ def change(config):
         one = replace(config, num_replicas=1)
         for name, after in (("fewer", one), ("changed", replace(one, max_num_seqs=32))):
             with Streams(f"127.0.0.1:{config.grpc_port}") as streams:
-                deploy([Served(after, found)])
+                deploy([ServedModel(after, found)])
             ends[name] = dict(streams.ends)
     return ends
 

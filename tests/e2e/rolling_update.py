@@ -10,7 +10,7 @@ import time
 from dataclasses import replace
 
 from cluster.config.serve_config import ServeConfig
-from cluster.serve.startup import Served, deploy, running_service
+from cluster.serve.startup import ServedModel, deploy, running_service
 from cluster.workers.resources import FoundByDriver, memory_per_replica
 from specdec.client import Client, ClientError
 from specdec.engine.model_resolution import resolve_models
@@ -65,7 +65,7 @@ def update(config):
             began_at = time.monotonic()
             directories = resolve_models(config, lambda line: None)
             found = FoundByDriver(directories, memory_bytes, config.most_replicas)
-            deploy([Served(replace(config, max_num_seqs=32), found)])
+            deploy([ServedModel(replace(config, max_num_seqs=32), found)])
             took_s = time.monotonic() - began_at
         return {
             "before": sorted(before),

@@ -66,7 +66,7 @@ def test_a_second_signal_ends_what_runs(tiny_model_dir, tmp_path):
         for stream in streams:
             next(stream)
         service.process.send_signal(signal.SIGINT)
-        until(lambda: "Ctrl-C ends them now" in service.log.read_text())
+        until(lambda: "press Ctrl-C again to abort" in service.log.read_text())
         service.process.send_signal(signal.SIGINT)
         with pytest.raises(ClientError) as error:
             list(streams[0])

@@ -67,7 +67,7 @@ def test_each_model_is_on_the_node_with_its_labels(service, undisturbed):
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ([], "runs there already; stop it, or choose another served_model_name"),
+        ([], "already runs on this cluster; stop it, or set another served_model_name"),
         (["--served-model-name", "b", "--target-labels", "role=none"], "target_labels is"),
     ],
 )

@@ -9,7 +9,7 @@ import jsonschema
 import pytest
 import yaml
 
-from cluster.config.serve_config import settings
+from cluster.config.serve_config import ServeConfig
 from tests.k8s.rendering import CHART, ROOT, parsed
 from tests.k8s.validity import check
 from tools.chart.__main__ import main
@@ -86,7 +86,7 @@ def test_values_yaml_passes_the_schema_and_says_what_the_code_says():
 
 def test_a_models_settings_are_those_of_the_service():
     offered = set(settings_schema()["properties"])
-    assert offered | set(OF_THE_CHART) | set(OF_SERVE) == set(settings())
+    assert offered | set(OF_THE_CHART) | set(OF_SERVE) == set(ServeConfig.settings())
     assert not offered & (set(OF_THE_CHART) | set(OF_SERVE))
 
 
@@ -96,7 +96,7 @@ PROBES = (-1, 0, 1, 2, 0.5, 1.5, 4096, 4097, 10**7, 2**24 + 1, True, False, "", 
 @pytest.mark.parametrize("name", settings_schema()["properties"])
 def test_the_schema_refuses_of_a_setting_what_the_service_refuses(name):
     """Some that it lets pass the service refuses, of files and URLs say; never the other way."""
-    schema, limit = settings_schema()["properties"][name], settings()[name].limit
+    schema, limit = settings_schema()["properties"][name], ServeConfig.settings()[name].limit
     validator = jsonschema.Draft7Validator(schema)
     for probe in PROBES:
         if limit.accepts(probe):

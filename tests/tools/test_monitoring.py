@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from cluster.cli.admin import set_speculation
-from cluster.config.serve_config import settings
+from cluster.config.serve_config import ServeConfig
 from cluster.observability.metric_definitions import FLEET_METRICS, LINK_METRICS, REPLICA_METRICS
 from tools.made_files import changed_files, write_files
 from tools.monitoring.__main__ import main
@@ -182,4 +182,6 @@ def test_panels_and_flags_in_the_runbook_exist():
     operator_flags = {
         flag for param in set_speculation.params for flag in (*param.opts, *param.secondary_opts)
     }
-    assert flags <= {f"--{name.replace('_', '-')}" for name in settings()} | operator_flags
+    assert (
+        flags <= {f"--{name.replace('_', '-')}" for name in ServeConfig.settings()} | operator_flags
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any, get_args, get_origin
 
-from cluster.config.serve_config import settings
+from cluster.config.serve_config import ServeConfig
 from specdec.config.fields import DIRECTORY, FILE, Limit, Setting
 from specdec.config.speculative import key_types
 
@@ -47,7 +47,9 @@ _BOUNDS = re.compile(r"a whole number from (\d+) to (\d+)")
 def settings_schema() -> dict[str, Any]:
     """A mapping of the settings that are neither the chart's nor of other servers."""
     taken = {*OF_THE_CHART, *OF_SERVE}
-    offered = {name: _schema(each) for name, each in settings().items() if name not in taken}
+    offered = {
+        name: _schema(each) for name, each in ServeConfig.settings().items() if name not in taken
+    }
     return {"type": "object", "additionalProperties": False, "properties": offered}
 
 

@@ -1,5 +1,5 @@
-"""`specdec bench`: measures a running service from outside, as its clients see it.
+"""`specdec bench`: measures a running service as a client.
 
-`methods` compares drafting methods one request at a time; `load` sends requests at a rate or at a
-fixed concurrency. Benchmarks of the code itself are in benchmarks/.
+`methods` compares drafting methods one request at a time; `serve` sends requests at a given rate or
+concurrency. Benchmarks of the code itself are in benchmarks/.
 """

@@ -1,4 +1,4 @@
-"""When the requests of an open loop are due."""
+"""Arrival times of an open loop."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from itertools import accumulate
 
 
 def arrival_times(count: int, rate: float, burstiness: float, seed: int) -> list[float]:
-    """Seconds from the beginning at which each of `count` requests is due, ascending.
+    """Return the ascending arrival times of `count` requests, in seconds since the start.
 
-    rate: mean requests a second. burstiness: the shape of the gamma
-    distribution of the gaps, whose mean is always 1 / rate: 1 makes them exponential, so that the
-    arrivals are a Poisson process; less makes them come in bursts, more evens them out. The same
-    seed gives the same times, and at another rate the same ones stretched.
+    rate: mean requests per second. burstiness: shape of the gamma distribution of the gaps, whose
+    mean is 1 / rate: 1 makes a Poisson process, less is burstier, more is more uniform. The same
+    seed gives the same times; another rate scales them.
     """
     draw = random.Random(seed)
     gaps = (draw.gammavariate(burstiness, 1 / (rate * burstiness)) for _ in range(count))

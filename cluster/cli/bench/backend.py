@@ -1,4 +1,4 @@
-"""What a service is asked through, and what is heard of it."""
+"""The interface of the APIs that `specdec bench serve` can measure."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.cli.bench.questions import Question
+from cluster.cli.bench.dataset import SampleRequest
 from specdec.types.stats import SpeculationStats
 
 
 class RequestFailedError(Exception):
-    """A request that was refused, or whose answer broke off. kind: a few words to count it by."""
+    """A request was rejected or its stream failed. kind: a short text to count failures by."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -20,7 +20,7 @@ class RequestFailedError(Exception):
 
 @dataclass(frozen=True)
 class TokenUsage:
-    """What a request took, in tokens. speculation: None where the service does not tell."""
+    """Token counts of a request. speculation: None if the service does not report it."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -28,25 +28,25 @@ class TokenUsage:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """One message of an answer. usage: in one of them, where the service tells it."""
+class StreamEvent:
+    """One message of a stream. usage: only in one message, if the service reports it."""
 
-    brings_tokens: bool
+    has_tokens: bool
     usage: TokenUsage | None = None
 
 
 class Backend(Protocol):
-    """A way to a service; used by many threads at once."""
+    """A connection to a service; thread-safe."""
 
     @property
     def model(self) -> str:
-        """What the service calls the model."""
+        """The name of the served model."""
         ...
 
-    def ask(self, question: Question) -> Iterator[Heard]:
-        """Streams an answer. Raises RequestFailedError, at any moment."""
+    def stream(self, request: SampleRequest) -> Iterator[StreamEvent]:
+        """Send a request and yield its events. Raises RequestFailedError at any time."""
         ...
 
     def close(self) -> None:
-        """Ends the connections, and with them what is still being answered."""
+        """Close all connections, which ends running streams."""
         ...

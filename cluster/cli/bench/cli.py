@@ -1,10 +1,11 @@
-"""Measuring a service that runs: `specdec bench`."""
+"""`specdec bench`: the command group and `specdec bench methods`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -12,10 +13,9 @@ from cluster.cli.bench.load_cli import bench_serve
 from cluster.cli.bench.method_plot import svg
 from cluster.cli.bench.methods import MethodReport, MethodResult, compare
 from cluster.cli.bench.prompts import read_prompts
-from cluster.cli.connection_options import client_flags
+from cluster.cli.connection_options import client_flags, timeout_flag
 from cluster.cli.output import json_flag, progress_bar, show_json
 from specdec.client import Client
-from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.types.sampling_params import SamplingParams
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
@@ -25,39 +25,36 @@ _SEED = 0
 
 @click.group()
 def bench() -> None:
-    """Measure a service that runs."""
+    """Benchmark a running service."""
 
 
 bench.add_command(bench_serve)
 
 
-@bench.command(short_help="Compare all loaded speculation methods, and none.")
+@bench.command(short_help="Compare the loaded speculation methods.")
 @click.argument("prompts_file", type=_FILE)
-@click.option("--num-prompts", type=click.IntRange(min=1), help="Of the file's. Default: all.")
+@click.option(
+    "--num-prompts",
+    type=click.IntRange(min=1),
+    help="Number of prompts to use from the file. Default: all.",
+)
 @click.option(
     "--max-tokens",
     type=click.IntRange(min=1),
     default=128,
     show_default=True,
-    help="Most tokens of an answer.",
+    help="Maximum number of output tokens per request.",
 )
 @click.option(
     "--temperature",
     type=float,
     default=0.0,
     show_default=True,
-    help="From 0 (greedy) to 100.",
+    help="Sampling temperature, from 0 (greedy) to 100.",
 )
-@click.option("--output", type=_NEW_FILE, help="Also write the JSON to this file.")
-@click.option("--plot", type=_NEW_FILE, help="Also draw a bar chart to this file, as SVG.")
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
-    default=DEFAULT_TIMEOUT_S,
-    show_default=True,
-    help="Seconds that one answer may take.",
-)
+@click.option("--output", type=_NEW_FILE, help="Write the JSON report to this file.")
+@click.option("--plot", type=_NEW_FILE, help="Write a bar chart to this file, as SVG.")
+@timeout_flag
 @json_flag
 @client_flags
 def methods(
@@ -67,25 +64,21 @@ def methods(
     temperature: float,
     output: Path | None,
     plot: Path | None,
-    timeout_s: float,
     as_json: bool,
-    address: str,
-    tls_ca_file: Path | None,
-    api_key: str | None,
+    **connection: Any,
 ) -> None:
-    """Compare all loaded speculation methods, and none, on PROMPTS_FILE.
+    """Compare the loaded speculation methods, and no speculation, on PROMPTS_FILE.
 
-    PROMPTS_FILE holds JSON lines: texts, or objects with "prompt" or "turns". One request runs at a
-    time.
+    PROMPTS_FILE is a JSON lines file: strings, or objects with "prompt" or "turns". Requests run
+    one at a time.
 
-    Answers that suffix keeps count for it and for what it is combined with: of these two, whichever
-    is asked a prompt later has the earlier one's answer. Restart the service and load suffix alone
-    to see it without.
+    The suffix method caches outputs of earlier requests. If it is loaded together with others, its
+    own run and the combined run share this cache; to measure it without, restart the service with
+    suffix alone.
     """
     prompts = read_prompts(prompts_file)[:num_prompts]
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=_SEED)
-    connection = Client(address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key)
-    with connection as client, progress_bar(None, "answer") as advance:
+    with Client(**connection) as client, progress_bar(None, "request") as advance:
         report = compare(client, prompts, params, advance)
     if output is not None:
         output.write_text(json.dumps(asdict(report)) + "\n", encoding="utf-8")
@@ -100,7 +93,7 @@ def methods(
 def _table(report: MethodReport) -> str:
     heading = (
         f"{'method':<16}{'tokens/s':>10}{'speed-up':>10}{'acceptance':>12}{'mean length':>13}"
-        f"{'drafts':>8}{'other answers':>15}"
+        f"{'drafts':>8}{'other outputs':>15}"
     )
     return "\n".join([heading, *map(_line, report.results)])
 

@@ -1,12 +1,12 @@
-"""Asks over our own gRPC API."""
+"""Backend for the gRPC API."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from cluster.cli.bench.backend import Heard, RequestFailedError, TokenUsage
-from cluster.cli.bench.questions import HowToAsk, Question
+from cluster.cli.bench.backend import RequestFailedError, StreamEvent, TokenUsage
+from cluster.cli.bench.dataset import RequestOptions, SampleRequest
 from specdec.client import Client, ClientError
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import StreamChunk, Usage
@@ -14,51 +14,51 @@ from specdec.types.sampling_params import SamplingParams, SpeculationOptions
 
 
 class GrpcBackend:
-    """Prompts are a user's messages. A stream that breaks has failed: it is not resumed."""
+    """Sends prompts as chat messages over gRPC. Failed streams are not resumed."""
 
     def __init__(
         self,
         address: str,
-        how: HowToAsk,
+        options: RequestOptions,
         *,
         timeout_s: float,
         api_key: str | None = None,
         tls_ca_file: Path | None = None,
     ) -> None:
-        """Asks the service for its model's name. Raises ClientError."""
+        """Connect and request the name of the served model. Raises ClientError."""
         self._client = Client(
             address, timeout_s=timeout_s, tls_ca_file=tls_ca_file, api_key=api_key
         )
-        self._how = how
+        self._options = options
         self.model = self._client.model_info().model
 
-    def ask(self, question: Question) -> Iterator[Heard]:
-        """As Backend has it."""
-        chat = [ChatMessage("user", question.prompt)]
+    def stream(self, request: SampleRequest) -> Iterator[StreamEvent]:
+        """Send a chat request and yield its events."""
+        chat = [ChatMessage("user", request.prompt)]
         try:
             for chunk in self._client.generate_stream(
-                chat, self._params(question), cache_salt=question.cache_salt, resume=False
+                chat, self._params(request), cache_salt=request.cache_salt, resume=False
             ):
-                yield _heard(chunk)
+                yield _event(chunk)
         except ClientError as error:
             raise RequestFailedError(error.code.name) from error
 
     def close(self) -> None:
-        """As Backend has it."""
+        """Close the connection."""
         self._client.close()
 
-    def _params(self, question: Question) -> SamplingParams:
+    def _params(self, request: SampleRequest) -> SamplingParams:
         return SamplingParams(
-            temperature=self._how.temperature,
-            seed=self._how.seed,
-            ignore_eos=self._how.ignore_eos,
-            max_tokens=question.max_tokens,
-            speculation=self._how.speculation or SpeculationOptions(),
+            temperature=self._options.temperature,
+            seed=self._options.seed,
+            ignore_eos=self._options.ignore_eos,
+            max_tokens=request.max_tokens,
+            speculation=self._options.speculation or SpeculationOptions(),
         )
 
 
-def _heard(chunk: StreamChunk) -> Heard:
-    return Heard(bool(chunk.token_ids), None if chunk.usage is None else _usage(chunk.usage))
+def _event(chunk: StreamChunk) -> StreamEvent:
+    return StreamEvent(bool(chunk.token_ids), None if chunk.usage is None else _usage(chunk.usage))
 
 
 def _usage(usage: Usage) -> TokenUsage:

@@ -1,27 +1,27 @@
-"""The flags of `specdec bench serve`, by vLLM's names where it has them."""
+"""The flags of `specdec bench serve`, with the names of `vllm bench serve` where it has them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
 from cluster.cli.bench.load_statistics import LATENCIES, LatencyName
-from cluster.cli.help import SectionedOption
+from cluster.cli.help import combine_flags, section_flag
 from specdec.client.calls import DEFAULT_TIMEOUT_S
 from specdec.config.methods import METHOD_NAMES
 
 BACKENDS = ("grpc", "openai-chat", "openai")
 _DEFAULT_URL = "http://127.0.0.1:8000"
 
-_Command = TypeVar("_Command", bound=Callable[..., Any])
 _Item = TypeVar("_Item")
 
 
 class _List(click.ParamType[tuple[_Item, ...]]):
-    """Values with commas between them."""
+    """Comma-separated values."""
 
     def __init__(self, name: str, read: Callable[[str], _Item]) -> None:
         self.name = name
@@ -40,21 +40,21 @@ class _List(click.ParamType[tuple[_Item, ...]]):
 
 def _concurrency(text: str) -> int:
     if not (text.isdecimal() and 1 <= int(text) <= 1024):
-        raise ValueError("each has to be a whole number from 1 to 1024")
+        raise ValueError("each must be a whole number from 1 to 1024")
     return int(text)
 
 
 def _rate(text: str) -> float:
     rate = float(text)
     if not rate > 0:
-        raise ValueError("each has to be a number above 0, or inf")
+        raise ValueError("each must be a number above 0, or inf")
     return rate
 
 
 def _percent(text: str) -> float:
     percent = float(text)
     if not 0 <= percent <= 100:
-        raise ValueError("each has to be from 0 to 100")
+        raise ValueError("each must be from 0 to 100")
     return percent
 
 
@@ -62,217 +62,186 @@ def _latency(text: str) -> LatencyName:
     for name in LATENCIES:
         if name == text:
             return name
-    raise ValueError(f"each has to be one of {', '.join(LATENCIES)}")
+    raise ValueError(f"each must be one of {', '.join(LATENCIES)}")
 
 
 def _objective(text: str) -> tuple[LatencyName, float]:
     name, _, limit = text.partition(":")
     if not float(limit or "nan") > 0:
-        raise ValueError("each has to be a latency, a colon, and milliseconds above 0")
+        raise ValueError("each must be METRIC:MILLISECONDS, such as ttft:200")
     return _latency(name), float(limit)
-
-
-def _flag(section: str, *names: str, **attributes: Any) -> Callable[[_Command], _Command]:
-    return click.option(*names, cls=SectionedOption, section=section, **attributes)
 
 
 _COUNT = click.IntRange(min=1, max=1_000_000)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _NEW_FILE = click.Path(dir_okay=False, writable=True, path_type=Path)
-_SERVICE, _LOAD, _QUESTIONS = "Service", "Load", "What is asked"
-_HOW, _REPORT = "How it is answered", "Report"
 
-_FLAGS = (
-    _flag(
-        _SERVICE,
+_service = partial(section_flag, "Service")
+_load = partial(section_flag, "Load")
+_dataset = partial(section_flag, "Dataset")
+_sampling = partial(section_flag, "Sampling and speculation")
+_report = partial(section_flag, "Report")
+
+load_flags = combine_flags(
+    _service(
         "--backend",
         type=click.Choice(BACKENDS),
         default="grpc",
         show_default=True,
-        help="Over gRPC, /v1/chat/completions, or /v1/completions.",
+        help="API to measure: gRPC, /v1/chat/completions or /v1/completions.",
     ),
-    _flag(
-        _SERVICE,
-        "--base-url",
-        default=_DEFAULT_URL,
-        show_default=True,
-        help="Of the OpenAI API.",
+    _service(
+        "--base-url", default=_DEFAULT_URL, show_default=True, help="Base URL of the OpenAI API."
     ),
-    _flag(
-        _SERVICE,
-        "--model",
-        help="Name of the model in requests to the OpenAI API. Default: the first it lists.",
+    _service(
+        "--model", help="Model name for the OpenAI API. Default: the first model of /v1/models."
     ),
-    _flag(
-        _SERVICE,
+    _service(
         "--timeout",
         "timeout_s",
         type=click.FloatRange(min=0, min_open=True),
         default=DEFAULT_TIMEOUT_S,
         show_default=True,
-        help="Seconds that one answer may take; over HTTP, that its next part may.",
+        help="Timeout in seconds of a request over gRPC, or of each read over HTTP.",
     ),
-    _flag(
-        _LOAD,
+    _load(
         "--num-prompts",
         type=_COUNT,
         default=100,
         show_default=True,
-        help="Requests of each run.",
+        help="Number of requests in each run.",
     ),
-    _flag(
-        _LOAD,
+    _load(
         "--max-concurrency",
         type=_List("N,N,...", _concurrency),
-        help="Most requests at once; several are measured one after the other. Without a request "
-        "rate this is a closed loop. Default: 1, with a request rate no limit.",
+        help="Maximum number of concurrent requests; a list makes one run per value. Without "
+        "--request-rate this is a closed loop. Default: 1, or no limit with --request-rate.",
     ),
-    _flag(
-        _LOAD,
+    _load(
         "--request-rate",
         type=_List("R,R,...", _rate),
-        help="Requests a second, at random times; several are measured one after the other. inf "
-        "sends all at once. Default: the next when one is answered.",
+        help="Number of requests per second, with random arrival times; a list makes one run per "
+        "value. inf sends all requests at once. Default: a closed loop.",
     ),
-    _flag(
-        _LOAD,
+    _load(
         "--burstiness",
         type=click.FloatRange(min=0, min_open=True),
         default=1.0,
         show_default=True,
-        help="Shape of the gamma distribution of the gaps: 1 is a Poisson process, less is more "
-        "bursty, more is more even.",
+        help="Burstiness of the arrivals, the shape of the gamma distribution of the gaps: 1 is a "
+        "Poisson process, less is burstier, more is more uniform.",
     ),
-    _flag(
-        _LOAD,
+    _load(
         "--num-warmups",
         type=click.IntRange(min=0, max=10_000),
         default=1,
         show_default=True,
-        help="Requests before the first run that are not measured, one after the other.",
+        help="Number of sequential warmup requests before the first run; not measured.",
     ),
-    _flag(
-        _LOAD,
+    _load(
         "--seed",
         type=int,
         default=0,
         show_default=True,
-        help="Of random prompts, arrivals and sampling.",
+        help="Random seed of prompts, arrivals and sampling.",
     ),
-    _flag(
-        _QUESTIONS,
+    _dataset(
         "--dataset-path",
         type=_FILE,
-        help='JSON lines of prompts: texts, or objects with "prompt" or "turns". Default: random '
-        "words.",
+        help='JSON lines file of prompts: strings, or objects with "prompt" or "turns". Default: '
+        "random words.",
     ),
-    _flag(
-        _QUESTIONS,
+    _dataset(
         "--output-len",
         type=_COUNT,
         default=128,
         show_default=True,
-        help="Most tokens of an answer to a prompt of the file.",
+        help="Maximum number of output tokens per request, with --dataset-path.",
     ),
-    _flag(
-        _QUESTIONS,
+    _dataset(
         "--random-input-len",
         type=_COUNT,
         default=128,
         show_default=True,
-        help="Random words of a prompt, each about a token.",
+        help="Number of random words per prompt, each about one token.",
     ),
-    _flag(
-        _QUESTIONS,
+    _dataset(
         "--random-output-len",
         type=_COUNT,
         default=128,
         show_default=True,
-        help="Tokens of the answer to random words, of which no end-of-sequence token makes fewer.",
+        help="Number of output tokens per request, with random words; ignores end-of-sequence "
+        "tokens unless --no-ignore-eos.",
     ),
-    _flag(
-        _QUESTIONS,
+    _dataset(
         "--random-range-ratio",
         type=click.FloatRange(0, 1, max_open=True),
         default=0.0,
         show_default=True,
-        help="By what share both lengths may be less or more.",
+        help="Range ratio r: both lengths are drawn uniformly from [(1-r)L, (1+r)L].",
     ),
-    _flag(
-        _QUESTIONS,
+    _dataset(
         "--random-prefix-len",
         type=click.IntRange(0, 1_000_000),
         default=0,
         show_default=True,
-        help="Words before these, the same in all prompts, so that they are in the prefix cache.",
+        help="Number of prefix words that all prompts share, for the prefix cache.",
     ),
-    _flag(
-        _QUESTIONS,
+    _dataset(
         "--cache-salt/--no-cache-salt",
         "with_cache_salt",
         default=True,
-        help="Whether each run has a cache_salt of its own, so that none profits from an earlier "
-        "one; no for a service that does not know the field. Default: yes.",
+        help="Send a cache_salt per run, so that runs do not share the prefix cache; disable it "
+        "for services that reject the field. Default: yes.",
     ),
-    _flag(
-        _HOW,
+    _sampling(
         "--temperature",
         type=float,
         default=0.0,
         show_default=True,
-        help="From 0 (greedy) to 100.",
+        help="Sampling temperature, from 0 (greedy) to 100.",
     ),
-    _flag(
-        _HOW,
+    _sampling(
         "--ignore-eos/--no-ignore-eos",
         default=None,
-        help="Whether answers go on to their most tokens. Default: with random words.",
+        help="Ignore end-of-sequence tokens and generate the maximum number of tokens. Default: "
+        "only with random words.",
     ),
-    _flag(_HOW, "--no-speculation", is_flag=True, help="Have the service draft nothing."),
-    _flag(
-        _HOW,
+    _sampling("--no-speculation", is_flag=True, help="Disable speculative decoding."),
+    _sampling(
         "--num-speculative-tokens",
         type=click.IntRange(0, 32),
-        help="Draft tokens a step. Default: the service's choice.",
+        help="Number of draft tokens per step. Default: the service's.",
     ),
-    _flag(
-        _HOW,
+    _sampling(
         "--speculation-method",
         "method",
         type=click.Choice(METHOD_NAMES),
-        help="What drafts. Default: what is loaded.",
+        help="Drafting method. Default: the loaded one.",
     ),
-    _flag(
-        _REPORT,
+    _report(
         "--percentile-metrics",
         type=_List("NAME,...", _latency),
         default=",".join(LATENCIES),
         show_default=True,
-        help="Latencies to tell of: to the first token, by output token after it, between "
-        "messages, to the end.",
+        help="Latency metrics to report: time to first token (ttft), time per output token (tpot), "
+        "inter-token latency (itl), end-to-end latency (e2el).",
     ),
-    _flag(
-        _REPORT,
+    _report(
         "--metric-percentiles",
         type=_List("P,P,...", _percent),
         default="90,95,99",
         show_default=True,
-        help="Percentiles of each.",
+        help="Percentiles to report of each metric.",
     ),
-    _flag(
-        _REPORT,
+    _report(
         "--goodput",
         type=_List("NAME:MS,...", _objective),
         multiple=True,
-        help="Count the requests a second that stay within these, such as ttft:200,tpot:50.",
+        help="Service level objectives in milliseconds, such as ttft:200,tpot:50; reports the "
+        "requests per second that meet them.",
     ),
-    _flag(_REPORT, "--output", type=_NEW_FILE, help="Also write the JSON to this file."),
-    _flag(_REPORT, "--plot", type=_NEW_FILE, help="Also draw charts to this file, as SVG."),
+    _report("--output", type=_NEW_FILE, help="Write the JSON report to this file."),
+    _report("--plot", type=_NEW_FILE, help="Write charts to this file, as SVG."),
 )
-
-
-def load_flags(command: _Command) -> _Command:
-    """Gives a command the fields of LoadOptions, where the service is aside."""
-    for flag in reversed(_FLAGS):
-        command = flag(command)
-    return command
+"""The flags for the fields of LoadOptions, except the connection flags."""

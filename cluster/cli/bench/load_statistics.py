@@ -1,9 +1,9 @@
-"""What the records of a run amount to. Names and meanings are those of `vllm bench serve`.
+"""Statistics of a run, with the definitions of `vllm bench serve`, in milliseconds.
 
-ttft: time to first token, from sending to the first message with tokens. tpot: time per output
-token after that message, (end - first) / (tokens - 1). itl: inter-token latency, from a message
-with tokens to the next of the same answer; one message may bring several tokens. e2el: end-to-end
-latency. All in milliseconds.
+* ttft: time to first token, from sending the request to the first message with tokens.
+* tpot: time per output token after that message, (end - first) / (tokens - 1).
+* itl: inter-token latency, between two messages with tokens; a message may have several tokens.
+* e2el: end-to-end latency.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal, get_args
 
-from cluster.cli.bench.load import Record
+from cluster.cli.bench.load import RequestRecord
 from specdec.types.stats import SpeculationStats
 
 LatencyName = Literal["ttft", "tpot", "itl", "e2el"]
@@ -24,22 +24,28 @@ LATENCIES: tuple[LatencyName, ...] = get_args(LatencyName)
 
 @dataclass(frozen=True)
 class Distribution:
-    """Of some values, in their unit. percentiles: by percent, linear between the two nearest."""
+    """Statistics of a sample. percentiles: by percent, linearly interpolated."""
 
     mean: float
     median: float
     std: float
     percentiles: Mapping[float, float]
 
+    @property
+    def statistics(self) -> dict[str, float]:
+        """Mean, median and percentiles by name, such as p99."""
+        percentiles = {f"p{percent:g}": value for percent, value in self.percentiles.items()}
+        return {"mean": self.mean, "median": self.median, **percentiles}
+
 
 @dataclass(frozen=True)
 class LoadSummary:
-    """One run. A latency is missing where no answer has it.
+    """Statistics of one run. latencies_ms has no entry for a latency that no request has.
 
-    duration_s: from the first request sent to the last answer's end. goodput: requests a second
-    that met every objective; None without objectives. max_lateness_s: the longest that a request
-    was sent after it was due; 0 in a closed loop. peak_concurrency: most requests that were open at
-    once. speculation: None where the service does not tell.
+    duration_s: from the first request sent to the end of the last one. request_goodput: requests
+    per second that met every objective; None without objectives. max_lateness_s: the maximum delay
+    from the arrival time to sending; 0 in a closed loop. peak_concurrency: the maximum number of
+    open requests. speculation: None if the service does not report it.
     """
 
     completed: int
@@ -59,11 +65,14 @@ class LoadSummary:
 
 
 def summarize(
-    records: Sequence[Record],
+    records: Sequence[RequestRecord],
     percentiles: Sequence[float],
     objectives_ms: Mapping[LatencyName, float],
 ) -> LoadSummary:
-    """objectives_ms: what a request must not exceed to count for goodput."""
+    """Compute the statistics of a run.
+
+    objectives_ms: limits that a request must meet to count for goodput.
+    """
     done = [record for record in records if record.usage is not None]
     duration_s = max(each.done_s for each in records) - min(each.sent_s for each in records)
     per_second = 1 / duration_s if duration_s > 0 else 0.0
@@ -91,23 +100,23 @@ def summarize(
     )
 
 
-def latency_ms(record: Record, name: LatencyName) -> list[float]:
-    """The values of one answer: one, or none where it has too few tokens; of itl one a gap."""
+def latency_ms(record: RequestRecord, name: LatencyName) -> list[float]:
+    """Return the values of one request: one, none if it has too few tokens, or one per itl gap."""
     if name == "e2el":
         return [1000 * (record.done_s - record.sent_s)]
-    if not record.heard_s:
+    if not record.token_times_s:
         return []
     if name == "ttft":
-        return [1000 * (record.heard_s[0] - record.sent_s)]
+        return [1000 * (record.token_times_s[0] - record.sent_s)]
     if name == "itl":
-        return [1000 * (after - before) for before, after in pairwise(record.heard_s)]
+        return [1000 * (after - before) for before, after in pairwise(record.token_times_s)]
     num_tokens = 0 if record.usage is None else record.usage.completion_tokens
-    decoding_s = record.done_s - record.heard_s[0]
+    decoding_s = record.done_s - record.token_times_s[0]
     return [1000 * decoding_s / (num_tokens - 1)] if num_tokens > 1 else []
 
 
 def distribution(values: Sequence[float], percentiles: Sequence[float]) -> Distribution:
-    """Of at least one value; std is that of the values themselves, not of a population's sample."""
+    """Compute the statistics of at least one value; std is the population standard deviation."""
     ordered = sorted(values)
     return Distribution(
         mean=statistics.fmean(ordered),
@@ -118,28 +127,28 @@ def distribution(values: Sequence[float], percentiles: Sequence[float]) -> Distr
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of ascending values: by linear interpolation between the nearest ranks, from 0 to 100."""
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
+    """Return a percentile of ascending values, interpolated linearly between the nearest ranks."""
+    rank = (len(ordered) - 1) * percent / 100
+    below = int(rank)
     above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+    return ordered[below] + (ordered[above] - ordered[below]) * (rank - below)
 
 
-def peak_concurrency(records: Sequence[Record]) -> int:
-    """Most requests that were open at once; one that ends as another begins is not."""
+def peak_concurrency(records: Sequence[RequestRecord]) -> int:
+    """Return the maximum number of requests that were open at once."""
     changes = [(each.sent_s, 1) for each in records] + [(each.done_s, -1) for each in records]
     number = peak = 0
-    for _, change in sorted(changes):  # at the same moment, ends come first
+    for _, change in sorted(changes):  # at equal times, ends come first
         number += change
         peak = max(peak, number)
     return peak
 
 
-def _lateness_s(record: Record) -> float:
+def _lateness_s(record: RequestRecord) -> float:
     return 0.0 if record.due_s is None else max(0.0, record.sent_s - record.due_s)
 
 
-def _is_good(record: Record, objectives_ms: Mapping[LatencyName, float]) -> bool:
+def _is_good(record: RequestRecord, objectives_ms: Mapping[LatencyName, float]) -> bool:
     return all(
         statistics.fmean(values) <= limit
         for name, limit in objectives_ms.items()
@@ -147,6 +156,6 @@ def _is_good(record: Record, objectives_ms: Mapping[LatencyName, float]) -> bool
     )
 
 
-def _speculation(done: Sequence[Record]) -> SpeculationStats | None:
-    told = [each.usage.speculation for each in done if each.usage and each.usage.speculation]
-    return SpeculationStats.sum(told) if told else None
+def _speculation(done: Sequence[RequestRecord]) -> SpeculationStats | None:
+    stats = [each.usage.speculation for each in done if each.usage and each.usage.speculation]
+    return SpeculationStats.sum(stats) if stats else None

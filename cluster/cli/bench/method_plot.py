@@ -1,4 +1,4 @@
-"""A bar chart of what `specdec bench methods` measured, as SVG."""
+"""Bar chart of the results of `specdec bench methods`, as SVG."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _COLOUR = "#4878a8"
 
 
 def svg(report: MethodReport) -> str:
-    """A bar a method, as long as its tokens per second, with its figures beside it."""
+    """Draw one bar per method for its tokens per second."""
     drawing = Drawing(_WIDTH, _TOP + _ROW * len(report.results) + 12)
     title = f"{report.model}: tokens per second, median of {report.num_prompts} prompts"
     drawing.text(Point(12, 26), title)
     fastest = max((result.tokens_per_s or 0 for result in report.results), default=0) or 1
-    for place, result in enumerate(report.results):
-        _bar(drawing, _TOP + _ROW * place, result, fastest)
+    for row, result in enumerate(report.results):
+        _bar(drawing, _TOP + _ROW * row, result, fastest)
     return drawing.markup()
 
 
@@ -27,5 +27,5 @@ def _bar(drawing: Drawing, top: int, result: MethodResult, fastest: float) -> No
     drawing.bar(Point(_LEFT, top), width, 22, _COLOUR)
     figures = f"{rate:.1f}"
     if result.num_drafts:
-        figures += f", {result.mean_acceptance_length:.2f} tokens a draft"
+        figures += f", {result.mean_acceptance_length:.2f} tokens per draft"
     drawing.text(Point(_LEFT + width + 8, top + 16), figures)

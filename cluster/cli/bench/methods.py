@@ -1,8 +1,8 @@
-"""Asks a service the same prompts with each speculation method that it has loaded, and with none.
+"""Compares the loaded speculation methods, and no speculation, on the same prompts.
 
-Every prompt is asked of all of them in turn before the next one is, and each time another goes
-first: so what else the machine does is the same for all. Each has caches of its own, by its
-`cache_salt`, that begin empty: none learns from what another, or an earlier run, was answered.
+Each prompt is sent with every variant before the next prompt, and each time another variant goes
+first, so that other load on the machine affects all variants alike. Each variant has its own
+`cache_salt`, so that it does not reuse caches of another variant or an earlier run.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from cluster.cli.completion_result import Answer, receive
+from cluster.cli.completion_result import CompletionResult, receive
 from specdec.client import Client
 from specdec.types.chat import ChatMessage
 from specdec.types.responses import ModelInfo
@@ -23,8 +23,8 @@ OFF, AS_CONFIGURED = "off", "as configured"
 
 
 @dataclass(frozen=True)
-class Contender:
-    """What is measured: the methods by their names, none of them, or all together."""
+class Variant:
+    """Speculation options to measure: one method, none, or the configured combination."""
 
     name: str
     options: SpeculationOptions
@@ -33,13 +33,13 @@ class Contender:
 
 @dataclass(frozen=True)
 class MethodResult:
-    """Of one contender over all prompts.
+    """Results of one variant over all prompts.
 
-    tokens_per_s: the median over prompts, from the first token on; None where no answer had two.
-    speedup: the median of this prompt's rate over the same prompt's without speculation.
-    acceptance_rate, mean_acceptance_length: of all drafts; 0 and 1 without any.
-    num_tokens: of all answers. num_other_answers: prompts whose answer had other tokens than
-        without speculation, as a tie between two tokens may have it; a lossy verifier, too.
+    tokens_per_s: median over the prompts, after the first token; None without a second token.
+    speedup: median over the prompts of the ratio to the rate without speculation.
+    acceptance_rate, mean_acceptance_length: over all drafts; 0 and 1 without drafts.
+    num_tokens: output tokens in total. num_other_answers: prompts whose output differs from the one
+        without speculation, due to a tie of two tokens or a lossy verifier.
     """
 
     name: str
@@ -54,7 +54,7 @@ class MethodResult:
 
 @dataclass(frozen=True)
 class MethodReport:
-    """What was asked of which model, and what came of it."""
+    """Parameters and results of the comparison."""
 
     model: str
     num_prompts: int
@@ -63,14 +63,14 @@ class MethodReport:
     results: tuple[MethodResult, ...]
 
 
-def contenders(info: ModelInfo) -> list[Contender]:
-    """No speculation first, then each loaded method, then their combination if there is one."""
-    found = [Contender(OFF, SpeculationOptions(enabled=False))]
+def variants(info: ModelInfo) -> list[Variant]:
+    """Return no speculation, each loaded method, and the configured combination if there is one."""
+    found = [Variant(OFF, SpeculationOptions(enabled=False))]
     for name in info.speculation_methods:
         options = SpeculationOptions(method=name)
-        found.append(Contender(name, options))
+        found.append(Variant(name, options))
     if len(info.speculation_methods) > 1:
-        found.append(Contender(AS_CONFIGURED, SpeculationOptions()))
+        found.append(Variant(AS_CONFIGURED, SpeculationOptions()))
     return found
 
 
@@ -80,48 +80,52 @@ def compare(
     params: SamplingParams,
     progress: Callable[[], None],
 ) -> MethodReport:
-    """Measures all contenders; `progress` is called after each answer.
+    """Measure all variants; `progress` is called after each request.
 
-    params: of every request, with a temperature and a seed, so that all answers are the same.
+    params: sampling parameters of every request, with a seed, so that all variants generate the
+    same output.
     """
     info = client.model_info()
-    asked = contenders(info)
-    answers: dict[str, list[Answer]] = {each.name: [] for each in asked}
-    for prompt, contender in _in_turn(client, prompts, asked):
-        settings = replace(params, speculation=contender.options)
-        chunks = client.generate_stream(_chat(prompt), settings, cache_salt=contender.cache_salt)
-        answers[contender.name].append(receive(chunks, lambda chunk: None))
+    measured = variants(info)
+    completions: dict[str, list[CompletionResult]] = {each.name: [] for each in measured}
+    for prompt, variant in _schedule(client, prompts, measured):
+        options = replace(params, speculation=variant.options)
+        chunks = client.generate_stream(_chat(prompt), options, cache_salt=variant.cache_salt)
+        completions[variant.name].append(receive(chunks, lambda chunk: None))
         progress()
     return MethodReport(
         model=info.model,
         num_prompts=len(prompts),
         max_tokens=params.max_tokens or 0,
         temperature=params.temperature or 0.0,
-        results=tuple(_result(each.name, answers) for each in asked),
+        results=tuple(
+            _result(completions[each.name], completions[OFF], each.name) for each in measured
+        ),
     )
 
 
-def _in_turn(
-    client: Client, prompts: Sequence[str], asked: Sequence[Contender]
-) -> Iterator[tuple[str, Contender]]:
-    """Each is run once unmeasured before, so that the KV of its prompt is in the prefix cache."""
+def _schedule(
+    client: Client, prompts: Sequence[str], measured: Sequence[Variant]
+) -> Iterator[tuple[str, Variant]]:
+    """Yield all pairs, after a request that puts the prompt into the prefix cache."""
     for index, prompt in enumerate(prompts):
-        first = index % len(asked)
-        for contender in [*asked[first:], *asked[:first]]:
+        first = index % len(measured)
+        for variant in [*measured[first:], *measured[:first]]:
             one_token = SamplingParams(temperature=0, max_tokens=1)
-            client.generate(_chat(prompt), one_token, cache_salt=contender.cache_salt)
-            yield prompt, contender
+            client.generate(_chat(prompt), one_token, cache_salt=variant.cache_salt)
+            yield prompt, variant
 
 
-def _result(name: str, answers: dict[str, list[Answer]]) -> MethodResult:
-    own, plain = answers[name], answers[OFF]
-    rates = [_tokens_per_s(answer) for answer in own]
+def _result(
+    completions: Sequence[CompletionResult], baseline: Sequence[CompletionResult], name: str
+) -> MethodResult:
+    rates = list(map(_tokens_per_s, completions))
     ratios = [
         rate / base
-        for rate, base in zip(rates, map(_tokens_per_s, plain), strict=True)
+        for rate, base in zip(rates, map(_tokens_per_s, baseline), strict=True)
         if rate is not None and base is not None
     ]
-    speculation = SpeculationStats.sum(answer.usage.speculation for answer in own)
+    speculation = SpeculationStats.sum(each.usage.speculation for each in completions)
     return MethodResult(
         name=name,
         tokens_per_s=_median([rate for rate in rates if rate is not None]),
@@ -129,22 +133,19 @@ def _result(name: str, answers: dict[str, list[Answer]]) -> MethodResult:
         acceptance_rate=speculation.acceptance_rate,
         mean_acceptance_length=speculation.mean_acceptance_length,
         num_drafts=speculation.num_drafts,
-        num_tokens=sum(answer.usage.completion_tokens for answer in own),
+        num_tokens=sum(each.usage.completion_tokens for each in completions),
         num_other_answers=sum(
-            _token_ids(answer) != _token_ids(base) for answer, base in zip(own, plain, strict=True)
+            each.choices[0].token_ids != base.choices[0].token_ids
+            for each, base in zip(completions, baseline, strict=True)
         ),
     )
 
 
-def _tokens_per_s(answer: Answer) -> float | None:
-    """From the first tokens on, which is without the wait for them."""
-    num_first = next((len(chunk.token_ids) for chunk in answer.chunks if chunk.token_ids), 0)
-    num_tokens, seconds = answer.usage.completion_tokens, answer.total_s - answer.first_token_s
+def _tokens_per_s(result: CompletionResult) -> float | None:
+    """Return the rate after the first token, which excludes the time to first token."""
+    num_first = next((len(chunk.token_ids) for chunk in result.chunks if chunk.token_ids), 0)
+    num_tokens, seconds = result.usage.completion_tokens, result.total_s - result.first_token_s
     return (num_tokens - num_first) / seconds if num_tokens > num_first else None
-
-
-def _token_ids(answer: Answer) -> tuple[int, ...]:
-    return answer.choices[0].token_ids
 
 
 def _median(values: Sequence[float]) -> float | None:

@@ -1,4 +1,4 @@
-"""The sockets that an HTTP client has open, so that those who wait on them can be woken."""
+"""Tracks the open sockets of an HTTP client, to wake threads that block on them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _OPENED = ("connection.connect_tcp.complete", "connection.start_tls.complete")
 
 
 class OpenSockets:
-    """Closing a client does not wake a thread that reads from it; the end of its stream does."""
+    """The open sockets of an httpx client.
+
+    Closing the client does not wake a thread that reads from it; shutting down its socket does.
+    """
 
     def __init__(self) -> None:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet()
@@ -21,7 +24,7 @@ class OpenSockets:
         self._lock = threading.Lock()  # of both
 
     def trace(self, event: str, info: Mapping[str, Any]) -> None:
-        """For the `trace` extension of httpx's requests."""
+        """Record new sockets; the callback of httpx's `trace` extension."""
         if event in _OPENED:
             opened: socket.socket = info["return_value"].get_extra_info("socket")
             with self._lock:
@@ -31,7 +34,7 @@ class OpenSockets:
                 _shut_down(opened)
 
     def shut_down(self) -> None:
-        """Ends all streams, also of connections that are still being made; from any thread."""
+        """Shut down all sockets, including those that are still connecting; thread-safe."""
         with self._lock:
             self._are_shut_down = True
             found = tuple(self._sockets)
@@ -40,6 +43,6 @@ class OpenSockets:
 
 
 def _shut_down(opened: socket.socket) -> None:
-    """Without TLS's own farewell, which the reader would have to take part in."""
-    with suppress(OSError):  # it has ended
+    """Shut down without the TLS closing handshake, which the reading thread would have to serve."""
+    with suppress(OSError):  # already closed
         socket.socket.shutdown(opened, socket.SHUT_RDWR)

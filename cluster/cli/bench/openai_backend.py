@@ -1,4 +1,4 @@
-"""Asks over the OpenAI HTTP API, of this service or of any other."""
+"""Backend for the OpenAI HTTP API of this service or of any other."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import httpx
 
-from cluster.cli.bench.backend import Heard, RequestFailedError, TokenUsage
+from cluster.cli.bench.backend import RequestFailedError, StreamEvent, TokenUsage
+from cluster.cli.bench.dataset import RequestOptions, SampleRequest
 from cluster.cli.bench.open_sockets import OpenSockets
-from cluster.cli.bench.questions import HowToAsk, Question
 from specdec.types.errors import InvalidValueError, SpecdecError
 from specdec.types.stats import SpeculationStats
 
@@ -21,24 +21,24 @@ Endpoint = Literal["chat", "completions"]
 
 _PATHS: Mapping[Endpoint, str] = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 _NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-_MAX_TOLD_CHARS = 300
+_MAX_ERROR_CHARS = 300
 
 
 class ServiceError(SpecdecError):
-    """The service cannot be asked at all."""
+    """The service is unreachable or does not implement the OpenAI API."""
 
 
 class OpenAIBackend:
-    """Prompts are a user's messages, or texts to go on with, by the endpoint.
+    """Sends prompts as chat messages or as completion prompts, depending on the endpoint.
 
-    An event counts as bringing tokens where it has text: the API does not say how many.
+    An event with text counts as an event with tokens: the API does not report their number.
     """
 
     def __init__(
         self,
         base_url: str,
         endpoint: Endpoint,
-        how: HowToAsk,
+        options: RequestOptions,
         *,
         timeout_s: float,
         model: str | None = None,
@@ -46,15 +46,15 @@ class OpenAIBackend:
         tls_ca_file: Path | None = None,
         transport: httpx.BaseTransport | None = None,
     ) -> None:
-        """Asks which model there is, unless it is given. Raises ServiceError or InvalidValueError.
+        """Connect, and request the name of the served model unless it is given.
 
-        tls_ca_file: certificates (PEM) that vouch for an https service; None: those of the system.
-        transport: in place of the network, for tests.
+        tls_ca_file: CA certificates (PEM) of an https service; None for those of the system.
+        transport: replaces the network in tests. Raises ServiceError or InvalidValueError.
         """
         self._base_url = base_url.rstrip("/").removesuffix("/v1")
         self._path = _PATHS[endpoint]
         self._is_chat = endpoint == "chat"
-        self._how = how
+        self._options = options
         self._sockets = OpenSockets()
         headers, verify = _authorization(api_key), _trust(tls_ca_file)
         try:
@@ -72,13 +72,13 @@ class OpenAIBackend:
             raise InvalidValueError("base_url", base_url, limit) from error
         self.model = model or self._served_model()
 
-    def ask(self, question: Question) -> Iterator[Heard]:
-        """As Backend has it."""
+    def stream(self, request: SampleRequest) -> Iterator[StreamEvent]:
+        """Send a streaming request and yield its events."""
         try:
             with self._http.stream(
                 "POST",
                 self._path,
-                json=self._body(question),
+                json=self._body(request),
                 extensions={"trace": self._sockets.trace},
             ) as response:
                 if response.status_code != httpx.codes.OK:
@@ -88,7 +88,7 @@ class OpenAIBackend:
             raise RequestFailedError(type(error).__name__) from error
 
     def close(self) -> None:
-        """As Backend has it."""
+        """Close all connections, including those that other threads read from."""
         self._sockets.shut_down()
         self._http.close()
 
@@ -98,43 +98,43 @@ class OpenAIBackend:
             response.raise_for_status()
             return str(response.json()["data"][0]["id"])
         except httpx.HTTPError as error:
-            told = " ".join(str(error).split())[:_MAX_TOLD_CHARS]
-            raise ServiceError(f"{self._base_url} tells of no model: {told}") from error
+            reason = " ".join(str(error).split())[:_MAX_ERROR_CHARS]
+            raise ServiceError(f"{self._base_url}/v1/models failed: {reason}") from error
         except (ValueError, LookupError, TypeError) as error:
-            message = f"{self._base_url}/v1/models lists no model as OpenAI's API does"
+            message = f"{self._base_url}/v1/models lists no model in the format of the OpenAI API"
             raise ServiceError(message) from error
 
-    def _body(self, question: Question) -> dict[str, Any]:
-        how = self._how
+    def _body(self, request: SampleRequest) -> dict[str, Any]:
+        options = self._options
         body: dict[str, Any] = {
             "model": self.model,
             "stream": True,
             "stream_options": {"include_usage": True},
-            "max_tokens": question.max_tokens,
-            "temperature": how.temperature,
-            "seed": how.seed,
-            "ignore_eos": how.ignore_eos or None,
-            "cache_salt": question.cache_salt or None,
-            "speculation": _given(how),
+            "max_tokens": request.max_tokens,
+            "temperature": options.temperature,
+            "seed": options.seed,
+            "ignore_eos": options.ignore_eos or None,
+            "cache_salt": request.cache_salt or None,
+            "speculation": _speculation(options),
         }
         if self._is_chat:
-            body["messages"] = [{"role": "user", "content": question.prompt}]
+            body["messages"] = [{"role": "user", "content": request.prompt}]
         else:
-            body["prompt"] = question.prompt
+            body["prompt"] = request.prompt
         return {name: value for name, value in body.items() if value is not None}
 
-    def _events(self, response: httpx.Response) -> Iterator[Heard]:
-        """Server-sent events with a line of data each, as all services write them."""
+    def _events(self, response: httpx.Response) -> Iterator[StreamEvent]:
+        """Parse server-sent events of one data line each, as all known services send them."""
         for line in response.iter_lines():
             data = line.removeprefix("data:").strip() if line.startswith("data:") else ""
             if data == "[DONE]":
                 return
             if data:
-                yield _heard(data)
+                yield _event(data)
 
 
 def _authorization(api_key: str | None) -> dict[str, str]:
-    """Refuses what no header can have; httpx would quote it."""
+    """Return the authorization header; check the key first, as httpx would quote it in errors."""
     if not api_key:
         return {}
     if not (api_key.isascii() and api_key.isprintable() and " " not in api_key):
@@ -153,22 +153,22 @@ def _trust(tls_ca_file: Path | None) -> ssl.SSLContext | bool:
         raise InvalidValueError("tls_ca_file", str(tls_ca_file), limit) from error
 
 
-def _given(how: HowToAsk) -> dict[str, Any] | None:
-    if how.speculation is None:
+def _speculation(options: RequestOptions) -> dict[str, Any] | None:
+    if options.speculation is None:
         return None
-    return {name: value for name, value in asdict(how.speculation).items() if value is not None}
+    return {name: value for name, value in asdict(options.speculation).items() if value is not None}
 
 
-def _heard(data: str) -> Heard:
+def _event(data: str) -> StreamEvent:
     try:
         event: Any = json.loads(data)
         if "error" in event:
             raise RequestFailedError(f"error in the stream: {_kind(event['error'])}")
-        brings_tokens = any(map(_has_text, event.get("choices") or []))
+        has_tokens = any(map(_has_text, event.get("choices") or []))
         usage = event.get("usage")
-        return Heard(brings_tokens, None if usage is None else _usage(usage))
+        return StreamEvent(has_tokens, None if usage is None else _usage(usage))
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RequestFailedError("an event that is none of OpenAI's API") from error
+        raise RequestFailedError("an event that is not of the OpenAI API") from error
 
 
 def _kind(error: Any) -> str:
@@ -176,18 +176,17 @@ def _kind(error: Any) -> str:
 
 
 def _has_text(choice: Mapping[str, Any]) -> bool:
-    said = choice.get("delta") or choice
+    content = choice.get("delta") or choice
     names = ("content", "text", "reasoning_content", "tool_calls")
-    return any(said.get(name) for name in names)
+    return any(content.get(name) for name in names)
 
 
 def _usage(usage: Mapping[str, Any]) -> TokenUsage:
-    """With the statistics of speculation, where it is our own service that tells."""
-    details = usage.get("completion_tokens_details") or {}
-    told = details.get("speculation")
+    """Parse token counts, and the speculation statistics that our own service adds."""
+    stats = (usage.get("completion_tokens_details") or {}).get("speculation")
     speculation = None
-    if told is not None:
+    if stats is not None:
         speculation = SpeculationStats(
-            told["num_drafts"], told["num_draft_tokens"], told["num_accepted_tokens"]
+            stats["num_drafts"], stats["num_draft_tokens"], stats["num_accepted_tokens"]
         )
     return TokenUsage(usage["prompt_tokens"], usage["completion_tokens"], speculation)

@@ -1,4 +1,4 @@
-"""Prompts as a file of JSON lines holds them."""
+"""Reads prompts from JSON lines files."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from specdec.types.errors import InvalidValueError
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The prompts of a JSON lines file: each line a text, or an object with `prompt` or `turns`.
+    """Read a JSON lines file; each line is a text, or an object with `prompt` or `turns`.
 
-    Of turns the first is taken. Raises InvalidValueError for anything else, and for no prompts.
+    Only the first turn is used. Raises InvalidValueError for other content and for an empty file.
     """
     lines = enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), start=1)
     prompts = [_prompt(line, f"{path} line {number}") for number, line in lines if line.strip()]
@@ -30,6 +30,6 @@ def _prompt(line: str, where: str) -> str:
         turns = record.get("turns")
         record = turns[0] if isinstance(turns, list) and turns else record.get("prompt")
     if not isinstance(record, str) or not record:
-        limit = "a JSON text, or an object with prompt, a text, or turns, a list of texts"
+        limit = "a JSON string, or an object with prompt (a string) or turns (a list of strings)"
         raise InvalidValueError(where, line[:80], limit)
     return record

@@ -1,4 +1,4 @@
-"""The operator's commands, on a real server."""
+"""The admin commands, against a real server."""
 
 import getpass
 import json
@@ -41,15 +41,15 @@ def handle(tmp_path):
 @pytest.fixture
 def command(handle):
     with running_admin_service(handle, REPORT) as address:
-        yield lambda *words: CliRunner().invoke(main.main, [*words, "--address", address])
+        yield lambda *flags: CliRunner().invoke(main.main, [*flags, "--address", address])
 
 
 @pytest.fixture
 def speculation(command):
-    return lambda *words: command("speculation", *words)
+    return lambda *flags: command("speculation", *flags)
 
 
-def test_get_before_anyone_changed_anything(speculation):
+def test_get_without_overrides(speculation):
     result = speculation("get")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout.splitlines() == [
@@ -63,7 +63,7 @@ def test_get_before_anyone_changed_anything(speculation):
     ]
 
 
-def test_set_shows_what_is_in_force_and_who_did_it(speculation):
+def test_set_shows_the_effective_values_and_the_operator(speculation):
     result = speculation("set", "--mode", "off", "--threshold", "8", "--reason", "a test")
     *values, last = result.stdout.splitlines()
     assert values == [
@@ -122,10 +122,10 @@ def test_status_of_a_replica_that_is_not_ready(handle):
     [
         (None, "on (version 0)"),
         (True, "on (version 0)"),
-        (False, "on (version 0), draft worker away"),
+        (False, "on (version 0), draft worker unavailable"),
     ],
 )
-def test_status_tells_where_nothing_can_draft(handle, is_up, shown):
+def test_status_shows_an_unavailable_draft_worker(handle, is_up, shown):
     with running_admin_service(handle, replace(REPORT, is_draft_worker_up=is_up)) as address:
         result = CliRunner().invoke(status_command, ["--address", address])
     assert result.stdout.splitlines()[1].endswith(f"  {shown}")
@@ -141,7 +141,7 @@ def test_status_as_json(command):
 
 
 @pytest.mark.parametrize(
-    ("words", "line"),
+    ("flags", "line"),
     [
         (["--threshold", "-1"], "threshold is -1; it must be a whole number from 0 to 4096"),
         (["--num-speculative-tokens", "33"], "num_speculative_tokens is 33; it must be a whole"),
@@ -151,8 +151,8 @@ def test_status_as_json(command):
         ),
     ],
 )
-def test_a_change_that_cannot_be(speculation, words, line):
-    result = speculation("set", *words)
+def test_an_invalid_change(speculation, flags, line):
+    result = speculation("set", *flags)
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr.startswith(f"error: {line}")
     assert speculation("get").stdout.endswith("never changed\n")
@@ -162,7 +162,7 @@ def test_a_mode_that_does_not_exist_is_wrong_usage(speculation):
     assert speculation("set", "--mode", "maybe").exit_code == 2
 
 
-def test_nobody_there():
+def test_an_unreachable_service():
     result = CliRunner().invoke(main.main, ["status", "--address", "127.0.0.1:1"])
     assert result.exit_code == 1
     assert (
@@ -171,34 +171,34 @@ def test_nobody_there():
     )
 
 
-def test_what_is_set_once_and_what_again_and_again(speculation):
-    words = ["--rule", "0:2", "--rule", "20:off", "--ttl", "3600", "--no-allow-request-override"]
-    words += ["--allowed-verifier", "coupled", "--allowed-verifier", "block"]
-    lines = speculation("set", *words).stdout.splitlines()
+def test_single_and_repeated_flags(speculation):
+    flags = ["--rule", "0:2", "--rule", "20:off", "--ttl", "3600", "--no-allow-request-override"]
+    flags += ["--allowed-verifier", "coupled", "--allowed-verifier", "block"]
+    lines = speculation("set", *flags).stdout.splitlines()
     assert lines[2] == "num_speculative_tokens  2              by a rule; configured: 3"
     assert lines[4] == "allow_request_override  no             set by an operator; configured: yes"
     assert lines[5] == "allowed_verifiers       coupled,block  set by an operator; configured: all"
-    assert lines[6] == "from 0 requests/s: num_speculative_tokens 2 (holds now)"
+    assert lines[6] == "from 0 requests/s: num_speculative_tokens 2 (active)"
     assert lines[7] == "from 20 requests/s: mode off"
     assert lines[9].startswith("until 20")
     assert "requests/s" not in speculation("set", "--no-rules").stdout
 
 
 @pytest.mark.parametrize("text", ["off", "x:off", "5:maybe", "5:"])
-def test_a_rule_that_cannot_be_read(speculation, text):
+def test_an_invalid_rule(speculation, text):
     result = speculation("set", "--rule", text)
     assert result.exit_code == 1
-    assert result.stderr.startswith(f"error: rule is {text!r}; it must be a rate, a colon")
+    assert result.stderr.startswith(f"error: rule is {text!r}; it must be RPS:MODE or RPS:NUMBER")
 
 
-def test_reset_is_a_command_too(speculation):
+def test_the_reset_command(speculation):
     speculation("set", "--mode", "off")
     result = speculation("reset", "--reason", "over", "--expected-version", "1")
     assert result.stdout.count("as configured") == 6
     assert result.stdout.rstrip().endswith(": over")
 
 
-def test_the_log_of_changes(speculation):
+def test_the_audit_log(speculation):
     assert speculation("log").stdout == "never changed\n"
     speculation("set", "--mode", "off", "--reason", "load test")
     speculation("reset")
@@ -223,12 +223,12 @@ def test_the_token_comes_from_a_file_or_the_environment(handle, tmp_path, monkey
     path = tmp_path / "token"
     path.write_text(token + "\n")
     with running_admin_service(handle, REPORT, token) as address:
-        words = ["speculation", "get", "--address", address]
-        refused = CliRunner().invoke(main.main, words)
-        assert refused.stderr.startswith("error: this call needs the operators' token")
-        assert CliRunner().invoke(main.main, [*words, "--token-file", str(path)]).exit_code == 0
+        command = ["speculation", "get", "--address", address]
+        rejected = CliRunner().invoke(main.main, command)
+        assert rejected.stderr.startswith("error: this call needs the operators' token")
+        assert CliRunner().invoke(main.main, [*command, "--token-file", str(path)]).exit_code == 0
         monkeypatch.setenv("SPECDEC_ADMIN_TOKEN", token)
-        assert CliRunner().invoke(main.main, words).exit_code == 0
+        assert CliRunner().invoke(main.main, command).exit_code == 0
 
 
 def test_profile(command):
@@ -248,7 +248,7 @@ def test_profile(command):
     assert (report["replica_id"], report["workers"][0]["num_steps"]) == ("r2", 10)
 
 
-def test_a_profile_of_no_steps_is_refused_at_once(command):
+def test_a_profile_of_no_steps_is_rejected(command):
     result = command("profile", "--num-steps", "0")
     assert (result.exit_code, result.stdout) == (1, "")
     assert result.stderr == "error: num_steps is 0; it must be from 1 to 100\n"

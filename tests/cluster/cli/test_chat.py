@@ -9,7 +9,7 @@ import grpc
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli.chat import Conversation, converse, typed_lines
+from cluster.cli.chat import Conversation, run_chat, typed_lines
 from cluster.cli.main import main
 from specdec.client import Client
 from specdec.types.sampling_params import SamplingParams
@@ -34,7 +34,7 @@ def turns(request):
     return [(turn.role, turn.content) for turn in request.chat.messages]
 
 
-def test_each_line_is_answered_and_remembered(chat, service):
+def test_each_line_is_sent_with_the_history(chat, service):
     result = chat("Why?\n\nAnd then?\n")
     assert (result.exit_code, result.stdout) == (0, "Blue sky\nBlue sky\n")
     assert [line[:9] for line in result.stderr.splitlines()] == ["3 tokens,"] * 2
@@ -44,10 +44,10 @@ def test_each_line_is_answered_and_remembered(chat, service):
     assert turns(second) == [("user", "Why?"), ("assistant", "Blue sky"), ("user", "And then?")]
 
 
-def test_instructions_come_first_and_a_new_beginning_keeps_them(chat, service):
+def test_the_system_message_comes_first_and_a_reset_keeps_it(chat, service):
     chat("one\n/system Be kind.\ntwo\n/reset\nthree\n/system\nfour\n", "--system", "Be brief.")
-    instructions = [turns(request)[0] for request in service.requests]
-    assert instructions == [
+    first_messages = [turns(request)[0] for request in service.requests]
+    assert first_messages == [
         ("system", "Be brief."),
         ("system", "Be kind."),
         ("system", "Be kind."),
@@ -56,18 +56,19 @@ def test_instructions_come_first_and_a_new_beginning_keeps_them(chat, service):
     assert [len(turns(request)) for request in service.requests] == [2, 4, 2, 3]
 
 
-def test_statistics_are_of_all_answers(chat):
+def test_statistics_cover_all_completions(chat):
     result = chat("one\n/stats\n/reset\ntwo\n/stats\n")
-    stats = [line for line in result.stderr.splitlines() if "answer(s)" in line]
-    assert [line[:21] for line in stats] == ["1 answer(s), 3 tokens", "2 answer(s), 6 tokens"]
+    stats = [line for line in result.stderr.splitlines() if "completion(s)" in line]
+    expected = ["1 completion(s), 3 tokens", "2 completion(s), 6 tokens"]
+    assert [line[:25] for line in stats] == expected
     assert stats[1].endswith("acceptance rate 50%, mean acceptance length 2.50")
-    assert "0 answer(s), 0 tokens, 0.0 tokens/s" in chat("/stats\n").stderr
+    assert "0 completion(s), 0 tokens, 0.0 tokens/s" in chat("/stats\n").stderr
 
 
-def test_leaving_by_a_command_and_asking_for_an_unknown_one(chat, service):
+def test_exit_and_an_unknown_command(chat, service):
     result = chat("/exeunt\n/exit\nWhy?\n")
     assert result.exit_code == 0
-    assert "/exeunt is no command" in result.stderr
+    assert "unknown command /exeunt" in result.stderr
     assert "/system TEXT" in result.stderr
     assert service.requests == []
 
@@ -81,7 +82,7 @@ def test_the_flags_are_those_of_generate(chat, service):
     assert request.speculation.enabled is False
 
 
-def test_a_refusal_ends_a_script(chat, service):
+def test_an_error_ends_a_script(chat, service):
     service.error = (grpc.StatusCode.INVALID_ARGUMENT, "prompt length is 99; it must be less")
     result = chat("Why?\nAnd then?\n")
     assert result.exit_code == 1
@@ -89,8 +90,8 @@ def test_a_refusal_ends_a_script(chat, service):
     assert len(service.requests) == 1
 
 
-def test_a_refusal_does_not_end_a_talk_and_was_never_said(service, capsys):
-    def refused_once():
+def test_an_error_does_not_end_a_chat_nor_enter_the_history(service, capsys):
+    def fail_once():
         service.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
         yield "one"
         service.error = None
@@ -98,35 +99,35 @@ def test_a_refusal_does_not_end_a_talk_and_was_never_said(service, capsys):
 
     with Client(service.address) as client:
         conversation = Conversation(client, SamplingParams())
-        converse(conversation, refused_once(), survives_errors=True)
+        run_chat(conversation, fail_once(), continue_on_error=True)
     assert "error: the queue is full" in capsys.readouterr().err
     assert turns(service.requests[1]) == [("user", "two")]
 
 
 def interrupt_once_it_hangs(service):
     assert service.is_hanging.wait(30)
-    time.sleep(0.5)  # for the first chunk, which is on its way, to be shown
+    time.sleep(0.5)  # until the first chunk is shown
     os.kill(os.getpid(), signal.SIGINT)
 
 
 @pytest.fixture
 def ctrl_c():
-    """Python's own reaction to Ctrl-C, which a process in the background is without."""
+    """Install Python's default handler of Ctrl-C, which background processes do not have."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("ctrl_c")
-def test_ctrl_c_stops_the_answer_not_the_talk(service, capsys):
+def test_ctrl_c_stops_the_completion_but_not_the_chat(service, capsys):
     service.hangs, service.num_chunks_before_error = True, 1
     with Client(service.address) as client:
         conversation = Conversation(client, SamplingParams())
         threading.Thread(target=interrupt_once_it_hangs, args=(service,)).start()
-        conversation.ask("one")
-        assert service.ended.wait(5), "the call went on"
+        conversation.send("one")
+        assert service.ended.wait(5), "the call was not cancelled"
         service.hangs = False
-        conversation.ask("two")
+        conversation.send("two")
     assert turns(service.requests[1]) == [
         ("user", "one"),
         ("assistant", "Blue"),
@@ -137,7 +138,7 @@ def test_ctrl_c_stops_the_answer_not_the_talk(service, capsys):
     assert output.err.startswith("stopped\n")
 
 
-def test_at_the_prompt_ctrl_c_drops_a_line_and_ctrl_d_leaves(capsys):
+def test_at_the_prompt_ctrl_c_discards_a_line_and_ctrl_d_quits(capsys):
     typed = iter(["one", KeyboardInterrupt(), "two", EOFError(), "three"])
 
     def read(prompt):
@@ -147,4 +148,4 @@ def test_at_the_prompt_ctrl_c_drops_a_line_and_ctrl_d_leaves(capsys):
         return item
 
     assert list(typed_lines(read)) == ["one", "two"]
-    assert "Ctrl-D or /exit leaves" in capsys.readouterr().err
+    assert "Ctrl-D or /exit quits" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The script of `specdec completion`, run by the shell that it is for."""
+"""The scripts of `specdec completion`, run by their shells."""
 
 import os
 import shutil
@@ -16,14 +16,14 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def bin_dir(tmp_path):
-    """A directory with the command `specdec` as it is in this tree."""
+    """Create a directory with the `specdec` command of this source tree."""
     command = tmp_path / "specdec"
     command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m cluster "$@"\n')
     command.chmod(0o755)
     return tmp_path
 
 
-OFFERED = {
+CANDIDATES = {
     "spec": "speculation",
     "speculation re": "reset",
     "serve --ing": "--ingress",
@@ -32,7 +32,7 @@ OFFERED = {
     "bench serve --backend openai-": "openai-chat",
     "completion ": "bash zsh fish",
 }
-# Each line that is read is completed, and what is offered written on one line.
+# Completes each line of stdin and prints the candidates on one line.
 COMPLETE = """
 source <(specdec completion bash)
 while IFS= read -r line; do
@@ -47,17 +47,17 @@ done
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_offers_commands_flags_and_values(bin_dir):
+def test_bash_completes_commands_flags_and_values(bin_dir):
     path = {"PATH": f"{bin_dir}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "--norc", "-c", COMPLETE],
-        input="".join(f"{line}\n" for line in OFFERED),
+        input="".join(f"{line}\n" for line in CANDIDATES),
         env=os.environ | path,
         capture_output=True,
         text=True,
         check=True,
     )
-    assert dict(zip(OFFERED, done.stdout.splitlines(), strict=True)) == OFFERED
+    assert dict(zip(CANDIDATES, done.stdout.splitlines(), strict=True)) == CANDIDATES
 
 
 @pytest.mark.parametrize(
@@ -76,5 +76,5 @@ def test_each_shell_has_its_script(shell, marks):
         subprocess.run([shell, "-n"], input=result.stdout, text=True, check=True)
 
 
-def test_other_shells_are_refused():
+def test_other_shells_are_rejected():
     assert CliRunner().invoke(main.main, ["completion", "tcsh"]).exit_code == 2

@@ -1,4 +1,4 @@
-"""`specdec doctor`: every judgement by facts made up for it, and the command on this machine."""
+"""`specdec doctor`: every check on invented facts, and the command on this machine."""
 
 import json
 import socket
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 
 from cluster.cli import doctor, environment
 from cluster.cli.doctor import CHECKS, examine
-from cluster.cli.environment import Library, Reached, Surroundings
+from cluster.cli.environment import Environment, Library, Reached
 from cluster.cli.main import main
 from specdec.models.resolve import packaged_directory
 from specdec.worker import native_library_fault
@@ -18,7 +18,7 @@ from tests.specdec.client.fake_service import FakeService, running
 
 GIB = 2**30
 INDEX, HUB = Reached("package index", answer="has it"), Reached("model hub", answer="https://hub")
-FIT = Surroundings(
+FIT = Environment(
     python_version=(3, 11, 7),
     torch=Library("2.13.0+cpu"),
     num_torch_threads=2,
@@ -46,7 +46,7 @@ def test_a_fit_machine_passes_every_check():
     assert {(finding.status, finding.advice) for finding in findings.values()} == {("ok", "")}
 
 
-def test_what_was_not_looked_at_is_not_judged():
+def test_network_and_service_are_optional_checks():
     assert examine(replace(FIT, network=(), service=None)).keys() == CHECKS.keys()
 
 
@@ -56,14 +56,14 @@ def test_what_was_not_looked_at_is_not_judged():
         ("python", {"python_version": (3, 10, 12)}, "fail", "3.10.12 Python 3.11 or newer"),
         ("torch", {"torch": Library(error="OSError: no libc10")}, "fail", "no libc10 make setup"),
         ("torch", {"num_torch_threads": 8}, "warn", "8 threads on 2 cores OMP_NUM_THREADS=2"),
-        ("CPU kernels", {"kernels_fault": "no C++ compiler"}, "warn", "torch's no C++ g++ w8a8"),
+        ("CPU kernels", {"kernels_fault": "no C++ compiler"}, "warn", "no C++ g++ w8a8"),
         ("ray", {"ray": Library(error="ImportError: ray")}, "fail", "ImportError make setup"),
-        ("memory", {"available_memory_bytes": GIB}, "fail", "1.0 GiB free needs 2.7 GiB"),
+        ("memory", {"available_memory_bytes": GIB}, "fail", "1.0 GiB available needs 2.7 GiB"),
         ("memory", {"available_memory_bytes": 3 * GIB}, "warn", "3.0 GiB enough"),
         ("GPUs", {"num_gpu_devices": 2, "gpus": ("H200",)}, "warn", "2 present 1 usable CUDA"),
         ("ports", {"taken_ports": (8000,)}, "warn", "8000 in use --http-port"),
         ("cache", {"cache_error": "Read-only"}, "fail", "/cache Read-only SPECDEC_CACHE_DIR"),
-        ("models", {"cached_models": ()}, "warn", "none serve fetches models list"),
+        ("models", {"cached_models": ()}, "warn", "none serve downloads models list"),
         ("shared memory", {"shm_bytes": 64 * 2**20}, "warn", "64 MiB --shm-size"),
         ("shared memory", {"shm_bytes": None}, "warn", "no /dev/shm slower"),
         ("open files", {"max_open_files": 256}, "fail", "256 ulimit"),
@@ -84,7 +84,7 @@ def test_what_was_not_looked_at_is_not_judged():
         ),
     ],
 )
-def test_what_is_amiss_is_named_with_what_to_do(name, changes, status, words):
+def test_a_failed_check_gives_advice(name, changes, status, words):
     finding = examine(replace(FIT, **changes))[name]
     assert finding.status == status
     for word in words.split():
@@ -94,9 +94,9 @@ def test_what_is_amiss_is_named_with_what_to_do(name, changes, status, words):
 
 
 @pytest.mark.parametrize(("error", "exit_code"), [("", 0), ("ImportError: ray", 1)])
-def test_the_exit_code_says_whether_a_service_could_run(monkeypatch, error, exit_code):
+def test_the_exit_code_is_1_if_a_check_fails(monkeypatch, error, exit_code):
     seen = replace(FIT, ray=Library("2.60.0", error), taken_ports=(8000,))
-    monkeypatch.setattr(doctor, "observe", lambda *_, **__: seen)
+    monkeypatch.setattr(doctor, "inspect_environment", lambda *_, **__: seen)
     result = CliRunner().invoke(main, ["doctor"])
     assert result.exit_code == exit_code
     lines = result.stdout.splitlines()
@@ -119,10 +119,10 @@ def test_this_machine_as_json_with_a_running_service(monkeypatch, tmp_path):
     assert "network" not in report["checks"]
 
 
-def observed(monkeypatch, cache, **options):
+def inspect(monkeypatch, cache, **options):
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(cache))
-    defaults = {"asks_network": False, "address": None, "tls_ca_file": None, "api_key": None}
-    return environment.observe(options.pop("ports", ()), **{**defaults, **options})
+    defaults = {"with_network": False, "address": None, "tls_ca_file": None, "api_key": None}
+    return environment.inspect_environment(options.pop("ports", ()), **{**defaults, **options})
 
 
 def test_a_taken_port_and_a_service_that_is_not_there(monkeypatch, tmp_path):
@@ -130,7 +130,7 @@ def test_a_taken_port_and_a_service_that_is_not_there(monkeypatch, tmp_path):
         free.bind(("127.0.0.1", 0))
         ports = [taken.getsockname()[1], free.getsockname()[1]]
         free.close()
-        seen = observed(monkeypatch, tmp_path, ports=ports, address=f"127.0.0.1:{ports[1]}")
+        seen = inspect(monkeypatch, tmp_path, ports=ports, address=f"127.0.0.1:{ports[1]}")
     assert seen.taken_ports == (ports[0],)
     assert seen.service.error
     assert seen.torch.version
@@ -140,9 +140,9 @@ def test_a_taken_port_and_a_service_that_is_not_there(monkeypatch, tmp_path):
 
 def test_a_cache_that_cannot_be_written(monkeypatch, tmp_path):
     (tmp_path / "file").touch()
-    assert observed(monkeypatch, tmp_path / "file").cache_error
-    assert observed(monkeypatch, tmp_path / "new").cache_error == ""
+    assert inspect(monkeypatch, tmp_path / "file").cache_error
+    assert inspect(monkeypatch, tmp_path / "new").cache_error == ""
 
 
-def test_a_library_that_does_not_load():
+def test_a_library_that_cannot_be_imported():
     assert "ModuleNotFoundError" in environment._imported("no_such_library").error

@@ -1,3 +1,5 @@
+"""The `specdec` command against a service in this process."""
+
 import json
 import subprocess
 import sys
@@ -73,7 +75,7 @@ def test_a_prompt_from_stdin(generate, service):
     assert service.requests[0].text == "One\ntwo"
 
 
-def test_bytes_that_are_no_text_are_refused(generate):
+def test_invalid_utf8_is_rejected(generate):
     result = generate("--raw", "-", input=b"\xff\n")
     fails_with(result, r"text is '\udcff'; it must be valid Unicode")
 
@@ -133,7 +135,7 @@ def is_set(message, field):
 
 
 @pytest.mark.parametrize("flag", ["--json-schema", "--grammar"])
-def test_long_forms_are_read_from_files(generate, service, tmp_path, flag):
+def test_schemas_and_grammars_are_read_from_files(generate, service, tmp_path, flag):
     path = tmp_path / "form"
     path.write_text('{"title": "Größe"}', encoding="utf-8")
     generate(flag, str(path), "Why?")
@@ -145,12 +147,12 @@ def test_long_forms_are_read_from_files(generate, service, tmp_path, flag):
 @pytest.mark.parametrize(
     ("flag", "form"), [("--json-object", "json_object"), ("--regex=a", "regex")]
 )
-def test_short_forms_are_flags(generate, service, flag, form):
+def test_other_structured_outputs_are_flags(generate, service, flag, form):
     generate(flag, "Why?")
     assert service.requests[0].sampling.structured_output.WhichOneof("form") == form
 
 
-def test_only_one_form_may_be_asked_for(generate):
+def test_structured_outputs_are_mutually_exclusive(generate):
     result = generate("--json-object", "--regex", "a", "Why?")
     assert result.stderr.startswith("error: structured_output is ['json_object', 'regex']; it must")
 
@@ -163,7 +165,7 @@ def test_a_probability_as_threshold(generate, service):
     fails_with(result, f"speculation.acceptance_threshold is 'harsh'; it must be {expected}")
 
 
-def test_without_flags_speculation_is_left_to_the_service(generate, service):
+def test_without_flags_the_service_decides_on_speculation(generate, service):
     generate("Why?")
     [request] = service.requests
     assert request.speculation == pb.SpeculationOptions()
@@ -201,7 +203,7 @@ def test_json_is_one_object(generate):
     }
 
 
-def test_streamed_json_is_a_line_a_chunk_and_one_with_the_rest(generate):
+def test_streamed_json_is_a_line_per_chunk_and_one_with_statistics(generate):
     result = generate("--json", "--stream", "Why?")
     *chunks, outcome = [json.loads(line) for line in result.stdout.splitlines()]
     assert chunks == [
@@ -212,17 +214,17 @@ def test_streamed_json_is_a_line_a_chunk_and_one_with_the_rest(generate):
     assert outcome["seed"] == 42
 
 
-def test_several_choices_and_their_logprobs_for_a_reader(generate, service):
+def test_several_choices_and_their_logprobs_as_text(generate, service):
     service.chunks = CHUNKS_OF_TWO_CHOICES
     assert generate("-n", "2", "--logprobs", "1", "Why?").stdout.splitlines() == [
         "--- choice 0, stop at 6",
         "Blue sky",
-        "answer token          logprob   rank  best",
+        "output token          logprob   rank  best",
         '"Blue"                 -0.500      1  "Blue" -0.500',
         '"Ġsky"                 -0.250      1  "Ġsky" -0.250',
         '--- choice 1, stop at "END"',
         "Red",
-        "answer token          logprob   rank  best",
+        "output token          logprob   rank  best",
         '"Red"                  -1.500      2  "Blue" -0.500',
         "prompt token          logprob   rank  best",
         '"Why"                  -2.000      3  "How" -1.000',
@@ -262,12 +264,12 @@ def test_a_verifier_that_is_not_lossless_is_named(generate, service):
     assert generate("Why?").stderr.endswith("length 2.50, lossy verifier typical\n")
 
 
-def test_help_has_the_flags_under_headings():
+def test_help_groups_the_flags_into_sections():
     text = run_cli("generate", "--help").stdout
-    headings = ["Options", "Length and end", "Sampling", "Form", "Speculation", "What is reported"]
-    places = [text.index(f"\n{heading}") for heading in headings]
-    assert places == sorted(places)
-    assert "What is reported" not in run_cli("chat", "--help").stdout
+    headings = ["Options", "Length and", "Sampling", "Structured output", "Speculation", "Output"]
+    positions = [text.index(f"\n{heading}") for heading in headings]
+    assert positions == sorted(positions)
+    assert "\nOutput:" not in run_cli("chat", "--help").stdout
 
 
 def test_a_value_out_of_its_limits(generate, service):
@@ -276,12 +278,12 @@ def test_a_value_out_of_its_limits(generate, service):
     assert service.requests == []
 
 
-def test_a_refusal_of_the_service(generate, service):
+def test_an_error_of_the_service(generate, service):
     service.error = (grpc.StatusCode.INVALID_ARGUMENT, "prompt length is 9; it must be at most 8")
     fails_with(generate("Why?"), "prompt length is 9; it must be at most 8")
 
 
-def test_an_answer_that_breaks_off_ends_its_line(generate, service, monkeypatch):
+def test_an_interrupted_stream_ends_its_line(generate, service, monkeypatch):
     monkeypatch.setattr(resumption, "RESUME_DELAYS_S", (0.0,))
     service.error = (grpc.StatusCode.UNAVAILABLE, "the model is lost")
     service.num_chunks_before_error = 1
@@ -290,7 +292,7 @@ def test_an_answer_that_breaks_off_ends_its_line(generate, service, monkeypatch)
     assert result.stderr.endswith("is unavailable: the model is lost\n")
 
 
-def test_nobody_there():
+def test_an_unreachable_service():
     result = run_cli("generate", "--address", "127.0.0.1:1", "Why?")
     fails_with(result, "no service answers at 127.0.0.1:1; start one with `specdec serve`")
 
@@ -331,7 +333,7 @@ def test_ctrl_c_is_quiet(generate, monkeypatch):
     assert (result.exit_code, result.output) == (130, "")
 
 
-def test_what_nobody_expected_is_one_line(generate, monkeypatch):
+def test_an_unexpected_error_is_one_line(generate, monkeypatch):
     def fail(*_):
         raise RuntimeError("two\nlines")
 
@@ -357,7 +359,7 @@ def test_timing_by_a_clock():
     assert (timed.first_token_s, timed.total_s) == (0.5, 2.0)
 
 
-def test_generate_starts_without_what_is_slow_to_import():
+def test_generate_imports_no_slow_modules():
     program = "import sys, cluster.cli.main; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     loaded = set(done.stdout.split())
@@ -379,11 +381,11 @@ def test_fetch_prints_where_the_model_is(monkeypatch, tmp_path):
     assert result.exit_code == 0
     assert result.stdout == f"{tmp_path / 'tiny'}\n"
     assert result.stderr == "fetching tiny\n"
-    told = json.loads(run_cli("models", "fetch", "tiny", "--json").stdout)
-    assert told == {"name": "tiny", "directory": str(tmp_path / "tiny")}
+    result = json.loads(run_cli("models", "fetch", "tiny", "--json").stdout)
+    assert result == {"name": "tiny", "directory": str(tmp_path / "tiny")}
 
 
-def test_fetching_what_is_nowhere(monkeypatch):
+def test_fetching_an_unknown_model(monkeypatch):
     def resolve(name, cache_dir=None, progress=None):
         raise ModelNotFoundError("no model is called 'tiny'")
 
@@ -391,45 +393,45 @@ def test_fetching_what_is_nowhere(monkeypatch):
     fails_with(run_cli("models", "fetch", "tiny"), "no model is called 'tiny'")
 
 
-def test_list_tells_what_is_in_the_cache(monkeypatch, tmp_path):
+def test_list_shows_what_is_in_the_cache(monkeypatch, tmp_path):
     monkeypatch.setenv("SPECDEC_CACHE_DIR", str(tmp_path))
     assert "smollm2-135m-instruct\tnot fetched (" in run_cli("models", "list").stdout
     directory = packaged_directory("smollm2-135m-instruct", tmp_path)
     directory.mkdir(parents=True)
     assert f"smollm2-135m-instruct\t{directory}\n" in run_cli("models", "list").stdout
-    [told] = json.loads(run_cli("models", "list", "--json").stdout)["models"]
-    assert told["name"] == "smollm2-135m-instruct"
-    assert (told["directory"], told["download_bytes"] > 0) == (str(directory), True)
+    [model] = json.loads(run_cli("models", "list", "--json").stdout)["models"]
+    assert model["name"] == "smollm2-135m-instruct"
+    assert (model["directory"], model["download_bytes"] > 0) == (str(directory), True)
 
 
 def test_version():
     assert run_cli("version").stdout == run_cli("--version").stdout
     assert run_cli("version").stdout.startswith("specdec ")
-    told = json.loads(run_cli("version", "--json").stdout)["version"]
-    assert run_cli("version").stdout == f"specdec {told}\n"
+    version = json.loads(run_cli("version", "--json").stdout)["version"]
+    assert run_cli("version").stdout == f"specdec {version}\n"
 
 
 # tokenize
 
 
-def test_tokens_one_a_line_and_their_number(service):
+def test_tokens_one_per_line_and_their_number(service):
     result = run_cli("tokenize", "--address", service.address, "ab")
     assert result.stdout == "1\ta\n2\tb\n"
-    assert result.stderr == "2 tokens; prompt and answer may have 64\n"
+    assert result.stderr == "2 tokens (max_model_len is 64)\n"
     assert service.requests[0].text == "ab"
     run_cli("tokenize", "--address", service.address, "--chat", "-", input="Why?\n")
     assert service.requests[1].chat.messages[0].content == "Why?"
 
 
 def test_tokens_as_json(service):
-    told = json.loads(run_cli("tokenize", "--address", service.address, "--json", "ab").stdout)
-    assert told == {"token_ids": [1, 2], "tokens": ["a", "b"], "max_model_len": 64}
+    result = json.loads(run_cli("tokenize", "--address", service.address, "--json", "ab").stdout)
+    assert result == {"token_ids": [1, 2], "tokens": ["a", "b"], "max_model_len": 64}
 
 
 # errors
 
 
-def test_with_json_an_error_is_json_too(generate, service):
+def test_with_json_errors_are_json(generate, service):
     result = generate("--json", "--temperature", "101", "Why?")
     assert (result.exit_code, result.stdout) == (1, "")
     assert json.loads(result.stderr)["error"] == {
@@ -443,6 +445,6 @@ def test_with_json_an_error_is_json_too(generate, service):
     assert error == {"kind": "RESOURCE_EXHAUSTED", "message": "the queue is full"}
 
 
-def test_a_prompt_that_reads_json_asks_for_none(generate, service):
+def test_a_prompt_of_json_is_not_the_flag(generate, service):
     service.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full")
     fails_with(generate("--", "--json"), "the queue is full")

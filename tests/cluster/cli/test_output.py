@@ -1,4 +1,4 @@
-"""What goes to a terminal, and what does not go anywhere else."""
+"""The progress bar, with and without a terminal."""
 
 import io
 import sys
@@ -11,7 +11,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_bar_is_for_terminals_and_gone_in_the_end(monkeypatch):
+def test_a_terminal_shows_a_bar_that_is_removed_at_the_end(monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
     with progress_bar(3, "request", "at most 2 at once") as advance:
@@ -21,7 +21,7 @@ def test_a_bar_is_for_terminals_and_gone_in_the_end(monkeypatch):
     assert terminal.getvalue().endswith("\r")
 
 
-def test_elsewhere_nothing_is_drawn(monkeypatch):
+def test_without_a_terminal_nothing_is_drawn(monkeypatch):
     pipe = io.StringIO()
     monkeypatch.setattr(sys, "stderr", pipe)
     with progress_bar(3, "request") as advance:

@@ -1,4 +1,4 @@
-"""`specdec serve`: what its flags make of the configuration, vLLM's among them."""
+"""`specdec serve`: its flags, including vLLM's, and the configuration that they create."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from cluster.api.api_keys import KEYS_VARIABLE, read_keys
 from cluster.cli import main
 from cluster.config.sections import OTHER, SECTIONS
-from cluster.config.serve_config import ServeConfig, settings
+from cluster.config.serve_config import ServeConfig
 from cluster.config.vllm_compat import ALWAYS, RENAMED
 from specdec.config.speculative import SpeculativeConfig
 from specdec.config.speculative_keys import SPECULATION_KEYS
@@ -28,7 +28,7 @@ def fails_with(result, line):
 
 @pytest.fixture
 def served(monkeypatch):
-    """Replaces the service; the configurations that it was started with."""
+    """Replace the service; return the configurations that it was started with."""
     configs = []
     fake = types.ModuleType("cluster.serve.startup")
     fake.serve_forever = lambda config, report, others: configs.extend([config, *others])
@@ -43,11 +43,11 @@ def test_serve_with_defaults(served):
 
 def test_serve_has_a_flag_for_each_setting():
     text = run_cli("serve", "--help").stdout
-    for name in settings():
+    for name in ServeConfig.settings():
         assert re.search(rf"--{name.replace('_', '-')}[ ,]", text), name
 
 
-def test_flags_win_over_the_file(served, tmp_path):
+def test_flags_take_precedence_over_the_file(served, tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text("model: tiny\ngrpc_port: 9001\nstep_timeout_s: 5\n")
     flags = ["--grpc-port", "9002", "--speculative-config", "none", "--kv-cache-memory-gib", "0.5"]
@@ -70,9 +70,9 @@ def test_a_file_may_list_several_models(served, tmp_path):
     assert run_cli("serve", "--config", str(path), "--block-size", "8").exit_code == 0
     assert [each.model for each in served] == ["a/one", "a/two"]
     assert {each.block_size for each in served} == {8}
-    told = "model is 'a/b'; it must be left out beside models, where each says its own"
-    fails_with(run_cli("serve", "--config", str(path), "--model", "a/b"), told)
-    fails_with(run_cli("serve", "a/b", "--config", str(path)), told)
+    message = "model is 'a/b'; it must be left out beside models; set it in each entry"
+    fails_with(run_cli("serve", "--config", str(path), "--model", "a/b"), message)
+    fails_with(run_cli("serve", "a/b", "--config", str(path)), message)
 
 
 def test_serve_reads_speculation_as_json(served):
@@ -80,7 +80,7 @@ def test_serve_reads_speculation_as_json(served):
     assert served[0].speculative_config.num_speculative_tokens == 5
 
 
-def test_serve_refuses_what_is_out_of_its_limits(served):
+def test_serve_rejects_values_out_of_range(served):
     result = run_cli("serve", "--grpc-port", "70000")
     fails_with(result, "grpc_port is 70000; it must be a whole number from 1 to 65535")
     assert served == []
@@ -89,12 +89,10 @@ def test_serve_refuses_what_is_out_of_its_limits(served):
 def test_serve_warns(served):
     result = run_cli("serve", "--host", "0.0.0.0")
     assert result.exit_code == 0
-    assert result.stderr == (
-        "warning: 0.0.0.0 can be reached from other machines, and TLS is off\n"
-    )
+    assert result.stderr == ("warning: 0.0.0.0 is reachable from other machines, and TLS is off\n")
 
 
-def test_serve_warns_of_every_model_but_once(served, tmp_path):
+def test_serve_prints_each_warning_once(served, tmp_path):
     path, token = tmp_path / "serve.yaml", tmp_path / "token"
     token.write_text("correct-horse-battery\n")
     models = f"  - {{model: a/one, admin_token_file: {token}}}\n  - {{model: a/two}}\n"
@@ -102,13 +100,13 @@ def test_serve_warns_of_every_model_but_once(served, tmp_path):
     first, second = run_cli("serve", "--config", str(path)).stderr.splitlines()
     assert first.startswith("warning: one: Ray Serve's gRPC ingress listens")
     assert second.startswith("warning: two: ")
-    assert second.endswith("lets whoever reaches it steer the service")
+    assert second.endswith("every client may use the admin API")
     path.write_text("ingress: serve\nmodels: [{model: a/one}, {model: a/two}]\n")
-    [told] = run_cli("serve", "--config", str(path)).stderr.splitlines()
-    assert told.startswith("warning: Ray Serve's gRPC ingress")
+    [warning] = run_cli("serve", "--config", str(path)).stderr.splitlines()
+    assert warning.startswith("warning: Ray Serve's gRPC ingress")
 
 
-def test_a_service_that_does_not_come_up(served, monkeypatch):
+def test_a_service_that_fails_to_start(served, monkeypatch):
     def fail(config, report, others):
         report("starting")
         raise OutOfMemoryError("2 GiB needed, 1 GiB free")
@@ -122,28 +120,28 @@ def test_a_service_that_does_not_come_up(served, monkeypatch):
 # the help
 
 
-def test_every_setting_stands_under_one_heading():
-    placed = [name for members in SECTIONS.values() for name in members]
-    assert sorted(placed) == sorted(settings())
+def test_every_setting_is_in_one_section():
+    members = [name for names in SECTIONS.values() for name in names]
+    assert sorted(members) == sorted(ServeConfig.settings())
     assert f"{OTHER}:" not in run_cli("serve", "--help").stdout
 
 
-def test_the_help_has_the_headings_in_their_order():
+def test_the_help_has_the_sections_in_order():
     text = run_cli("serve", "--help").stdout
-    places = [text.index(f"\n{heading}:\n") for heading in SECTIONS]
-    assert places == sorted(places)
+    positions = [text.index(f"\n{heading}:\n") for heading in SECTIONS]
+    assert positions == sorted(positions)
 
 
 # flags of vLLM
 
 
-def test_the_model_may_stand_alone(served):
+def test_the_model_may_be_an_argument(served):
     assert run_cli("serve", "tiny").exit_code == 0
     assert served == [ServeConfig(model="tiny")]
     assert run_cli("serve", "tiny", "--model", "other").exit_code == 2
 
 
-def test_flags_under_the_names_of_vllm(served):
+def test_flags_with_the_names_of_vllm(served):
     flags = "-tp 2 --port 8001 --dtype half --generation-config vllm --max-num-seqs 8"
     assert run_cli("serve", "tiny", *flags.split()).exit_code == 0
     assert served == [
@@ -189,14 +187,14 @@ def test_speculation_key_by_key(served, flags, expected):
     assert served[0].speculative_config == expected
 
 
-def test_every_key_of_speculation_has_its_flag():
+def test_every_key_of_speculation_has_a_flag():
     text = run_cli("serve", "--help").stdout
     for name in [*SPECULATION_KEYS, *RENAMED]:
         assert re.search(rf"--{name.replace('_', '-')}[ ,\n]", text), name
 
 
 @pytest.mark.parametrize("name", ALWAYS)
-def test_what_is_so_anyway_may_be_said_and_nothing_else(served, name):
+def test_flags_of_vllm_with_one_supported_value(served, name):
     flag, value = f"--{name.replace('_', '-')}", ALWAYS[name].value
     right, wrong = ([flag, str(value)], [flag, "7"])
     if isinstance(value, bool):
@@ -231,24 +229,24 @@ def no_keys(monkeypatch):
     monkeypatch.setenv(KEYS_VARIABLE, "from-before")
 
 
-def test_keys_of_the_command_do_not_reach_the_ray_of_somebody_else(served, no_keys):
-    """Whose processes have another environment: the service would be open to all."""
-    joining = ["--ray-address", "auto", "--ingress", "serve"]
-    result = run_cli("serve", "--api-key", "first-key", *joining)
+def test_api_keys_cannot_be_passed_to_an_existing_ray_cluster(served, no_keys):
+    """Its processes have another environment: the service would accept every client."""
+    flags = ["--ray-address", "auto", "--ingress", "serve"]
+    result = run_cli("serve", "--api-key", "first-key", *flags)
     assert (result.exit_code, served) == (2, [])
-    assert "keys have to be in an api_key_file" in result.stderr
+    assert "use --api-key-file" in " ".join(result.stderr.split())
 
 
 def test_keys_reach_the_replicas_through_the_environment(served, no_keys):
     result = run_cli("serve", "--api-key", "first-key", "--api-key", "second-key")
     assert [each.key for each in read_keys("api_key_file", None)] == ["first-key", "second-key"]
-    assert "other users of this machine can see --api-key" in result.stderr
+    assert "--api-key is visible to other users of this machine" in result.stderr
     assert "first-key" not in result.stderr
     assert "first-key" not in str(served[0].to_mapping())
 
 
 @pytest.mark.parametrize("key", ["short", "a key with spaces", "a,key,with,commas", " "])
-def test_a_key_that_is_none_is_refused_and_not_shown(served, no_keys, key):
+def test_an_invalid_key_is_rejected_and_not_shown(served, no_keys, key):
     result = run_cli("serve", "--api-key", key)
     assert result.exit_code == 1
     assert "not shown" in result.stderr

@@ -1,4 +1,4 @@
-"""Files that are a configuration, and files that are none."""
+"""Valid and invalid configuration files."""
 
 import pytest
 
@@ -6,13 +6,13 @@ from cluster.config.config_file import read_config_file
 from specdec.types.errors import InvalidValueError
 
 
-def test_keys_and_values_are_as_they_stand(tmp_path):
+def test_keys_and_values_are_not_changed(tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text("model: tiny\nunknown: {deep: [1, 2.5, null]}\n")
     assert read_config_file(path) == {"model": "tiny", "unknown": {"deep": [1, 2.5, None]}}
 
 
-def test_an_empty_file_says_nothing(tmp_path):
+def test_an_empty_file_is_an_empty_mapping(tmp_path):
     path = tmp_path / "serve.yaml"
     path.touch()
     assert read_config_file(path) == {}
@@ -28,7 +28,7 @@ def test_an_empty_file_says_nothing(tmp_path):
         (None, "a YAML file that can be read"),
     ],
 )
-def test_a_file_that_is_no_configuration(tmp_path, content, limit):
+def test_an_invalid_file(tmp_path, content, limit):
     path = tmp_path / "serve.yaml"
     if content is not None:
         path.write_bytes(content)

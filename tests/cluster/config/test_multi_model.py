@@ -19,7 +19,7 @@ from specdec.types.errors import InvalidValueError
 
 @pytest.fixture
 def read(tmp_path):
-    """Reads a file of this text."""
+    """Return a function that writes a configuration file and reads it."""
 
     def read(text, **overrides):
         path = tmp_path / "serve.yaml"
@@ -29,11 +29,11 @@ def read(tmp_path):
     return read
 
 
-def test_without_a_list_there_is_one(read):
+def test_a_file_without_a_list_is_one_model(read):
     assert read("model: tiny\nmax_num_seqs: 8\n") == (ServeConfig(model="tiny", max_num_seqs=8),)
 
 
-def test_each_has_what_all_have_and_what_it_says_itself(read):
+def test_settings_of_a_model_override_the_common_ones(read):
     text = """
 ingress: serve
 drain_timeout_s: 30
@@ -51,7 +51,7 @@ models:
         assert (each.drain_timeout_s, each.max_num_seqs, each.ingress) == (30, 4, "serve")
 
 
-def test_the_words_of_vllm_are_taken_in_all_places(read):
+def test_names_of_vllm_are_accepted_everywhere(read):
     text = """
 ingress: serve
 port: 8800
@@ -67,7 +67,7 @@ models:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("models: []", "a list of mappings"),
         ("models: {model: a}", "a list of mappings"),
@@ -76,9 +76,9 @@ models:
         ("model: a\nmodels: [{model: b}]", "model is 'a'; it must be left out beside models"),
         ("served_model_name: a\nmodels: [{model: b}]", "left out beside models"),
         ("models: [{model: a}, {model: b}]", "serve for several models"),
-        ("ingress: serve\nmodels: [{model: x/a}, {model: y/a}]", "another one than 'a'"),
-        ("ingress: serve\nmodels: [{model: x/a.b}, {model: x/A_B}]", "another one than 'a.b'"),
-        ("ingress: serve\nmodels: [{model: a}, {model: x/V1}]", "/v1 is a path of its API"),
+        ("ingress: serve\nmodels: [{model: x/a}, {model: y/a}]", "different from 'a' in"),
+        ("ingress: serve\nmodels: [{model: x/a.b}, {model: x/A_B}]", "different from 'a.b' in"),
+        ("ingress: serve\nmodels: [{model: a}, {model: x/V1}]", "/v1 is an API path"),
         ("models: [{model: a, http_port: 1}]", "left out of models"),
         ("models: [{model: a, port: 1}]", "port is 1; it must be left out of models"),
         ("models: [{model: a, max-logprobs: 1}]", "max_logprobs"),
@@ -86,8 +86,8 @@ models:
         ("models: [{modle: a}]", "did you mean model"),
     ],
 )
-def test_what_is_wrong_with_a_list_is_told(read, text, told):
-    with pytest.raises(InvalidValueError, match=told):
+def test_an_invalid_list_of_models(read, text, message):
+    with pytest.raises(InvalidValueError, match=message):
         read(text)
 
 
@@ -97,7 +97,7 @@ def paths_of(routes):
         yield from [route.path] if included is None else paths_of(included.routes)
 
 
-def test_no_path_of_the_service_can_be_the_prefix_of_a_model():
+def test_no_api_path_can_be_the_prefix_of_a_model():
     app = make_app(lambda: SimpleNamespace(), lambda: SimpleNamespace())
     paths = set(paths_of(app.routes))
     assert {"/v1/models", "/ready", "/openapi.json"} <= paths
@@ -109,7 +109,7 @@ def test_no_path_of_the_service_can_be_the_prefix_of_a_model():
 def test_the_first_model_may_have_any_name(read):
     first, _ = read("ingress: serve\nmodels: [{model: x/v1}, {model: b}]")
     assert first.served_model_name == "v1"
-    with pytest.raises(InvalidValueError, match="another one where a model has the prefix /"):
+    with pytest.raises(InvalidValueError, match="a different name: /v1 is"):
         check_prefix(first)
 
 
@@ -122,5 +122,5 @@ def test_the_first_model_may_have_any_name(read):
         ("x" * 62 + "-yz", "x" * 62),
     ],
 )
-def test_an_application_is_named_by_a_dns_label(name, expected):
+def test_application_names_are_dns_labels(name, expected):
     assert application_name(ServeConfig(served_model_name=name)) == expected

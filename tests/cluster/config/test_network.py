@@ -1,4 +1,4 @@
-"""Addresses as they are told, and who reaches them."""
+"""Formatting of addresses, and loopback addresses."""
 
 import pytest
 
@@ -20,5 +20,5 @@ def test_an_ipv6_address_has_brackets(host, address):
         *((host, False) for host in ("0.0.0.0", "::", "10.0.0.1", "inference.example")),
     ],
 )
-def test_only_this_machine_reaches_a_loopback_address(host, is_local):
+def test_loopback_addresses(host, is_local):
     assert is_loopback(host) is is_local

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config.serve_config import ServeConfig, settings
+from cluster.config.serve_config import ServeConfig
 from specdec.config.engine import DTYPE_BYTES, EngineConfig
 from specdec.config.quantization import QUANTIZATION_METHODS
 from specdec.config.speculative import SpeculativeConfig
@@ -27,7 +27,7 @@ def test_defaults():
     assert config.warnings == ()
 
 
-def test_auto_drafts_by_lookup_for_a_model_without_a_draft(monkeypatch):
+def test_auto_drafts_with_ngram_for_a_model_without_an_alias(monkeypatch):
     ngram = SpeculativeConfig.of("ngram", 3)
     assert ServeConfig(model="/models/tiny").speculative_config == ngram
     assert ServeConfig.from_mapping({"speculative_config": "auto", "model": "tiny"}) == (
@@ -43,16 +43,16 @@ def test_auto_drafts_by_lookup_for_a_model_without_a_draft(monkeypatch):
     ("model", "name"),
     [("tiny", "tiny"), ("/models/tiny/", "tiny"), ("models/tiny", "tiny"), ("org/tiny", "tiny")],
 )
-def test_the_model_is_served_under_its_own_name(model, name):
+def test_the_default_served_model_name(model, name):
     assert ServeConfig(model=model).served_model_name == name
     assert ServeConfig(model=model, served_model_name="mine").served_model_name == "mine"
 
 
 @pytest.mark.parametrize(
-    ("device", "asked", "limit"), [("cpu", None, 64), ("cpu", 300, 300), ("cuda", None, None)]
+    ("device", "given", "limit"), [("cpu", None, 64), ("cpu", 300, 300), ("cuda", None, None)]
 )
-def test_prompts_share_a_step_by_what_the_device_bears(device, asked, limit):
-    config = ServeConfig(device=device, max_prefill_tokens=asked, speculative_config=None)
+def test_the_default_of_max_prefill_tokens_depends_on_the_device(device, given, limit):
+    config = ServeConfig(device=device, max_prefill_tokens=given, speculative_config=None)
     assert config.prefill_limit == limit
 
 
@@ -63,8 +63,8 @@ def test_defaults_and_limits_are_those_of_the_engine():
     for field in dataclasses.fields(EngineConfig):
         if field.default not in (dataclasses.MISSING, None) and field.name != "async_scheduling":
             assert getattr(config, field.name) == field.default, field.name
-    assert settings()["dtype"].limit.options == ("auto", *DTYPE_BYTES)
-    assert settings()["quantization"].limit.options == ("none", *QUANTIZATION_METHODS)
+    assert ServeConfig.settings()["dtype"].limit.options == ("auto", *DTYPE_BYTES)
+    assert ServeConfig.settings()["quantization"].limit.options == ("none", *QUANTIZATION_METHODS)
     assert ServeConfig().quantization_method is None
     for method in QUANTIZATION_METHODS:
         assert ServeConfig(quantization=method).quantization_method == method
@@ -78,9 +78,9 @@ def test_defaults_and_limits_are_those_of_the_engine():
         EngineConfig(max_model_len=2**24, num_blocks=2**24, **extreme)
 
 
-def test_every_literal_allows_what_its_setting_allows():
+def test_every_literal_has_the_options_of_its_setting():
     hints = typing.get_type_hints(ServeConfig, localns={"SpeculativeConfig": SpeculativeConfig})
-    for name, setting in settings().items():
+    for name, setting in ServeConfig.settings().items():
         if setting.limit.options:
             assert typing.get_args(hints[name]) == setting.limit.options
 
@@ -123,7 +123,7 @@ def test_every_literal_allows_what_its_setting_allows():
         ("speculative_config", "{", "a JSON mapping, or none"),
     ],
 )
-def test_what_is_out_of_its_limits_is_named(field, value, limit):
+def test_an_invalid_value_is_reported_with_its_limit(field, value, limit):
     with pytest.raises(InvalidValueError) as caught:
         ServeConfig.from_mapping({field: value})
     assert caught.value.field == field
@@ -134,9 +134,10 @@ def test_what_is_out_of_its_limits_is_named(field, value, limit):
 
 
 @pytest.mark.parametrize(
-    "field", [name for name, setting in settings().items() if setting.limit.accepts(None)]
+    "field",
+    [name for name, setting in ServeConfig.settings().items() if setting.limit.accepts(None)],
 )
-def test_none_is_allowed_where_it_means_something(field):
+def test_none_is_allowed_for_optional_settings(field):
     assert getattr(ServeConfig.from_mapping({field: None}), field) is None
 
 
@@ -151,7 +152,7 @@ def test_none_is_allowed_where_it_means_something(field):
         ({"method": ["ngram"]}, "speculative_config.method"),
     ],
 )
-def test_speculation_is_checked_too(value, field):
+def test_speculative_config_is_validated(value, field):
     with pytest.raises(InvalidValueError) as caught:
         ServeConfig.from_mapping({"speculative_config": value})
     assert caught.value.field == field
@@ -199,7 +200,7 @@ def test_speculation_may_be_json():
         ({7: 3}, "configuration key is 7; it must be one of model, "),
     ],
 )
-def test_an_unknown_key_is_refused_with_the_nearest_one(mapping, message):
+def test_an_unknown_key_is_rejected_with_the_nearest_one(mapping, message):
     with pytest.raises(InvalidValueError) as caught:
         ServeConfig.from_mapping(mapping)
     assert message in str(caught.value)
@@ -230,7 +231,7 @@ def test_replicas_are_checked_together(values, field):
     assert error.value.field == field
 
 
-def test_how_many_replicas_there_have_to_be_and_may_be():
+def test_minimum_and_maximum_number_of_replicas():
     fixed = ServeConfig(ingress="serve", num_replicas=3)
     scaled = ServeConfig(ingress="serve", min_replicas=2, max_replicas=4, drain_timeout_s=0)
     numbers = [
@@ -239,17 +240,17 @@ def test_how_many_replicas_there_have_to_be_and_may_be():
     assert numbers == [(1, 1), (3, 3), (2, 4)]
 
 
-def test_loopback_is_no_cause_for_a_warning():
+def test_loopback_needs_no_warning():
     assert ServeConfig(host="::1").warnings == ()
 
 
-def test_other_hosts_without_tls_are(tls_files):
+def test_other_hosts_without_tls_need_a_warning(tls_files):
     [warning] = ServeConfig(host="10.0.0.1").warnings
     assert "10.0.0.1" in warning
     assert ServeConfig(host="10.0.0.1", **tls_files).warnings == ()
 
 
-def test_the_serve_ingress_is_open_to_all():
+def test_the_serve_ingress_needs_a_warning():
     [warning] = ServeConfig(ingress="serve").warnings
     assert "all interfaces" in warning
 
@@ -275,7 +276,7 @@ def test_relative_paths_become_absolute(tls_files, tmp_path, monkeypatch):
     assert ServeConfig.from_mapping(relative) == ServeConfig(**paths)
 
 
-def test_yaml_and_what_wins_over_it(tmp_path):
+def test_overrides_take_precedence_over_yaml(tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text(
         "model: tiny\nmax_num_seqs: 8\nstep_timeout_s: 5\nspeculative_config: {method: ngram}\n"
@@ -284,11 +285,11 @@ def test_yaml_and_what_wins_over_it(tmp_path):
     assert config == ServeConfig(model="tiny", max_num_seqs=4, step_timeout_s=5)
 
 
-def test_help_states_meaning_limit_and_default():
-    assert settings()["max_num_seqs"].help == (
-        "Most requests that run at once (1 to 4096). Default: 64."
+def test_help_has_description_limit_and_default():
+    assert ServeConfig.settings()["max_num_seqs"].help == (
+        "Maximum number of sequences that run concurrently (1 to 4096). Default: 64."
     )
-    for name, setting in settings().items():
+    for name, setting in ServeConfig.settings().items():
         assert setting.meaning, name
         assert setting.default, name
 
@@ -313,7 +314,7 @@ def test_quantization_is_for_cpus(method):
     assert ServeConfig(device="cuda").speculative_config == SpeculativeConfig.of("ngram")
 
 
-def test_rows_of_8_bits_are_for_native_kernels():
+def test_w8a8_needs_native_kernels():
     speculation = SpeculativeConfig.of("draft_model", quantization="w8a8")
     for changes in ({"quantization": "w8a8"}, {"speculative_config": speculation}):
         with pytest.raises(InvalidValueError, match="left out or int8 where kernels is torch"):
@@ -325,12 +326,12 @@ def test_rows_of_8_bits_are_for_native_kernels():
 @pytest.mark.parametrize(
     "endpoint", ["localhost:4317", "http://localhost", "grpc://localhost:4317", "http://a:b", 4317]
 )
-def test_a_collector_that_is_no_url_with_a_port_is_named(endpoint):
+def test_an_invalid_otlp_endpoint_is_reported(endpoint):
     with pytest.raises(InvalidValueError, match=r"otlp_traces_endpoint is .*a URL such as http"):
         ServeConfig(otlp_traces_endpoint=endpoint)
 
 
-def test_traces_need_packages_that_are_optional(monkeypatch):
+def test_traces_need_optional_packages(monkeypatch):
     endpoint = "https://collector:4317"
     assert ServeConfig(otlp_traces_endpoint=endpoint).otlp_traces_endpoint == endpoint
 

@@ -103,13 +103,13 @@ def test_details_alone_leave_the_method_to_auto(model, keys, expected):
         ),
     ],
 )
-def test_what_cannot_be_meant_is_refused(sources, message):
+def test_an_invalid_combination_is_rejected(sources, message):
     with pytest.raises(InvalidValueError) as caught:
         in_our_words(*sources)
     assert message in str(caught.value)
 
 
-def test_an_older_spelling_is_told_once(caplog):
+def test_an_older_spelling_is_logged_once(caplog):
     config = {"speculative_config": {"speculative_model": "./a"}, "spec_tokens": 2}
     assert speculation(config | {"speculative_disable_by_batch_size": 99}) == {
         "model": "./a",
@@ -119,10 +119,10 @@ def test_an_older_spelling_is_told_once(caplog):
     assert len(caplog.records) == 1
 
 
-def test_none_after_all_is_none():
-    told = in_our_words({"spec_tokens": 2}, {"speculative_config": "none"})
-    assert told == {"speculative_config": None}
-    assert ServeConfig.from_sources({"spec_tokens": 2}, told).speculative_config is None
+def test_a_later_none_overrides_earlier_keys():
+    read = in_our_words({"spec_tokens": 2}, {"speculative_config": "none"})
+    assert read == {"speculative_config": None}
+    assert ServeConfig.from_sources({"spec_tokens": 2}, read).speculative_config is None
 
 
 def test_a_whole_configuration_file_of_vllm(tmp_path):

@@ -1,4 +1,4 @@
-"""Log lines: what is in them, whom they are about, and that each is written once."""
+"""Log lines: their content, their request id, and that each is written once."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ from specdec.types.stats import SpeculationStats
 
 @pytest.fixture
 def clean_logging():
-    """Puts back what `configure` replaces."""
+    """Restore the configuration that `configure` replaces."""
     names = ("", "cluster", "specdec", "uvicorn")
     before = [(logging.getLogger(name), logging.getLogger(name).level) for name in names]
     handlers = logging.getLogger().handlers[:]
@@ -61,13 +61,13 @@ def test_a_line_of_text():
 
 
 def test_a_line_of_json():
-    entry = json.loads(JsonFormatter().format(record('say "hé"', request_id="r1", count=3)))
+    entry = json.loads(JsonFormatter().format(record('name "hé"', request_id="r1", count=3)))
     assert entry == {
         "ts": "1970-01-01T00:00:00.250Z",
         "level": "info",
         "logger": "cluster.replica.router",
         "pid": 7,
-        "message": 'say "hé"',
+        "message": 'name "hé"',
         "request_id": "r1",
         "count": 3,
     }
@@ -99,12 +99,12 @@ async def test_the_request_id_is_that_of_the_task():
 
 
 @pytest.mark.parametrize("log_format", ["text", "json"])
-def test_each_line_once_from_the_level_on(clean_logging, capsys, log_format):
+def test_each_line_of_the_level_is_written_once(clean_logging, capsys, log_format):
     for _ in range(2):
         configure(LogConfig("info", log_format))
     for name in ("cluster.replica.router", "specdec.engine.engine", "another.library"):
         logging.getLogger(name).info("for information")
-        logging.getLogger(name).debug("for nobody")
+        logging.getLogger(name).debug("for debugging")
     logging.getLogger("another.library").warning("a warning")
     lines = capsys.readouterr().err.splitlines()
     assert ["for information" in line for line in lines] == [True, True, False]
@@ -112,7 +112,7 @@ def test_each_line_once_from_the_level_on(clean_logging, capsys, log_format):
     assert all((line[0] == "{") == (log_format == "json") for line in lines)
 
 
-def test_serves_own_handler_takes_over_the_format(clean_logging):
+def test_the_handler_of_ray_serve_gets_the_format(clean_logging):
     serve, handler = logging.getLogger("ray.serve"), logging.StreamHandler()
     serve.addHandler(handler)
     try:
@@ -149,7 +149,7 @@ def test_a_request_ends_in_one_line_of_numbers(caplog):
     ("error", "reason"),
     [(asyncio.CancelledError(), "abort"), (ValueError("a secret"), "ValueError")],
 )
-def test_so_does_one_that_is_broken_off(caplog, error, reason):
+def test_an_aborted_request_ends_in_one_line(caplog, error, reason):
     caplog.set_level(logging.INFO, "specdec")
     RequestMetrics("r1", Metrics()).on_broken_off(error)
     [ended] = caplog.records

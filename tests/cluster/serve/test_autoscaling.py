@@ -1,4 +1,4 @@
-"""The policy on contexts as Serve fills them, and under Serve's own wrapper with its delays."""
+"""The autoscaling policy alone, and within Serve's wrapper that applies the delays."""
 
 import pytest
 from ray.serve._private.common import DeploymentID
@@ -19,7 +19,7 @@ CONFIG = ServeConfig(
 
 
 def context(loads, current=None, *, now_s=0.0, state=None, ongoing=0.0):
-    """`loads`: what the replicas that have reported report."""
+    """Return a context in which the replicas have reported `loads`."""
     current = len(loads) if current is None else current
     return AutoscalingContext(
         deployment_id=DeploymentID("Router"),
@@ -43,7 +43,7 @@ def context(loads, current=None, *, now_s=0.0, state=None, ongoing=0.0):
 
 
 @pytest.mark.parametrize(
-    ("loads", "called_for"),
+    ("loads", "expected"),
     [
         ([0.0], 1),
         ([10.0], 1),
@@ -58,31 +58,31 @@ def context(loads, current=None, *, now_s=0.0, state=None, ongoing=0.0):
         ([5.0, 5.0, 5.0, 5.0], 3),
     ],
 )
-def test_the_number_that_a_load_calls_for(loads, called_for):
-    assert num_replicas(context(loads)) == (called_for, {})
+def test_the_number_of_replicas_for_a_load(loads, expected):
+    assert num_replicas(context(loads)) == (expected, {})
 
 
 @pytest.mark.parametrize("load", [x * 2.5 for x in range(33)])
-def test_no_load_adds_and_takes_away_in_turn(load):
-    """Wherever it begins, one change is enough: what it leads to stays."""
+def test_a_constant_load_does_not_oscillate(load):
+    """From every number of replicas, a second decision changes nothing."""
     for current in range(1, 9):
         changed = num_replicas(context([load / current] * current))[0]
         assert num_replicas(context([load / changed] * changed))[0] == changed
 
 
-def test_none_is_given_up_while_one_has_yet_to_report():
+def test_no_replica_is_removed_before_all_have_reported():
     assert num_replicas(context([1.0], 2))[0] == 2
     assert num_replicas(context([], 3))[0] == 3
     assert num_replicas(context([25.0], 2))[0] == 3
 
 
-def test_calls_that_the_engine_does_not_see_count_for_nothing():
+def test_ongoing_requests_of_serve_are_ignored():
     assert num_replicas(context([2.0], ongoing=1000.0))[0] == 1
 
 
 @pytest.fixture
 def decide(monkeypatch):
-    """Serve's decision at a time, which it takes from the wall clock."""
+    """Return Serve's decision at a given time of the wall clock."""
     policy, state = _apply_autoscaling_config(num_replicas), {}
 
     def decide(loads, now_s):
@@ -94,13 +94,13 @@ def decide(monkeypatch):
     return decide
 
 
-def test_replicas_are_added_and_given_up_after_their_delays(decide):
+def test_replicas_are_added_and_removed_after_the_delays(decide):
     assert [decide([25.0], now_s) for now_s in (0.0, 4.0, 5.0)] == [1, 1, 3]
-    calm = [1.0, 1.0, 1.0]
-    assert [decide(calm, now_s) for now_s in (10.0, 69.0, 70.0)] == [3, 3, 1]
+    low = [1.0, 1.0, 1.0]
+    assert [decide(low, now_s) for now_s in (10.0, 69.0, 70.0)] == [3, 3, 1]
 
 
-def test_a_short_rise_adds_nothing(decide):
+def test_a_short_rise_adds_no_replica(decide):
     assert [decide([25.0], 0.0), decide([5.0], 3.0), decide([25.0], 6.0)] == [1, 1, 1]
 
 
@@ -108,7 +108,7 @@ def test_a_fixed_number_of_replicas_is_no_autoscaling():
     assert autoscaling_config(ServeConfig()) is None
 
 
-def test_what_serve_is_told():
-    told = autoscaling_config(CONFIG)
-    assert (told.min_replicas, told.max_replicas) == (1, 8)
-    assert told.policy.get_policy()(context([45.0])) == (5, {})
+def test_the_configuration_of_serve():
+    config = autoscaling_config(CONFIG)
+    assert (config.min_replicas, config.max_replicas) == (1, 8)
+    assert config.policy.get_policy()(context([45.0])) == (5, {})

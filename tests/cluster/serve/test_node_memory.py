@@ -1,4 +1,4 @@
-"""The nodes whose memory is queried, with a fake Ray."""
+"""Memory of a replica's nodes, and the replicas that share them, with a fake of Ray."""
 
 from types import SimpleNamespace
 
@@ -18,17 +18,20 @@ ALONE = NodeShares(1, 1)
 
 @pytest.fixture
 def placed(monkeypatch):
-    """Asks for the memory of a replica whose bundles are on these nodes; ours is `a`."""
-    asked = []
+    """Return a function that computes the memory of a replica with bundles on these nodes.
+
+    The driver is on node `a`; the function also returns the remote queries.
+    """
+    queries = []
 
     def remote(function=None, **_):
         if function is None:
             return remote
-        return SimpleNamespace(options=lambda **options: asking(options))
+        return SimpleNamespace(options=lambda **options: query(options))
 
-    def asking(options):
+    def query(options):
         strategy = options["scheduling_strategy"]
-        asked.append((strategy.placement_group_bundle_index, options.get("num_gpus", 0)))
+        queries.append((strategy.placement_group_bundle_index, options.get("num_gpus", 0)))
         return SimpleNamespace(remote=lambda: THERE)
 
     ray = SimpleNamespace(
@@ -43,8 +46,8 @@ def placed(monkeypatch):
         table = {"bundles_to_node_id": dict(enumerate(nodes))}
         monkeypatch.setattr(node_memory, "placement_group_table", lambda placement: table)
         placement = SimpleNamespace(bundle_specs=placement_bundles(config))
-        asked.clear()
-        return replica_memory(config, placement, shares), list(asked)
+        queries.clear()
+        return replica_memory(config, placement, shares), list(queries)
 
     return place
 
@@ -54,7 +57,7 @@ def config_of(device="cpu", **settings):
     return ServeConfig(model="tiny", device=device, speculative_config=speculation, **settings)
 
 
-def test_one_node_needs_no_remote_call(placed):
+def test_one_node_needs_no_remote_query(placed):
     assert placed(config_of(), "a", "a", "a") == (ReplicaMemory(HERE), [])
     assert placed(config_of(), "a", "a", "a", shares=NodeShares(3, 2)) == (
         ReplicaMemory(HERE // 3),
@@ -62,21 +65,21 @@ def test_one_node_needs_no_remote_call(placed):
     )
 
 
-def test_a_node_of_the_draft_alone_is_asked(placed):
+def test_the_node_of_the_draft_model_is_queried(placed):
     assert placed(config_of(), "a", "a", "b") == (ReplicaMemory(HERE, THERE), [(2, 0)])
     memory, _ = placed(config_of(), "a", "a", "b", shares=NodeShares(1, 4))
     assert memory == ReplicaMemory(HERE, THERE // 4)
 
 
-def test_models_that_share_another_node_share_its_memory(placed):
+def test_target_and_draft_on_one_remote_node_share_its_memory(placed):
     assert placed(config_of(), "a", "b", "b") == (ReplicaMemory(THERE), [(1, 0)])
 
 
-def test_gpus_are_asked_where_they_are_and_not_divided(placed):
+def test_gpu_memory_is_queried_and_not_divided(placed):
     config = config_of("cuda", tensor_parallel_size=4, gpu_memory_utilization=0.5)
-    memory, asked = placed(config, "a", "a", "a", shares=NodeShares(3, 3))
+    memory, queries = placed(config, "a", "a", "a", shares=NodeShares(3, 3))
     assert memory == ReplicaMemory(THERE // 2, THERE // 2)
-    assert asked == [(1, 4), (2, 1)]
+    assert queries == [(1, 4), (2, 1)]
 
 
 def node(alive=True, cpus=2, **labels):
@@ -85,20 +88,23 @@ def node(alive=True, cpus=2, **labels):
 
 @pytest.fixture
 def shares(monkeypatch):
-    """How replicas share these nodes, beside `others` of other applications."""
+    """Return a function that computes the shares of replicas on these nodes.
+
+    others: numbers of replicas of other applications.
+    """
     monkeypatch.setattr(node_memory, "ray", SimpleNamespace())
 
     def shares(nodes, others=(), **settings):
         monkeypatch.setattr(node_memory.ray, "nodes", lambda: nodes, raising=False)
         listed = {"own": 3} | {f"app{index}": each for index, each in enumerate(others)}
-        monkeypatch.setattr(node_memory, "our_applications", lambda: played(listed))
+        monkeypatch.setattr(node_memory, "our_applications", lambda: applications(listed))
         return node_shares(config_of(ingress="serve", **settings), "own")
 
     return shares
 
 
-def played(replicas):
-    """Of each the last one still starts."""
+def applications(replicas):
+    """Return the status of applications; the last replica of each is still starting."""
     return {
         name: SimpleNamespace(
             deployments={
@@ -112,12 +118,12 @@ def played(replicas):
 @pytest.mark.parametrize(
     ("num_replicas", "nodes", "expected"), [(4, 4, 1), (4, 2, 2), (5, 2, 3), (1, 3, 1), (2, 0, 2)]
 )
-def test_replicas_are_spread_over_the_nodes_that_are_alive(shares, num_replicas, nodes, expected):
+def test_replicas_are_spread_over_alive_nodes(shares, num_replicas, nodes, expected):
     listed = [node()] * nodes + [node(alive=False)] * 3
     assert shares(listed, num_replicas=num_replicas).target == expected
 
 
-def test_nodes_that_cannot_have_a_model_do_not_share_its_replicas(shares):
+def test_unsuitable_nodes_are_not_counted(shares):
     listed = [node(role="t")] * 4 + [node(role="d")] * 2 + [node(role="t", cpus=0.1)] * 5
     labels = {"target_labels": "role=t", "draft_labels": "role=d"}
     assert shares(listed, num_replicas=4, **labels) == NodeShares(target=1, draft=2)

@@ -1,4 +1,4 @@
-"""Joining and leaving an existing Ray cluster, with a fake Ray and Serve."""
+"""Joining and leaving an existing Ray cluster, with fakes of Ray and Serve."""
 
 import threading
 from dataclasses import replace
@@ -19,14 +19,14 @@ CONFIG = ServeConfig(model="tiny", device="cpu", ingress="serve", ray_address="h
 OURS = list(GRPC_SERVICER_FUNCTIONS)
 
 
-class PlayedServe:
-    """Applications whose Routers drain until they are aborted, or indefinitely."""
+class FakeServe:
+    """Applications whose Routers drain until they are aborted; stuck ones are never deleted."""
 
     def __init__(self, *names, is_stuck=False):
         self.left, self.is_stuck = list(names), is_stuck
         self.deleted, self.drained = [], []
         self.num_shutdowns = 0
-        self.draining, self.broken_off = threading.Event(), threading.Event()
+        self.draining, self.aborted = threading.Event(), threading.Event()
 
     def status(self):
         router = SimpleNamespace(replica_states={"RUNNING": 1})
@@ -40,15 +40,15 @@ class PlayedServe:
         assert method == "drain"
         self.drained.append(timeout_s)
         if timeout_s == 0:
-            self.broken_off.set()
+            self.aborted.set()
         return SimpleNamespace(results=self._await_drained)
 
     def _await_drained(self, timeout_s):
         self.draining.set()
-        assert self.broken_off.wait(10)
+        assert self.aborted.wait(10)
 
     def delete(self, name, _blocking):
-        assert not _blocking, "a blocking one waits a minute for each"
+        assert not _blocking, "a blocking delete waits a minute for each application"
         self.deleted.append(name)
         if not self.is_stuck:
             self.left.remove(name)
@@ -58,55 +58,54 @@ class PlayedServe:
 
 
 @pytest.fixture
-def play(monkeypatch):
-    def play(*names, **options):
-        played = PlayedServe(*names, **options)
+def fake_serve(monkeypatch):
+    def fake_serve(*names, **options):
+        fake = FakeServe(*names, **options)
         for name in ("status", "get_deployment_handle", "delete", "shutdown"):
-            monkeypatch.setattr(serve, name, getattr(played, name))
-        return played
+            monkeypatch.setattr(serve, name, getattr(fake, name))
+        return fake
 
     monkeypatch.setattr(ray, "is_initialized", lambda: True)
     monkeypatch.setattr(ray_session, "stop_ray", lambda started: None)
     monkeypatch.setattr(ray_session, "_POLL_S", 0.01)
-    return play
+    return fake_serve
 
 
-def test_what_was_joined_is_left_without_what_was_brought(play):
-    played = play("a", "b", "theirs")
-    played.broken_off.set()  # nothing runs
+def test_stop_deletes_our_applications_alone(fake_serve):
+    fake = fake_serve("a", "b", "other")
+    fake.aborted.set()  # nothing runs
     RaySession(CONFIG).stop(["a", "b"], 5, threading.Event())
-    assert (played.left, played.deleted) == (["theirs"], ["a", "b"])
-    assert played.drained == [5, 5]
-    assert played.num_shutdowns == 0, "theirs needs it"
+    assert (fake.left, fake.deleted) == (["other"], ["a", "b"])
+    assert fake.drained == [5, 5]
+    assert fake.num_shutdowns == 0, "the other application needs Serve"
 
 
-def test_a_second_signal_aborts_running_requests(play):
-    played, hurry = play("a", "b"), threading.Event()
-    stopping = threading.Thread(target=RaySession(CONFIG).stop, args=(["a", "b"], 60, hurry))
+def test_a_second_signal_aborts_running_requests(fake_serve):
+    fake, abort = fake_serve("a", "b"), threading.Event()
+    stopping = threading.Thread(target=RaySession(CONFIG).stop, args=(["a", "b"], 60, abort))
     stopping.start()
-    assert played.draining.wait(10)
-    assert played.deleted == []
-    hurry.set()
+    assert fake.draining.wait(10)
+    assert fake.deleted == []
+    abort.set()
     stopping.join(5)
     assert not stopping.is_alive()
-    assert played.drained == [60, 60, 0.0, 0.0]
-    assert played.left == []
-    assert played.num_shutdowns == 1, "it was started with the first application"
+    assert fake.drained == [60, 60, 0.0, 0.0]
+    assert fake.left == []
+    assert fake.num_shutdowns == 1, "Serve was started for the first application"
 
 
-def test_all_applications_are_deleted_where_some_hang(play, monkeypatch, caplog):
-    """The log lists those that remain."""
-    played = play("a", "b", is_stuck=True)
-    played.broken_off.set()
+def test_stuck_applications_are_all_deleted_and_logged(fake_serve, monkeypatch, caplog):
+    fake = fake_serve("a", "b", is_stuck=True)
+    fake.aborted.set()
     monkeypatch.setattr(ray_session, "_STOP_TIMEOUT_S", 0.05)
     RaySession(CONFIG).stop(["a", "b"], 0.1, threading.Event())
-    assert set(played.deleted) == {"a", "b"}
+    assert set(fake.deleted) == {"a", "b"}
     assert "not gone after 0.05 s: a, b" in caplog.text
 
 
 @pytest.fixture
 def join(monkeypatch):
-    """Joins a cluster whose Serve was started with these options."""
+    """Return a function that joins a cluster whose Serve was started with these options."""
 
     def join(config, functions=OURS, host="127.0.0.1", http_port=8000, grpc_port=9000):
         http = HTTPOptions(host=host, port=http_port)
@@ -127,9 +126,9 @@ def join(monkeypatch):
     return join
 
 
-def test_calls_go_where_the_serve_that_runs_listens(join):
-    there = Listening("10.0.0.1", 9100, 8100)
-    assert join(CONFIG, host="10.0.0.1", http_port=8100, grpc_port=9100) == there
+def test_the_addresses_are_those_of_the_running_serve(join):
+    expected = Listening("10.0.0.1", 9100, 8100)
+    assert join(CONFIG, host="10.0.0.1", http_port=8100, grpc_port=9100) == expected
     given = replace(CONFIG, http_port=8100)
     assert join(given, http_port=8100) == Listening("127.0.0.1", 9000, 8100)
 
@@ -142,17 +141,17 @@ def test_calls_go_where_the_serve_that_runs_listens(join):
         ({"host": "10.0.0.1"}, r"host is 10\.0\.0\.1, but Serve runs .* with 127\.0\.0\.1"),
     ],
 )
-def test_settings_that_differ_from_the_existing_serve_are_refused(join, given, message):
+def test_a_conflict_with_the_running_serve_is_an_error(join, given, message):
     with pytest.raises(StartupError, match=message):
         join(replace(CONFIG, **given))
 
 
 @pytest.mark.parametrize("functions", [[], OURS[1:], OURS[::-1]])
-def test_a_serve_without_our_services_is_refused(join, functions):
+def test_a_serve_without_our_services_is_an_error(join, functions):
     with pytest.raises(StartupError, match=r"cluster\.api\.grpc\.serve_proxy\.restate_answers"):
         join(CONFIG, functions=functions)
 
 
-def test_a_serve_may_have_services_of_others_too(join):
+def test_a_serve_may_have_other_services(join):
     functions = ["theirs.add_one", *OURS[:2], "theirs.add_two", *OURS[2:]]
     assert join(CONFIG, functions=functions) == Listening("127.0.0.1", 9000, 8000)

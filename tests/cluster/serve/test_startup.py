@@ -1,4 +1,4 @@
-"""What `specdec serve` finds out before it starts anything, and says when it has."""
+"""The checks of `specdec serve` before it starts Ray, and the message when it is ready."""
 
 import socket
 from types import SimpleNamespace
@@ -9,7 +9,7 @@ from ray import serve
 from cluster.config.serve_config import ServeConfig
 from cluster.control.store import ControlStore, StoredSpeculation
 from cluster.serve.ray_session import Listening, RaySession, StartupError
-from cluster.serve.startup import Served, _how_to_call, deploy, running_service
+from cluster.serve.startup import ServedModel, _ready_message, deploy, running_service
 from specdec.types.errors import InvalidValueError, ModelNotFoundError, OutOfMemoryError
 from tests.e2e.conftest import free_ports
 from tests.specdec.tiny import renamed_dtype_dir
@@ -17,13 +17,13 @@ from tests.specdec.tiny import renamed_dtype_dir
 
 @pytest.fixture
 def lines():
-    """What the service has reported."""
+    """Return the list of lines that the service has reported."""
     return []
 
 
 @pytest.fixture
 def start(monkeypatch, tmp_path, lines):
-    """Starts the service up to the point where Ray would be started."""
+    """Return a function that starts the service up to the start of Ray."""
     monkeypatch.setattr(RaySession, "start", lambda session: pytest.fail("Ray started"))
 
     def start(**settings):
@@ -47,37 +47,37 @@ def test_a_port_in_use(start, setting):
             start(**{setting: port})
 
 
-def test_a_host_that_is_not_ours(start):
+def test_a_host_of_another_machine(start):
     with pytest.raises(StartupError, match=r"cannot listen on 203\.0\.113\.7"):
         start(host="203.0.113.7")
 
 
-def test_a_model_that_is_not_there(start):
+def test_a_missing_model(start):
     with pytest.raises(ModelNotFoundError):
         start(model="./no-such-model")
 
 
-def test_more_ranks_than_the_machine_bears(start, tiny_model_dir):
+def test_more_ranks_than_cores(start, tiny_model_dir):
     with pytest.raises(InvalidValueError, match="tensor_parallel_size is 900"):
         start(model=str(tiny_model_dir), tensor_parallel_size=900)
 
 
-def test_more_memory_than_there_is(start, tiny_model_dir):
+def test_more_memory_than_is_available(start, tiny_model_dir):
     with pytest.raises(OutOfMemoryError, match="GiB are free"):
         start(model=str(tiny_model_dir), kv_cache_memory_gib=100_000.0)
 
 
-def test_a_checkpoint_of_no_dtype_that_a_model_runs_in(start, tiny_model_dir, tmp_path):
+def test_a_checkpoint_of_an_unsupported_dtype(start, tiny_model_dir, tmp_path):
     model = renamed_dtype_dir(tiny_model_dir, tmp_path / "model", dtype="float64")
     with pytest.raises(InvalidValueError, match=r"dtype is 'auto'.* config.json says float64"):
         start(model=str(model), dtype="auto")
 
 
 class RayWouldStartError(Exception):
-    """All checks are passed."""
+    """All checks have passed."""
 
 
-def test_what_an_operator_has_set_is_told(start, lines, monkeypatch, tiny_model_dir, tmp_path):
+def test_speculation_overrides_are_reported(start, lines, monkeypatch, tiny_model_dir, tmp_path):
     def stop(session):
         raise RayWouldStartError
 
@@ -90,11 +90,11 @@ def test_what_an_operator_has_set_is_told(start, lines, monkeypatch, tiny_model_
     assert ControlStore(tmp_path / "state", "tiny").replace(stored, {})
     with pytest.raises(RayWouldStartError):
         start(**served)
-    line = "speculation as set by ann@host: mode off, threshold 4; "
-    assert line + "`specdec speculation reset` takes it back" in lines
+    line = "speculation overrides by ann@host: mode off, threshold 4; "
+    assert line + "reset with `specdec speculation reset`" in lines
 
 
-def test_a_state_directory_that_cannot_be(start, tiny_model_dir, tmp_path):
+def test_an_invalid_state_directory(start, tiny_model_dir, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(InvalidValueError, match=r"state_dir is .*file/state"):
         start(model=str(tiny_model_dir), state_dir=tmp_path / "file" / "state")
@@ -102,41 +102,44 @@ def test_a_state_directory_that_cannot_be(start, tiny_model_dir, tmp_path):
 
 @pytest.fixture
 def deployed(monkeypatch):
-    """Deploys models beside applications with these prefixes; what is told, and the prefixes."""
+    """Return a function that deploys models beside running applications with these prefixes.
 
-    def deployed(*names, **before):
-        there = {name: SimpleNamespace(route_prefix=prefix) for name, prefix in before.items()}
-        monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=there))
+    It returns the ready message and the prefixes of the models.
+    """
+
+    def deployed(*names, **running):
+        found = {name: SimpleNamespace(route_prefix=prefix) for name, prefix in running.items()}
+        monkeypatch.setattr(serve, "status", lambda: SimpleNamespace(applications=found))
         configs = [ServeConfig(served_model_name=name, ingress="serve") for name in names]
-        routes = deploy([Served(config) for config in configs])
+        routes = deploy([ServedModel(config) for config in configs])
         listening, prefix = Listening("10.0.0.1", 9100, 8100), routes[names[0]]
-        return _how_to_call(configs, listening, prefix, elapsed_s=1.0), list(routes.values())
+        return _ready_message(configs, listening, prefix, elapsed_s=1.0), list(routes.values())
 
     monkeypatch.setattr(serve, "run_many", lambda targets: None)
     return deployed
 
 
-def test_the_first_of_several_has_the_root(deployed):
-    said, routes = deployed("a", "b")
+def test_the_first_of_several_models_has_the_root(deployed):
+    message, routes = deployed("a", "b")
     assert routes == ["/", "/b"]
-    assert "a, b are ready" in said
-    assert "http://10.0.0.1:8100/health" in said
-    assert "specdec generate --address 10.0.0.1:9100" in said
+    assert "a, b are ready" in message
+    assert "http://10.0.0.1:8100/health" in message
+    assert "specdec generate --address 10.0.0.1:9100" in message
 
 
-def test_who_joins_another_is_told_prefix_and_name(deployed):
-    said, routes = deployed("a", theirs="/")
+def test_beside_another_application_the_message_has_prefix_and_name(deployed):
+    message, routes = deployed("a", other="/")
     assert routes == ["/a"]
-    assert "10.0.0.1:9100, model a (" in said
-    assert "http://10.0.0.1:8100/a/health" in said
-    assert "curl http://10.0.0.1:8100/a/v1/models" in said
+    assert "10.0.0.1:9100, model a (" in message
+    assert "http://10.0.0.1:8100/a/health" in message
+    assert "curl http://10.0.0.1:8100/a/v1/models" in message
 
 
-def test_a_redeployed_first_keeps_the_root(deployed):
+def test_a_redeployed_first_model_keeps_the_root(deployed):
     assert deployed("a", a="/", b="/b")[1] == ["/"]
 
 
-def test_who_joins_another_may_not_hide_its_paths(deployed):
+def test_a_prefix_may_not_hide_paths_of_another_application(deployed):
     assert deployed("metrics")[1] == ["/"]
-    with pytest.raises(InvalidValueError, match="/metrics is a path of its API"):
-        deployed("metrics", theirs="/")
+    with pytest.raises(InvalidValueError, match="/metrics is an API path"):
+        deployed("metrics", other="/")

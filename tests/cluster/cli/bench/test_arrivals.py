@@ -1,4 +1,4 @@
-"""When requests are due: the distribution that is asked for, and the same for the same seed."""
+"""Arrival times: their distribution and reproducibility."""
 
 from itertools import pairwise
 
@@ -8,8 +8,9 @@ from scipy import stats
 from cluster.cli.bench.arrivals import arrival_times
 
 COUNT = 20_000
-# An honest generator fails a test of this significance for one seed in a million; the seed is
-# fixed, so a failure is a change of the code. Three cases: odds of 3 in a million all together.
+# A correct generator fails a test of this significance for one seed in a million; the seed is
+# fixed, so a failure means that the code changed. The three cases
+# together have false-alarm odds of 3 in a million.
 SIGNIFICANCE = 1e-6
 
 
@@ -20,11 +21,11 @@ def test_gaps_have_the_gamma_distribution_of_the_rate(burstiness):
     gaps = [times[0], *(after - before for before, after in pairwise(times))]
     expected = stats.gamma(burstiness, scale=1 / (rate * burstiness))
     assert stats.kstest(gaps, expected.cdf).pvalue > SIGNIFICANCE
-    if burstiness != 1.0:  # the test would notice: it is not exponential
+    if burstiness != 1.0:  # the test has the power to detect another shape
         assert stats.kstest(gaps, stats.expon(scale=1 / rate).cdf).pvalue < SIGNIFICANCE
 
 
-def test_counts_of_a_poisson_process_vary_as_much_as_their_mean():
+def test_the_variance_of_poisson_counts_equals_their_mean():
     """Counts in windows have variance = mean; 4 windows a request, sd of the ratio about 0.02."""
     times = arrival_times(COUNT, 10.0, 1.0, seed=3)
     windows = [0] * (int(times[-1] / 0.4) + 1)
@@ -33,7 +34,7 @@ def test_counts_of_a_poisson_process_vary_as_much_as_their_mean():
     assert stats.tvar(windows) / stats.tmean(windows) == pytest.approx(1, abs=0.12)  # 6 sd
 
 
-def test_times_ascend_and_a_seed_fixes_them():
+def test_times_ascend_and_depend_on_the_seed_alone():
     times = arrival_times(50, 2.0, 1.0, seed=1)
     assert times == sorted(times)
     assert times == arrival_times(50, 2.0, 1.0, seed=1)

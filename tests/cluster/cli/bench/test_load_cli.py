@@ -1,4 +1,4 @@
-"""`specdec bench serve` against a service that answers from a script."""
+"""`specdec bench serve` against a fake service."""
 
 import json
 from xml.etree import ElementTree
@@ -30,22 +30,22 @@ def bench(service):
     return run
 
 
-def asked(service):
+def generate_requests(service):
     return [each for each in service.requests if isinstance(each, pb.GenerateRequest)]
 
 
-def test_a_table_for_a_reader(bench):
+def test_the_text_report(bench):
     result = bench("--num-prompts", 4, "--max-concurrency", 2, "--goodput", "ttft:60000")
     assert result.exit_code == 0
     lines = result.stdout.splitlines()
-    assert lines[0] == "tiny, grpc, at most 2 at once"
+    assert lines[0] == "tiny, grpc, concurrency 2"
     assert lines[1].startswith("requests  4 in ")
     assert "goodput" in lines[2]
-    assert lines[3].startswith("tokens    28 in, 12 out, ")
+    assert lines[3].startswith("tokens    28 input, 12 output, ")
     assert lines[4].split() == ["ms", "mean", "median", "p90", "p95", "p99"]
     assert [line.split()[0] for line in lines[5:9]] == ["ttft", "tpot", "itl", "e2el"]
     assert lines[9:] == ["drafts    8, acceptance rate 50%, mean acceptance length 2.50"]
-    assert result.stderr == "", "a bar is for terminals"
+    assert result.stderr == "", "a progress bar without a terminal"
 
 
 def test_json_and_file_have_the_names_of_vllm(bench, tmp_path):
@@ -67,20 +67,20 @@ def test_json_and_file_have_the_names_of_vllm(bench, tmp_path):
         assert run["p50_ttft_ms"] == run["median_ttft_ms"]
 
 
-def test_warm_ups_come_first_and_are_not_counted(bench, service):
+def test_warmup_requests_are_not_counted(bench, service):
     result = bench("--num-prompts", 3, "--num-warmups", 2, "--json")
     assert json.loads(result.stdout)["runs"][0]["completed"] == 3
-    assert len(asked(service)) == 5
+    assert len(generate_requests(service)) == 5
     service.requests.clear()
     bench("--num-prompts", 3, "--num-warmups", 0)
-    assert len(asked(service)) == 3
+    assert len(generate_requests(service)) == 3
 
 
-def test_what_is_asked_reaches_the_service(bench, service):
+def test_the_request_parameters_reach_the_service(bench, service):
     flags = "--num-prompts 1 --num-warmups 0 --random-input-len 6 --random-output-len 9 "
     flags += "--temperature 0.5 --seed 3 --no-speculation --num-speculative-tokens 2"
     bench(*flags.split(), "--speculation-method", "ngram")
-    [request] = asked(service)
+    [request] = generate_requests(service)
     assert len(request.chat.messages[0].content.split()) == 6
     assert request.sampling == pb.SamplingParams(
         temperature=0.5, seed=3, max_tokens=9, ignore_eos=True
@@ -94,14 +94,14 @@ def test_prompts_of_a_file(bench, service, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text('"Why?"\n{"prompt": "How?"}\n')
     bench("--dataset-path", path, "--output-len", 7, "--num-prompts", 3, "--num-warmups", 0)
-    requests = asked(service)
+    requests = generate_requests(service)
     assert [each.chat.messages[0].content for each in requests] == ["Why?", "How?", "Why?"]
     assert {each.sampling.max_tokens for each in requests} == {7}
     assert {each.sampling.ignore_eos for each in requests} == {False}
     assert requests[0].cache_salt
     bench("--dataset-path", path, "--no-cache-salt", "--ignore-eos", "--num-prompts", 1)
-    assert asked(service)[-1].cache_salt == ""
-    assert asked(service)[-1].sampling.ignore_eos
+    assert generate_requests(service)[-1].cache_salt == ""
+    assert generate_requests(service)[-1].sampling.ignore_eos
 
 
 def test_an_open_loop_takes_as_long_as_its_arrivals(bench):
@@ -115,27 +115,27 @@ def test_an_open_loop_takes_as_long_as_its_arrivals(bench):
     assert burst["request_rate"] is None
 
 
-def test_what_more_than_there_are_threads_for_is_late_where_all_is_due_at_once(bench, monkeypatch):
+def test_requests_beyond_the_number_of_threads_are_late_in_an_open_loop(bench, monkeypatch):
     monkeypatch.setattr(load, "MAX_THREADS", 2)
     flags = ["--request-rate", "inf", "--num-prompts", 6]
     [run] = json.loads(bench(*flags, "--json").stdout)["runs"]
     assert run["peak_concurrency"] <= 2
     assert run["max_lateness_s"] > 0
     [run] = json.loads(bench("--max-concurrency", 2, "--num-prompts", 6, "--json").stdout)["runs"]
-    assert run["max_lateness_s"] == 0, "nothing is due in a closed loop"
+    assert run["max_lateness_s"] == 0, "a closed loop has no arrival times"
 
 
 @pytest.mark.parametrize(
     ("flags", "label"),
     [
-        (["--request-rate", "100,100"], "requests a second"),
-        (["--request-rate", "100,100", "--max-concurrency", "2"], "requests a second"),
-        (["--request-rate", "100", "--max-concurrency", "2,2"], "requests a second"),
-        (["--request-rate", "100", "--max-concurrency", "1,2"], "most requests at once"),
-        (["--max-concurrency", "2,2"], "most requests at once"),
+        (["--request-rate", "100,100"], "requests per second"),
+        (["--request-rate", "100,100", "--max-concurrency", "2"], "requests per second"),
+        (["--request-rate", "100", "--max-concurrency", "2,2"], "requests per second"),
+        (["--request-rate", "100", "--max-concurrency", "1,2"], "maximum concurrency"),
+        (["--max-concurrency", "2,2"], "maximum concurrency"),
     ],
 )
-def test_the_same_load_again_is_drawn_too(bench, tmp_path, flags, label):
+def test_a_sweep_may_repeat_a_load(bench, tmp_path, flags, label):
     plot = tmp_path / "plot.svg"
     result = bench("--num-prompts", 2, *flags, "--plot", plot)
     assert result.exit_code == 0, result.output
@@ -146,16 +146,16 @@ def test_charts_of_one_run_and_of_several(bench, tmp_path):
     plot = tmp_path / "plot.svg"
     bench("--num-prompts", 5, "--plot", plot)
     one = plot.read_text()
-    assert "exceeded once in so many" in one
+    assert "exceeded by one in N" in one
     bench("--num-prompts", 3, "--request-rate", "100,200", "--plot", plot)
-    assert "requests a second" in plot.read_text()
+    assert "requests per second" in plot.read_text()
     bench("--num-prompts", 3, "--max-concurrency", "4,1,2", "--plot", plot)
-    assert "most requests at once" in plot.read_text()
+    assert "maximum concurrency" in plot.read_text()
     lines = [each.attrib["points"] for each in ElementTree.parse(plot).getroot().iter(LINE)]
     measured = [points.split() for points in lines if len(points.split()) == 3]
     assert len(measured) == 1 + 4 * 5
-    places = [float(point.split(",")[0]) for point in measured[0]]
-    assert places == sorted(places)
+    x = [float(point.split(",")[0]) for point in measured[0]]
+    assert x == sorted(x)
 
 
 def test_failures_are_counted_by_kind(bench, service):
@@ -166,7 +166,7 @@ def test_failures_are_counted_by_kind(bench, service):
     assert "errors    2 RESOURCE_EXHAUSTED" in result.stdout
 
 
-def test_no_success_is_a_failure(bench, service):
+def test_without_a_successful_request_the_command_fails(bench, service):
     service.error = (grpc.StatusCode.RESOURCE_EXHAUSTED, "full")
     result = bench("--num-prompts", 2, "--json")
     assert result.exit_code == 1
@@ -174,14 +174,14 @@ def test_no_success_is_a_failure(bench, service):
 
 
 @pytest.mark.parametrize("flag", ["--output", "--plot"])
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_asked(bench, service, flag):
+def test_a_missing_output_directory_is_an_error_before_any_request(bench, service, flag):
     result = bench(flag, "/no/such/directory/file")
     assert result.exit_code == 1
     assert "it must be in a directory that exists" in result.stderr
     assert not service.requests
 
 
-def test_nobody_there():
+def test_an_unreachable_service():
     arguments = ["bench", "serve", "--address", "127.0.0.1:1"]
     result = CliRunner().invoke(main.main, arguments)
     assert result.exit_code == 1
@@ -241,7 +241,7 @@ def test_flags_without_effect_are_wrong_usage(tmp_path, given):
 @pytest.mark.parametrize(
     "flags", [["--max-concurrency", "1,2", "--request-rate", "1,2"], ["--request-rate", "1,inf"]]
 )
-def test_loads_that_make_no_single_line_are_refused(bench, service, flags):
+def test_a_grid_of_loads_is_rejected(bench, service, flags):
     result = bench(*flags)
     assert result.exit_code == 1
     assert result.stderr.startswith("error: request_rate is ")

@@ -1,10 +1,10 @@
-"""Every figure of a run against a case that was worked out by hand."""
+"""The statistics of a run, compared with values computed by hand."""
 
 import numpy as np
 import pytest
 
 from cluster.cli.bench.backend import TokenUsage
-from cluster.cli.bench.load import Record
+from cluster.cli.bench.load import RequestRecord
 from cluster.cli.bench.load_statistics import (
     distribution,
     latency_ms,
@@ -15,10 +15,10 @@ from cluster.cli.bench.load_statistics import (
 from specdec.types.stats import SpeculationStats
 
 # Sent at 1 s, first token after 0.5 s, then after 0.2 and 0.3 s; 5 tokens, so 4 in 0.5 s.
-FIRST = Record(1.0, 1.0, (1.5, 1.7, 2.0), 2.0, TokenUsage(10, 5, SpeculationStats(2, 6, 3)))
+FIRST = RequestRecord(1.0, 1.0, (1.5, 1.7, 2.0), 2.0, TokenUsage(10, 5, SpeculationStats(2, 6, 3)))
 # Due at 1 s and sent 0.5 s later; one token after 0.1 s.
-SECOND = Record(1.0, 1.5, (1.6,), 1.6, TokenUsage(20, 1, SpeculationStats(1, 2, 0)))
-FAILED = Record(None, 3.0, (3.1,), 5.0, None, "UNAVAILABLE")
+SECOND = RequestRecord(1.0, 1.5, (1.6,), 1.6, TokenUsage(20, 1, SpeculationStats(1, 2, 0)))
+FAILED = RequestRecord(None, 3.0, (3.1,), 5.0, None, "UNAVAILABLE")
 
 
 @pytest.mark.parametrize(
@@ -27,12 +27,12 @@ FAILED = Record(None, 3.0, (3.1,), 5.0, None, "UNAVAILABLE")
         (FIRST, {"ttft": [500], "tpot": [125], "itl": [200, 300], "e2el": [1000]}),
         (SECOND, {"ttft": [100], "tpot": [], "itl": [], "e2el": [100]}),
         (
-            Record(0.0, 0.0, (), 0.25, TokenUsage(5, 0)),
+            RequestRecord(0.0, 0.0, (), 0.25, TokenUsage(5, 0)),
             {"ttft": [], "tpot": [], "itl": [], "e2el": [250]},
         ),
     ],
 )
-def test_latencies_of_one_answer(record, expected):
+def test_latencies_of_one_request(record, expected):
     for name, values in expected.items():
         assert latency_ms(record, name) == pytest.approx(values), name
 
@@ -66,12 +66,12 @@ def test_a_run_by_hand():
         ({"e2el": 99.0}, 0),
     ],
 )
-def test_goodput_counts_whoever_meets_every_objective(objectives, good):
+def test_goodput_counts_requests_that_meet_every_objective(objectives, good):
     summary = summarize([FIRST, SECOND, FAILED], [], objectives)
     assert summary.request_goodput == good / 4
 
 
-def test_a_run_in_which_all_failed():
+def test_a_run_in_which_all_requests_failed():
     summary = summarize([FAILED], [50], {"ttft": 1.0})
     assert (summary.completed, summary.failed, summary.request_throughput) == (0, 1, 0)
     assert summary.request_goodput == 0
@@ -79,7 +79,7 @@ def test_a_run_in_which_all_failed():
     assert summary.speculation is None
 
 
-def test_percentiles_are_numpys():
+def test_percentiles_equal_those_of_numpy():
     values = sorted([3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0])
     for percent in (0, 12.5, 50, 90, 99.9, 100):
         assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
@@ -87,9 +87,9 @@ def test_percentiles_are_numpys():
     assert distribution(values, []).std == pytest.approx(np.std(values))
 
 
-def test_open_at_once():
+def test_peak_concurrency():
     def record(sent, done):
-        return Record(sent, sent, (), done, None, "x")
+        return RequestRecord(sent, sent, (), done, None, "x")
 
     assert peak_concurrency([record(0, 1), record(1, 2)]) == 1
     assert peak_concurrency([record(0, 3), record(1, 2), record(1.5, 4)]) == 3

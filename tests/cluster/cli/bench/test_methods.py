@@ -1,4 +1,4 @@
-"""`specdec bench methods` against a service that answers from a script."""
+"""`specdec bench methods` against a fake service."""
 
 import json
 from types import SimpleNamespace
@@ -37,43 +37,41 @@ def bench(service):
     return run
 
 
-def is_measured(asked):
-    return isinstance(asked, pb.GenerateRequest) and asked.sampling.max_tokens == 9
+def is_measured(request):
+    return isinstance(request, pb.GenerateRequest) and request.sampling.max_tokens == 9
 
 
-def way_of(speculation):
+def variant_of(speculation):
     if speculation.HasField("enabled"):
         return "on" if speculation.enabled else "off"
     return pb.SpeculationMethod.Name(speculation.method).removeprefix("SPECULATION_METHOD_")
 
 
-def test_each_prompt_is_asked_in_every_way_and_each_way_comes_first_once(
-    bench, service, prompts_file
-):
+def test_each_prompt_is_sent_with_every_variant_in_rotating_order(bench, service, prompts_file):
     result = bench(prompts_file, "--max-tokens", "9")
     assert result.exit_code == 0
     measured = [each for each in service.requests if is_measured(each)]
-    named = [(each.chat.messages[0].content, way_of(each.speculation)) for each in measured]
-    turns = ["off", "NGRAM", "DRAFT_MODEL", "UNSPECIFIED"]
+    named = [(each.chat.messages[0].content, variant_of(each.speculation)) for each in measured]
+    variants = ["off", "NGRAM", "DRAFT_MODEL", "UNSPECIFIED"]
     assert named == [
-        (prompt, turns[(first + place) % 4])
+        (prompt, variants[(first + index) % 4])
         for first, prompt in enumerate(["Why?", "How?", "When?"])
-        for place in range(4)
+        for index in range(4)
     ]
 
 
-def test_no_way_learns_from_what_another_was_answered(bench, service, prompts_file):
+def test_variants_do_not_share_a_prefix_cache(bench, service, prompts_file):
     assert bench(prompts_file, "--max-tokens", "9").exit_code == 0
     measured = [each for each in service.requests if is_measured(each)]
-    salts = {way_of(each.speculation): each.cache_salt for each in measured}
-    assert all(salts[way_of(each.speculation)] == each.cache_salt for each in measured)
+    salts = {variant_of(each.speculation): each.cache_salt for each in measured}
+    assert all(salts[variant_of(each.speculation)] == each.cache_salt for each in measured)
     assert len(set(salts.values())) == len(salts) == 4
-    asked = [each for each in service.requests if isinstance(each, pb.GenerateRequest)]
-    prepared = [each for each in asked if each.sampling.max_tokens == 1]
-    assert [each.cache_salt for each in prepared] == [each.cache_salt for each in measured]
+    generated = [each for each in service.requests if isinstance(each, pb.GenerateRequest)]
+    warmup = [each for each in generated if each.sampling.max_tokens == 1]
+    assert [each.cache_salt for each in warmup] == [each.cache_salt for each in measured]
 
 
-def test_a_table_for_a_reader_and_json_for_programs(bench, prompts_file, tmp_path):
+def test_the_report_as_text_and_as_json(bench, prompts_file, tmp_path):
     output, plot = tmp_path / "report.json", tmp_path / "report.svg"
     flags = ["--num-prompts", "2", "--output", output, "--plot", plot]
     report = json.loads(bench(prompts_file, *flags, "--json").stdout)
@@ -93,21 +91,21 @@ def test_a_table_for_a_reader_and_json_for_programs(bench, prompts_file, tmp_pat
     assert len(bars) == 1 + len(names)
 
 
-def test_who_drafted_nothing_has_no_acceptance():
+def test_without_drafts_there_is_no_acceptance_rate():
     nothing = MethodResult("off", 20.0, 1.0, 0.0, 1.0, 0, 12, 0)
     assert _line(nothing).split() == ["off", "20.0", "1.00", "-", "-", "0", "0"]
     some = MethodResult("ngram", None, None, 0.5, 2.5, 4, 12, 1)
     assert _line(some).split() == ["ngram", "-", "-", "50%", "2.50", "4", "1"]
 
 
-def test_an_answer_without_a_token_has_no_rate():
+def test_a_completion_without_a_token_has_no_rate():
     usage = SimpleNamespace(completion_tokens=0)
-    answer = SimpleNamespace(chunks=[], usage=usage, total_s=1.0, first_token_s=0.5)
-    assert _tokens_per_s(answer) is None
+    result = SimpleNamespace(chunks=[], usage=usage, total_s=1.0, first_token_s=0.5)
+    assert _tokens_per_s(result) is None
 
 
 @pytest.mark.parametrize("line", ["Why?", '{"question": "Why?"}', '""', '{"turns": []}', "[1]"])
-def test_a_line_that_is_no_prompt_is_told(bench, service, tmp_path, line):
+def test_an_invalid_line_of_prompts_is_an_error(bench, service, tmp_path, line):
     path = tmp_path / "prompts.jsonl"
     path.write_text(f'"Why?"\n{line}\n')
     result = bench(path)
@@ -116,7 +114,7 @@ def test_a_line_that_is_no_prompt_is_told(bench, service, tmp_path, line):
     assert not service.requests
 
 
-def test_a_file_without_prompts_is_refused(bench, tmp_path):
+def test_a_file_without_prompts_is_an_error(bench, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text("\n")
     assert "it must be JSON lines" in bench(path).stderr

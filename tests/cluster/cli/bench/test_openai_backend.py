@@ -1,4 +1,4 @@
-"""What is sent over the OpenAI API, and how its events are read: ours, vLLM's and broken ones."""
+"""Requests over the OpenAI API, and parsing of its events: ours, vLLM's and invalid ones."""
 
 import json
 import socket
@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from cluster.cli.bench.backend import Heard, RequestFailedError, TokenUsage
+from cluster.cli.bench.backend import RequestFailedError, StreamEvent, TokenUsage
+from cluster.cli.bench.dataset import RequestOptions, SampleRequest
 from cluster.cli.bench.openai_backend import OpenAIBackend, ServiceError
-from cluster.cli.bench.questions import HowToAsk, Question
 from specdec.types.errors import InvalidValueError
 from specdec.types.sampling_params import SpeculationOptions
 from specdec.types.stats import SpeculationStats
@@ -20,7 +20,7 @@ SPECULATION = {"num_drafts": 2, "num_draft_tokens": 6, "num_accepted_tokens": 3,
 
 
 class Service:
-    """Answers every request with `events`, or with `status`; keeps what it was asked."""
+    """Answers every request with `events` or `status`, and records the requests."""
 
     def __init__(self):
         self.requests = []
@@ -48,16 +48,16 @@ def service():
 
 @pytest.fixture
 def connect(service):
-    def connect(endpoint="chat", how=None, **options):
+    def connect(endpoint="chat", options=None, **flags):
         transport = httpx.MockTransport(service.handle)
-        url, how = "http://127.0.0.1:1", how or HowToAsk()
-        return OpenAIBackend(url, endpoint, how, timeout_s=5, transport=transport, **options)
+        url, options = "http://127.0.0.1:1", options or RequestOptions()
+        return OpenAIBackend(url, endpoint, options, timeout_s=5, transport=transport, **flags)
 
     return connect
 
 
 def test_a_chat_request(connect, service):
-    list(connect().ask(Question("Why?", 9, "salt")))
+    list(connect().stream(SampleRequest("Why?", 9, "salt")))
     assert service.requests[-1].url.path == "/v1/chat/completions"
     assert service.body == {
         "model": "tiny",
@@ -71,13 +71,14 @@ def test_a_chat_request(connect, service):
     }
 
 
-def test_a_completion_request_with_all_there_is(connect, service):
+def test_a_completion_request_with_all_options(connect, service):
     speculation = SpeculationOptions(enabled=False, num_speculative_tokens=0)
-    how = HowToAsk(0.5, 3, True, speculation)
-    list(connect("completions", how, model="mine", api_key="secret").ask(Question("Why?", 9)))
+    options = RequestOptions(0.5, 3, True, speculation)
+    backend = connect("completions", options, model="mine", api_key="secret")
+    list(backend.stream(SampleRequest("Why?", 9)))
     assert service.requests[-1].url.path == "/v1/completions"
     assert service.requests[-1].headers["authorization"] == "Bearer secret"
-    assert len(service.requests) == 1, "a model that is given is not asked for"
+    assert len(service.requests) == 1, "a given model name is not looked up"
     assert service.body["prompt"] == "Why?"
     assert service.body["ignore_eos"] is True
     assert service.body["speculation"] == {"enabled": False, "num_speculative_tokens": 0}
@@ -94,24 +95,24 @@ def test_events_of_our_chats(connect, service):
         {"choices": [], "usage": USAGE | {"completion_tokens_details": details}},
     ]
     usage = TokenUsage(7, 3, SpeculationStats(2, 6, 3))
-    assert list(connect().ask(Question("Why?", 9))) == [
-        Heard(False),
-        Heard(True),
-        Heard(False),
-        Heard(False, usage),
+    assert list(connect().stream(SampleRequest("Why?", 9))) == [
+        StreamEvent(False),
+        StreamEvent(True),
+        StreamEvent(False),
+        StreamEvent(False, usage),
     ]
 
 
-def test_events_of_completions_elsewhere(connect, service):
+def test_events_of_completions_of_other_services(connect, service):
     service.events = [{"choices": [{"text": "Blue"}]}, {"choices": [], "usage": USAGE}]
-    heard = list(connect("completions").ask(Question("Why?", 9)))
-    assert heard == [Heard(True), Heard(False, TokenUsage(7, 3))]
+    events = list(connect("completions").stream(SampleRequest("Why?", 9)))
+    assert events == [StreamEvent(True), StreamEvent(False, TokenUsage(7, 3))]
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "tool_calls"])
-def test_what_else_a_model_says_counts_too(connect, service, name):
+def test_reasoning_and_tool_calls_count_as_tokens(connect, service, name):
     service.events = [{"choices": [{"delta": {name: [1]}}]}]
-    assert list(connect().ask(Question("Why?", 9))) == [Heard(True)]
+    assert list(connect().stream(SampleRequest("Why?", 9))) == [StreamEvent(True)]
 
 
 @pytest.mark.parametrize(
@@ -120,48 +121,50 @@ def test_what_else_a_model_says_counts_too(connect, service, name):
         (429, [], "HTTP 429"),
         (200, [{"error": {"code": "unavailable"}}], "error in the stream: unavailable"),
         (200, [{"error": "gone"}], "error in the stream: unnamed"),
-        (200, ["{"], "an event that is none of OpenAI's API"),
-        (200, ["[1]"], "an event that is none of OpenAI's API"),
-        (200, [{"choices": [], "usage": {}}], "an event that is none of OpenAI's API"),
+        (200, ["{"], "an event that is not of the OpenAI API"),
+        (200, ["[1]"], "an event that is not of the OpenAI API"),
+        (200, [{"choices": [], "usage": {}}], "an event that is not of the OpenAI API"),
     ],
 )
 def test_failures_by_kind(connect, service, status, events, kind):
     service.status, service.events = status, events
     with pytest.raises(RequestFailedError) as caught:
-        list(connect().ask(Question("Why?", 9)))
+        list(connect().stream(SampleRequest("Why?", 9)))
     assert caught.value.kind == kind
 
 
-def test_nobody_there():
-    with pytest.raises(ServiceError, match="1:1 tells of no model"):
-        OpenAIBackend("http://127.0.0.1:1", "chat", HowToAsk(), timeout_s=5)
-    backend = OpenAIBackend("http://127.0.0.1:1", "chat", HowToAsk(), timeout_s=5, model="tiny")
+def test_an_unreachable_service():
+    with pytest.raises(ServiceError, match="1:1/v1/models failed: "):
+        OpenAIBackend("http://127.0.0.1:1", "chat", RequestOptions(), timeout_s=5)
+    backend = OpenAIBackend(
+        "http://127.0.0.1:1", "chat", RequestOptions(), timeout_s=5, model="tiny"
+    )
     with pytest.raises(RequestFailedError, match="ConnectError"):
-        list(backend.ask(Question("Why?", 9)))
+        list(backend.stream(SampleRequest("Why?", 9)))
     backend.close()
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:1/v1", "http://127.0.0.1:1/v1/"])
-def test_a_url_may_end_as_openais_clients_have_it(service, url):
+def test_a_url_may_end_in_v1(service, url):
     transport = httpx.MockTransport(service.handle)
-    OpenAIBackend(url, "chat", HowToAsk(), timeout_s=5, transport=transport)
+    OpenAIBackend(url, "chat", RequestOptions(), timeout_s=5, transport=transport)
     assert str(service.requests[0].url) == "http://127.0.0.1:1/v1/models"
 
 
 def test_a_service_of_another_kind(connect, service):
     service.models = {"models": []}
-    with pytest.raises(ServiceError, match="lists no model as OpenAI's API does"):
+    with pytest.raises(ServiceError, match="lists no model in the format of the OpenAI API"):
         connect()
 
 
 @pytest.mark.parametrize("key", ["secret\n", "s\u00e9cret", "sec ret", "secret\x7f"])
-def test_a_key_that_no_header_can_have_is_refused_and_not_shown(connect, service, key):
+def test_an_invalid_key_is_rejected_and_not_shown(connect, service, key):
     with pytest.raises(InvalidValueError, match=r"^api_key is 'not shown'; it must be printable"):
         connect(api_key=key)
     assert not service.requests
 
 
-def test_certificates_that_are_none(connect, tmp_path):
+def test_an_invalid_certificate_file(connect, tmp_path):
     path = tmp_path / "ca.pem"
     path.write_text("nothing")
     with pytest.raises(InvalidValueError, match=r"tls_ca_file is .* it must be a file of cert"):
@@ -169,26 +172,26 @@ def test_certificates_that_are_none(connect, tmp_path):
 
 
 @pytest.mark.parametrize("url", ["nonsense", "ftp://host", "http://"])
-def test_a_url_that_is_none(url):
+def test_an_invalid_url(url):
     with pytest.raises((InvalidValueError, ServiceError)):
-        OpenAIBackend(url, "chat", HowToAsk(), timeout_s=5)
+        OpenAIBackend(url, "chat", RequestOptions(), timeout_s=5)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n\r\n"
 
 
-@pytest.mark.parametrize("said", [b"", HEAD + b'data: {"choices": [{"text": "a"}]}\n\n'])
-def test_closing_ends_what_is_still_being_answered(said):
-    """By a service that says nothing at all, or no more."""
+@pytest.mark.parametrize("sent", [b"", HEAD + b'data: {"choices": [{"text": "a"}]}\n\n'])
+def test_close_ends_open_streams(sent):
+    """Close the backend while the service sends nothing, or nothing more."""
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as pool:
         url = f"http://127.0.0.1:{server.getsockname()[1]}"
-        backend = OpenAIBackend(url, "completions", HowToAsk(), timeout_s=60, model="tiny")
-        asking = pool.submit(lambda: list(backend.ask(Question("Why?", 9))))
+        backend = OpenAIBackend(url, "completions", RequestOptions(), timeout_s=60, model="tiny")
+        stream = pool.submit(lambda: list(backend.stream(SampleRequest("Why?", 9))))
         connection, _ = server.accept()
         with connection:
             connection.recv(10_000)
-            connection.sendall(said)
-            time.sleep(0.1)  # for the reader to wait for more
+            connection.sendall(sent)
+            time.sleep(0.1)  # until the reader waits for more
             backend.close()
             with pytest.raises(RequestFailedError):
-                asking.result(timeout=10)
+                stream.result(timeout=10)

@@ -1,0 +1,101 @@
+"""Datasets of benchmark requests: the prompts of a file, or random words."""
+
+from __future__ import annotations
+
+import random
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from specdec.types.sampling_params import SpeculationOptions
+
+_WORDS = (
+    *("the", "of", "and", "to", "in", "is", "that", "for", "on", "with", "as", "by"),
+    *("at", "from", "this", "be", "are", "or", "an", "have", "not", "it", "was", "but"),
+)
+"""With a leading space, each is one token in the usual vocabularies for English."""
+
+
+@dataclass(frozen=True)
+class SampleRequest:
+    """One request. cache_salt: requests with the same one share the prefix cache; "": not sent."""
+
+    prompt: str
+    max_tokens: int
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True)
+class RequestOptions:
+    """Parameters that all requests share.
+
+    temperature: None for the default of the service. ignore_eos: whether to generate max_tokens.
+    speculation: None for the default of the service.
+    """
+
+    temperature: float | None = 0.0
+    seed: int | None = 0
+    ignore_eos: bool = False
+    speculation: SpeculationOptions | None = None
+
+
+class Dataset(Protocol):
+    """A source of requests."""
+
+    def requests(self, count: int, run: int) -> list[SampleRequest]:
+        """Return `count` requests that do not share the prefix cache with another run."""
+        ...
+
+
+@dataclass(frozen=True)
+class PromptFileDataset:
+    """The prompts of a file in order, repeated if there are too few."""
+
+    prompts: Sequence[str]
+    max_tokens: int
+    with_cache_salt: bool = True
+
+    def requests(self, count: int, run: int) -> list[SampleRequest]:
+        """Return requests with the salt of this run; repeated prompts may be cached within it."""
+        salt = _new_salt(self.with_cache_salt)
+        chosen = (self.prompts[index % len(self.prompts)] for index in range(count))
+        return [SampleRequest(prompt, self.max_tokens, salt) for prompt in chosen]
+
+
+@dataclass(frozen=True)
+class RandomDataset:
+    """Prompts of random common words, each about one token.
+
+    input_len: words of the prompt. output_len: maximum output tokens. range_ratio: ratio r, for
+    which both lengths are drawn uniformly from [(1-r)L, (1+r)L]. prefix_len: words of a prefix that
+    all prompts share.
+    """
+
+    input_len: int
+    output_len: int
+    range_ratio: float = 0.0
+    prefix_len: int = 0
+    seed: int = 0
+    with_cache_salt: bool = True
+
+    def requests(self, count: int, run: int) -> list[SampleRequest]:
+        """Return requests whose words depend on the seed and the run alone."""
+        salt = _new_salt(self.with_cache_salt)
+        shared = random.Random(f"{self.seed} prefix")
+        prefix = shared.choices(_WORDS, k=self.prefix_len)
+        draw = random.Random(f"{self.seed} {run}")
+        return [self._request(draw, prefix, salt) for _ in range(count)]
+
+    def _request(self, draw: random.Random, prefix: list[str], salt: str) -> SampleRequest:
+        words = draw.choices(_WORDS, k=self._length(draw, self.input_len))
+        return SampleRequest(" ".join(prefix + words), self._length(draw, self.output_len), salt)
+
+    def _length(self, draw: random.Random, mean: int) -> int:
+        spread = int(mean * self.range_ratio)
+        return max(1, draw.randint(mean - spread, mean + spread))
+
+
+def _new_salt(with_cache_salt: bool) -> str:
+    """Return a unique salt for the requests of one run, or ""."""
+    return secrets.token_urlsafe() if with_cache_salt else ""

@@ -1,0 +1,60 @@
+"""Datasets: lengths, prefixes and cache salts."""
+
+from functools import partial
+
+import pytest
+
+from cluster.cli.bench.dataset import PromptFileDataset, RandomDataset
+
+
+def words(request):
+    return request.prompt.split()
+
+
+def test_prompts_of_a_file_are_repeated_in_order():
+    requests = PromptFileDataset(["a", "b"], max_tokens=9).requests(3, run=0)
+    assert [(each.prompt, each.max_tokens) for each in requests] == [("a", 9), ("b", 9), ("a", 9)]
+    assert len({each.cache_salt for each in requests}) == 1
+
+
+@pytest.mark.parametrize(
+    "make", [partial(PromptFileDataset, ["a"], 9), partial(RandomDataset, 5, 9)]
+)
+def test_runs_do_not_share_the_prefix_cache(make):
+    """Another run, in this process or a later one, may send the same words."""
+    dataset = make()
+    salts = [{each.cache_salt for each in dataset.requests(3, run)} for run in (0, 1, 0)]
+    assert [len(each) for each in salts] == [1, 1, 1]
+    assert len(set.union(*salts)) == 3
+    assert all(salts[0])
+    assert make(with_cache_salt=False).requests(1, 0)[0].cache_salt == ""
+
+
+def test_the_number_of_random_words():
+    for each in RandomDataset(12, 5).requests(20, 0):
+        assert (len(words(each)), each.max_tokens) == (12, 5)
+
+
+def test_lengths_cover_exactly_their_range():
+    requests = RandomDataset(10, 100, range_ratio=0.5).requests(400, 0)
+    inputs, outputs = (
+        {len(words(each)) for each in requests},
+        {each.max_tokens for each in requests},
+    )
+    assert inputs == set(range(5, 16))  # each missing with odds of (10/11)^400 = 3e-17
+    assert (min(outputs) >= 50, max(outputs) <= 150, len(outputs) > 80) == (True, True, True)
+
+
+def test_all_prompts_share_the_prefix_alone():
+    requests = RandomDataset(20, 5, prefix_len=8).requests(10, 0)
+    assert len({tuple(words(each)[:8]) for each in requests}) == 1
+    assert len({tuple(words(each)[8:]) for each in requests}) == 10
+    assert {len(words(each)) for each in requests} == {28}
+
+
+def test_the_seed_and_the_run_fix_the_words():
+    dataset = RandomDataset(20, 5, seed=1)
+    first = list(map(words, dataset.requests(3, 0)))
+    assert first == list(map(words, dataset.requests(3, 0)))
+    assert first != list(map(words, dataset.requests(3, 1)))
+    assert first != list(map(words, RandomDataset(20, 5, seed=2).requests(3, 0)))
