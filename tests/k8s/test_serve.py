@@ -101,8 +101,8 @@ def test_helm_test_fails_where_speculation_is_not_as_configured(objects, pod, tm
     plan["models"][0] |= {"num_speculative_tokens": 5, "mode": "off"}
     found = helm_test(objects, pod, plan, tmp_path)
     assert found.returncode == 1
-    assert "chat: num_speculative_tokens is 3, and should be 5" in found.stderr
-    assert "chat: the mode of speculation is auto, and should be off" in found.stderr
+    assert "chat: num_speculative_tokens is 3 (expected 5)" in found.stderr
+    assert "chat: the mode of speculation is auto (expected off)" in found.stderr
 
 
 def test_both_interfaces_ask_for_the_key(pod):

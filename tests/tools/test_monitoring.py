@@ -89,7 +89,7 @@ def test_check_detects_a_file_changed_by_hand(tmp_path, monkeypatch, capsys):
     (tmp_path / "deploy" / RULES).write_text("groups: []\n")
     (tmp_path / "deploy" / DASHBOARD).unlink()
     assert main(["check"]) == 1
-    assert "prometheus/rules.yaml is not as" in capsys.readouterr().err
+    assert "prometheus/rules.yaml is out of date" in capsys.readouterr().err
     assert main([]) == 0
     assert main(["check"]) == 0
 

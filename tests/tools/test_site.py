@@ -1,4 +1,4 @@
-"""Tests of the documentation site: its generated pages, its links, and that it is self-contained."""
+"""Tests of the documentation site: its pages, its links, and that it loads nothing external."""
 
 import re
 import subprocess
