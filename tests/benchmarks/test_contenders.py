@@ -15,7 +15,7 @@ def contender(tiny_model_dir):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_method_says_the_same(contender, method):
+def test_every_method_outputs_the_same_tokens(contender, method):
     plain = contender.measure(Workload(PROMPTS, 12))
     drafted = contender.measure(Workload(PROMPTS, 12, method))
     assert [each.token_ids for each in drafted.streams] == [

@@ -23,8 +23,8 @@ def test_everything_is_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(control, "STREAMS", STREAMS[:2])
     path = tmp_path / "control.json"
     status = control.main(["--rounds", "2", "--round-s", "5", "--output", str(path)])
-    report, told = json.loads(path.read_text()), json.loads(capsys.readouterr().out)
-    assert len(report["results"]) == 2 * len(ACCEPTANCE) == told["num_cases"]
+    report, summary = json.loads(path.read_text()), json.loads(capsys.readouterr().out)
+    assert len(report["results"]) == 2 * len(ACCEPTANCE) == summary["num_cases"]
     assert status == (0 if report["worst"] >= AIM else 1)
     assert path.with_suffix(".md").read_text().count("\n| cpu |") == 2 * len(ACCEPTANCE)
     assert path.with_suffix(".svg").read_text().count("<circle") == 2 * len(ACCEPTANCE) + 3

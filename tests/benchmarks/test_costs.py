@@ -104,7 +104,7 @@ def test_a_load_asks_more_requests_than_are_open():
     assert (len(workload.prompts), workload.num_open) == (8, 4)
 
 
-def test_the_service_is_told_a_stream_interval_only_where_asked():
+def test_the_stream_interval_is_set_only_if_specified():
     assert "stream_interval" not in overhead.service_settings(PRECISIONS["int8"], None)
     settings = overhead.service_settings(PRECISIONS["int8"], 4)
     assert (settings["stream_interval"], settings["quantization"]) == (4, "int8")

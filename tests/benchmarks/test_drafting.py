@@ -53,7 +53,7 @@ def test_the_draft_model_is_spared_where_a_lookup_comes_first(tokenizer):
     assert tally.num_model_drafts == tally.num_steps - 2
 
 
-def test_suffix_decoding_knows_the_second_time_what_was_said_the_first(tokenizer):
+def test_suffix_decoding_drafts_from_outputs_of_an_earlier_run(tokenizer):
     replay = Replay(SpeculativeConfig("suffix"), 3, tokenizer)
     once = [recording([1], range(10, 40))]
     first, second = replay.run(once), replay.run(once)
@@ -90,7 +90,7 @@ def costs(verify_s=(0.02, 0.021, 0.022, 0.023, 0.024, 0.025, 0.026, 0.027, 0.028
     return CostTable(describe_machine(), 2, verify_s, tuple(0.005 * count for count in range(9)))
 
 
-def test_steps_are_counted_with_what_the_table_says(tokenizer):
+def test_steps_are_timed_with_the_cost_table(tokenizer):
     agrees = (True, True, True, False, True, True, True)
     replay = Replay(SpeculativeConfig("draft_model"), 3, tokenizer)
     tally = replay.run([recording([1], [2, 3, 4, 5, 6, 7, 8], agrees)])

@@ -50,7 +50,7 @@ def test_steps_are_timed_and_set_beside_the_floor(tiny):
     assert 0 < steps["verify_ms"] < 1000
 
 
-def test_without_a_gpu_it_says_so(monkeypatch, capsys, tmp_path):
+def test_without_a_gpu_the_result_is_skipped(monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     output = tmp_path / "gpu_check.json"
     assert gpu_check.main(["--output", str(output)]) == 0

@@ -23,7 +23,7 @@ def test_a_share_is_the_median_of_the_rounds_own_ratios():
     assert [bar.is_met for bar in bars([first])] == [True, False]
 
 
-def test_the_bound_covers_the_median_as_often_as_it_says():
+def test_the_bound_covers_the_median_at_the_stated_confidence():
     """Of 200 samples of 15, at least 0.95 - 4 deviations of 0.015: a false alarm in 30,000."""
     random = np.random.default_rng(1)
     bounds = [lower_bound(random.normal(1.0, 0.05, 15).tolist(), seed) for seed in range(200)]

@@ -1,4 +1,4 @@
-"""Peers: what drivers are told and answer, what is missing, and how they are compared."""
+"""Tests of the comparison with peers: the driver protocol, missing peers, and the ratios."""
 
 import json
 import sys
@@ -66,8 +66,8 @@ def test_messages_survive_json():
     workload = Workload(((1, 2), (3,)), 8, "ngram")
     assert decode_workload(json.loads(json.dumps(encode_workload(workload)))) == workload
     measurement = Measurement(1.5, (StreamRecord((1, 2), (0.5, 1.0)),), None)
-    told = json.loads(json.dumps(encode_measurement(measurement)))
-    assert decode_measurement(told) == measurement
+    decoded = json.loads(json.dumps(encode_measurement(measurement)))
+    assert decode_measurement(decoded) == measurement
 
 
 def test_a_peer_answers_whatever_else_it_prints(echo, tmp_path):
@@ -78,7 +78,7 @@ def test_a_peer_answers_whatever_else_it_prints(echo, tmp_path):
     assert "noise that is no answer" in (tmp_path / "log").read_text()
 
 
-def test_a_peer_that_ends_tells_why(echo, tmp_path):
+def test_a_peer_that_exits_reports_the_cause(echo, tmp_path):
     with (
         pytest.raises(PeerUnavailableError, match="it broke"),
         PeerProcess(echo, tmp_path / "log") as peer,
@@ -86,13 +86,13 @@ def test_a_peer_that_ends_tells_why(echo, tmp_path):
         peer.measure(Workload(((1, 2),), 0))
 
 
-def test_a_peer_that_does_not_load_tells_why(tmp_path):
+def test_a_peer_that_fails_to_load_reports_the_cause(tmp_path):
     launch = Launch(sys.executable, "benchmarks.peers.no_such_driver", {})
     with pytest.raises(PeerUnavailableError, match="no_such_driver"):
         PeerProcess(launch, tmp_path / "log").__enter__()
 
 
-def test_a_missing_peer_is_told_of_and_the_others_go_on(echo, tmp_path):
+def test_a_missing_peer_is_reported_and_the_others_run(echo, tmp_path):
     def cannot(setup):
         raise PeerUnavailableError("no compiler")
 
@@ -169,7 +169,7 @@ def test_our_faster_lookup_is_compared():
     assert (ratio.median, ratio.aim) == (3.0, 1.8)
 
 
-def test_a_peer_that_is_loaded_anew_for_lookups_is_compared_once():
+def test_a_peer_that_is_reloaded_for_lookups_is_compared_once():
     measured = example() | {
         lookup_case("vllm fp32 lookup", "edit", "ngram"): measured_in([2.0, 4.0])
     }

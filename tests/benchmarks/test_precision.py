@@ -15,9 +15,9 @@ def log_probs(*rows):
 def test_distances_are_over_all_tokens():
     expected = [log_probs([0.75, 0.25]), log_probs([0.9, 0.1], [0.2, 0.8])]
     found = [log_probs([0.25, 0.75]), log_probs([0.9, 0.1], [0.2, 0.8])]
-    said = distance("int8", expected, found)
-    assert said.precision == "int8"
-    assert said.kl_divergence == pytest.approx(0.5 * math.log(3) / 3)
-    assert said.total_variation == pytest.approx(0.5 / 3)
-    assert said.most_total_variation == pytest.approx(0.5)
-    assert said.num_agreeing == 2
+    result = distance("int8", expected, found)
+    assert result.precision == "int8"
+    assert result.kl_divergence == pytest.approx(0.5 * math.log(3) / 3)
+    assert result.total_variation == pytest.approx(0.5 / 3)
+    assert result.most_total_variation == pytest.approx(0.5)
+    assert result.num_agreeing == 2

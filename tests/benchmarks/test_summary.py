@@ -27,7 +27,7 @@ def test_a_row_is_the_median_of_its_rounds():
     assert row.mean_acceptance_length == 1.0
 
 
-def test_an_acceptance_length_that_nobody_tells_stays_untold():
+def test_an_unknown_acceptance_length_is_none():
     assert summarize("a", [measurement(1.0, length=None)]).mean_acceptance_length is None
 
 
@@ -84,20 +84,20 @@ def test_workloads():
 
 
 class Recorder:
-    """A contender that notes what it is asked, in a list that it shares with others."""
+    """A contender that records its calls in a list that it shares with others."""
 
-    def __init__(self, name, heard):
-        self._name, self._heard = name, heard
+    def __init__(self, name, calls):
+        self._name, self._calls = name, calls
 
     def measure(self, workload):
-        self._heard.append((self._name, workload.prompts[0][0]))
+        self._calls.append((self._name, workload.prompts[0][0]))
         return measurement(1.0)
 
 
-def test_cases_take_turns_and_every_round_begins_with_another():
-    heard = []
-    contenders = {name: Recorder(name, heard) for name in ("a", "b")}
+def test_cases_alternate_and_every_round_begins_with_another():
+    calls = []
+    contenders = {name: Recorder(name, calls) for name in ("a", "b")}
     cases = [Case(name, name, one_by_one([(10,), (20,)], 4)) for name in ("a", "b")]
     measured = measure_rounds(contenders, cases, num_rounds=3, quiet_limit_s=0)
-    assert heard == [("a", 10), ("b", 10), ("b", 20), ("a", 20), ("a", 10), ("b", 10)]
+    assert calls == [("a", 10), ("b", 10), ("b", 20), ("a", 20), ("a", 10), ("b", 10)]
     assert {name: len(each) for name, each in measured.items()} == {"a": 3, "b": 3}

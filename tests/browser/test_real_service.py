@@ -78,7 +78,7 @@ def test_the_page_shows_load_and_turns_speculation_off_and_on(service, visit, si
         expect_text(page.locator("#audit li").first, "reset")
 
 
-# A test that clicks from outside may come when so small a model has said everything.
+# Clicks in the page: a click by the test may come after so small a model has finished.
 STOP_AT_THE_FOURTH_TOKEN = """() => {
   const output = document.querySelector("#output");
   const observer = new MutationObserver(() => {
