@@ -5,7 +5,7 @@ from benchmarks.matrix_contenders import CONTENDERS
 from tests.specdec.threads import num_threads
 
 
-def test_contenders_alternate_and_report_the_bytes_that_they_read():
+def test_the_lower_bound_of_each_contender_depends_on_its_bytes():
     names = ("float32", "int8", "torch float32, x @ W")
     with num_threads(1), torch.inference_mode():
         figures = measure([(48, 64), (16, 48)], 3, 2, names, 1)

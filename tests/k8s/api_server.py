@@ -226,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _patched(below: Any, patch: Any) -> Any:
-    """Apply a JSON merge patch. Strategic merges of lists are not needed: Helm replaces them here."""
+    """Apply a JSON merge patch; in the objects here it equals Helm's strategic merge patches."""
     if not isinstance(patch, dict):
         return patch
     result = dict(below) if isinstance(below, dict) else {}
