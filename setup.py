@@ -21,7 +21,7 @@ class GenerateStubs(Command):
         """Do nothing: the command has no options."""
 
     def run(self) -> None:
-            """Run protoc from the project's root, so that stubs import each other as `protos...`.
+        """Run protoc from the project's root, so that stubs import each other as `protos...`.
 
         Raises ExecError if protoc fails.
         """

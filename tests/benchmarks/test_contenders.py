@@ -1,4 +1,4 @@
-"""Our own contenders on the tiny model."""
+"""Tests of specdec's contenders on the tiny model."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_every_method_outputs_the_same_tokens(contender, method):
     assert drafted.num_tokens == 12 * len(PROMPTS)
 
 
-def test_no_more_streams_are_open_than_asked_for(contender):
+def test_the_number_of_open_streams_is_limited(contender):
     one_at_a_time = contender.measure(Workload(PROMPTS, 6, num_streams=1))
     together = contender.measure(Workload(PROMPTS, 6))
     assert [each.token_ids for each in one_at_a_time.streams] == [
@@ -34,7 +34,7 @@ def test_no_more_streams_are_open_than_asked_for(contender):
     assert sum(each.arrivals_s[-1] for each in one_at_a_time.streams) <= one_at_a_time.seconds
 
 
-def test_drafts_bring_several_tokens_a_message(contender):
+def test_messages_with_drafts_have_several_tokens(contender):
     draft_model = contender.measure(Workload(PROMPTS[:1], 12, "draft_model"))
     assert len(draft_model.streams[0].arrivals_s) < 12
     assert draft_model.mean_acceptance_length > 1
@@ -46,23 +46,23 @@ def test_a_profile_adds_up(contender):
     assert 0 < profile.outside_forward < 1
 
 
-def test_what_is_outside_the_forward_pass():
+def test_time_outside_the_forward_pass():
     profile = StepProfile(1, 10, 8.0, 1.0, 0.5, 0.25, 0.25)
     assert profile.outside_forward == pytest.approx(0.1)
 
 
-def test_automatic_control_has_a_policy_and_others_have_none(contender):
+def test_only_automatic_control_has_a_policy(contender):
     assert [name for name in METHODS if make_method(name).is_automatic] == ["auto"]
     policies = {name: engine._drafting.policy for name, engine in contender._engines.items()}
     assert [name for name, policy in policies.items() if policy is not None] == ["auto"]
 
 
-def test_methods_draft_as_many_tokens_as_asked_for():
+def test_methods_have_the_configured_draft_length():
     assert make_method(NO_METHOD).config is None
     assert make_method("ngram", 4).config.num_speculative_tokens == 4
 
 
-def test_suffix_decoding_forgets_earlier_answers(contender):
+def test_suffix_decoding_forgets_earlier_outputs(contender):
     first = contender.measure(Workload(PROMPTS[:1], 12, "suffix"))
     again = contender.measure(Workload(PROMPTS[:1], 12, "suffix"))
     assert len(again.streams[0].arrivals_s) == len(first.streams[0].arrivals_s)

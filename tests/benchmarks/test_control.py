@@ -1,4 +1,4 @@
-"""The benchmark of the policy, in small: its aim is a test's too."""
+"""Tests of the policy benchmark at a small size, including its aim."""
 
 import json
 
@@ -11,14 +11,14 @@ from benchmarks.control import ACCEPTANCE, AIM, CURVES, STREAMS, Settings, measu
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("acceptance", ACCEPTANCE)
 @pytest.mark.parametrize("num_streams", [1, 8, 64])
-def test_auto_regrets_little(curve, acceptance, num_streams):
+def test_auto_has_low_regret(curve, acceptance, num_streams):
     settings = Settings(num_rounds=4, round_s=12.0, round_steps=1000)
     result = measure(curve, acceptance, num_streams, settings)
     assert result.best_share >= AIM
     assert result.off_share >= AIM
 
 
-def test_everything_is_written(tmp_path, monkeypatch, capsys):
+def test_all_output_files_are_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(control, "CURVES", {"cpu": CURVES["cpu"]})
     monkeypatch.setattr(control, "STREAMS", STREAMS[:2])
     path = tmp_path / "control.json"

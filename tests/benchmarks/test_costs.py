@@ -1,4 +1,4 @@
-"""What passes cost: bytes, shapes, bars, and the pieces of the reports."""
+"""Tests of the cost benchmarks: bytes read, shapes, bars, and parts of the reports."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def _matrices(directory):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_steps_of_any_shape_leave_no_trace(tiny_model_dir, precision):
+def test_steps_of_any_shape_leave_no_state(tiny_model_dir, precision):
     bench = StepBench(tiny_model_dir, PRECISIONS[precision], num_seqs=3, max_tokens=48)
     for seq_id in range(3):
         bench.extend(seq_id, 32)
@@ -62,7 +62,7 @@ def test_steps_of_any_shape_leave_no_trace(tiny_model_dir, precision):
     bench.extend(0, 40)  # goes on where the drafts were
 
 
-def test_a_read_is_measured():
+def test_memory_bandwidth_is_measured():
     assert read_bandwidth(2**22) > 1e6
 
 
@@ -98,7 +98,7 @@ def test_latencies_of_a_load():
     assert load.latency([]).p99_ms == 0
 
 
-def test_a_load_asks_more_requests_than_are_open():
+def test_a_load_has_more_requests_than_open_streams():
     cases = load.make_cases(["engine"], [(1,), (2,), (3,)], [4], 8, "none")
     [workload] = cases["engine", 4].workloads
     assert (len(workload.prompts), workload.num_open) == (8, 4)
@@ -120,7 +120,7 @@ def test_overhead_is_compared_where_it_was_measured():
     assert ratio.median == pytest.approx(1 / 1.04)
 
 
-def test_memory_of_those_that_hold_a_model():
+def test_memory_of_processes_that_hold_a_model():
     assert memory.parse_peak("Name:\tx\nVmPeak:\t 9 kB\nVmHWM:\t    2048 kB\n") == 2**21
     processes = [
         memory.ProcessMemory("ray::TargetShard", 800, 0),
@@ -156,7 +156,7 @@ def test_axes_end_at_round_numbers(value, ceiling):
     assert nice_ceiling(value) == pytest.approx(ceiling)
 
 
-def test_charts_draw_what_there_is():
+def test_charts_draw_the_available_data():
     lines = line_charts([LineChart("t", "x", [1, 2, 4], {"a": [1.0, float("nan"), 3.0]})])
     assert lines.count("<polyline") == 5 + 1
     bars = bar_charts([BarChart("t", {"one": {"a": 1.0, "b": 2.0}, "two": {"a": 3.0}})])

@@ -1,4 +1,4 @@
-"""Replay on recordings whose drafts can be counted by hand."""
+"""Tests of the replay on recordings whose drafts are counted by hand."""
 
 import json
 from dataclasses import asdict
@@ -26,7 +26,7 @@ def recording(prompt, output, agrees=()):
     )
 
 
-def test_ngram_on_a_text_that_repeats(tokenizer):
+def test_ngram_on_repetitive_text(tokenizer):
     replay = Replay(SpeculativeConfig("ngram"), 3, tokenizer)
     tally = replay.run([recording([1, 2, 3, 4, 5, 6, 9, 1], [2, 3, 4, 5, 6, 7, 8, 10])])
     # After 1 2: 3 4 5 are right, and 6 comes with them. Then nothing: 5 6 was followed by 9.
@@ -37,7 +37,7 @@ def test_ngram_on_a_text_that_repeats(tokenizer):
     assert tally.num_model_drafts == 0
 
 
-def test_a_draft_model_is_right_until_it_disagrees(tokenizer):
+def test_draft_tokens_are_accepted_up_to_the_first_disagreement(tokenizer):
     agrees = (True, True, True, False, True, True, True)
     replay = Replay(SpeculativeConfig("draft_model"), 3, tokenizer)
     tally = replay.run([recording([1], [2, 3, 4, 5, 6, 7, 8], agrees)])
@@ -47,7 +47,7 @@ def test_a_draft_model_is_right_until_it_disagrees(tokenizer):
     assert (tally.num_steps, tally.num_model_drafts) == (2, 2)
 
 
-def test_the_draft_model_is_spared_where_a_lookup_comes_first(tokenizer):
+def test_the_draft_model_is_not_run_if_a_lookup_drafts_first(tokenizer):
     replay = Replay(SpeculativeConfig("draft_model", first="ngram"), 3, tokenizer)
     tally = replay.run([recording([1, 2, 3, 4, 5, 6, 9, 1], [2, 3, 4, 5, 6, 7, 8, 10])])
     assert tally.num_model_drafts == tally.num_steps - 2
@@ -98,13 +98,13 @@ def test_steps_are_timed_with_the_cost_table(tokenizer):
     assert tally.seconds(costs()) == pytest.approx(0.023 + 0.015 + 0.022 + 0.010)
 
 
-def test_lengths_follow_acceptance_in_a_replay_as_in_the_engine(tokenizer):
+def test_adaptive_length_in_a_replay_equals_that_of_the_engine(tokenizer):
     config = SpeculativeConfig("draft_model", adaptive_length=True)
     tally = Replay(config, 3, tokenizer).run([recording([1], range(2, 40))])
     assert list(tally.kinds)[:3] == [(3, 3), (6, 6), (8, 8)]
 
 
-def test_following_acceptance_beats_a_length_that_suits_half_of_the_texts(tokenizer):
+def test_adaptive_length_beats_a_fixed_length_on_mixed_texts(tokenizer):
     recordings = [recording([1], [1] * 40, (agrees,) * 40) for agrees in (True, False)]
     [row] = compare_lengths(
         {"draft_model": SpeculativeConfig("draft_model")}, [recordings], tokenizer, costs()

@@ -1,4 +1,4 @@
-"""What the floor of a forward pass counts."""
+"""Tests of the lower bound of a forward pass."""
 
 import pytest
 
@@ -22,7 +22,7 @@ CONFIG = ModelConfig.from_dict(
 )
 
 
-def test_bytes_of_weights_and_of_what_is_seen():
+def test_bytes_of_weights_and_of_attended_tokens():
     layer = 8 * (8 + 4 + 4) + 8 * 8 + 3 * 8 * 5 + 2 * 8
     kv_per_token = 2 * 2 * 2 * 2
     read = Case(3, 10, 2).num_bytes(CONFIG, weight_bytes=4, kv_bytes=2)
@@ -30,7 +30,7 @@ def test_bytes_of_weights_and_of_what_is_seen():
 
 
 @pytest.mark.parametrize("case", CASES.values())
-def test_no_block_is_two_sequences(case):
+def test_sequences_share_no_block(case):
     batch = case.batch()
     assert batch.num_sequences == case.num_sequences
     assert batch.num_tokens == case.num_sequences * case.num_rows

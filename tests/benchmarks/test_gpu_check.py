@@ -1,4 +1,4 @@
-"""The GPU check, run on the CPU: whatever it checks holds there, too."""
+"""Tests of the GPU check, run on the CPU."""
 
 import json
 
@@ -29,17 +29,17 @@ def test_attention_passes(dtype):
     assert check_attention(dtype, CPU).passed
 
 
-def test_wrong_logits_do_not_pass(tiny, monkeypatch):
+def test_wrong_logits_fail(tiny, monkeypatch):
     right = gpu_check._logits
     monkeypatch.setattr(gpu_check, "_logits", lambda *arguments: right(*arguments) * 1.01)
     assert not check_model(tiny, "float32", CPU)[0].passed
 
 
-def test_nan_does_not_pass():
+def test_nan_fails():
     assert not Check("logits", "m", "float32", float("nan"), 1.0).passed
 
 
-def test_steps_are_timed_and_set_beside_the_floor(tiny):
+def test_steps_are_timed_and_compared_with_the_lower_bound(tiny):
     steps = measure(tiny, "float32", CPU)
     layer = 288 * (15 * 32) + 9 * 32 * 288 + 3 * 288 * 512
     assert steps["weight_bytes"] == 4 * (4 * layer + 258 * 288)

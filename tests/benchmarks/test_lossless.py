@@ -30,7 +30,7 @@ def test_equal_tokens_are_no_difference():
     assert first_difference(REFERENCE, [1, 1, 1]) is None
 
 
-def test_a_token_close_to_the_best_is_a_tie_whatever_follows():
+def test_a_token_close_to_the_best_is_a_tie():
     difference = first_difference(REFERENCE, [1, 2, 9, 9])
 
     assert difference is not None
@@ -39,7 +39,7 @@ def test_a_token_close_to_the_best_is_a_tie_whatever_follows():
     assert difference.gap == TIED.scores[0] - TIED.scores[1]
 
 
-def test_a_token_far_from_the_best_is_wrong_even_where_two_others_tie():
+def test_a_token_far_from_the_best_is_wrong_even_if_others_tie():
     for token_ids in ([2, 1, 1], [1, 3, 1], [1, 1, 2]):
         difference = first_difference(REFERENCE, token_ids)
 
@@ -58,14 +58,14 @@ def test_a_token_that_is_not_among_the_candidates_is_wrong():
     assert not difference.is_tie
 
 
-def test_a_gap_of_tau_is_no_tie():
+def test_a_gap_of_tau_is_not_a_tie():
     candidates = Candidates(token_ids=(1, 2), scores=(TAU, 0.0))
 
     assert not candidates.is_tied(2)
     assert candidates.is_tied(1)
 
 
-def test_an_output_that_is_cut_short_or_goes_on_is_wrong():
+def test_an_output_of_another_length_is_wrong():
     short = first_difference(REFERENCE, [1, 1])
     long = first_difference(REFERENCE, [1, 1, 1, 4])
 
@@ -73,7 +73,7 @@ def test_an_output_that_is_cut_short_or_goes_on_is_wrong():
     assert long == Difference("some/1", 3, expected=None, got=4, gap=None, is_tie=False)
 
 
-def test_every_token_that_is_not_the_best_by_the_reference_itself_is_found():
+def test_every_reference_token_that_is_not_its_argmax_is_found():
     reference = Reference("some/1", token_ids=(1, 2, 3), candidates=(CLEAR, TIED, CLEAR))
 
     found = argmax_differences(reference)
@@ -91,11 +91,11 @@ def test_an_outcome_passes_with_few_ties_only():
     assert not outcome(wrong).passed
 
 
-def test_an_outcome_fails_when_speculation_was_not_what_was_asked_for():
+def test_an_outcome_fails_if_speculation_is_not_as_configured():
     assert not outcome(drafts_as_asked=False).passed
 
 
-def test_a_configuration_names_itself():
+def test_the_name_of_a_configuration():
     configuration = Configuration("ngram", 0, 2, num_draft_tokens=3, num_streams=16)
 
     assert str(configuration) == "temperature 0, tp 2, speculation ngram 3, 16 streams"

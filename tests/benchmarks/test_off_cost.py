@@ -1,4 +1,4 @@
-"""What is made of the rounds of benchmarks.off_cost."""
+"""Tests of the statistics of benchmarks.off_cost."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ def rate(tokens_per_s):
     return Measurement(100 / tokens_per_s, (StreamRecord((1,) * 100, (0.1,)),))
 
 
-def test_a_share_is_the_median_of_the_rounds_own_ratios():
+def test_a_share_is_the_median_of_the_ratios_within_rounds():
     measured = {}
     for count in (1, 8, 32):
         measured[f"{OFF} {count}"] = [rate(99), rate(45), rate(200)]
@@ -24,7 +24,7 @@ def test_a_share_is_the_median_of_the_rounds_own_ratios():
 
 
 def test_the_bound_covers_the_median_at_the_stated_confidence():
-    """Of 200 samples of 15, at least 0.95 - 4 deviations of 0.015: a false alarm in 30,000."""
+    """Of 200 samples of 15, at least 0.95 - 4 standard deviations: false alarm odds 1 in 30,000."""
     random = np.random.default_rng(1)
     bounds = [lower_bound(random.normal(1.0, 0.05, 15).tolist(), seed) for seed in range(200)]
     assert sum(bound <= 1.0 for bound in bounds) >= 0.89 * 200
@@ -32,7 +32,7 @@ def test_the_bound_covers_the_median_at_the_stated_confidence():
 
 
 @pytest.mark.parametrize(("count", "each"), [(10, (5, 5)), (9, (5, 4)), (1, (1, 0))])
-def test_the_rounds_are_divided_over_both_orders(count, each):
+def test_rounds_alternate_between_both_orders(count, each):
     assert halves(count) == each
 
 

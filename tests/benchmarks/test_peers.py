@@ -62,7 +62,7 @@ def echo(tmp_path, monkeypatch):
     return Launch(sys.executable, "echo_driver", {"offset": 10})
 
 
-def test_messages_survive_json():
+def test_messages_round_trip_through_json():
     workload = Workload(((1, 2), (3,)), 8, "ngram")
     assert decode_workload(json.loads(json.dumps(encode_workload(workload)))) == workload
     measurement = Measurement(1.5, (StreamRecord((1, 2), (0.5, 1.0)),), None)
@@ -70,7 +70,7 @@ def test_messages_survive_json():
     assert decode_measurement(decoded) == measurement
 
 
-def test_a_peer_answers_whatever_else_it_prints(echo, tmp_path):
+def test_other_output_of_a_peer_is_ignored(echo, tmp_path):
     with PeerProcess(echo, tmp_path / "log") as peer:
         assert peer.loaded.versions.keys() == {"pytest"}
         measured = peer.measure(Workload(((1, 2),), 2))
@@ -157,13 +157,13 @@ def example():
     }
 
 
-def test_ours_are_compared_with_each_peer_that_was_measured():
+def test_specdec_is_compared_with_each_measured_peer():
     [ratio] = compare_all(comparisons(["edit"]), example())
     assert ratio.name == "ours fp32 / transformers, 1 stream"
     assert (ratio.median, ratio.aim, ratio.is_met) == (2.0, 1.6, True)
 
 
-def test_our_faster_lookup_is_compared():
+def test_the_faster_lookup_of_specdec_is_compared():
     [ratio] = lookup_ratios(example(), ["edit"])
     assert ratio.name == "ours fp32 suffix / transformers ngram, edit"
     assert (ratio.median, ratio.aim) == (3.0, 1.8)
@@ -187,7 +187,7 @@ def test_agreement_counts_tokens_before_the_first_difference():
     assert num_common((), (1,)) == 0
 
 
-def test_the_page_shows_figures_and_what_is_missing():
+def test_the_page_shows_figures_and_missing_peers():
     measured = example()
     report = PeersReport(
         command="python -m benchmarks.peers",

@@ -1,4 +1,4 @@
-"""How far distributions are from fp32's, by hand."""
+"""Tests of the distances from fp32 distributions, computed by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""What is made of the rounds of benchmarks.service_control."""
+"""Tests of the statistics of benchmarks.service_control."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_the_best_is_chosen_on_odd_rounds_and_compared_on_even_ones():
     assert first.tokens_per_s["3"] == pytest.approx(200)
 
 
-def test_each_contender_begins_from_the_configuration():
+def test_each_contender_starts_from_the_configured_state():
     found = changes((1, 3))
     assert list(found) == NAMES
     assert all(change.reset for change in found.values())
@@ -39,7 +39,7 @@ def test_each_contender_begins_from_the_configuration():
     assert found[OFF].mode == "off"
 
 
-def test_few_streams_ask_as_much_as_eight():
+def test_few_streams_send_as_many_requests_as_eight():
     cases = make_cases([(1,), (2,), (3,)], 16, NAMES)
     sizes = {case.workloads[0].num_streams: len(case.workloads[0].prompts) for case in cases}
     assert sizes == {1: 8, 2: 8, 4: 8, 8: 8, 16: 16, 32: 32, 64: 64}

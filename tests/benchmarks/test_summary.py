@@ -1,4 +1,4 @@
-"""Medians, ratios and bars, counted by hand."""
+"""Tests of medians, ratios and bars, computed by hand."""
 
 import pytest
 
@@ -31,7 +31,7 @@ def test_an_unknown_acceptance_length_is_none():
     assert summarize("a", [measurement(1.0, length=None)]).mean_acceptance_length is None
 
 
-def test_ratios_are_made_within_a_round():
+def test_ratios_are_computed_within_a_round():
     # The second round is ten times slower for both, which a ratio of medians would mix up.
     measured = {
         "fast": [measurement(1.0), measurement(10.0), measurement(1.0)],
@@ -43,18 +43,18 @@ def test_ratios_are_made_within_a_round():
     assert not compare(compare_cases("slow / fast", "slow", "fast", 1.0), measured).is_met
 
 
-def test_several_cases_on_a_side_count_by_their_time_together():
+def test_several_cases_on_a_side_count_by_their_total_time():
     measured = {"a": [measurement(1.0)], "b": [measurement(3.0)], "c": [measurement(1.0)]}
     ratio = compare(Comparison("", ("a", "b"), ("c",)), measured)
     assert ratio.median == pytest.approx((8 / 4) / (4 / 1))
 
 
-def test_a_comparison_with_something_not_measured_is_left_out():
+def test_a_comparison_with_an_unmeasured_case_is_omitted():
     measured = {"a": [measurement(1.0)]}
     assert compare_all([compare_cases("", "a", "b")], measured) == ()
 
 
-def test_other_outputs_are_counted():
+def test_differing_outputs_are_counted():
     measured = {
         "a": [measurement(1.0, (1, 2)), measurement(1.0, (1, 2))],
         "b": [measurement(1.0, (1, 2)), measurement(1.0, (1, 3))],

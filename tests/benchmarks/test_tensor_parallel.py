@@ -8,7 +8,7 @@ TIMES = {
 }
 
 
-def test_a_ratio_is_the_median_of_those_of_the_rounds():
+def test_a_ratio_is_the_median_of_the_ratios_of_rounds():
     found = step_ratio("fp32", Shape(2, 3), TIMES)
     assert (found.num_seqs, found.num_rows) == (2, 8)
     assert found.median_ms == {ONE_PROCESS: 10.0, SHARED_MEMORY: 12.0, GLOO: 30.0}
@@ -18,7 +18,7 @@ def test_a_ratio_is_the_median_of_those_of_the_rounds():
     }
 
 
-def test_the_bar_is_on_shared_memory():
+def test_the_bar_applies_to_shared_memory():
     slow = {**TIMES, SHARED_MEMORY: [0.012, 0.024, 0.012]}
     found = bars([step_ratio("fp32", Shape(1), TIMES), step_ratio("fp32", Shape(1, 7), slow)])
     assert [bar.is_met for bar in found] == [True, False]
