@@ -121,8 +121,8 @@ def ask_until(is_done, address):
 
 
 def seconds_until(condition, timeout_s=150.0):
-    began_at = time.monotonic()
+    started_at = time.monotonic()
     while not condition():
-        assert time.monotonic() - began_at < timeout_s
+        assert time.monotonic() - started_at < timeout_s
         time.sleep(0.5)
-    return time.monotonic() - began_at
+    return time.monotonic() - started_at

@@ -30,9 +30,9 @@ def service(tiny_model_dir, tmp_path_factory):
         yield running
 
 
-def answers_of(asking):
-    output, errors = asking.communicate(timeout=DEADLINE_S + 60)
-    assert asking.returncode == 0, errors
+def results_of(client_process):
+    output, errors = client_process.communicate(timeout=DEADLINE_S + 60)
+    assert client_process.returncode == 0, errors
     return json.loads(output)
 
 
@@ -42,7 +42,7 @@ def streams(service, num_tokens=NUM_TOKENS):
 
 @pytest.fixture(scope="module")
 def undisturbed(service):
-    answers = answers_of(streams(service))
+    answers = results_of(streams(service))
     assert all(not each["error"] for each in answers)
     assert all(each["num_drafted"] > 0 for each in answers)
     return [each["token_ids"] for each in answers]
@@ -76,13 +76,13 @@ def test_an_impossible_deployment_is_rejected(service, tiny_model_dir, tmp_path,
     second = serving(service.cluster, log, "--model", str(tiny_model_dir), *flags)
     assert second.wait(60) == 1
     assert message in log.read_text()
-    assert not any(each["error"] for each in answers_of(streams(service, num_tokens=5)))
+    assert not any(each["error"] for each in results_of(streams(service, num_tokens=5)))
 
 
 def test_packet_loss_of_30_percent_does_not_change_streams(service, undisturbed):
     service.cluster.lose_packets(0.3)
     try:
-        answers = answers_of(streams(service))
+        answers = results_of(streams(service))
     finally:
         service.cluster.lose_none()
     assert tokens_of(answers) == undisturbed
@@ -104,14 +104,14 @@ def seconds_until(condition, timeout_s):
 def test_streams_continue_without_drafts_if_the_link_fails(service, undisturbed):
     """Last in this file, since Ray marks the other node as dead and ends its processes."""
     since = len(service.log.read_text())
-    asking = streams(service)
+    client_process = streams(service)
     time.sleep(1.0)
     service.cluster.lose_packets(1)
     detected_s = seconds_until(lambda: has_logged(service, "going on without drafts", since), 10.0)
-    answers = answers_of(asking)
+    answers = results_of(client_process)
     assert tokens_of(answers) == undisturbed
     slowest_s = max(each["took_s"] for each in answers)
     assert slowest_s < DEADLINE_S
-    again = answers_of(streams(service))
+    again = results_of(streams(service))
     assert tokens_of(again) == undisturbed
     print(f"detected after {detected_s:.1f} s; the slowest stream took {slowest_s:.1f} s")
